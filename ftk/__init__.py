@@ -1,0 +1,24 @@
+"""ftk: a registry-based sequence-modeling toolkit; its first task is GLM, autoregressive blank infilling.
+
+Importing this package imports nothing heavy. What stands in `__all__` is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ftk.version import __version__
+
+if TYPE_CHECKING:
+    from ftk.hub import load_generator, load_model, load_tokenizer
+
+__all__ = ["__version__", "load_generator", "load_model", "load_tokenizer"]
+
+_HOMES = {"load_generator": "ftk.hub", "load_model": "ftk.hub", "load_tokenizer": "ftk.hub"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'ftk' has no attribute {name!r}")

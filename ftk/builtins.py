@@ -1,0 +1,36 @@
+"""Where the built-in names live: kind -> name -> the module whose import registers the name.
+
+This is a table of contents, not a second way to register: each module uses the same decorators as a plugin,
+and a test compares the table with what the modules register.
+"""
+
+from __future__ import annotations
+
+BUILTIN_MODULES: dict[str, dict[str, str]] = {
+    "task": {
+        "glm_blank": "ftk.tasks.glm_blank",
+    },
+    "model": {
+        "glm": "ftk.models.glm.model",
+    },
+    "architecture": {
+        "glm_tiny": "ftk.models.glm.architectures",
+        "glm_base": "ftk.models.glm.architectures",
+        "glm_large": "ftk.models.glm.architectures",
+        "glm_large_chinese": "ftk.models.glm.architectures",
+        "glm_roberta_large": "ftk.models.glm.architectures",
+        "glm_410m": "ftk.models.glm.architectures",
+        "glm_515m": "ftk.models.glm.architectures",
+        "glm_2b": "ftk.models.glm.architectures",
+        "glm_10b": "ftk.models.glm.architectures",
+        "glm_10b_chinese": "ftk.models.glm.architectures",
+    },
+    "criterion": {},
+    "optimizer": {},
+    "lr_scheduler": {},
+    "dataset": {
+        "indexed": "ftk.data.corpus",
+    },
+    "tokenizer": {},
+    "scorer": {},
+}

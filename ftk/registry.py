@@ -1,0 +1,144 @@
+"""The registries: every part of ftk that can be exchanged is known by a name that stands in one of them.
+
+    from ftk.registry import register_criterion
+
+    @register_criterion("cross_entropy", config=CrossEntropyConfig)
+    class CrossEntropy: ...
+
+The class is later built as `CrossEntropy(config, **runtime_objects)`. Built-in parts and plugins register by
+the same decorators. `ftk/builtins.py` only tells in which module a built-in name registers itself, so that
+names can be listed without importing torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from ftk.builtins import BUILTIN_MODULES
+from ftk.errors import UserError
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A registered part: its public name, what builds it, the dataclass of its options, and where it stands.
+
+    `model` is set for architectures only: the name of the model whose config dataclass they fill.
+    """
+
+    name: str
+    target: Callable[..., Any]
+    config: type | None
+    where: str
+    model: str | None = None
+
+
+class Registry:
+    """Names of one kind of part ("task", "criterion", ...) and what they stand for."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, name: str, config: type | None = None, model: str | None = None) -> Callable[[T], T]:
+        """A decorator that registers a class or function under `name`.
+
+        Args:
+            name: public name, as in `--task NAME`.
+            config: dataclass of the options; an instance is the first argument when the part is built.
+            model: for architectures, the model whose config the decorated function returns.
+
+        Raises:
+            UserError: the name is taken (both places are named) or `config` is not a dataclass.
+        """
+        if config is not None and not dataclasses.is_dataclass(config):
+            raise UserError(f"{self.kind} {name!r}: config must be a dataclass, got {config!r}")
+
+        def decorate(target: T) -> T:
+            where = _place(target)
+            taken = self._entries.get(name)
+            if taken is None and name in self._builtin and self._builtin[name] != target.__module__:
+                taken = self.get(name)
+            if taken is not None:
+                raise UserError(
+                    f"{self.kind} {name!r} is registered twice: {taken.where} and {where}; rename one of them"
+                )
+            self._entries[name] = Entry(name, target, config, where, model)
+            return target
+
+        return decorate
+
+    def get(self, name: str) -> Entry:
+        """The entry called `name`, importing the built-in module that holds it if need be.
+
+        Raises:
+            UserError: there is no such name; lists those that exist and the closest match.
+        """
+        if name not in self._entries and name in self._builtin:
+            importlib.import_module(self._builtin[name])
+        if name not in self._entries:
+            raise UserError(f"unknown {self.kind} {name!r}; {self._suggest(name)}")
+        return self._entries[name]
+
+    def names(self) -> list[str]:
+        """All names, sorted, without importing anything."""
+        return sorted({*self._entries, *self._builtin})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries or name in self._builtin
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    @property
+    def _builtin(self) -> dict[str, str]:
+        return BUILTIN_MODULES.get(self.kind, {})
+
+    def _suggest(self, name: str) -> str:
+        close = difflib.get_close_matches(name, self.names(), n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return f"{hint}there are: {', '.join(self.names()) or 'none'}"
+
+
+def _place(target: Callable[..., Any]) -> str:
+    """file:line of a class or function, for messages."""
+    try:
+        return f"{inspect.getsourcefile(target)}:{inspect.getsourcelines(target)[1]}"
+    except (OSError, TypeError):  # defined in a notebook or an interactive session
+        return f"module {target.__module__}"
+
+
+TASKS = Registry("task")
+MODELS = Registry("model")
+ARCHITECTURES = Registry("architecture")
+CRITERIONS = Registry("criterion")
+OPTIMIZERS = Registry("optimizer")
+LR_SCHEDULERS = Registry("lr_scheduler")
+DATASETS = Registry("dataset")
+TOKENIZERS = Registry("tokenizer")
+SCORERS = Registry("scorer")
+
+register_task = TASKS.register
+register_model = MODELS.register
+register_criterion = CRITERIONS.register
+register_optimizer = OPTIMIZERS.register
+register_lr_scheduler = LR_SCHEDULERS.register
+register_dataset = DATASETS.register
+register_tokenizer = TOKENIZERS.register
+register_scorer = SCORERS.register
+
+
+def register_architecture(name: str, *, model: str) -> Callable[[T], T]:
+    """A decorator for a function without arguments that returns the config of `model` for this size.
+
+        @register_architecture("glm_large", model="glm")
+        def glm_large() -> GLMConfig:
+            return GLMConfig(num_layers=24, hidden_size=1024, num_attention_heads=16)
+    """
+    return ARCHITECTURES.register(name, model=model)

@@ -1,0 +1,1 @@
+"""The commands: each file parses, builds and runs, and nothing else."""

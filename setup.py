@@ -1,0 +1,29 @@
+"""Builds the Cython extensions; everything else about the package stands in pyproject.toml."""
+
+from pathlib import Path
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).parent
+
+
+def extension(source: Path) -> Extension:
+    """One extension module for one .pyx file, named after its place in the package."""
+    relative = source.relative_to(ROOT).with_suffix("")
+    return Extension(
+        ".".join(relative.parts),
+        [str(source.relative_to(ROOT))],
+        include_dirs=[numpy.get_include()],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+        extra_compile_args=["-O3"],
+    )
+
+
+setup(
+    ext_modules=cythonize(
+        [extension(source) for source in sorted(ROOT.glob("ftk/**/*.pyx"))],
+        compiler_directives={"language_level": "3", "boundscheck": False, "wraparound": False, "cdivision": True},
+    )
+)
