@@ -1,0 +1,141 @@
+"""From a tree of plain values to typed dataclasses, with every error reported at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any, TypeVar
+
+from ftk.config.options import MISSING, Option, options_of
+from ftk.config.root import Chosen, Slot, Tree, sections_of, slots_of
+from ftk.errors import UserError
+from ftk.registry import Entry
+
+R = TypeVar("R")
+
+
+def build(root: type[R], tree: Tree) -> R:
+    """The typed configuration of a tree.
+
+    Args:
+        root: root dataclass (see `ftk.config.root`).
+        tree: section key -> values; what is absent takes its default, or its architecture's value.
+
+    Raises:
+        UserError: unknown sections, options or names, values of a wrong type or out of range, options that
+            must be given and are not: all of them, one a line.
+    """
+    errors = [_unknown("section", key, [f.name for f in dataclasses.fields(root)])  # type: ignore[arg-type]
+              for key in tree if key not in {f.name for f in dataclasses.fields(root)}]  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, (_, config_type) in sections_of(root).items():
+        values[key] = _build_section(key, config_type, _mapping(key, tree, errors), errors)
+    for key, slot in slots_of(root).items():
+        values[key] = _build_slot(key, slot, _mapping(key, tree, errors), errors)
+    if not errors:
+        config = root(**values)
+        errors.extend(_own_errors(config, ""))
+    if errors:
+        raise UserError(_report(errors))
+    return config
+
+
+def chosen_entry(key: str, slot: Slot, values: Tree) -> tuple[Entry, str | None]:
+    """The entry that a slot's values name, and the architecture (models only).
+
+    Raises:
+        UserError: the name is unknown, or there is none and the slot has no default.
+    """
+    if slot.architectures is None:
+        name = values.get("_name") or slot.default
+        if name is None:
+            raise UserError(f"{slot.flag} is missing; there are: {', '.join(slot.registry.names())}")
+        return slot.registry.get(str(name)), None
+    arch, name = values.get("arch"), values.get("_name")
+    if arch is None and name is None:
+        arch = slot.default
+    if arch is None and name is None:
+        raise UserError(f"{slot.flag} is missing; there are: {', '.join(slot.architectures.names())}")
+    if arch is None:
+        return slot.registry.get(str(name)), None
+    model = slot.architectures.get(str(arch)).model
+    assert model is not None, f"architecture {arch} was registered without a model"
+    if name is not None and name != model:
+        raise UserError(f"{key}: architecture {arch!r} belongs to model {model!r}, not to {name!r}")
+    return slot.registry.get(model), str(arch)
+
+
+def preset(slot: Slot, arch: str | None) -> Tree:
+    """The values that an architecture fills in."""
+    if arch is None or slot.architectures is None:
+        return {}
+    return dataclasses.asdict(slot.architectures.get(arch).target())
+
+
+def _build_slot(key: str, slot: Slot, values: Tree, errors: list[str]) -> Chosen | None:
+    try:
+        entry, arch = chosen_entry(key, slot, values)
+    except UserError as error:
+        errors.append(str(error))
+        return None
+    given = {name: value for name, value in values.items() if name not in ("_name", "arch")}
+    if entry.config is None:
+        errors.extend(_unknown("option", f"{key}.{name}", []) for name in given)
+        return Chosen(entry, None, arch)
+    config = _build_section(key, entry.config, preset(slot, arch) | given, errors)
+    return Chosen(entry, config, arch) if config is not None else None
+
+
+def _build_section(key: str, config_type: type, values: Tree, errors: list[str]) -> Any:
+    options = {option.name: option for option in options_of(key, config_type)}
+    found = [_unknown("option", f"{key}.{name}", [f"{key}.{o}" for o in options])
+             for name in values if name not in options]
+    converted: Tree = {}
+    for name, option in options.items():
+        if name in values:
+            try:
+                converted[name] = option.convert(values[name])
+            except ValueError as error:
+                found.append(str(error))
+        elif option.default is MISSING:
+            found.append(_missing(option))
+    if found:
+        errors.extend(found)
+        return None
+    config = config_type(**converted)
+    errors.extend(_own_errors(config, f"{key}."))
+    return config
+
+
+def _own_errors(config: Any, prefix: str) -> list[str]:
+    """What the dataclass's own `validate` has to say, each message beginning with the field's full key."""
+    validate = getattr(config, "validate", None)
+    return [prefix + message for message in validate()] if validate is not None else []
+
+
+def _mapping(key: str, tree: Tree, errors: list[str]) -> Tree:
+    values = tree.get(key)
+    if values is None:
+        return {}
+    if isinstance(values, str):  # `criterion: cross_entropy` says the same as `criterion: {_name: ...}`
+        return {"_name": values}
+    if not isinstance(values, dict):
+        errors.append(f"{key} is {values!r}; it must be a mapping of options")
+        return {}
+    return values
+
+
+def _missing(option: Option) -> str:
+    flag = option.flag if not option.positional else f"the argument {option.flag}"
+    return f"{option.key} is missing; give {flag} ({option.help})"
+
+
+def _unknown(what: str, name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"unknown {what} {name}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def _report(errors: list[str]) -> str:
+    if len(errors) == 1:
+        return errors[0]
+    return f"{len(errors)} errors in the configuration:\n" + "\n".join(f"  {error}" for error in errors)

@@ -1,0 +1,95 @@
+"""From a command line to a typed configuration: defaults < architecture < --config file < flags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from ftk.config import flags
+from ftk.config.build import build, chosen_entry, preset
+from ftk.config.options import Option, options_of
+from ftk.config.root import Tree, load_yaml, slots_of
+from ftk.errors import UserError
+from ftk.plugins import import_entry_points, import_user_dir
+
+R = TypeVar("R")
+
+
+def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> R:
+    """The configuration that a command line asks for.
+
+    Plugins (installed ones, then `--user-dir`) are imported first, so that their names and options exist.
+    `--help` prints and exits; it shows the options of the chosen parts once a part or a --config is named,
+    and before that only the names that can be chosen, without importing them.
+
+    Args:
+        root: root dataclass (see `ftk.config.root`).
+        prog: name of the command, for messages.
+        description: one or two sentences for --help.
+        argv: the arguments after the command's name.
+
+    Raises:
+        UserError: any mistake in the arguments or in the configuration file.
+        SystemExit: after --help or --version.
+    """
+    early = flags.read_early(root, argv)
+    import_entry_points()
+    tree: Tree = {}
+    if early.config is not None:
+        tree = read_config_file(root, early.config)
+    user_dir = early.user_dir or tree.get("common", {}).get("user_dir")
+    if user_dir is not None:
+        import_user_dir(user_dir)
+
+    for key, name in early.names.items():
+        _choose(tree, key, slots_of(root)[key].architectures is not None, name)
+
+    wants_help = early.help and not early.names and not early.config
+    options = [] if wants_help else _slot_options(root, tree, complete=not early.help)
+    given = flags.parse(root, prog, description, argv, options, names_only=wants_help)
+    for option, value in given.items():
+        tree.setdefault(option.section, {})[option.name] = value
+    return build(root, tree)
+
+
+def read_config_file(root: type, path: str) -> Tree:
+    """The tree of a YAML file: a run's config.yaml, or a recipe with a Hydra `defaults` list.
+
+    A bare name such as `glm_large` means a recipe that comes with ftk.
+    """
+    from ftk.config.hydra import compose_file, recipe_folder
+
+    file = Path(path)
+    if not file.suffix and not file.exists() and (recipe_folder() / f"{path}.yaml").exists():
+        file = recipe_folder() / f"{path}.yaml"
+    if file.is_dir():
+        raise UserError(f"--config {path} is a folder; give the YAML file itself, e.g. {file / 'config.yaml'}")
+    tree = load_yaml(file)
+    return compose_file(root, file) if "defaults" in tree else tree
+
+
+def _choose(tree: Tree, key: str, is_architecture: bool, name: str) -> None:
+    """Put a part chosen by flag into the tree; another part than the file's starts from its own defaults."""
+    values = tree.get(key)
+    name_key = "arch" if is_architecture else "_name"
+    if not isinstance(values, dict) or values.get(name_key) != name:
+        tree[key] = {name_key: name}
+
+
+def _slot_options(root: type, tree: Tree, *, complete: bool) -> list[tuple[str, str, list[Option], Tree]]:
+    """(key, title, options, preset) for each chosen part. Not `complete`: skip slots that lack a choice."""
+    groups = []
+    for key, slot in slots_of(root).items():
+        values = tree.get(key) or {}
+        values = {"_name": values} if isinstance(values, str) else values
+        try:
+            entry, arch = chosen_entry(key, slot, values)
+        except UserError:
+            if complete or values:
+                raise
+            continue
+        if entry.config is not None:
+            filled = preset(slot, arch) | {k: v for k, v in values.items() if k not in ("_name", "arch")}
+            groups.append((key, arch or entry.name, options_of(key, entry.config), filled))
+    return groups

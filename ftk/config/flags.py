@@ -1,0 +1,158 @@
+"""Flat flags, fairseq style, made from the config dataclasses: `--seq-length 512` for `task.seq_length`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from ftk.config.options import MISSING, Option, options_of
+from ftk.config.root import Tree, sections_of, slots_of
+from ftk.errors import UserError
+from ftk.version import __version__
+
+SlotOptions = list[tuple[str, str, list[Option], Tree]]
+
+
+@dataclasses.dataclass
+class Early:
+    """What must be known before the other flags exist: plugins, the file, the chosen parts, --help."""
+
+    user_dir: str | None
+    config: str | None
+    names: dict[str, str]
+    help: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises instead of exiting, and never guesses at abbreviations."""
+
+    def __init__(self, prog: str = "", description: str | None = None) -> None:
+        super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False,
+                         formatter_class=_formatter)
+
+    def error(self, message: str) -> Any:
+        raise UserError(message)
+
+
+def read_early(root: type, argv: Sequence[str]) -> Early:
+    """Reads the flags that decide which other flags exist."""
+    parser = _Parser()
+    parser.add_argument("--user-dir")
+    parser.add_argument("--config")
+    parser.add_argument("-h", "--help", action="store_true")
+    for key, slot in slots_of(root).items():
+        parser.add_argument(slot.flag, dest=f"slot:{key}")
+    known, _ = parser.parse_known_args(list(argv))
+    names = {key: name for key in slots_of(root) if (name := getattr(known, f"slot:{key}")) is not None}
+    has_config = any(o.flag == "--config" for _, _, options in _sections(root) for o in options)
+    return Early(known.user_dir, known.config if has_config else None, names, known.help)
+
+
+def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_options: SlotOptions,
+          names_only: bool = False) -> dict[Option, Any]:
+    """The options that were given explicitly, with their values.
+
+    Args:
+        root: root dataclass.
+        prog, description: for --help.
+        argv: arguments.
+        slot_options: (key, part's name, its options, values it starts from) of each chosen part.
+        names_only: --help lists the parts that can be chosen instead of their options.
+
+    Raises:
+        UserError: an unknown flag (with the closest known one), a bad value, two options that want one flag.
+        SystemExit: after --help or --version.
+    """
+    parser = _Parser(prog, description)
+    general = parser.add_argument_group("general")
+    general.add_argument("-h", "--help", action="help", help="print this help and stop")
+    general.add_argument("--version", action="version", version=f"ftk {__version__}", help="print the version and stop")
+    by_dest: dict[str, Option] = {}
+    owners: dict[str, str] = {"--help": "--help", "--version": "--version", "-h": "--help"}
+    if slots_of(root):
+        parts = parser.add_argument_group("parts" + (" (name one and add --help to see its options)" if names_only else ""))
+        for key, slot in slots_of(root).items():
+            _claim(owners, slot.flag, f"the choice of {key}")
+            default = f"; default: {slot.default}" if slot.default else ""
+            parts.add_argument(slot.flag, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME",
+                               help=f"{slot.help or key}: {', '.join(slot.choices.names())}{default}".replace("%", "%%"))
+    groups = [(key, title, options, {}) for key, title, options in _sections(root)]
+    groups += [(key, f"{key}: {name}", options, filled) for key, name, options, filled in slot_options]
+    for _, title, options, filled in groups:
+        group = parser.add_argument_group(title)
+        for option in options:
+            _claim(owners, option.flag, option.key)
+            by_dest[option.key] = option
+            _add(group, option, filled.get(option.name, option.default))
+    known, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        raise UserError(_unknown(unknown[0], prog, owners))
+    values = {by_dest[dest]: value for dest, value in vars(known).items() if dest in by_dest}
+    return {option: _value(option, value) for option, value in values.items()}
+
+
+def _sections(root: type) -> list[tuple[str, str, list[Option]]]:
+    return [(key, s.title, options_of(key, config)) for key, (s, config) in sections_of(root).items()]
+
+
+def _claim(owners: dict[str, str], flag: str, owner: str) -> None:
+    if flag in owners:
+        raise UserError(f"{owners[flag]} and {owner} both want the flag {flag}; give one of the fields another "
+                        f"name, or metadata {{'flag': '--other'}}")
+    owners[flag] = owner
+
+
+def _add(group: Any, option: Option, default: Any) -> None:
+    text = _help(option, default)
+    if option.positional:
+        group.add_argument(option.key, nargs="?", default=argparse.SUPPRESS, metavar=option.flag, help=text)
+    elif option.kind is bool and not option.is_list:
+        group.add_argument(option.flag, dest=option.key, default=argparse.SUPPRESS,
+                           action=argparse.BooleanOptionalAction, help=text)
+    else:
+        group.add_argument(option.flag, dest=option.key, default=argparse.SUPPRESS, metavar=_metavar(option), help=text)
+
+
+def _value(option: Option, value: Any) -> Any:
+    try:
+        return option.convert(value)
+    except ValueError as error:
+        raise UserError(str(error).replace(option.key, option.flag, 1)) from None
+
+
+def _help(option: Option, default: Any) -> str:
+    notes = [option.unit] if option.unit else []
+    if default is not MISSING and default is not None:
+        shown = ",".join(map(str, default)) if isinstance(default, list) else default
+        shown = str(shown).lower() if isinstance(shown, bool) else shown
+        if shown != "":
+            notes.append(f"default: {shown}")
+    elif default is MISSING:
+        notes.append("required")
+    text = option.help + (f" ({'; '.join(map(str, notes))})" if notes else "")
+    return text.replace("%", "%%")
+
+
+def _metavar(option: Option) -> str:
+    if option.choices is not None:
+        return "{" + ",".join(map(str, option.choices)) + "}"
+    one = {int: "N", float: "X", bool: "BOOL", str: "TEXT"}[option.kind]
+    return f"{one},{one},..." if option.is_list else one
+
+
+def _unknown(argument: str, prog: str, owners: dict[str, str]) -> str:
+    flag = argument.split("=")[0]
+    if not flag.startswith("-"):
+        return f"unexpected argument {argument!r}; see {prog} --help"
+    close = difflib.get_close_matches(flag, owners, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"see {prog} --help"
+    return f"unknown flag {flag}; {hint}"
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    width = min(110, max(60, shutil.get_terminal_size().columns))
+    return argparse.HelpFormatter(prog, max_help_position=34, width=width)

@@ -1,0 +1,82 @@
+"""The same configuration tree for Hydra: ConfigStore groups made from the dataclasses, and recipe files.
+
+Groups are the slots (`task=glm_blank`, `model=glm_large`, `optimizer=adamw`); `base` holds the plain sections.
+A recipe (configs/*.yaml) lists what it is made of and then what differs:
+
+    defaults: [base, {task: glm_blank}, {model: glm_large}, {optimizer: adamw}, _self_]
+    training: {max_update: 200000}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from ftk.config.build import preset
+from ftk.config.options import MISSING, options_of
+from ftk.config.root import Tree, sections_of, slots_of
+from ftk.errors import UserError
+
+
+def recipe_folder() -> Path:
+    """Where the recipes are: `configs/` of a checkout, or `share/ftk/configs` of an installed wheel."""
+    checkout = Path(__file__).resolve().parents[2] / "configs"
+    return checkout if checkout.is_dir() else Path(sys.prefix) / "share" / "ftk" / "configs"
+
+
+def register_groups(root: type) -> None:
+    """Puts every section and every registered part (plugins included) into Hydra's ConfigStore."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    sections = sections_of(root).items()
+    base = {key: _defaults(key, config) for key, (kept, config) in sections if kept.saved}
+    store.store(name="base", node=base)
+    for key, slot in slots_of(root).items():
+        for name in slot.registry.names():
+            entry = slot.registry.get(name)
+            options = _defaults(key, entry.config) if entry.config is not None else {}
+            store.store(group=key, name=name, node={"_name": name} | options)
+        for arch in slot.architectures.names() if slot.architectures is not None else ():
+            assert slot.architectures is not None
+            model = slot.architectures.get(arch).model
+            store.store(group=key, name=arch, node={"_name": model, "arch": arch} | preset(slot, arch))
+
+
+def compose_file(root: type, file: Path, overrides: list[str] | None = None) -> Tree:
+    """The tree of a recipe file with a `defaults` list, composed by Hydra.
+
+    Raises:
+        UserError: Hydra's own message, in one line, when the file does not compose.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    register_groups(root)
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(file.resolve().parent), version_base="1.3", job_name=file.stem):
+            return to_tree(compose(file.stem, overrides=overrides or []))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"{file} does not compose: {' '.join(str(error).split())}") from error
+
+
+def to_tree(config: Any) -> Tree:
+    """A composed DictConfig as plain values, interpolations resolved."""
+    from omegaconf import OmegaConf
+
+    tree = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+def _defaults(section: str, config: type | None) -> dict[str, Any]:
+    """Field -> default; what must be given is left out, so that a missing value is reported by its flag."""
+    if config is None or not dataclasses.is_dataclass(config):
+        return {}
+    # None instead of absence: Hydra's struct mode admits only keys that exist.
+    return {o.name: None if o.default is MISSING else o.default for o in options_of(section, config)}

@@ -1,0 +1,173 @@
+"""What an option is: one field of a config dataclass, with its type, help, unit and choices."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+MISSING = dataclasses.MISSING
+_NUMBERS: dict[type, str] = {int: "a whole number", float: "a number"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One field of a config dataclass.
+
+    Attributes:
+        section: key of the section in the configuration, e.g. "task".
+        name: field name, e.g. "seq_length".
+        kind: int, float, bool or str: the type of the value, or of each item of a list.
+        is_list: whether the value is a list of `kind`.
+        optional: whether None is allowed.
+        default: default value, `MISSING` where one must be given.
+        help, unit, choices: from the field's metadata.
+        flag: command-line flag, e.g. "--seq-length"; for a positional argument its shown name, e.g. "DATA".
+        positional: whether it is given by place instead of by flag.
+    """
+
+    section: str
+    name: str
+    kind: type
+    is_list: bool
+    optional: bool
+    default: Any
+    help: str
+    unit: str | None
+    choices: tuple[Any, ...] | None
+    flag: str
+    positional: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    def convert(self, value: Any) -> Any:
+        """`value`, from YAML or from the command line, in this option's type.
+
+        Raises:
+            ValueError: it is not of this type or not among the choices; the message says what is allowed.
+        """
+        if value is None or (self.optional and isinstance(value, str) and value.lower() in ("none", "null")):
+            if not self.optional:
+                raise ValueError(f"{self.key} is empty; it must be {self._expected()}")
+            return None
+        if self.is_list:
+            return [self._convert_item(item) for item in _split(value)]
+        return self._convert_item(value)
+
+    def _convert_item(self, value: Any) -> Any:
+        try:
+            item = _CONVERTERS[self.kind](value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"{self.key} is {value!r}; it must be {self._expected()}") from None
+        if self.choices is not None and item not in self.choices:
+            raise ValueError(f"{self.key} is {item!r}; it must be one of {', '.join(map(str, self.choices))}")
+        return item
+
+    def _expected(self) -> str:
+        one = {**_NUMBERS, bool: "true or false", str: "a text"}[self.kind]
+        return f"a list, each item {one}" if self.is_list else one
+
+
+def options_of(section: str, config: type) -> list[Option]:
+    """The options of a config dataclass, in the order of its fields."""
+    hints = typing.get_type_hints(config)
+    return [_option(section, field, hints[field.name]) for field in dataclasses.fields(config) if field.init]
+
+
+def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
+    kind, is_list, optional, literal = _parse_hint(hint, f"{section}.{field.name}")
+    default = field.default
+    if default is MISSING and field.default_factory is not MISSING:
+        default = field.default_factory()
+    meta = field.metadata
+    positional = bool(meta.get("positional", False))
+    dashed = field.name.replace("_", "-")
+    choices = meta.get("choices", literal)
+    return Option(
+        section=section,
+        name=field.name,
+        kind=kind,
+        is_list=is_list,
+        optional=optional,
+        default=default,
+        help=meta.get("help", ""),
+        unit=meta.get("unit"),
+        choices=tuple(choices) if choices is not None else None,
+        flag=meta.get("metavar", dashed.upper()) if positional else meta.get("flag", f"--{dashed}"),
+        positional=positional,
+    )
+
+
+def _parse_hint(hint: Any, key: str) -> tuple[type, bool, bool, tuple[Any, ...] | None]:
+    """(kind, is_list, optional, literal choices) of a type annotation."""
+    optional = False
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        members = [member for member in typing.get_args(hint) if member is not type(None)]
+        optional = len(members) < len(typing.get_args(hint))
+        if len(members) != 1:
+            raise TypeError(f"{key}: {hint} is not an option type; use one type, with None or without")
+        hint = members[0]
+    is_list = typing.get_origin(hint) is list
+    if is_list:
+        (hint,) = typing.get_args(hint)
+    literal = None
+    if typing.get_origin(hint) is typing.Literal:
+        literal = typing.get_args(hint)
+        hint = type(literal[0])
+    if hint not in _CONVERTERS:
+        raise TypeError(f"{key}: {hint} is not an option type; use int, float, bool, str or a list of them")
+    return hint, is_list, optional, literal
+
+
+def _split(value: Any) -> Iterator[Any]:
+    if isinstance(value, str):
+        yield from (item.strip() for item in value.strip("[]() ").split(",") if item.strip())
+    elif isinstance(value, (list, tuple)):
+        yield from value
+    else:
+        yield value
+
+
+def _to_int(value: Any) -> int:
+    if isinstance(value, bool):
+        raise ValueError
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            value = float(value)  # so that 1e6 is a number of updates
+    if int(value) != value:
+        raise ValueError
+    return int(value)
+
+
+def _to_float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError
+    return float(value)
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[_lower(value)]
+
+
+def _lower(value: Any) -> str:
+    text = str(value).lower()
+    if text not in ("true", "yes", "1", "false", "no", "0"):
+        raise ValueError
+    return text
+
+
+def _to_str(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        raise ValueError
+    return str(value)
+
+
+_CONVERTERS: dict[type, Any] = {int: _to_int, float: _to_float, bool: _to_bool, str: _to_str}

@@ -1,0 +1,129 @@
+"""The root of a configuration: a dataclass whose fields are sections (plain) and slots (a registered part).
+
+    @dataclass(kw_only=True)
+    class TrainConfig:
+        common: CommonConfig = section("common")
+        task: Chosen = slot(TASKS, flag="--task", default="glm_blank")
+        model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES)
+
+As a plain tree (YAML, Hydra) a section is a mapping, a slot is a mapping with the part's name under `_name`,
+and for models the architecture under `arch`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ftk.errors import UserError
+from ftk.registry import Entry, Registry
+
+R = TypeVar("R")
+Tree = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A registered part that was chosen, with its options as an instance of its config dataclass.
+
+    `arch` is the architecture whose preset filled the options (models only).
+    """
+
+    entry: Entry
+    config: Any
+    arch: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    def build(self, **runtime: Any) -> Any:
+        """The part itself: what was registered, called with its config and the given objects."""
+        if self.entry.config is None:
+            return self.entry.target(**runtime)
+        return self.entry.target(self.config, **runtime)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A plain section: `title` heads its group in --help; `saved` says whether it goes into config.yaml."""
+
+    title: str
+    saved: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A place for one registered part, chosen by `flag`. `default` None: there must be a choice.
+
+    With `architectures` the flag chooses an architecture, whose model is the part.
+    """
+
+    registry: Registry
+    flag: str
+    default: str | None = None
+    architectures: Registry | None = None
+    help: str = ""
+
+    @property
+    def choices(self) -> Registry:
+        return self.architectures or self.registry
+
+
+def section(title: str, *, saved: bool = True) -> Any:
+    """A field of a root dataclass that holds a plain section."""
+    return dataclasses.field(metadata={"section": Section(title, saved)})
+
+
+def slot(registry: Registry, *, flag: str, default: str | None = None, architectures: Registry | None = None,
+         help: str = "") -> Any:
+    """A field of a root dataclass that holds a registered part."""
+    return dataclasses.field(metadata={"slot": Slot(registry, flag, default, architectures, help)})
+
+
+def sections_of(root: type) -> dict[str, tuple[Section, type]]:
+    """Plain sections of a root dataclass: key -> (section, its config dataclass)."""
+    hints = typing.get_type_hints(root)
+    fields = dataclasses.fields(root)
+    return {f.name: (f.metadata["section"], hints[f.name]) for f in fields if "section" in f.metadata}
+
+
+def slots_of(root: type) -> dict[str, Slot]:
+    """Slots of a root dataclass: key -> slot."""
+    return {f.name: f.metadata["slot"] for f in dataclasses.fields(root) if "slot" in f.metadata}
+
+
+def dump(config: Any) -> Tree:
+    """The whole configuration as a tree of plain values, for config.yaml; `compose` reads it back equal."""
+    tree: Tree = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, Chosen):
+            names = {"_name": value.name} | ({"arch": value.arch} if value.arch else {})
+            options = dataclasses.asdict(value.config) if value.config is not None else {}
+            tree[field.name] = names | options
+        elif field.metadata["section"].saved:
+            tree[field.name] = dataclasses.asdict(value)
+    return tree
+
+
+def load_yaml(path: str | Path) -> Tree:
+    """A YAML mapping from disk, read safely (no Python objects).
+
+    Raises:
+        UserError: no such file, not text, not YAML, or not a mapping.
+    """
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as stream:
+            tree = yaml.safe_load(stream)
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a YAML file: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} holds no configuration: a mapping of sections is expected")
+    return tree

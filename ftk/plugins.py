@@ -1,0 +1,86 @@
+"""Plugins: code outside ftk that registers parts. `--user-dir PATH`, or the entry-point group `ftk.plugins`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from ftk.errors import UserError
+
+ENTRY_POINT_GROUP = "ftk.plugins"
+
+
+def import_user_dir(path: str | Path) -> None:
+    """Imports a user's package, folder of modules, or single module, so that its decorators run.
+
+    A folder with `__init__.py` is imported as a package under the folder's name; in a folder without one,
+    each `.py` file is imported. Doing it twice, or in another process, does no harm.
+
+    Raises:
+        UserError: nothing there, a name that clashes with another module, or an import that fails (the
+            plugin's own traceback is in the message).
+    """
+    place = Path(path).expanduser().resolve()
+    if place.is_file() and place.suffix == ".py":
+        files = [place]
+    elif (place / "__init__.py").is_file():
+        files = [place / "__init__.py"]
+    elif place.is_dir():
+        files = sorted(file for file in place.glob("*.py"))
+    else:
+        raise UserError(f"--user-dir {path}: no such folder or Python file")
+    if not files:
+        raise UserError(f"--user-dir {path}: there is no Python file in this folder")
+    for file in files:
+        _import_file(file)
+
+
+def import_entry_points() -> None:
+    """Imports what installed packages offer under the entry-point group `ftk.plugins`.
+
+    Raises:
+        UserError: one of them fails to import; the message names the package and holds the traceback.
+    """
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            point.load()
+        except UserError:
+            raise
+        except Exception as error:
+            package = point.dist.name if point.dist is not None else point.value
+            raise UserError(f"the plugin {point.name!r} of the package {package} failed to import:\n"
+                            f"{traceback.format_exc()}") from error
+
+
+def _import_file(file: Path) -> None:
+    is_package = file.name == "__init__.py"
+    name = file.parent.name if is_package else file.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        if _source(loaded) == file:
+            return
+        raise UserError(f"--user-dir: the module name {name!r} of {file} is taken by {_source(loaded) or 'Python'}; "
+                        f"rename the folder or file")
+    spec = importlib.util.spec_from_file_location(
+        name, file, submodule_search_locations=[str(file.parent)] if is_package else None
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        del sys.modules[name]
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise UserError(f"the plugin {file} failed to import:\n{traceback.format_exc()}") from error
+
+
+def _source(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if file else None

@@ -1,0 +1,105 @@
+"""What all commands share: errors become one clear line and an exit code; signals become a clean stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from ftk.errors import UserError
+
+USER_ERROR = 2
+FAILURE = 1
+
+Body = Callable[[list[str]], "int | None"]
+
+
+class Terminated(BaseException):
+    """SIGTERM, raised where the program is, so that `finally` clauses clean up as on Ctrl-C."""
+
+
+def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code.
+
+    Args:
+        prog: the command's name, which begins every message.
+        body: takes the arguments; returns an exit code, None for 0.
+        argv: arguments; None for the process's own. `--traceback` anywhere shows tracebacks of errors.
+
+    Returns:
+        0, 2 for a mistake of the user's (`UserError`), 1 for a failure while running or an interruption.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    show_traceback = "--traceback" in arguments
+    arguments = [argument for argument in arguments if argument != "--traceback"]
+    logging.basicConfig(format="%(asctime)s | %(levelname)s | %(message)s", datefmt="%Y-%m-%d %H:%M:%S",
+                        level=os.environ.get("LOGLEVEL", "INFO").upper(), stream=sys.stderr)
+    try:
+        previous = signal.signal(signal.SIGTERM, _terminate)
+    except ValueError:  # not the main thread: somebody else owns the signals
+        previous = None
+    try:
+        return body(arguments) or 0
+    except UserError as error:
+        return _say(prog, str(error), USER_ERROR, show_traceback)
+    except KeyboardInterrupt:
+        return _say(prog, "interrupted", FAILURE, show_traceback)
+    except Terminated:
+        return _say(prog, "terminated (SIGTERM)", FAILURE, show_traceback)
+    except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    except Exception as error:
+        return _say(prog, describe(error), FAILURE, show_traceback)
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body]]) -> Body:
+    """A body that hands over to one of several, e.g. `ftk-data show ...`.
+
+    Args:
+        prog, description: for --help.
+        commands: name -> (one line of help, body).
+    """
+
+    def body(argv: list[str]) -> int | None:
+        from ftk.version import __version__
+
+        if argv and argv[0] in commands:
+            return commands[argv[0]][1](argv[1:])
+        if not argv or argv[0] in ("-h", "--help"):
+            width = max(map(len, commands))
+            print(f"usage: {prog} COMMAND ...\n\n{description}\n\ncommands ({prog} COMMAND --help tells more):")
+            print("\n".join(f"  {name:<{width}}  {text}" for name, (text, _) in commands.items()))
+            return 0 if argv else USER_ERROR
+        if argv[0] == "--version":
+            print(f"ftk {__version__}")
+            return 0
+        raise UserError(f"unknown command {argv[0]!r}; there are: {', '.join(commands)}")
+
+    return body
+
+
+def describe(error: BaseException) -> str:
+    """One line for an error that is not the user's: what failed, on which file."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text} (--traceback shows where)"
+
+
+def _say(prog: str, message: str, code: int, show_traceback: bool) -> int:
+    if show_traceback:
+        traceback.print_exc()
+    print(f"{prog}: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise Terminated
