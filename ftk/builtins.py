@@ -11,7 +11,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_blank": "ftk.tasks.glm_blank",
     },
     "model": {
-        "glm": "ftk.models.glm.model",
+        "glm": "ftk.models.glm",
     },
     "architecture": {
         "glm_tiny": "ftk.models.glm.architectures",

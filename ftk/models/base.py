@@ -1,0 +1,25 @@
+"""What a language model offers to criterions, generators and scorers: the protocol, not a base class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LanguageModel(Protocol):
+    """A model whose output layer can be applied apart from its trunk, so that [B, T, V] need never exist."""
+
+    def __call__(
+        self, tokens: Tensor, *, position_ids: Tensor | None = None, context_length: Tensor | None = None
+    ) -> Tensor:
+        """tokens [B, T], position_ids [B, 2, T], context_length [B], all int64 -> logits [B, T, V]"""
+
+    def hidden_states(
+        self, tokens: Tensor, *, position_ids: Tensor | None = None, context_length: Tensor | None = None
+    ) -> Tensor:
+        """The same arguments -> what the output layer reads, [B, T, H]"""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The output layer: hidden [..., H] -> [..., V]"""

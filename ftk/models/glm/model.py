@@ -1,0 +1,126 @@
+"""GLM: a pre-norm transformer that sees its context whole and writes its blanks one token after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ftk.errors import UserError
+from ftk.models.glm.config import GLMConfig
+from ftk.modules.attention import MaskedAttention
+from ftk.modules.embeddings import BlockPositionEmbedding, PositionEmbedding, TiedEmbedding, plain_positions
+from ftk.modules.initialization import normal_values
+from ftk.modules.masks import boolean_mask
+from ftk.modules.transformer_layer import TransformerLayer
+
+
+class GLM(nn.Module):
+    """Autoregressive blank infilling (Du et al. 2022, https://arxiv.org/abs/2103.10360).
+
+    Args:
+        config: the shape.
+        seed: of the initial weights; the seed of torch's default generator if None. On the meta device none
+            are drawn: after `to_empty`, `init_weights(seed)` gives the very values of direct construction.
+    """
+
+    def __init__(self, config: GLMConfig, seed: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        positions = BlockPositionEmbedding if config.block_positions else PositionEmbedding
+        self.token_embedding = TiedEmbedding(config.vocab_size, config.hidden_size)
+        self.position_embedding = positions(config.max_positions, config.hidden_size)
+        self.embedding_dropout = nn.Dropout(config.embedding_dropout)
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                config.hidden_size,
+                config.num_attention_heads,
+                config.inner_size,
+                config.dropout,
+                config.layer_norm_eps,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.init_weights(seed)
+
+    def forward(
+        self, tokens: Tensor, *, position_ids: Tensor | None = None, context_length: Tensor | None = None
+    ) -> Tensor:
+        """Scores of the next token at every place.
+
+        Args:
+            tokens: [B, T] int64.
+            position_ids: [B, 2, T] int64, place in the text and within the blank; None: 0 to T-1, no blanks.
+            context_length: [B] int64, leading tokens that all tokens see; None: 0, plain causal attention.
+
+        Returns:
+            logits [B, T, V].
+
+        Raises:
+            UserError: without position_ids, if T is more than max_positions.
+        """
+        return self.logits(
+            self.hidden_states(tokens, position_ids=position_ids, context_length=context_length)
+        )
+
+    def hidden_states(
+        self, tokens: Tensor, *, position_ids: Tensor | None = None, context_length: Tensor | None = None
+    ) -> Tensor:
+        """What the output layer reads, [B, T, H]; arguments as in `forward`."""
+        hidden = self.embed(tokens, position_ids)  # [B, T, H]
+        attend = self.attend(tokens, context_length)
+        for layer in self.layers:
+            hidden = layer(hidden, attend)
+        return self.final_norm(hidden)
+
+    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """tokens [B, T], position_ids [B, 2, T] or None -> [B, T, H]"""
+        if position_ids is None:
+            self._check_length(tokens.size(1))
+            position_ids = plain_positions(tokens)
+        return self.embedding_dropout(self.token_embedding(tokens) + self.position_embedding(position_ids))
+
+    def attend(self, tokens: Tensor, context_length: Tensor | None = None) -> MaskedAttention:
+        """The attention of a whole sequence: tokens [B, T], context_length [B] or None."""
+        if context_length is None:
+            context_length = tokens.new_zeros(tokens.size(0))
+        dropout = self.config.attention_dropout if self.training else 0.0
+        return MaskedAttention(boolean_mask(context_length, tokens.size(1)), dropout)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The output layer: hidden [..., H] -> [..., V]"""
+        return self.token_embedding.logits(hidden)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int | None = None) -> None:
+        """Draws all weights anew; parameters on the meta device are left alone.
+
+        Args:
+            seed: the seed of torch's default generator if None.
+        """
+        seed = torch.initial_seed() if seed is None else seed
+        for name, parameter in self.named_parameters():
+            if not parameter.is_meta:
+                parameter.copy_(self.initial_value(name, parameter.shape, seed))
+
+    def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
+        """The whole initial value of one parameter, float32 on the CPU: a function of its arguments alone.
+
+        N(0, init_std), divided by sqrt(2 L) in layers that write into the residual path; biases 0, norms 1.
+        """
+        if name.endswith(".bias"):
+            return torch.zeros(tuple(shape), device="cpu")
+        if name.endswith("norm.weight"):
+            return torch.ones(tuple(shape), device="cpu")
+        shrink = math.sqrt(2.0 * self.config.num_layers) if name.endswith(".output.weight") else 1.0
+        return normal_values(name, shape, self.config.init_std / shrink, seed)
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens > self.config.max_positions:
+            raise UserError(
+                f"sequence of {num_tokens} tokens, but max_positions is {self.config.max_positions}; "
+                "shorten the sequence or build the model with more positions"
+            )

@@ -1,0 +1,1 @@
+"""Building blocks of models, each usable alone; nothing here knows of parallelism, precision or caching."""
