@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ftk.config import flags
 from ftk.config.build import build, chosen_entry, preset
@@ -48,8 +48,8 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     wants_help = early.help and not early.names and not early.config
     options = [] if wants_help else _slot_options(root, tree, complete=not early.help)
     given = flags.parse(root, prog, description, argv, options, names_only=wants_help)
-    for option, value in given.items():
-        tree.setdefault(option.section, {})[option.name] = value
+    for key, values in given.items():
+        tree[key] = _as_mapping(tree.get(key)) | values
     return build(root, tree)
 
 
@@ -81,8 +81,7 @@ def _slot_options(root: type, tree: Tree, *, complete: bool) -> list[tuple[str, 
     """(key, title, options, preset) for each chosen part. Not `complete`: skip slots that lack a choice."""
     groups = []
     for key, slot in slots_of(root).items():
-        values = tree.get(key) or {}
-        values = {"_name": values} if isinstance(values, str) else values
+        values = _as_mapping(tree.get(key))
         try:
             entry, arch = chosen_entry(key, slot, values)
         except UserError:
@@ -93,3 +92,8 @@ def _slot_options(root: type, tree: Tree, *, complete: bool) -> list[tuple[str, 
             filled = preset(slot, arch) | {k: v for k, v in values.items() if k not in ("_name", "arch")}
             groups.append((key, arch or entry.name, options_of(key, entry.config), filled))
     return groups
+
+
+def _as_mapping(values: Any) -> Tree:
+    """A section's values; `criterion: cross_entropy` is short for `criterion: {_name: cross_entropy}`."""
+    return {"_name": values} if isinstance(values, str) else dict(values or {})

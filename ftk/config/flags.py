@@ -53,8 +53,8 @@ def read_early(root: type, argv: Sequence[str]) -> Early:
 
 
 def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_options: SlotOptions,
-          names_only: bool = False) -> dict[Option, Any]:
-    """The options that were given explicitly, with their values.
+          names_only: bool = False) -> Tree:
+    """The options that were given explicitly: section -> field -> value.
 
     Args:
         root: root dataclass.
@@ -91,8 +91,11 @@ def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_opt
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
         raise UserError(_unknown(unknown[0], prog, owners))
-    values = {by_dest[dest]: value for dest, value in vars(known).items() if dest in by_dest}
-    return {option: _value(option, value) for option, value in values.items()}
+    given: Tree = {}
+    for dest, value in vars(known).items():
+        if (option := by_dest.get(dest)) is not None:
+            given.setdefault(option.section, {})[option.name] = _value(option, value)
+    return given
 
 
 def _sections(root: type) -> list[tuple[str, str, list[Option]]]:
