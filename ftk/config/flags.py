@@ -30,9 +30,9 @@ class Early:
 class _Parser(argparse.ArgumentParser):
     """argparse that raises instead of exiting, and never guesses at abbreviations."""
 
-    def __init__(self, prog: str = "", description: str | None = None) -> None:
+    def __init__(self, prog: str = "", description: str | None = None, usage: str | None = None) -> None:
         super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False,
-                         formatter_class=_formatter)
+                         formatter_class=_formatter, usage=usage)
 
     def error(self, message: str) -> Any:
         raise UserError(message)
@@ -67,12 +67,15 @@ def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_opt
         UserError: an unknown flag (with the closest known one), a bad value, two options that want one flag.
         SystemExit: after --help or --version.
     """
-    parser = _Parser(prog, description)
+    places = [o.flag for _, _, options in _sections(root) for o in options if o.positional]
+    places += [o.flag for _, _, options, _ in slot_options for o in options if o.positional]
+    parser = _Parser(prog, description, usage=" ".join([prog, *places, "[options]"]))
     general = parser.add_argument_group("general")
     general.add_argument("-h", "--help", action="help", help="print this help and stop")
+    general.add_argument("--traceback", action="store_true", help="show tracebacks of errors")
     general.add_argument("--version", action="version", version=f"ftk {__version__}", help="print the version and stop")
     by_dest: dict[str, Option] = {}
-    owners: dict[str, str] = {"--help": "--help", "--version": "--version", "-h": "--help"}
+    owners: dict[str, str] = {"--help": "--help", "--version": "--version", "--traceback": "--traceback", "-h": "--help"}
     if slots_of(root):
         parts = parser.add_argument_group("parts" + (" (name one and add --help to see its options)" if names_only else ""))
         for key, slot in slots_of(root).items():
@@ -84,7 +87,7 @@ def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_opt
     groups += [(key, f"{key}: {name}", options, filled) for key, name, options, filled in slot_options]
     for _, title, options, filled in groups:
         group = parser.add_argument_group(title)
-        for option in options:
+        for option in (o for o in options if not o.derived):
             _claim(owners, option.flag, option.key)
             by_dest[option.key] = option
             _add(group, option, filled.get(option.name, option.default))
@@ -141,6 +144,8 @@ def _help(option: Option, default: Any) -> str:
 
 
 def _metavar(option: Option) -> str:
+    if option.metavar is not None:
+        return option.metavar
     if option.choices is not None:
         return "{" + ",".join(map(str, option.choices)) + "}"
     one = {int: "N", float: "X", bool: "BOOL", str: "TEXT"}[option.kind]

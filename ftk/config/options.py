@@ -26,6 +26,8 @@ class Option:
         help, unit, choices: from the field's metadata.
         flag: command-line flag, e.g. "--seq-length"; for a positional argument its shown name, e.g. "DATA".
         positional: whether it is given by place instead of by flag.
+        derived: filled in by the program (kept in YAML, no flag).
+        metavar: what stands for the value in --help; None: a word for its type.
     """
 
     section: str
@@ -39,6 +41,8 @@ class Option:
     choices: tuple[Any, ...] | None
     flag: str
     positional: bool
+    derived: bool
+    metavar: str | None
 
     @property
     def key(self) -> str:
@@ -99,6 +103,8 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         choices=tuple(choices) if choices is not None else None,
         flag=meta.get("metavar", dashed.upper()) if positional else meta.get("flag", f"--{dashed}"),
         positional=positional,
+        derived=bool(meta.get("derived", False)),
+        metavar=meta.get("metavar"),
     )
 
 

@@ -1,0 +1,32 @@
+"""Options of batching and loading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class DataloaderConfig:
+    batch_size: int | None = field(default=None, metadata={
+        "help": "samples in a batch; default: 8 where --max-tokens is not given either", "unit": "samples"})
+    max_tokens: int | None = field(default=None, metadata={
+        "help": "tokens in a batch, padding counted", "unit": "tokens"})
+    required_batch_size_multiple: int = field(default=1, metadata={
+        "help": "with --max-tokens, make the number of samples a multiple of this where possible",
+        "unit": "samples"})
+    num_workers: int = field(default=0, metadata={
+        "help": "processes that prepare batches; 0: the training process itself", "unit": "processes"})
+    train_subset: str = field(default="train", metadata={"help": "split to train on"})
+    valid_subset: str | None = field(default="valid", metadata={
+        "help": "split or splits, comma-separated, to validate on; none: no validation"})
+    max_valid_samples: int | None = field(default=None, metadata={
+        "help": "validate on the first so many samples of each split", "unit": "samples"})
+
+    def validate(self) -> Iterator[str]:
+        for name in ("batch_size", "max_tokens", "required_batch_size_multiple", "max_valid_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                yield f"{name} is {value}; it must be at least 1"
+        if self.num_workers < 0:
+            yield f"num_workers is {self.num_workers}; it must be at least 0"

@@ -1,0 +1,1 @@
+"""Tasks: what is learned. A task builds datasets, model, criterion and generator, and says what a step is."""

@@ -1,0 +1,88 @@
+"""The interface of a task, with the defaults that most tasks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ftk.config import Chosen
+from ftk.data.corpus import Corpus
+from ftk.tokenizers.base import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ftk.criterions.base import LossOutput
+
+Batch = dict[str, Any]
+
+
+class SampleDataset(Protocol):
+    """Samples of one split. A sample is a pure function of (seed, epoch, index)."""
+
+    def __len__(self) -> int:
+        """Samples in an epoch."""
+
+    def sample(self, epoch: int, index: int) -> dict[str, Any]:
+        """One sample as NumPy arrays and numbers."""
+
+    def sizes(self, epoch: int) -> np.ndarray:
+        """[len] int32, tokens of each sample of this epoch at most, for batching."""
+
+
+class Task:
+    """What is learned, apart from how (criterion, optimizer) and with what (model).
+
+    Args:
+        config: instance of the dataclass the task was registered with.
+        corpus: where documents and tokenizer come from.
+        seed: of everything random in the samples.
+    """
+
+    def __init__(self, config: Any, *, corpus: Corpus, seed: int) -> None:
+        self.config = config
+        self.corpus = corpus
+        self.seed = seed
+        self.tokenizer: Tokenizer = corpus.tokenizer()
+
+    def load_split(self, split: str) -> SampleDataset:
+        """The samples of a split, e.g. "train"."""
+        raise NotImplementedError(f"{type(self).__name__} must define load_split")
+
+    def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
+        """A picklable function from samples to a batch of CPU tensors."""
+        raise NotImplementedError(f"{type(self).__name__} must define collater")
+
+    def complete_model_config(self, config: Any) -> Any:
+        """The model's config with what only the task knows (vocabulary size) filled in.
+
+        Raises:
+            UserError: model and task do not fit each other.
+        """
+        return config
+
+    def build_model(self, chosen: Chosen) -> nn.Module:
+        """The model, its initial weights drawn from torch's current seed."""
+        return chosen.build()
+
+    def build_criterion(self, chosen: Chosen) -> Any:
+        return chosen.build()
+
+    def count_targets(self, batch: Batch) -> int:
+        """Positions that carry loss, counted on the CPU before the batch goes to the device."""
+        loss_mask: Tensor = batch["loss_mask"]  # [B, T] bool
+        return int(loss_mask.sum())
+
+    def train_step(self, model: nn.Module, criterion: Any, batch: Batch) -> LossOutput:
+        """Loss of one micro-batch, summed over its targets; the trainer divides and goes backward."""
+        return criterion(model, batch)
+
+    def valid_step(self, model: nn.Module, criterion: Any, batch: Batch) -> LossOutput:
+        """As `train_step`, called in evaluation mode without gradients."""
+        return criterion(model, batch)
+
+    def describe(self) -> Iterator[str]:
+        """Lines for --dry-run: what a reader should know about the data."""
+        yield f"tokenizer: {self.tokenizer.name}, {self.tokenizer.vocab_size} tokens"

@@ -1,0 +1,60 @@
+"""GLM's task: autoregressive blank infilling (Du et al. 2022, section 2)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.collate import Collater
+from ftk.data.glm_dataset import GLMBlankDataset, max_sample_length
+from ftk.errors import UserError
+from ftk.registry import register_task
+from ftk.tasks.base import Batch, Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ftk.generation import SequenceGenerator
+
+
+@dataclass(kw_only=True)
+class GLMBlankConfig(BlankInfillingConfig):
+    make_vocab_size_divisible_by: int = field(default=128, metadata={
+        "help": "the vocabulary is padded to a multiple of this, so that matrix sizes are round", "unit": "tokens"})
+
+    def validate(self) -> Iterator[str]:
+        yield from super().validate()
+        if self.make_vocab_size_divisible_by < 1:
+            yield f"make_vocab_size_divisible_by is {self.make_vocab_size_divisible_by}; it must be at least 1"
+
+
+@register_task("glm_blank", config=GLMBlankConfig)
+class GLMBlankTask(Task):
+    """Spans of a text are blanked out and generated, autoregressively, after the text."""
+
+    config: GLMBlankConfig
+
+    def load_split(self, split: str) -> GLMBlankDataset:
+        return GLMBlankDataset(self.corpus.documents(split), self.tokenizer, self.config, seed=self.seed)
+
+    def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
+        return Collater(self.tokenizer.special)
+
+    def complete_model_config(self, config: Any) -> Any:
+        vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
+        longest = max_sample_length(self.config)
+        if longest > config.max_positions:
+            raise UserError(
+                f"--seq-length {self.config.seq_length} makes samples of up to {longest} tokens, but the model has "
+                f"{config.max_positions} positions; lower --seq-length or raise --max-positions"
+            )
+        return dataclasses.replace(config, vocab_size=vocab_size)
+
+    def build_generator(self, model: nn.Module, **options: Any) -> SequenceGenerator:
+        """A generator of the answers to blanks; `options` as for `ftk.generation.SequenceGenerator`."""
+        from ftk.generation import SequenceGenerator
+
+        return SequenceGenerator(model, self.tokenizer.special, **options)

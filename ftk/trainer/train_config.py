@@ -1,0 +1,33 @@
+"""The configuration of a training run: the root that ftk-train, ftk-hydra-train and config.yaml share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ftk.config import Chosen, section, slot
+from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
+from ftk.data.dataloader_config import DataloaderConfig
+from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
+from ftk.trainer.config import CheckpointConfig, TrainingConfig
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    command: CommandConfig = section("command", saved=False)
+    common: CommonConfig = section("common")
+    logging: LoggingConfig = section("logging")
+    task: Chosen = slot(TASKS, flag="--task", default="glm_blank", help="what is learned")
+    model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model")
+    criterion: Chosen = slot(CRITERIONS, flag="--criterion", default="glm_cross_entropy", help="the loss")
+    optimizer: Chosen = slot(OPTIMIZERS, flag="--optimizer", default="adamw", help="optimizer")
+    lr_scheduler: Chosen = slot(LR_SCHEDULERS, flag="--lr-scheduler", default="cosine", help="learning rate over time")
+    dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed", help="where documents come from")
+    dataloader: DataloaderConfig = section("data loading")
+    training: TrainingConfig = section("training")
+    checkpoint: CheckpointConfig = section("checkpoints")
+
+    def validate(self) -> Iterator[str]:
+        """What concerns several sections at once."""
+        if self.training.max_update is None and self.training.max_epoch is None:
+            yield "training.max_update and training.max_epoch are both missing; give --max-update or --max-epoch"
