@@ -25,9 +25,23 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_10b": "ftk.models.glm.architectures",
         "glm_10b_chinese": "ftk.models.glm.architectures",
     },
-    "criterion": {},
-    "optimizer": {},
-    "lr_scheduler": {},
+    "criterion": {
+        "cross_entropy": "ftk.criterions.cross_entropy",
+        "glm_cross_entropy": "ftk.criterions.glm_cross_entropy",
+    },
+    "optimizer": {
+        "adamw": "ftk.optim.adamw",
+        "sgd": "ftk.optim.sgd",
+    },
+    "lr_scheduler": {
+        "constant": "ftk.optim.lr_schedulers.constant",
+        "cosine": "ftk.optim.lr_schedulers.annealing",
+        "exponential": "ftk.optim.lr_schedulers.exponential",
+        "inverse_sqrt": "ftk.optim.lr_schedulers.inverse_sqrt",
+        "linear": "ftk.optim.lr_schedulers.annealing",
+        "noam": "ftk.optim.lr_schedulers.inverse_sqrt",
+        "polynomial": "ftk.optim.lr_schedulers.annealing",
+    },
     "dataset": {
         "indexed": "ftk.data.corpus",
     },
