@@ -1,0 +1,1 @@
+"""The training loop: the Trainer, its options, progress, metrics and signals."""

@@ -1,0 +1,122 @@
+"""Options of the training loop and of its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """What one update is, when to validate, when to stop."""
+
+    max_update: int | None = field(
+        default=None, metadata={"help": "stop after this many updates", "unit": "updates"}
+    )
+    max_epoch: int | None = field(
+        default=None, metadata={"help": "stop after this many passes over the data", "unit": "epochs"}
+    )
+    stop_time_hours: float | None = field(
+        default=None,
+        metadata={"help": "stop after this much training time, restarts added up", "unit": "hours"},
+    )
+    update_freq: int = field(
+        default=1, metadata={"help": "batches whose gradients are added up for one update", "unit": "batches"}
+    )
+    clip_norm: float = field(
+        default=1.0, metadata={"help": "gradients are scaled down to this norm; 0: no clipping"}
+    )
+    precision: str = field(
+        default="fp32",
+        metadata={"help": "fp32, or bf16 by autocast over fp32 weights", "choices": ("fp32", "bf16")},
+    )
+    max_nonfinite_updates: int = field(
+        default=100,
+        metadata={
+            "help": "give up after this many updates in a row were skipped because loss or gradients were "
+            "infinite or not a number; 0: never",
+            "unit": "updates",
+        },
+    )
+    validate_interval_updates: int = field(
+        default=1000, metadata={"help": "validate every so many updates; 0: not by updates", "unit": "updates"}
+    )
+    validate_interval: int = field(
+        default=1, metadata={"help": "validate every so many epochs; 0: not by epochs", "unit": "epochs"}
+    )
+    patience: int = field(
+        default=0,
+        metadata={
+            "help": "stop after this many validations in a row without a new best; 0: never",
+            "unit": "validations",
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        for name in ("max_update", "max_epoch", "stop_time_hours"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                yield f"{name} is {value}; it must be above 0"
+        yield from _not_negative(
+            self,
+            "clip_norm",
+            "max_nonfinite_updates",
+            "validate_interval_updates",
+            "validate_interval",
+            "patience",
+        )
+        if self.update_freq < 1:
+            yield f"update_freq is {self.update_freq}; it must be 1 or more"
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    """Where checkpoints are written, how often, and which are kept."""
+
+    save_dir: str = field(
+        default="checkpoints", metadata={"help": "folder of the run; a run found in it is continued"}
+    )
+    save_interval_updates: int = field(
+        default=1000, metadata={"help": "save every so many updates; 0: not by updates", "unit": "updates"}
+    )
+    save_interval: int = field(
+        default=0, metadata={"help": "save every so many epochs; 0: not by epochs", "unit": "epochs"}
+    )
+    no_save: bool = field(default=False, metadata={"help": "write no checkpoint at all"})
+    keep_last: int = field(
+        default=2, metadata={"help": "newest checkpoints that are kept; 0: all", "unit": "checkpoints"}
+    )
+    keep_best: int = field(
+        default=1, metadata={"help": "best checkpoints that are kept besides", "unit": "checkpoints"}
+    )
+    keep_interval_updates: int = field(
+        default=0,
+        metadata={"help": "checkpoints at multiples of this are kept besides; 0: none", "unit": "updates"},
+    )
+    restore_from: str | None = field(
+        default=None,
+        metadata={
+            "help": "checkpoint or run folder to start from where save_dir holds none: its whole state, or "
+            "its weights where it has no more"
+        },
+    )
+    best_metric: str = field(
+        default="loss", metadata={"help": "field of the validation record that ranks checkpoints"}
+    )
+    maximize_best_metric: bool = field(default=False, metadata={"help": "the larger the better"})
+
+    def validate(self) -> Iterator[str]:
+        yield from _not_negative(
+            self, "save_interval_updates", "save_interval", "keep_last", "keep_interval_updates"
+        )
+        if self.keep_best < 1:
+            yield f"keep_best is {self.keep_best}; it must be 1 or more: the best checkpoint is never removed"
+        if not self.save_dir:
+            yield "save_dir is empty; it must name a folder"
+
+
+def _not_negative(config: object, *names: str) -> Iterator[str]:
+    for name in names:
+        value = getattr(config, name)
+        if not value >= 0:
+            yield f"{name} is {value}; it must be 0 or more"
