@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,7 +33,7 @@ class SampleDataset(Protocol):
         """[len] int32, tokens of each sample of this epoch at most, for batching."""
 
 
-class Task:
+class Task(ABC):
     """What is learned, apart from how (criterion, optimizer) and with what (model).
 
     Args:
@@ -47,13 +48,13 @@ class Task:
         self.seed = seed
         self.tokenizer: Tokenizer = corpus.tokenizer()
 
+    @abstractmethod
     def load_split(self, split: str) -> SampleDataset:
         """The samples of a split, e.g. "train"."""
-        raise NotImplementedError(f"{type(self).__name__} must define load_split")
 
+    @abstractmethod
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         """A picklable function from samples to a batch of CPU tensors."""
-        raise NotImplementedError(f"{type(self).__name__} must define collater")
 
     def complete_model_config(self, config: Any) -> Any:
         """The model's config with what only the task knows (vocabulary size) filled in.

@@ -1,0 +1,69 @@
+"""--user-dir: packages, folders, single files, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ftk.errors import UserError
+from ftk.plugins import import_user_dir
+from ftk.registry import SCORERS
+
+SCORER = "from ftk.registry import register_scorer\n@register_scorer({name!r})\nclass Scorer: ...\n"
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch):
+    """Each test starts with the modules and scorers that there were before."""
+    monkeypatch.setattr(SCORERS, "_entries", dict(SCORERS._entries))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_package_is_imported_with_its_submodules(tmp_path):
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from my_package import parts\n")
+    (package / "parts.py").write_text(SCORER.format(name="from_package"))
+    import_user_dir(package)
+    import_user_dir(package)  # e.g. in a worker process that was forked
+    assert "from_package" in SCORERS
+
+
+def test_a_folder_without_init_and_a_single_file_work(tmp_path):
+    (tmp_path / "first_part.py").write_text(SCORER.format(name="first"))
+    (tmp_path / "second_part.py").write_text(SCORER.format(name="second"))
+    import_user_dir(tmp_path)
+    assert {"first", "second"} <= set(SCORERS.names())
+    import_user_dir(tmp_path / "first_part.py")
+
+
+def test_a_relative_path_is_taken_from_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "relative_part.py").write_text(SCORER.format(name="relative"))
+    monkeypatch.chdir(tmp_path)
+    import_user_dir("relative_part.py")
+    assert "relative" in SCORERS
+
+
+def test_a_failing_plugin_shows_its_own_traceback_and_is_not_left_behind(tmp_path):
+    (tmp_path / "failing_part.py").write_text("x = 1\ny = x / 0\n")
+    with pytest.raises(UserError, match=r"(?s)failing_part\.py.*line 2.*ZeroDivisionError"):
+        import_user_dir(tmp_path)
+    assert "failing_part" not in sys.modules
+
+
+@pytest.mark.parametrize(("name", "message"), [("nothing_here", "no such folder"), ("empty", "no Python file")])
+def test_a_path_without_python_is_refused(tmp_path, name, message):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=message):
+        import_user_dir(tmp_path / name)
+
+
+def test_a_name_that_another_module_has_is_refused(tmp_path):
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "__init__.py").write_text("")
+    with pytest.raises(UserError, match="the module name 'json'"):
+        import_user_dir(tmp_path / "json")

@@ -1,0 +1,76 @@
+"""Registries: names, duplicates, the table of built-in names, and that naming imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from ftk import registry as registries
+from ftk.builtins import BUILTIN_MODULES
+from ftk.errors import UserError
+from ftk.registry import Registry
+
+ALL = [value for value in vars(registries).values() if isinstance(value, Registry)]
+
+
+@dataclass
+class Options:
+    size: int = 1
+
+
+def test_a_registered_class_is_found_under_its_name_with_its_config():
+    registry = Registry("thing")
+
+    @registry.register("one", config=Options)
+    class One: ...
+
+    entry = registry.get("one")
+    assert (entry.target, entry.config, registry.names()) == (One, Options, ["one"])
+
+
+def test_a_name_taken_twice_names_both_places():
+    registry = Registry("thing")
+    registry.register("one")(test_a_name_taken_twice_names_both_places)
+    with pytest.raises(UserError, match=r"'one' is registered twice: .*test_registry\.py:\d+ and .*registry\.py:\d+"):
+        registry.register("one")(Registry)
+
+
+def test_a_plugin_cannot_take_a_built_in_name():
+    with pytest.raises(UserError, match="'glm_tiny' is registered twice"):
+        registries.register_architecture("glm_tiny", model="glm")(lambda: None)
+
+
+def test_an_unknown_name_lists_the_names_and_the_closest():
+    with pytest.raises(UserError, match=r"unknown architecture 'glm_larg'; did you mean 'glm_large'\? there are: .*glm_tiny"):
+        registries.ARCHITECTURES.get("glm_larg")
+
+
+def test_a_config_that_is_no_dataclass_is_refused():
+    with pytest.raises(UserError, match="config must be a dataclass"):
+        Registry("thing").register("one", config=int)
+
+
+@pytest.mark.parametrize("registry", ALL, ids=lambda r: r.kind)
+def test_the_table_of_built_ins_equals_what_the_modules_register(registry):
+    table = BUILTIN_MODULES.get(registry.kind, {})
+    for module in set(table.values()):
+        importlib.import_module(module)
+    registered = {name: entry for name, entry in registry._entries.items() if entry.target.__module__.startswith("ftk.")}
+    assert set(registered) == set(table)
+    for name, module in table.items():
+        assert registered[name].target.__module__ == module
+
+
+def test_every_kind_has_built_in_parts():
+    assert {registry.kind for registry in ALL if registry.names()} == {registry.kind for registry in ALL}
+
+
+def test_importing_ftk_and_listing_names_imports_neither_torch_nor_numpy():
+    code = ("import sys, ftk, ftk.registry as r; [x.names() for x in vars(r).values() if isinstance(x, r.Registry)];"
+            "print(sorted(m for m in ('torch', 'numpy', 'hydra', 'sentencepiece') if m in sys.modules))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
