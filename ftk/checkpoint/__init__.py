@@ -1,0 +1,46 @@
+"""Checkpoints: save, load, verify, average, convert; how the folder looks is said in `layout` and `storage`."""
+
+from __future__ import annotations
+
+from ftk.checkpoint.layout import (
+    BEST,
+    LAST,
+    checkpoint_name,
+    clean_leftovers,
+    is_checkpoint,
+    numbered_checkpoints,
+    point_to,
+    remove_checkpoint,
+    resolve_checkpoint,
+)
+from ftk.checkpoint.load import (
+    load_model_state,
+    load_model_tensors,
+    load_optimizer_state,
+    newest_whole_checkpoint,
+    read_config,
+    read_trainer_state,
+)
+from ftk.checkpoint.manifest import BrokenCheckpoint, verify
+from ftk.checkpoint.save import save_checkpoint
+
+__all__ = [
+    "BEST",
+    "LAST",
+    "BrokenCheckpoint",
+    "checkpoint_name",
+    "clean_leftovers",
+    "is_checkpoint",
+    "load_model_state",
+    "load_model_tensors",
+    "load_optimizer_state",
+    "newest_whole_checkpoint",
+    "numbered_checkpoints",
+    "point_to",
+    "read_config",
+    "read_trainer_state",
+    "remove_checkpoint",
+    "resolve_checkpoint",
+    "save_checkpoint",
+    "verify",
+]

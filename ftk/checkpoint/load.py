@@ -1,0 +1,279 @@
+"""Load a checkpoint: its files are checked against the manifest before anything is taken from them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from ftk.checkpoint import layout
+from ftk.checkpoint.encoding import decode
+from ftk.checkpoint.manifest import BrokenCheckpoint, check_files, verify
+from ftk.checkpoint.naming import model_tensors, parameter_names
+from ftk.checkpoint.storage import StoredTensor, TensorIndex, read_index, read_tensors
+from ftk.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+# Entries of a parameter group that choose a kernel, not a result: the running optimizer keeps its own.
+_KERNEL_CHOICES = ("foreach", "fused", "capturable", "differentiable")
+_NAMES_SHOWN = 6
+
+
+def load_model_state(
+    folder: str | Path, model: nn.Module, *, strict: bool = True, check_hashes: bool = True
+) -> tuple[list[str], list[str]]:
+    """Fill a model's parameters and buffers in place from a checkpoint, at any device and dtype the model has.
+
+    Args:
+        folder: a checkpoint, or what `resolve_checkpoint` makes one of.
+        model: not on the meta device.
+        strict: whether names that only one side has are an error; shapes that differ always are.
+        check_hashes: off if the checkpoint was verified just now.
+
+    Returns:
+        (names only the model has, names only the checkpoint has); both empty if `strict`.
+
+    Raises:
+        BrokenCheckpoint: before any weight is changed.
+        UserError: names or shapes do not fit; before any weight is changed.
+    """
+    folder = layout.resolve_checkpoint(folder)
+    check_files(folder, prefix=f"{layout.MODEL}/", hashes=check_hashes)
+    index = read_index(folder / layout.MODEL)
+    sources = _by_every_name(index)
+    targets, missing = {}, []
+    wanted, _ = model_tensors(model)
+    tied_names = _tied_names(model)
+    for name, tensor in wanted.items():
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the meta device; materialise the model before loading")
+        found = next((other for other in tied_names.get(name, [name]) if other in sources), None)
+        if found is None:
+            missing.append(name)
+        else:
+            targets[found] = tensor
+    known = {name for names in tied_names.values() for name in names} | set(wanted)
+    unexpected = sorted(name for name in index.tensors if name not in known and not _alias_in(index, name, known))
+    wrong = [
+        f"{name} is {list(sources[name][1].shape)} in the checkpoint, {list(tensor.shape)} in the model"
+        for name, tensor in targets.items()
+        if sources[name][1].shape != tuple(tensor.shape)
+    ]
+    for names in tied_names.values():
+        if len({sources[name][0] for name in names if name in sources}) > 1:
+            wrong.append(f"{' and '.join(names)} are one tensor in the model and not in the checkpoint")
+    if wrong or (strict and (missing or unexpected)):
+        raise UserError(f"{folder}: does not fit the model: {_mismatch(missing, unexpected, wrong)}")
+    # A tensor that the checkpoint ties and the model does not is read once and copied to its other names.
+    first: dict[str, torch.Tensor] = {}
+    copies = []
+    for name, tensor in targets.items():
+        stored_name = sources[name][0]
+        if stored_name in first:
+            copies.append((tensor, first[stored_name]))
+        else:
+            first[stored_name] = tensor
+    read_tensors(folder / layout.MODEL, first)
+    with torch.no_grad():
+        for target, source in copies:
+            target.copy_(source)
+    return missing, unexpected
+
+
+def load_model_tensors(folder: str | Path, *, check_hashes: bool = True) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint's model by name, on the CPU, tied ones once.
+
+    Raises:
+        BrokenCheckpoint: the checkpoint is not whole.
+    """
+    folder = layout.resolve_checkpoint(folder)
+    check_files(folder, prefix=f"{layout.MODEL}/", hashes=check_hashes)
+    index = read_index(folder / layout.MODEL)
+    tensors = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in index.tensors.items()}
+    read_tensors(folder / layout.MODEL, tensors)
+    return tensors
+
+
+def load_optimizer_state(
+    folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, check_hashes: bool = True
+) -> None:
+    """Give an optimizer the state and the hyperparameters of a checkpoint, bit for bit.
+
+    Args:
+        folder: a checkpoint, or what `resolve_checkpoint` makes one of.
+        model: whose parameters the optimizer holds; they are matched by name.
+        optimizer: of the same kind and with the same parameter groups.
+        check_hashes: off if the checkpoint was verified just now.
+
+    Raises:
+        BrokenCheckpoint: before anything is changed.
+        UserError: the checkpoint has no optimizer, or one with other parameters or groups.
+    """
+    folder = layout.resolve_checkpoint(folder)
+    files = check_files(folder, prefix=f"{layout.OPTIMIZER}/", hashes=check_hashes)
+    if f"{layout.OPTIMIZER}/index.json" not in files:
+        raise UserError(f"{folder}: has no optimizer state; start the optimizer anew with --reset-optimizer")
+    index = read_index(folder / layout.OPTIMIZER)
+    stored_groups, scalars = decode(index.extra["param_groups"]), decode(index.extra["scalars"])
+    names = parameter_names(model)
+    pairs = _match_groups(folder, stored_groups, optimizer, names)
+
+    parameters = {names[id(p)]: (p, group) for _, group in pairs for p in group["params"]}
+    state: dict[Any, dict[str, Any]] = {}
+    targets = {}
+    for path, stored in index.tensors.items():
+        owner, entry = _owner_and_entry(path, parameters)
+        parameter, group = parameters[owner]
+        targets[path] = _empty_state(parameter, group, entry, stored)
+        _put(state.setdefault(parameter, {}), entry, targets[path])
+    for path, value in scalars.items():
+        owner, entry = _owner_and_entry(path, parameters)
+        _put(state.setdefault(parameters[owner][0], {}), entry, value)
+    read_tensors(folder / layout.OPTIMIZER, targets)
+    optimizer.state.clear()
+    optimizer.state.update(state)
+    for stored_group, group in pairs:
+        group.update({k: v for k, v in stored_group.items() if k != "params" and k not in _KERNEL_CHOICES})
+
+
+def read_trainer_state(folder: str | Path) -> dict[str, Any]:
+    """Return the `trainer_state` that the checkpoint was saved with."""
+    folder = layout.resolve_checkpoint(folder)
+    check_files(folder, prefix=layout.TRAINER_STATE)
+    state = decode(json.loads((folder / layout.TRAINER_STATE).read_bytes()))
+    assert isinstance(state, dict)
+    return state
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Return the resolved configuration that the checkpoint was saved with, as plain dicts."""
+    folder = layout.resolve_checkpoint(folder)
+    check_files(folder, prefix=layout.CONFIG)
+    config = yaml.safe_load((folder / layout.CONFIG).read_bytes())
+    if not isinstance(config, dict):
+        raise BrokenCheckpoint(f"{folder / layout.CONFIG}: is not a mapping")
+    return config
+
+
+def newest_whole_checkpoint(run_folder: str | Path) -> Path | None:
+    """Return the newest `checkpoint_N` of a run that is whole; broken newer ones are logged with their problems.
+
+    Every file of the ones looked at is hashed, so that loading it may pass `check_hashes=False`.
+
+    Returns:
+        None if the run has no checkpoint.
+
+    Raises:
+        BrokenCheckpoint: the run has checkpoints and none is whole: to begin anew would hide that.
+    """
+    candidates = layout.numbered_checkpoints(Path(run_folder))
+    for candidate in candidates:
+        problems = verify(candidate)
+        if not problems:
+            if candidate != candidates[0]:
+                logger.warning("continuing from %s, the newest whole checkpoint", candidate)
+            return candidate.resolve()
+        logger.warning("%s: is not whole: %s", candidate, "; ".join(problems))
+    if candidates:
+        raise BrokenCheckpoint(
+            f"{run_folder}: none of its {len(candidates)} checkpoints is whole (see ftk-checkpoint verify);"
+            " move them away to begin anew"
+        )
+    return None
+
+
+def _by_every_name(index: TensorIndex) -> dict[str, tuple[str, StoredTensor]]:
+    """Return every name a model may ask for -> (the name it is kept under, what is kept)."""
+    sources = {name: (name, stored) for name, stored in index.tensors.items()}
+    for alias, name in index.extra.get("aliases", {}).items():
+        sources[alias] = (name, index.tensors[name])
+    return sources
+
+
+def _tied_names(model: nn.Module) -> dict[str, list[str]]:
+    """Return the first name of each tied tensor of a model -> all its names."""
+    _, aliases = model_tensors(model)
+    tied: dict[str, list[str]] = {}
+    for alias, first in aliases.items():
+        tied.setdefault(first, [first]).append(alias)
+    return tied
+
+
+def _alias_in(index: TensorIndex, name: str, known: set[str]) -> bool:
+    return any(target == name and alias in known for alias, target in index.extra.get("aliases", {}).items())
+
+
+def _mismatch(missing: list[str], unexpected: list[str], wrong: list[str]) -> str:
+    parts = []
+    if missing:
+        parts.append(f"missing in the checkpoint: {_some(missing)}")
+    if unexpected:
+        parts.append(f"unexpected in the checkpoint: {_some(unexpected)}")
+    if wrong:
+        parts.append(_some(wrong))
+    return "; ".join(parts)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+
+
+def _match_groups(
+    folder: Path, stored_groups: list[dict[str, Any]], optimizer: torch.optim.Optimizer, names: dict[int, str]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Pair the stored parameter groups with the optimizer's by their members."""
+    members = [sorted(names[id(p)] for p in group["params"]) for group in optimizer.param_groups]
+    stored_members = [sorted(group["params"]) for group in stored_groups]
+    now, then = {n for group in members for n in group}, {n for group in stored_members for n in group}
+    if now != then:
+        raise UserError(
+            f"{folder}: its optimizer has other parameters: {_mismatch(sorted(now - then), sorted(then - now), [])};"
+            " start the optimizer anew with --reset-optimizer"
+        )
+    if members == stored_members:
+        return list(zip(stored_groups, optimizer.param_groups, strict=True))
+    if sorted(members) != sorted(stored_members):
+        moved = next(n for n in sorted(now) if _group_of(n, members) != _group_of(n, stored_members))
+        raise UserError(
+            f"{folder}: its optimizer groups the parameters otherwise (for example {moved});"
+            " start the optimizer anew with --reset-optimizer"
+        )
+    return [(stored_groups[stored_members.index(m)], g) for m, g in zip(members, optimizer.param_groups, strict=True)]
+
+
+def _group_of(name: str, members: list[list[str]]) -> list[str]:
+    return next(group for group in members if name in group)
+
+
+def _owner_and_entry(path: str, parameters: Mapping[str, Any]) -> tuple[str, str]:
+    """Split "PARAMETER/ENTRY"; either part may hold a "/" of its own."""
+    at = path.find("/")
+    while path[:at] not in parameters:
+        at = path.index("/", at + 1)
+    return path[:at], path[at + 1 :]
+
+
+def _empty_state(
+    parameter: torch.Tensor, group: dict[str, Any], entry: str, stored: StoredTensor
+) -> torch.Tensor:
+    """Return a tensor to read a state entry into, placed as the optimizer would place it."""
+    if stored.shape == tuple(parameter.shape) and entry != "step":
+        return torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
+    # As torch.optim does: a step count lives beside its parameter only where a kernel reads it there.
+    on_device = entry != "step" or group.get("fused") or group.get("capturable")
+    return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device if on_device else "cpu")
+
+
+def _put(state: dict[str, Any], entry: str, value: Any) -> None:
+    *parents, last = entry.split("/")
+    for parent in parents:
+        state = state.setdefault(parent, {})
+    state[last] = value

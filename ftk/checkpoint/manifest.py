@@ -1,0 +1,178 @@
+"""The manifest: size and sha256 of every file of a checkpoint; writing it, and checking files against it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Union
+
+from ftk.checkpoint.layout import CONFIG, MANIFEST, MODEL, TRAINER_STATE
+from ftk.errors import UserError
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+_FORMAT = "ftk-checkpoint"
+_VERSION = 1
+_BLOCK_BYTES = 1 << 20
+_REQUIRED = (CONFIG, TRAINER_STATE, f"{MODEL}/index.json")
+
+
+class BrokenCheckpoint(UserError):
+    """A checkpoint is not what was written: a file is missing, cut or changed."""
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a file was when it was written."""
+
+    size: int  # bytes
+    sha256: str  # hex
+
+
+def verify(folder: str | Path) -> list[str]:
+    """Check every file of a checkpoint against its manifest, contents included.
+
+    Returns:
+        One line for each problem, each beginning with the file's name; an empty list if the checkpoint is whole.
+    """
+    folder = Path(folder)
+    try:
+        files = read_manifest(folder)
+    except BrokenCheckpoint as error:
+        return [str(error).removeprefix(f"{folder}{os.sep}")]
+    return find_problems(folder, files)
+
+
+def check_files(folder: Path, *, prefix: str = "", hashes: bool = True) -> dict[str, FileRecord]:
+    """Check the sizes of all files and the contents of those whose name starts with `prefix`.
+
+    Args:
+        folder: the checkpoint.
+        prefix: for example "model/": the files about to be read.
+        hashes: whether to check contents too; off if they were checked already.
+
+    Returns:
+        The manifest, by file name relative to `folder`, with "/" between parts.
+
+    Raises:
+        BrokenCheckpoint: names each problem.
+    """
+    files = read_manifest(folder)
+    problems = find_problems(folder, files, contents=lambda name: hashes and name.startswith(prefix))
+    if problems:
+        raise BrokenCheckpoint(f"{folder}: is not whole: {'; '.join(problems)}")
+    return files
+
+
+def find_problems(folder: Path, files: dict[str, FileRecord], contents: Any = None) -> list[str]:
+    """Compare files with their records; `contents(name)` tells whether to hash that file (default: all)."""
+    problems = []
+    for name, record in files.items():
+        problem = _size_problem(folder / name, record)
+        if problem is None and (contents is None or contents(name)):
+            problem = _content_problem(folder / name, record)
+        if problem is not None:
+            problems.append(f"{name}: {problem}")
+    return problems
+
+
+def read_manifest(folder: Path) -> dict[str, FileRecord]:
+    """Read `manifest.json`, which vouches for itself by a digest over its own entries.
+
+    Raises:
+        BrokenCheckpoint: it is missing, empty, no JSON, changed, or of a format this version does not know.
+    """
+    path = folder / MANIFEST
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise BrokenCheckpoint(f"{path}: cannot be read ({error.strerror}); not a whole checkpoint") from error
+    if not text.strip(b"\0 \n"):
+        raise BrokenCheckpoint(f"{path}: empty")
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise BrokenCheckpoint(f"{path}: is not JSON ({error})") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise BrokenCheckpoint(f"{path}: is not the manifest of an ftk checkpoint")
+    if content.get("version") != _VERSION:
+        raise BrokenCheckpoint(f"{path}: has version {content.get('version')}; this ftk reads version {_VERSION}")
+    entries = content.get("files")
+    if not isinstance(entries, dict) or content.get("digest") != _digest(entries):
+        raise BrokenCheckpoint(f"{path}: was changed after it was written (its own digest does not match)")
+    try:
+        files = {name: FileRecord(int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise BrokenCheckpoint(f"{path}: an entry lacks its size or sha256") from error
+    for name in files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise BrokenCheckpoint(f"{path}: names a file outside the checkpoint: {name}")
+    missing = [name for name in _REQUIRED if name not in files]
+    if missing:
+        raise BrokenCheckpoint(f"{path}: does not list {', '.join(missing)}")
+    return files
+
+
+def write_manifest(folder: Path, files: dict[str, FileRecord]) -> None:
+    """Write `manifest.json` for `files`, which were written through `write_file`."""
+    entries = {name: {"size": files[name].size, "sha256": files[name].sha256} for name in sorted(files)}
+    content = {"format": _FORMAT, "version": _VERSION, "digest": _digest(entries), "files": entries}
+    write_file(folder / MANIFEST, [json_bytes(content)])
+
+
+def write_file(path: Path, pieces: Iterable[Buffer]) -> FileRecord:
+    """Write a new file, have it reach the disk, and return its record; the hash is taken on the way."""
+    size, digest = 0, hashlib.sha256()
+    with open(path, "xb") as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            size += memoryview(piece).nbytes
+        file.flush()
+        os.fsync(file.fileno())
+    return FileRecord(size, digest.hexdigest())
+
+
+def hash_file(path: Path) -> str:
+    """Return the sha256 of a file in hex."""
+    digest = hashlib.sha256()
+    block = memoryview(bytearray(_BLOCK_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()
+
+
+def json_bytes(content: Any) -> bytes:
+    """Return `content` as indented JSON in UTF-8; NaN and infinity are refused (`encoding.encode` them)."""
+    return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _digest(entries: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _size_problem(path: Path, record: FileRecord) -> str | None:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if size == 0 and record.size:
+        return f"empty; {record.size} bytes were written"
+    if size != record.size:
+        return f"has {size} bytes; {record.size} were written"
+    return None
+
+
+def _content_problem(path: Path, record: FileRecord) -> str | None:
+    try:
+        content = hash_file(path)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None if content == record.sha256 else "content differs from what was written (sha256)"

@@ -1,0 +1,90 @@
+"""The names under which a model's tensors and an optimizer's state are kept, whatever wraps them at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+# Names that torch.compile and activation checkpointing put into a parameter's path.
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+def model_tensors(
+    model: nn.Module | Mapping[str, torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors of a model's state, each once, and the other names of those that are tied.
+
+    Args:
+        model: a module, or a state dict of one.
+
+    Returns:
+        tensors: by canonical name; of tied tensors the first name.
+        aliases: other name -> the name it is kept under.
+    """
+    state = model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else model
+    tensors: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    first_names: dict[int, str] = {}
+    for name, value in state.items():
+        name = canonical_name(name, model)
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name} of the model's state is a {type(value).__name__}; only tensors are kept")
+        first = first_names.setdefault(id(value), name)
+        if first == name:
+            tensors[name] = value.detach()
+        else:
+            aliases[name] = first
+    return tensors, aliases
+
+
+def optimizer_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:
+    """Return an optimizer's state by the names of the model's parameters.
+
+    Returns:
+        tensors: "PARAMETER/ENTRY" -> tensor.
+        scalars: "PARAMETER/ENTRY" -> any value that is no tensor.
+        groups: the parameter groups, with "params" as names.
+    """
+    names = parameter_names(model)
+    tensors: dict[str, torch.Tensor] = {}
+    scalars: dict[str, Any] = {}
+
+    def collect(path: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for entry, inner in value.items():
+                collect(f"{path}/{entry}", inner)
+        elif isinstance(value, torch.Tensor):
+            tensors[path] = value.detach()
+        else:
+            scalars[path] = value
+
+    for parameter, state in optimizer.state.items():
+        collect(_name_of(parameter, names), state)
+    groups = [
+        {**group, "params": [_name_of(parameter, names) for parameter in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    return tensors, scalars, groups
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """Return the canonical name of each parameter, by its `id`; of tied ones the first name."""
+    return {id(parameter): canonical_name(name, model) for name, parameter in model.named_parameters()}
+
+
+def canonical_name(name: str, model: Any) -> str:
+    """Take out of a parameter's name what run-time wrappers put in."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        name = name.removeprefix("module.")
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _name_of(parameter: Any, names: dict[int, str]) -> str:
+    if id(parameter) not in names:
+        raise ValueError("the optimizer holds a parameter that is not the model's")
+    return names[id(parameter)]

@@ -1,0 +1,146 @@
+"""Save a checkpoint: written under a temporary name, synced to the disk file by file, then renamed."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from ftk.checkpoint import layout
+from ftk.checkpoint.encoding import encode
+from ftk.checkpoint.manifest import FileRecord, json_bytes, write_file, write_manifest
+from ftk.checkpoint.naming import model_tensors, optimizer_state
+from ftk.checkpoint.storage import write_tensors
+from ftk.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 1 << 20
+
+
+def save_checkpoint(
+    folder: str | Path,
+    *,
+    model: nn.Module | Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer | None = None,
+    trainer_state: Mapping[str, Any],
+    config: Mapping[str, Any],
+    tokenizer_folder: str | Path | None = None,
+    overwrite: bool = True,
+) -> Path:
+    """Write a checkpoint folder that needs nothing else, whole or not at all.
+
+    Args:
+        folder: its name, `RUN/checkpoint_N`; parents are made.
+        model: the module, or its state dict.
+        optimizer: of this very module; None: no `optimizer/` in the checkpoint.
+        trainer_state: what JSON can hold, and tensors, arrays, bytes, tuples, NaN (`ftk.checkpoint.encoding`).
+        config: the resolved configuration as plain dicts, lists, numbers and strings.
+        tokenizer_folder: copied to `tokenizer/`; None: the checkpoint has none and cannot read text.
+        overwrite: replace a checkpoint of this name; it stays until the new one is whole.
+
+    Returns:
+        `folder`.
+
+    Raises:
+        UserError: `folder` exists and is no checkpoint, or `overwrite` is off.
+        OSError: the disk is full or the like; nothing is left of the attempt, older checkpoints are untouched.
+    """
+    folder = Path(folder)
+    refuse_to_replace(folder, overwrite=overwrite)
+    temporary = folder.with_name(folder.name + layout.TEMPORARY)
+    try:
+        if temporary.exists():
+            shutil.rmtree(temporary)
+        temporary.mkdir(parents=True)
+        files = _write_parts(temporary, model, optimizer, trainer_state, config, tokenizer_folder)
+        write_manifest(temporary, files)
+        for inner in [temporary, *(path for path in temporary.rglob("*") if path.is_dir())]:
+            layout.sync_folder(inner)
+        layout.put_in_place(temporary, folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = error.strerror or str(error)
+        raise OSError(
+            error.errno, f"saving the checkpoint failed ({reason}); nothing of it was kept", str(folder)
+        ) from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    size = sum(record.size for record in files.values())
+    logger.info("saved %s (%.1f MB, %d files)", folder, size / 1e6, len(files) + 1)
+    return folder
+
+
+def refuse_to_replace(folder: Path, *, overwrite: bool) -> None:
+    """Raise a UserError if a checkpoint must not be written to `folder`."""
+    if not (folder.exists() or folder.is_symlink()):
+        return
+    if not overwrite:
+        raise UserError(f"{folder}: exists; replace it with --overwrite or choose another name")
+    if folder.is_symlink():
+        raise UserError(f"{folder}: is a link; give the name of the folder it is to replace")
+    if not layout.is_checkpoint(folder) and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists and is no checkpoint; it is not replaced")
+
+
+def _write_parts(
+    folder: Path,
+    model: nn.Module | Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer | None,
+    trainer_state: Mapping[str, Any],
+    config: Mapping[str, Any],
+    tokenizer_folder: str | Path | None,
+) -> dict[str, FileRecord]:
+    """Write everything but the manifest; return the records of the files by name."""
+    files = {
+        layout.CONFIG: write_file(folder / layout.CONFIG, [_yaml_bytes(config)]),
+        layout.TRAINER_STATE: write_file(
+            folder / layout.TRAINER_STATE, [json_bytes(encode(dict(trainer_state)))]
+        ),
+    }
+    if tokenizer_folder is not None:
+        files.update(_copy_folder(Path(tokenizer_folder), folder, layout.TOKENIZER))
+    tensors, aliases = model_tensors(model)
+    written = write_tensors(folder / layout.MODEL, tensors, extra={"aliases": aliases})
+    files.update({f"{layout.MODEL}/{name}": record for name, record in written.items()})
+    if optimizer is not None:
+        if not isinstance(model, nn.Module):
+            raise TypeError("an optimizer is saved with the module it belongs to")
+        tensors, scalars, groups = optimizer_state(model, optimizer)
+        extra = {"scalars": encode(scalars), "param_groups": encode(groups)}
+        written = write_tensors(folder / layout.OPTIMIZER, tensors, extra=extra)
+        files.update({f"{layout.OPTIMIZER}/{name}": record for name, record in written.items()})
+    return files
+
+
+def _yaml_bytes(config: Mapping[str, Any]) -> bytes:
+    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, encoding="utf-8")
+
+
+def _copy_folder(source: Path, folder: Path, name: str) -> dict[str, FileRecord]:
+    """Copy the files under `source` to `folder/name`, synced and hashed on the way."""
+    if not source.is_dir():
+        raise UserError(f"{source}: no such folder; a tokenizer's folder is meant here")
+    records = {}
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            relative = f"{name}/{path.relative_to(source).as_posix()}"
+            target = folder / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            records[relative] = write_file(target, _blocks(path))
+    if not records:
+        raise UserError(f"{source}: is empty; a tokenizer's folder is meant here")
+    return records
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block

@@ -1,0 +1,358 @@
+"""Named tensors in a folder: safetensors files and a JSON index, written and read through PyTorch's DCP.
+
+DCP plans who writes and who reads which part of which tensor, so shards saved by several ranks load into any other
+sharding. Its own file format is replaced here, because that pickles: nothing in these files is ever unpickled.
+(torch's `HuggingFaceStorageWriter` cannot stand in: it does not fsync, keeps one chunk of a tensor a file and no
+index of shards.)
+
+    index.json                          shapes, dtypes and chunks of every tensor, and what else the caller keeps
+    tensors_00000_of_00001.safetensors  one file a rank; a chunk that is not a whole tensor is named NAME@OFFSETS
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError, safe_open
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from ftk.checkpoint.manifest import BrokenCheckpoint, FileRecord, json_bytes, write_file
+
+INDEX = "index.json"
+
+_FORMAT = "ftk-tensors"
+_VERSION = 1
+_DTYPE_CODES = {  # torch dtype -> its code in a safetensors header
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPE_CODES}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """A box of a tensor as it lies in a file."""
+
+    file: str
+    key: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of the folder: its whole shape, its dtype and the chunks that make it up (none if it is empty)."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    chunks: tuple[Chunk, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorIndex:
+    """What `index.json` says."""
+
+    tensors: dict[str, StoredTensor]
+    extra: dict[str, Any]
+
+
+def write_tensors(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    extra: Mapping[str, Any] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> dict[str, FileRecord]:
+    """Write tensors into a folder; every file has reached the disk on return.
+
+    Args:
+        folder: made if it is missing.
+        tensors: by name; DTensors are written by the ranks that hold their shards, others once.
+        extra: JSON-able; kept in the index.
+        process_group: ranks that write together, each calling this; None: this process alone.
+
+    Returns:
+        The records of the files, by name within `folder` (complete on the first rank of the group).
+
+    Raises:
+        OSError: the disk is full or the like.
+    """
+    writer = _TensorWriter(folder, dict(extra or {}))
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    with _quiet_dcp():
+        dcp.save(
+            dict(tensors),
+            storage_writer=writer,
+            planner=planner,
+            process_group=process_group,
+            no_dist=process_group is None,
+        )
+    return writer.files
+
+
+def read_tensors(
+    folder: Path,
+    targets: Mapping[str, torch.Tensor],
+    *,
+    check: Callable[[set[str]], None] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> None:
+    """Fill `targets` in place from a folder that `write_tensors` wrote.
+
+    Args:
+        folder: the folder.
+        targets: by name, of the stored shapes; another dtype or device is converted to, a DTensor takes its shards.
+        check: called with the names of the files about to be read, before any target changes; raises to stop.
+        process_group: ranks that read together; None: this process alone.
+
+    Raises:
+        BrokenCheckpoint: the index is damaged, or does not fit the files.
+    """
+    reader = _TensorReader(folder, read_index(folder), check)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    with _quiet_dcp():
+        dcp.load(
+            dict(targets),
+            storage_reader=reader,
+            planner=planner,
+            process_group=process_group,
+            no_dist=process_group is None,
+        )
+
+
+def read_index(folder: Path) -> TensorIndex:
+    """Read `index.json` of a folder that `write_tensors` wrote.
+
+    Raises:
+        BrokenCheckpoint: it is missing or says nothing sensible.
+    """
+    path = folder / INDEX
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BrokenCheckpoint(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise BrokenCheckpoint(f"{path}: is not JSON ({error})") from error
+    try:
+        if content["format"] != _FORMAT or content["version"] != _VERSION:
+            raise ValueError(f"format {content['format']} {content['version']} instead of {_FORMAT} {_VERSION}")
+        tensors = {name: _stored_tensor(entry) for name, entry in content["tensors"].items()}
+        return TensorIndex(tensors, dict(content["extra"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BrokenCheckpoint(f"{path}: is not the index of a tensor folder ({error!r})") from error
+
+
+class _TensorWriter(StorageWriter):
+    """DCP's side of `write_tensors`; one object a rank."""
+
+    def __init__(self, folder: Path, extra: dict[str, Any]) -> None:
+        self.folder = folder
+        self.extra = extra
+        self.files: dict[str, FileRecord] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        self.files = {}
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        for item in plan.items:
+            if item.type == WriteItemType.BYTE_IO:
+                raise TypeError(f"{item.index.fqn} is no tensor; only tensors are stored here")
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        names = [f"tensors_{rank:05d}_of_{len(plans):05d}.safetensors" for rank in range(len(plans))]
+        return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        pending = []  # (key, chunk shape, dtype, item); chunks without elements need no place in the file
+        for item in plan.items:
+            assert item.tensor_data is not None
+            chunk, whole = item.tensor_data.chunk, item.tensor_data.size
+            if chunk.sizes.numel():
+                is_whole = chunk.sizes == whole
+                key = item.index.fqn if is_whole else f"{item.index.fqn}@{','.join(map(str, chunk.offsets))}"
+                pending.append((key, chunk.sizes, item.tensor_data.properties.dtype, item))
+        # Larger elements first, so that every tensor starts at a multiple of its element size.
+        pending.sort(key=lambda entry: (-entry[2].itemsize, entry[0]))
+
+        def pieces() -> Iterator[memoryview | bytes]:
+            yield _safetensors_header([(key, shape, dtype) for key, shape, dtype, _ in pending])
+            for key, shape, dtype, item in pending:
+                tensor = planner.resolve_data(item)
+                assert isinstance(tensor, torch.Tensor) and tensor.shape == shape and tensor.dtype == dtype, key
+                yield _tensor_bytes(tensor)
+
+        results: list[WriteResult] = []
+        if pending:
+            file: str = plan.storage_data
+            record = write_file(self.folder / file, pieces())
+            for key, shape, dtype, item in pending:
+                place = Chunk(file, key, tuple(item.tensor_data.chunk.offsets), tuple(shape))
+                size = shape.numel() * dtype.itemsize
+                results.append(WriteResult(item.index, size, storage_data=(place, record)))
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        chunks: dict[str, list[Chunk]] = {name: [] for name in metadata.state_dict_metadata}
+        for result in (result for of_rank in results for result in of_rank):
+            place, record = result.storage_data
+            chunks[result.index.fqn].append(place)
+            self.files[place.file] = record
+        tensors = {}
+        for name in sorted(chunks):
+            stored = metadata.state_dict_metadata[name]
+            assert isinstance(stored, TensorStorageMetadata)
+            tensors[name] = {
+                "shape": list(stored.size),
+                "dtype": str(stored.properties.dtype).removeprefix("torch."),
+                "chunks": [dataclasses.asdict(chunk) for chunk in chunks[name]],
+            }
+        content = {"format": _FORMAT, "version": _VERSION, "extra": self.extra, "tensors": tensors}
+        self.files[INDEX] = write_file(self.folder / INDEX, [json_bytes(content)])
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False  # used only as an object handed to DCP, never chosen by name
+
+
+class _TensorReader(StorageReader):
+    """DCP's side of `read_tensors`; one object a rank."""
+
+    def __init__(self, folder: Path, index: TensorIndex, check: Callable[[set[str]], None] | None) -> None:
+        self.folder = folder
+        self.index = index
+        self.check = check
+        self.chunks = {
+            MetadataIndex(name, chunk.offset): chunk for name, t in index.tensors.items() for chunk in t.chunks
+        }
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        return None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        stored = {}
+        for name, tensor in self.index.tensors.items():
+            boxes = [ChunkStorageMetadata(torch.Size(c.offset), torch.Size(c.shape)) for c in tensor.chunks]
+            stored[name] = TensorStorageMetadata(
+                TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), boxes
+            )
+        return Metadata(state_dict_metadata=dict(stored))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        # Here, before the ranks exchange their plans: if one rank finds a broken file, none starts to read.
+        if self.check is not None:
+            self.check({self.chunks[item.storage_index].file for item in plan.items})
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        by_file: dict[str, list[tuple[Chunk, Any]]] = {}
+        for item in plan.items:
+            chunk = self.chunks[item.storage_index]
+            by_file.setdefault(chunk.file, []).append((chunk, item))
+        for name, reads in by_file.items():
+            path = self.folder / name
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for chunk, item in reads:
+                        source = file.get_tensor(chunk.key)
+                        if tuple(source.shape) != chunk.shape:
+                            raise BrokenCheckpoint(f"{path}: {chunk.key} has not the shape that {INDEX} gives it")
+                        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                            source = source.narrow(dim, start, length)
+                        target = planner.resolve_tensor(item).detach()
+                        target.copy_(source)
+                        planner.commit_tensor(item, target)
+            except SafetensorError as error:
+                raise BrokenCheckpoint(f"{path}: {error}") from error
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False  # used only as an object handed to DCP, never chosen by name
+
+
+@contextmanager
+def _quiet_dcp() -> Iterator[None]:
+    """Let DCP's errors come out as what they were, and its remark that there is one process not at all."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            yield
+    except CheckpointException as error:
+        if not error.failures:
+            raise
+        cause, _ = error.failures[min(error.failures)]
+        raise cause from None
+
+
+def _safetensors_header(entries: list[tuple[str, torch.Size, torch.dtype]]) -> bytes:
+    """Return the length and JSON that begin a safetensors file with these tensors, padded to 8 bytes."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for key, shape, dtype in entries:
+        if dtype not in _DTYPE_CODES:
+            raise TypeError(f"{key} has dtype {dtype}, which a safetensors file does not hold")
+        end = offset + shape.numel() * dtype.itemsize
+        header[key] = {"dtype": _DTYPE_CODES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the elements of a tensor in row-major order, without a copy where it lies so in memory already."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _stored_tensor(entry: dict[str, Any]) -> StoredTensor:
+    chunks = []
+    for chunk in entry["chunks"]:
+        if Path(chunk["file"]).name != chunk["file"]:
+            raise ValueError(f"file {chunk['file']!r} lies outside the folder")
+        chunks.append(Chunk(chunk["file"], chunk["key"], tuple(chunk["offset"]), tuple(chunk["shape"])))
+    return StoredTensor(tuple(entry["shape"]), _DTYPE_NAMES[entry["dtype"]], tuple(chunks))

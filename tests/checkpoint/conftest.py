@@ -1,0 +1,84 @@
+"""A small model and optimizer with everything that is hard to keep: ties, bf16, int64, 0-d and empty tensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ftk.checkpoint import save_checkpoint
+
+
+class Awkward(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.embedding = nn.Embedding(11, 6)
+        self.inner = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.coarse = nn.Parameter(torch.zeros(5, 3, dtype=torch.bfloat16))
+        self.scale = nn.Parameter(torch.tensor(0.0))
+        self.register_buffer("counts", torch.zeros(4, dtype=torch.int64))
+        self.register_buffer("flag", torch.tensor(False))
+        self.register_buffer("nothing", torch.zeros(0, 3))
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+            self.counts.copy_(torch.randint(-(2**62), 2**62, (4,), generator=generator))
+            self.flag.fill_(seed % 2 == 0)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.inner(self.embedding(tokens)) * self.scale
+        return self.head(hidden).float().square().mean() + self.coarse.float().square().sum()
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.98), eps=1e-6, fused=True)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.arange(8) % 11 + step % 3).backward()
+        optimizer.step()
+
+
+def assert_same_tensors(left: dict, right: dict) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].dtype == right[name].dtype, name
+        assert left[name].shape == right[name].shape, name
+        raw = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (left[name], right[name])]
+        assert torch.equal(*raw), name
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "a_tokenizer"
+    (folder / "deeper").mkdir(parents=True)
+    (folder / "ftk_tokenizer.json").write_text(json.dumps({"name": "test"}))
+    (folder / "deeper" / "vocabulary.bin").write_bytes(bytes(range(256)) * 9)
+    return folder
+
+
+@pytest.fixture
+def saved(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    """A checkpoint of a model trained for three steps, under RUN/checkpoint_3."""
+    model = Awkward()
+    optimizer = make_optimizer(model)
+    train(model, optimizer, 3)
+    return save_checkpoint(
+        tmp_path / "run" / "checkpoint_3",
+        model=model,
+        optimizer=optimizer,
+        trainer_state={"num_updates": 3, "best": 1.5},
+        config={"model": {"_name": "awkward", "hidden_size": 6}, "note": "注"},
+        tokenizer_folder=tokenizer_folder,
+    )
