@@ -1,0 +1,380 @@
+"""Token sequences on disk: a reader over memory maps and a writer whose output is whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ftk.data._index import SequenceTable, find_document_fault
+from ftk.data.indexed_format import SIZES_AT, dtype_code, file_size, pack_header, read_layout
+from ftk.errors import UserError
+
+_EAGER_CHECK_BYTES = 1 << 24  # a larger index is checked at the first access, so that opening stays instant
+_SPILL_NUMBERS = 1 << 16
+_COPY_NUMBERS = 1 << 20
+
+
+class IndexedDataset:
+    """Reads `PREFIX.bin` and `PREFIX.idx`, written by ftk, Megatron or fairseq (layout: `indexed_format`).
+
+    The files are memory maps: opening costs nothing, tokens are views, processes share the pages. Everything
+    that the index says is checked before the first token is handed out. Objects can be sent to worker
+    processes; there the files are opened, and checked, anew.
+
+    Args:
+        prefix: path of the pair without `.bin` and `.idx`.
+
+    Attributes:
+        prefix: as given.
+        dialect: "megatron" (also ours) or "fairseq".
+        dtype: dtype of the tokens.
+
+    Raises:
+        UserError: a file is missing, truncated, altered, or something else; the message says which and how.
+    """
+
+    def __init__(self, prefix: str | os.PathLike[str]) -> None:
+        self.prefix = os.fspath(prefix)
+        self._idx_path, self._bin_path = paths_of(self.prefix)
+        self._layout = read_layout(self._idx_path)
+        self.dialect = self._layout.dialect
+        self.dtype = self._layout.dtype
+        self._num_bytes = file_size(self._bin_path)
+        if self._num_bytes % self.dtype.itemsize:
+            raise UserError(
+                f"{self._bin_path}: {self._num_bytes} bytes do not divide into {self.dtype.name} tokens; "
+                "it is truncated or altered, make it again"
+            )
+        self._index = _map(self._idx_path)
+        self._tokens: npt.NDArray[Any] = np.empty(0, dtype=self.dtype)
+        if self._num_bytes:
+            self._tokens = np.frombuffer(_map(self._bin_path), dtype=self.dtype)
+        layout = self._layout
+        self._table = SequenceTable(
+            self._index, self._tokens, layout.num_sequences, layout.sizes_at, layout.pointers_at
+        )
+        self._checked = False
+        self._sizes: npt.NDArray[np.int32] | None = None
+        if len(self._index) <= _EAGER_CHECK_BYTES:
+            self._check()
+
+    def __len__(self) -> int:
+        """Number of sequences; ftk-preprocess writes one for each document."""
+        return self._layout.num_sequences
+
+    def __getitem__(self, index: int) -> npt.NDArray[Any]:
+        """The tokens of one sequence, [length], as a read-only view of the file."""
+        if not self._checked:
+            self._check()
+        return self._table.get(index)
+
+    def get(self, index: int, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
+        """A part of one sequence, without touching the rest of it.
+
+        Args:
+            index: the sequence.
+            offset: first token of the part.
+            length: tokens in the part; all that follow if None.
+
+        Returns:
+            [length], a read-only view of the file.
+
+        Raises:
+            IndexError: there is no such sequence, or the part is not within it.
+        """
+        if not self._checked:
+            self._check()
+        if length is not None and length < 0:
+            raise IndexError(f"a length of {length} tokens")
+        return self._table.get(index, offset, -1 if length is None else length)
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int32]:
+        """Length of each sequence in tokens, [sequences]; copied once, since in the file it is unaligned."""
+        if self._sizes is None:
+            self._check()
+            view = np.frombuffer(self._index, "<i4", count=len(self), offset=self._layout.sizes_at)
+            self._sizes = view.astype(np.int32)
+            self._sizes.flags.writeable = False
+        return self._sizes
+
+    @property
+    def document_index(self) -> npt.NDArray[np.int64]:
+        """Document d is the sequences document_index[d] to document_index[d + 1], [documents + 1]."""
+        self._check()
+        if self.dialect == "fairseq":
+            return np.arange(len(self) + 1, dtype=np.int64)
+        marks = np.frombuffer(self._index, "<i8", count=self._layout.num_marks, offset=self._layout.marks_at)
+        return marks.astype(np.int64)
+
+    @property
+    def num_documents(self) -> int:
+        return len(self) if self.dialect == "fairseq" else self._layout.num_marks - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences."""
+        return self._num_bytes // self.dtype.itemsize
+
+    @property
+    def tokens(self) -> npt.NDArray[Any]:
+        """All sequences back to back, [num_tokens], a read-only view of the file."""
+        self._check()
+        return self._tokens
+
+    def __getstate__(self) -> str:
+        return self.prefix
+
+    def __setstate__(self, state: str) -> None:
+        self.__init__(state)  # type: ignore[misc]  # files are opened anew in the receiving process
+
+    def __repr__(self) -> str:
+        counts = f"{len(self)} sequences, {self.num_tokens} tokens"
+        return f"IndexedDataset({self.prefix!r}: {counts}, {self.dtype.name})"
+
+    def _check(self) -> None:
+        if self._checked:
+            return
+        fault = self._table.find_fault()
+        if fault is not None:
+            raise UserError(self._describe(*fault))
+        if self.dialect == "megatron":
+            marks = self._layout.marks_at, self._layout.num_marks
+            document_fault = find_document_fault(self._index, *marks, len(self))
+            if document_fault is not None:
+                position, found, expected = document_fault
+                raise UserError(
+                    f"{self._idx_path}: entry {position} of the document index is {found}, not {expected} "
+                    "(it starts at 0, never falls and ends at the number of sequences); make the file again"
+                )
+        self._checked = True
+
+    def _describe(self, kind: str, sequence: int, found: int, expected: int) -> str:
+        if kind in ("beyond", "unused"):
+            what = f"sequence {sequence} ends" if kind == "beyond" else "all sequences end"
+            return (
+                f"{self._bin_path}: {self._num_bytes} bytes, but {what} at byte {found} according to "
+                f"{self._idx_path.name}; one of them is truncated, altered or another's, make both again"
+            )
+        how = {
+            "negative_length": f"has a length of {found} tokens",
+            "negative_pointer": f"starts at byte {found}",
+            "overlap": f"starts at byte {found}, inside the one before it, which ends at {expected}",
+            "gap": f"starts at byte {found}, but the one before it ends at {expected}",
+        }
+        return f"{self._idx_path}: sequence {sequence} {how[kind]}; the file is altered, make it again"
+
+
+class IndexedDatasetWriter:
+    """Writes `PREFIX.bin` and `PREFIX.idx`. Memory use does not depend on how much is written.
+
+        with IndexedDatasetWriter("data-bin/train", np.uint16) as writer:
+            writer.add([5, 6, 7])
+
+    The pair appears under its names when the block ends without an exception, and not at all otherwise.
+
+    Args:
+        prefix: path of the pair without `.bin` and `.idx`; the folder must exist.
+        dtype: token dtype: (u)int8, (u)int16, int32, int64, float32, float64; see `optimal_dtype`.
+        overwrite: replace a pair that exists; without it, that is refused.
+    """
+
+    def __init__(
+        self, prefix: str | os.PathLike[str], dtype: npt.DTypeLike, *, overwrite: bool = False
+    ) -> None:
+        self.prefix = os.fspath(prefix)
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        dtype_code(self.dtype)
+        self._idx_path, self._bin_path = paths_of(self.prefix)
+        if not overwrite:
+            for path in (self._idx_path, self._bin_path):
+                if path.exists():
+                    raise UserError(f"{path}: exists already; choose another name or ask to overwrite it")
+        self._files = contextlib.ExitStack()
+
+    def __enter__(self) -> IndexedDatasetWriter:
+        suffix = f".tmp-{os.getpid()}"
+        self._idx_part = self._idx_path.with_name(self._idx_path.name + suffix)
+        self._bin_part = self._bin_path.with_name(self._bin_path.name + suffix)
+        try:
+            # Lengths go straight to their place in the index; pointers follow from them when all are known.
+            self._idx_file = self._files.enter_context(open(self._idx_part, "w+b"))
+            self._bin_file = self._files.enter_context(open(self._bin_part, "wb", buffering=1 << 20))
+            marks = self._files.enter_context(tempfile.TemporaryFile(dir=self._idx_path.parent))
+        except BaseException:
+            self._abort()
+            raise
+        self._idx_file.write(bytes(SIZES_AT))
+        self._sizes = _Spill(self._idx_file, np.dtype("<i4"))
+        self._marks = _Spill(marks, np.dtype("<i8"))
+        self._marks.extend(np.zeros(1, dtype="<i8"))
+        self._last_mark = 0
+        return self
+
+    def add(self, ids: Sequence[int] | npt.NDArray[Any], *, end_document: bool = True) -> None:
+        """Writes one sequence.
+
+        Args:
+            ids: tokens, [length].
+            end_document: the sequence is the last of its document; False if more of the document follows.
+
+        Raises:
+            UserError: a token does not fit the dtype.
+        """
+        array = np.asarray(ids)
+        if array.ndim != 1:
+            raise ValueError(f"a sequence has one dimension, not the shape {array.shape}")
+        self._write(array, np.array([array.size], dtype=np.int64))
+        if end_document:
+            self.end_document()
+
+    def add_documents(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
+        """Writes many documents of one sequence each.
+
+        Args:
+            tokens: all of them back to back, [sum of lengths].
+            lengths: tokens in each, [documents].
+        """
+        if tokens.ndim != 1 or int(lengths.sum(dtype=np.int64)) != tokens.size:
+            raise ValueError(f"lengths of {int(lengths.sum())} tokens for tokens of shape {tokens.shape}")
+        first = self._sizes.count + 1
+        self._write(tokens, lengths)
+        self._marks.extend(np.arange(first, first + lengths.size, dtype=np.int64))
+        self._last_mark = self._sizes.count
+
+    def end_document(self) -> None:
+        """Ends the document that the sequences since the last end belong to."""
+        self._last_mark = self._sizes.count
+        self._marks.extend(np.array([self._last_mark], dtype=np.int64))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._abort()  # after a success there is nothing left under the temporary names
+
+    def _write(self, array: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
+        if lengths.size and int(lengths.max()) > np.iinfo(np.int32).max:
+            raise UserError(
+                f"{self.prefix}: {int(lengths.max())} tokens in a sequence; the most is 2147483647"
+            )
+        if array.size:
+            self._bin_file.write(self._converted(array).data)
+        self._sizes.extend(lengths)
+
+    def _converted(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if array.dtype != self.dtype:
+            if array.dtype.kind not in "uif":
+                raise TypeError(f"tokens are numbers, not {array.dtype}")
+            limits = np.iinfo(self.dtype) if self.dtype.kind in "ui" else None
+            if limits and (array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max):
+                raise UserError(
+                    f"{self.prefix}: sequence {self._sizes.count} holds {array.dtype.name} values from "
+                    f"{array.min()} to {array.max()}, which do not all fit {self.dtype.name}; choose another"
+                )
+            array = array.astype(self.dtype)
+        return np.ascontiguousarray(array)
+
+    def _finish(self) -> None:
+        if self._last_mark != self._sizes.count:
+            self.end_document()
+        self._sizes.flush()
+        self._marks.flush()
+        idx = self._idx_file
+        num_sequences, num_marks = self._sizes.count, self._marks.count
+        pointer = 0
+        for start in range(0, num_sequences, _COPY_NUMBERS):
+            count = min(_COPY_NUMBERS, num_sequences - start)
+            idx.seek(SIZES_AT + 4 * start)
+            ends = pointer + np.cumsum(np.fromfile(idx, "<i4", count), dtype=np.int64) * self.dtype.itemsize
+            idx.seek(SIZES_AT + 4 * num_sequences + 8 * start)
+            idx.write(np.concatenate(([pointer], ends[:-1])).astype("<i8").data)
+            pointer = int(ends[-1])
+        idx.seek(SIZES_AT + 12 * num_sequences)
+        self._marks.file.seek(0)
+        for start in range(0, num_marks, _COPY_NUMBERS):
+            idx.write(self._marks.file.read(8 * min(_COPY_NUMBERS, num_marks - start)))
+        idx.seek(0)
+        idx.write(pack_header(self.dtype, num_sequences, num_marks))
+        for file in (idx, self._bin_file):
+            file.flush()
+            os.fsync(file.fileno())
+        self._files.close()
+        self._publish()
+
+    def _publish(self) -> None:
+        # Without its .idx a pair does not exist: the old one goes first, the new one comes last.
+        self._idx_path.unlink(missing_ok=True)
+        try:
+            os.replace(self._bin_part, self._bin_path)
+            os.replace(self._idx_part, self._idx_path)
+        except BaseException:
+            self._bin_path.unlink(missing_ok=True)
+            raise
+        sync_folder(self._idx_path.parent)
+
+    def _abort(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk refuses the last buffer once more; it is dropped
+            self._files.close()
+        for part in (self._idx_part, self._bin_part):
+            part.unlink(missing_ok=True)
+
+
+def optimal_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest token dtype that Megatron, too, would choose: uint16 below 65,500 words, else int32."""
+    return np.dtype("<u2") if vocab_size < 65500 else np.dtype("<i4")
+
+
+def paths_of(prefix: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """The .idx and the .bin file of a prefix."""
+    return Path(f"{os.fspath(prefix)}.idx"), Path(f"{os.fspath(prefix)}.bin")
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in `folder` survive a power cut, where the system lets folders be opened."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class _Spill:
+    """Numbers appended to a file through one buffer of fixed size."""
+
+    def __init__(self, file: IO[bytes], dtype: np.dtype[Any]) -> None:
+        self.file = file
+        self.count = 0
+        self._buffer = np.empty(_SPILL_NUMBERS, dtype=dtype)
+        self._used = 0
+
+    def extend(self, numbers: npt.NDArray[Any]) -> None:
+        for start in range(0, numbers.size, _SPILL_NUMBERS):
+            part = numbers[start : start + _SPILL_NUMBERS]
+            if self._used + part.size > _SPILL_NUMBERS:
+                self.flush()
+            self._buffer[self._used : self._used + part.size] = part
+            self._used += part.size
+        self.count += numbers.size
+
+    def flush(self) -> None:
+        self.file.write(self._buffer[: self._used].data)
+        self._used = 0
+
+
+def _map(path: Path) -> mmap.mmap:
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
