@@ -1,4 +1,4 @@
-"""Checkpoints: save, load, verify, average, convert; how the folder looks is said in `layout` and `storage`."""
+"""Checkpoints: save, load, verify; the folder's parts are listed in `layout`, its tensors in `storage`."""
 
 from __future__ import annotations
 

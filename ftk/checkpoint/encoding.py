@@ -1,4 +1,4 @@
-"""Python values that plain JSON cannot hold (tensors, arrays, bytes, tuples, NaN), as JSON, exactly and both ways."""
+"""Tensors, arrays, bytes, tuples, NaN and other values that JSON lacks, as JSON, exactly and both ways."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _TAGS = ("__tensor__", "__array__", "__bytes__", "__tuple__", "__float__", "__it
 def encode(value: Any) -> Any:
     """Return `value` as something `json.dumps` writes and `decode` turns back into an equal value.
 
-    Random-number states are what it is for: `torch.get_rng_state()`, `numpy.random.Generator.bit_generator.state`,
-    `random.getstate()`. Tensors come back on the CPU.
+    Random-number states are what it is for: `torch.get_rng_state()`, `random.getstate()`, the
+    `bit_generator.state` of a NumPy Generator. Tensors come back on the CPU.
 
     Raises:
         TypeError: names a value of a type that cannot be kept.

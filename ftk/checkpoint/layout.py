@@ -53,8 +53,8 @@ def resolve_checkpoint(path: str | Path) -> Path:
     """Return the checkpoint folder that `path` means.
 
     Args:
-        path: a checkpoint folder, a link to one, or a run's folder, which means its `checkpoint_best`, else its
-            `checkpoint_last`, else its newest `checkpoint_N`.
+        path: a checkpoint folder, a link to one, or a run's folder, which means its `checkpoint_best`,
+            else its `checkpoint_last`, else its newest `checkpoint_N`.
 
     Returns:
         The real folder: links are followed once, here, so that a link moved meanwhile changes nothing.

@@ -29,7 +29,7 @@ _NAMES_SHOWN = 6
 def load_model_state(
     folder: str | Path, model: nn.Module, *, strict: bool = True, check_hashes: bool = True
 ) -> tuple[list[str], list[str]]:
-    """Fill a model's parameters and buffers in place from a checkpoint, at any device and dtype the model has.
+    """Fill a model's parameters and buffers in place from a checkpoint, in the device and dtype they have.
 
     Args:
         folder: a checkpoint, or what `resolve_checkpoint` makes one of.
@@ -60,7 +60,9 @@ def load_model_state(
         else:
             targets[found] = tensor
     known = {name for names in tied_names.values() for name in names} | set(wanted)
-    unexpected = sorted(name for name in index.tensors if name not in known and not _alias_in(index, name, known))
+    unexpected = sorted(
+        name for name in index.tensors if name not in known and not _alias_in(index, name, known)
+    )
     wrong = [
         f"{name} is {list(sources[name][1].shape)} in the checkpoint, {list(tensor.shape)} in the model"
         for name, tensor in targets.items()
@@ -163,7 +165,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def newest_whole_checkpoint(run_folder: str | Path) -> Path | None:
-    """Return the newest `checkpoint_N` of a run that is whole; broken newer ones are logged with their problems.
+    """Return the newest `checkpoint_N` of a run that is whole; broken newer ones are logged, with why.
 
     Every file of the ones looked at is hashed, so that loading it may pass `check_hashes=False`.
 
@@ -234,8 +236,9 @@ def _match_groups(
     stored_members = [sorted(group["params"]) for group in stored_groups]
     now, then = {n for group in members for n in group}, {n for group in stored_members for n in group}
     if now != then:
+        difference = _mismatch(sorted(now - then), sorted(then - now), [])
         raise UserError(
-            f"{folder}: its optimizer has other parameters: {_mismatch(sorted(now - then), sorted(then - now), [])};"
+            f"{folder}: its optimizer has other parameters: {difference};"
             " start the optimizer anew with --reset-optimizer"
         )
     if members == stored_members:
@@ -246,7 +249,10 @@ def _match_groups(
             f"{folder}: its optimizer groups the parameters otherwise (for example {moved});"
             " start the optimizer anew with --reset-optimizer"
         )
-    return [(stored_groups[stored_members.index(m)], g) for m, g in zip(members, optimizer.param_groups, strict=True)]
+    return [
+        (stored_groups[stored_members.index(m)], g)
+        for m, g in zip(members, optimizer.param_groups, strict=True)
+    ]
 
 
 def _group_of(name: str, members: list[list[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The names under which a model's tensors and an optimizer's state are kept, whatever wraps them at run time."""
+"""The names under which a model's tensors and an optimizer's state are kept, whatever wraps them."""
 
 from __future__ import annotations
 

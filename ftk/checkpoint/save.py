@@ -40,7 +40,7 @@ def save_checkpoint(
         folder: its name, `RUN/checkpoint_N`; parents are made.
         model: the module, or its state dict.
         optimizer: of this very module; None: no `optimizer/` in the checkpoint.
-        trainer_state: what JSON can hold, and tensors, arrays, bytes, tuples, NaN (`ftk.checkpoint.encoding`).
+        trainer_state: what JSON holds, and tensors, arrays, bytes, tuples, NaN (`ftk.checkpoint.encoding`).
         config: the resolved configuration as plain dicts, lists, numbers and strings.
         tokenizer_folder: copied to `tokenizer/`; None: the checkpoint has none and cannot read text.
         overwrite: replace a checkpoint of this name; it stays until the new one is whole.
@@ -50,7 +50,7 @@ def save_checkpoint(
 
     Raises:
         UserError: `folder` exists and is no checkpoint, or `overwrite` is off.
-        OSError: the disk is full or the like; nothing is left of the attempt, older checkpoints are untouched.
+        OSError: the disk is full or the like; nothing is left of the attempt, older checkpoints stay.
     """
     folder = Path(folder)
     refuse_to_replace(folder, overwrite=overwrite)

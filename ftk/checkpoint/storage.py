@@ -1,12 +1,12 @@
 """Named tensors in a folder: safetensors files and a JSON index, written and read through PyTorch's DCP.
 
-DCP plans who writes and who reads which part of which tensor, so shards saved by several ranks load into any other
-sharding. Its own file format is replaced here, because that pickles: nothing in these files is ever unpickled.
-(torch's `HuggingFaceStorageWriter` cannot stand in: it does not fsync, keeps one chunk of a tensor a file and no
-index of shards.)
+DCP plans who writes and who reads which part of which tensor, so shards saved by several ranks load into
+any other sharding. Its own file format is replaced here, because that pickles: nothing in these files is
+ever unpickled. (torch's `HuggingFaceStorageWriter` cannot stand in: it does not fsync, holds at most one
+chunk of a tensor in a file, and keeps no index of shards.)
 
-    index.json                          shapes, dtypes and chunks of every tensor, and what else the caller keeps
-    tensors_00000_of_00001.safetensors  one file a rank; a chunk that is not a whole tensor is named NAME@OFFSETS
+    index.json                          shape, dtype and chunks of every tensor; what else the caller keeps
+    tensors_00000_of_00001.safetensors  one file a rank; a part of a tensor has the key NAME@OFFSETS
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of the folder: its whole shape, its dtype and the chunks that make it up (none if it is empty)."""
+    """A tensor of the folder: its whole shape, its dtype and its chunks (none if it has no elements)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -132,7 +132,7 @@ def read_tensors(
 
     Args:
         folder: the folder.
-        targets: by name, of the stored shapes; another dtype or device is converted to, a DTensor takes its shards.
+        targets: by name, of the stored shapes, in any dtype and on any device; a DTensor takes its shards.
         check: called with the names of the files about to be read, before any target changes; raises to stop.
         process_group: ranks that read together; None: this process alone.
 
@@ -166,7 +166,9 @@ def read_index(folder: Path) -> TensorIndex:
         raise BrokenCheckpoint(f"{path}: is not JSON ({error})") from error
     try:
         if content["format"] != _FORMAT or content["version"] != _VERSION:
-            raise ValueError(f"format {content['format']} {content['version']} instead of {_FORMAT} {_VERSION}")
+            raise ValueError(
+                f"format {content['format']} {content['version']} instead of {_FORMAT} {_VERSION}"
+            )
         tensors = {name: _stored_tensor(entry) for name, entry in content["tensors"].items()}
         return TensorIndex(tensors, dict(content["extra"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -213,7 +215,8 @@ class _TensorWriter(StorageWriter):
             yield _safetensors_header([(key, shape, dtype) for key, shape, dtype, _ in pending])
             for key, shape, dtype, item in pending:
                 tensor = planner.resolve_data(item)
-                assert isinstance(tensor, torch.Tensor) and tensor.shape == shape and tensor.dtype == dtype, key
+                assert isinstance(tensor, torch.Tensor), key
+                assert (tensor.shape, tensor.dtype) == (shape, dtype), key
                 yield _tensor_bytes(tensor)
 
         results: list[WriteResult] = []
@@ -221,7 +224,8 @@ class _TensorWriter(StorageWriter):
             file: str = plan.storage_data
             record = write_file(self.folder / file, pieces())
             for key, shape, dtype, item in pending:
-                place = Chunk(file, key, tuple(item.tensor_data.chunk.offsets), tuple(shape))
+                assert item.index.offset is not None
+                place = Chunk(file, key, tuple(item.index.offset), tuple(shape))
                 size = shape.numel() * dtype.itemsize
                 results.append(WriteResult(item.index, size, storage_data=(place, record)))
         done: Future[list[WriteResult]] = Future()
@@ -259,7 +263,9 @@ class _TensorReader(StorageReader):
         self.index = index
         self.check = check
         self.chunks = {
-            MetadataIndex(name, chunk.offset): chunk for name, t in index.tensors.items() for chunk in t.chunks
+            MetadataIndex(name, chunk.offset): chunk
+            for name, stored in index.tensors.items()
+            for chunk in stored.chunks
         }
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -274,7 +280,9 @@ class _TensorReader(StorageReader):
             )
         return Metadata(state_dict_metadata=dict(stored))
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         return None
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -298,9 +306,9 @@ class _TensorReader(StorageReader):
                     for chunk, item in reads:
                         source = file.get_tensor(chunk.key)
                         if tuple(source.shape) != chunk.shape:
-                            raise BrokenCheckpoint(f"{path}: {chunk.key} has not the shape that {INDEX} gives it")
-                        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                            source = source.narrow(dim, start, length)
+                            raise BrokenCheckpoint(f"{path}: {chunk.key} has another shape than in {INDEX}")
+                        for dim, start in enumerate(item.storage_offsets):
+                            source = source.narrow(dim, start, item.lengths[dim])
                         target = planner.resolve_tensor(item).detach()
                         target.copy_(source)
                         planner.commit_tensor(item, target)
@@ -320,7 +328,7 @@ def _quiet_dcp() -> Iterator[None]:
     """Let DCP's errors come out as what they were, and its remark that there is one process not at all."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
     except CheckpointException as error:
         if not error.failures:
@@ -345,7 +353,7 @@ def _safetensors_header(entries: list[tuple[str, torch.Size, torch.dtype]]) -> b
 
 
 def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the elements of a tensor in row-major order, without a copy where it lies so in memory already."""
+    """Return the elements of a tensor in row-major order, without a copy where they lie so already."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 

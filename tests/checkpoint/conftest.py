@@ -1,4 +1,4 @@
-"""A small model and optimizer with everything that is hard to keep: ties, bf16, int64, 0-d and empty tensors."""
+"""A small model with everything that is hard to keep: ties, bf16, int64, 0-d and empty tensors."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_optimizer_with_other_groups_is_refused(saved: Path) -> None:
         load_optimizer_state(saved, model, other)
     assert not other.state
     fewer = torch.optim.AdamW([model.scale])
-    with pytest.raises(UserError, match="unexpected in the checkpoint: coarse, embedding.weight"):
+    with pytest.raises(UserError, match=r"unexpected in the checkpoint: coarse, embedding.weight"):
         load_optimizer_state(saved, model, fewer)
 
 
