@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.collate import Collater
-from ftk.data.glm_dataset import GLMBlankDataset, max_sample_length
+from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.errors import UserError
 from ftk.registry import register_task
 from ftk.tasks.base import Batch, Task
@@ -45,13 +45,12 @@ class GLMBlankTask(Task):
 
     def complete_model_config(self, config: Any) -> Any:
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
-        longest = max_sample_length(self.config)
-        if longest > config.max_positions:
+        if self.config.seq_length > config.max_positions:
             raise UserError(
-                f"--seq-length {self.config.seq_length} makes samples of up to {longest} tokens, but the model has "
-                f"{config.max_positions} positions; lower --seq-length or raise --max-positions"
+                f"--seq-length {self.config.seq_length} is beyond the model's {config.max_positions} positions; "
+                f"lower --seq-length or raise --max-positions"
             )
-        return dataclasses.replace(config, vocab_size=vocab_size)
+        return dataclasses.replace(config, vocab_size=vocab_size, block_positions=self.config.block_positions)
 
     def build_generator(self, model: nn.Module, **options: Any) -> SequenceGenerator:
         """A generator of the answers to blanks; `options` as for `ftk.generation.SequenceGenerator`."""

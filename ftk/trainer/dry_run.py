@@ -1,0 +1,86 @@
+"""What a run would be, without running it: configuration, parameters, tokens per update, updates, memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import yaml
+from torch import nn
+
+from ftk.config import dump
+from ftk.tasks.base import Task
+from ftk.trainer.train_config import TrainConfig
+
+GIB = 2.0**30
+
+
+def describe_run(config: TrainConfig, task: Task, model: nn.Module) -> str:
+    """The text that `ftk-train --dry-run` prints.
+
+    Args:
+        config: the whole configuration, the model's completed by the task.
+        task: for its training split.
+        model: may be on the meta device: only shapes are read.
+    """
+    parameters = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    dataset = task.load_split(config.dataloader.train_subset)
+    sizes = dataset.sizes(1)
+    batch, tokens = _batch(config, sizes)
+    per_update = tokens * config.training.update_freq
+    per_epoch = math.ceil(len(dataset) / (batch * config.training.update_freq))
+    weights, activations = memory_bytes(config, trained, parameters, batch, int(sizes.max()))
+    rows = [
+        ("parameters", f"{parameters:,} ({trained:,} trained)"),
+        ("samples per epoch", f"{len(dataset):,}"),
+        ("samples per update", f"{batch * config.training.update_freq:,}"),
+        ("tokens per update", f"about {per_update:,}"),
+        ("updates per epoch", f"{per_epoch:,}"),
+        ("updates in all", f"{_updates(config, per_epoch):,}"),
+        ("memory, weights", f"{weights / GIB:.2f} GiB (weights, gradients, optimizer state)"),
+        ("memory, activations", f"about {activations / GIB:.2f} GiB (estimate for one batch)" if activations
+         else "not estimated (unknown model shape)"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    return "\n".join([yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True), *task.describe(), *lines])
+
+
+def memory_bytes(config: TrainConfig, trained: int, parameters: int, batch: int, tokens: int) -> tuple[int, int]:
+    """(bytes of weights, gradients and optimizer state; bytes of activations of one micro-batch).
+
+    fp32 weights 4 bytes, gradients 4, two moments 8. A pre-LN layer keeps for the backward pass, per token, about
+    17 H values (two layer norms 2, qkv 3, attention 1, output 1, feed-forward input 1, inner size before and after
+    the activation 8, residuals 1) in the computing precision; the loss keeps about 2 V values at the loss positions,
+    some 18 % of all, in fp32.
+    """
+    weights = 4 * parameters + 12 * trained
+    shape: Any = config.model.config
+    if not all(hasattr(shape, name) for name in ("num_layers", "hidden_size", "vocab_size")):
+        return weights, 0
+    value = 2 if config.training.precision == "bf16" else 4
+    layers = 17 * value * shape.hidden_size * shape.num_layers * batch * tokens
+    loss = int(0.18 * batch * tokens) * 2 * 4 * shape.vocab_size
+    return weights, layers + loss
+
+
+def _batch(config: TrainConfig, sizes: np.ndarray) -> tuple[int, int]:
+    """(samples, tokens) of a typical batch."""
+    mean = float(sizes.mean())
+    if config.dataloader.max_tokens is None:
+        samples = config.dataloader.batch_size or 8
+    else:
+        samples = max(1, config.dataloader.max_tokens // int(sizes.max()))
+        samples = min(samples, config.dataloader.batch_size or samples)
+    return samples, int(samples * mean)
+
+
+def _updates(config: TrainConfig, per_epoch: int) -> int:
+    stops = []
+    if config.training.max_update is not None:
+        stops.append(config.training.max_update)
+    if config.training.max_epoch is not None:
+        stops.append(config.training.max_epoch * per_epoch)
+    return min(stops)

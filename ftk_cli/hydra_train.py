@@ -1,0 +1,78 @@
+"""ftk-hydra-train: the same training through Hydra's launcher, with its overrides, multirun and sweeps."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from ftk.errors import UserError
+from ftk_cli.frame import run
+
+USAGE = """usage: ftk-hydra-train [--config-name RECIPE] [--config-dir DIR] [-m] [key.sub=value ...]
+
+Trains with Hydra: groups and values are overridden by key=value, -m (--multirun) runs every combination.
+Recipes: {recipes}; or your own YAML by --config-dir.
+
+examples:
+  ftk-hydra-train --config-name glm_large dataset.data=data-bin checkpoint.save_dir=run
+  ftk-hydra-train -m --config-name glm_tiny dataset.data=data-bin optimizer.lr=1e-3,3e-4 \\
+      'checkpoint.save_dir=runs/lr_${{optimizer.lr}}'
+  ftk-hydra-train --config-name glm_tiny dataset.data=data-bin common.user_dir=my_plugin task=my_task
+
+  --cfg job          print the composed configuration and stop
+  --help, --version  this help; the version
+Everything else is Hydra's own: see https://hydra.cc/docs/advanced/hydra-command-line-flags
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run("ftk-hydra-train", body, argv)
+
+
+def body(argv: list[str]) -> int:
+    from ftk.config.hydra import recipe_folder
+
+    if "--version" in argv:
+        from ftk.version import __version__
+
+        print(f"ftk {__version__}")
+        return 0
+    if "--help" in argv or "-h" in argv:
+        print(USAGE.format(recipes=", ".join(sorted(path.stem for path in recipe_folder().glob("*.yaml")))))
+        return 0
+    return _launch(argv)
+
+
+def _launch(argv: list[str]) -> int:
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig
+    from omegaconf.errors import OmegaConfBaseException
+
+    from ftk.config.build import build
+    from ftk.config.hydra import recipe_folder, register_groups, to_tree
+    from ftk.plugins import import_entry_points, import_user_dir
+    from ftk.trainer.train_config import TrainConfig
+    from ftk_cli.train import train
+
+    import_entry_points()
+    for argument in argv:
+        name, _, value = argument.lstrip("+").partition("=")
+        if name == "common.user_dir":
+            import_user_dir(value)
+    register_groups(TrainConfig)
+    codes: list[int] = []
+
+    def job(composed: DictConfig) -> int:
+        codes.append(train(build(TrainConfig, to_tree(composed))))
+        return codes[-1]
+
+    # Hydra reads the process's own arguments; and with this variable it lets errors through to `run`.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv = ["ftk-hydra-train", *argv]
+    try:
+        hydra.main(version_base="1.3", config_path=str(recipe_folder()), config_name="glm_base")(job)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(" ".join(str(error).split())) from error
+    return max(codes, default=0)

@@ -1,0 +1,48 @@
+"""ftk-train: trains a model on the folder that ftk-preprocess wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from ftk.config import compose
+from ftk.trainer.train_config import TrainConfig
+from ftk_cli.frame import run
+
+DESCRIPTION = """Trains a model. A run found in --save-dir is continued where it stopped.
+Example: ftk-train data-bin --task glm_blank --arch glm_large --lr 2e-4 --max-update 200000 --save-dir run"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run("ftk-train", body, argv)
+
+
+def body(argv: list[str]) -> int:
+    return train(compose(TrainConfig, "ftk-train", DESCRIPTION, argv))
+
+
+def train(config: TrainConfig) -> int:
+    """Builds everything that the configuration names, and trains. Returns the exit code."""
+    import torch
+
+    if config.common.user_dir is not None:  # so that config.yaml works from every working directory
+        config.common.user_dir = str(Path(config.common.user_dir).expanduser().resolve())
+    if config.common.num_threads is not None:
+        torch.set_num_threads(config.common.num_threads)
+    task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
+    config.model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
+
+    if config.command.dry_run:
+        from ftk.trainer.dry_run import describe_run
+
+        with torch.device("meta"):
+            print(describe_run(config, task, task.build_model(config.model)))
+        return 0
+
+    from ftk.trainer.trainer import Trainer
+
+    torch.manual_seed(config.common.seed)
+    model = task.build_model(config.model)
+    criterion = task.build_criterion(config.criterion)
+    return Trainer(config, task, model, criterion).train()

@@ -1,0 +1,20 @@
+# Sourced by the other scripts: makes or reuses a virtual environment with ftk installed in it, and activates it.
+
+# ftk_environment [EXTRA]: $FTK_VENV (default .venv), ftk editable with the optional dependencies EXTRA.
+# A stamp remembers what was installed, so that a second call takes no time.
+ftk_environment() {
+    local extra="${1:-}" venv="${FTK_VENV:-.venv}" python="${PYTHON:-python3}" wanted stamp
+    if [ ! -x "$venv/bin/python" ]; then
+        echo "making the virtual environment $venv with $("$python" --version)" >&2
+        "$python" -m venv "$venv"
+    fi
+    # shellcheck disable=SC1091
+    source "$venv/bin/activate"
+    stamp="$venv/.ftk-installed${extra:+-$extra}"
+    wanted="$(cat pyproject.toml setup.py constraints.txt $(find ftk -name '*.pyx' -o -name '*.pxd' | sort) | cksum) $PWD"
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+        echo "installing ftk${extra:+[$extra]} (a few minutes the first time)" >&2
+        python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".${extra:+[$extra]}"
+        echo "$wanted" > "$stamp"
+    fi
+}

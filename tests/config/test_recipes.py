@@ -1,0 +1,53 @@
+"""Every recipe in configs/ composes, for the flat command line and for Hydra, to the published hyperparameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftk.config import compose, dump
+from ftk.config.hydra import compose_file, recipe_folder
+from ftk.trainer.train_config import TrainConfig
+
+RECIPES = sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+
+# reference: config/ds_*.sh and config_tasks/model_*.sh of the original:
+# layers, hidden, heads, positions, bert / sentence probability, updates, lr, decay updates, warm-up, floor, weight decay
+PUBLISHED = {
+    "glm_base": (12, 768, 12, 512, 1.0, 0.0, 150_000, 4e-4, 120_000, 0.05, 0.05, 0.1),
+    "glm_large": (24, 1024, 16, 512, 1.0, 0.0, 200_000, 2e-4, 160_000, 0.05, 0.05, 0.1),
+    "glm_roberta_large": (24, 1024, 16, 512, 1.0, 0.0, 500_000, 4e-4, 500_000, 0.06, 0.025, 0.01),
+    "glm_large_chinese": (24, 1024, 16, 1024, 0.4, 0.3, 250_000, 4e-4, 200_000, 0.04, 0.1, 0.01),
+    "glm_10b": (48, 4096, 64, 1024, 0.5, 0.3, 250_000, 1e-4, 175_000, 0.04, 0.1, 0.1),
+    "glm_10b_chinese": (48, 4096, 64, 1024, 0.5, 0.3, 150_000, 1e-4, 120_000, 0.04, 0.1, 0.1),
+}
+
+
+def test_there_is_a_recipe_for_every_published_size():
+    assert set(RECIPES) >= {"glm_tiny", "glm_base", "glm_large", "glm_large_chinese", "glm_roberta_large", "glm_410m",
+                            "glm_515m", "glm_2b", "glm_10b", "glm_10b_chinese"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_composes_alike_by_flag_and_by_hydra(name):
+    by_flag = compose(TrainConfig, "ftk-train", "", ["data", "--config", name])
+    tree = compose_file(TrainConfig, recipe_folder() / f"{name}.yaml", ["dataset.data=data"])
+    from ftk.config.build import build
+
+    assert dump(by_flag) == dump(build(TrainConfig, tree))
+    assert by_flag.model.arch == name
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_the_values_are_the_published_ones(name):
+    config = compose(TrainConfig, "ftk-train", "", ["data", "--config", name])
+    model, task = config.model.config, config.task.config
+    schedule, optimizer = config.lr_scheduler.config, config.optimizer.config
+    warmup_share = schedule.warmup_updates / schedule.decay_updates
+    assert (model.num_layers, model.hidden_size, model.num_attention_heads, model.max_positions, task.bert_prob,
+            task.gap_sentence_prob, config.training.max_update, optimizer.lr, schedule.decay_updates, warmup_share,
+            schedule.min_lr_ratio, optimizer.weight_decay) == pytest.approx(PUBLISHED[name])
+
+
+def test_a_flag_wins_over_the_recipe():
+    config = compose(TrainConfig, "ftk-train", "", ["data", "--config", "glm_large", "--lr", "1e-5"])
+    assert (config.optimizer.config.lr, config.optimizer.config.eps) == (1e-5, 1e-6)

@@ -1,0 +1,103 @@
+"""The house's rules, checked on the source: imports only go down, and the light rooms stay light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+FOUNDATION = {"version", "errors", "builtins", "registry", "plugins", "logging"}
+# room -> rooms it may import (besides itself and the foundation); see docs/architecture.md
+ROOMS: dict[str, set[str]] = {
+    "config": set(),
+    "tokenizers": {"config"},
+    "data": {"config", "tokenizers"},
+    "modules": set(),
+    "models": {"modules", "config"},
+    "model_parallel": {"config"},
+    "criterions": {"modules", "models", "model_parallel", "config"},
+    "optim": {"modules", "model_parallel", "config"},
+    "checkpoint": {"model_parallel", "models", "tokenizers", "config"},
+    "evaluation": {"config"},
+    "generation": {"modules", "models", "tokenizers", "evaluation", "config", "checkpoint"},
+    "tasks": {"config", "tokenizers", "data", "modules", "models", "criterions", "optim", "model_parallel",
+              "checkpoint", "generation", "evaluation"},
+    "trainer": {"config", "tokenizers", "data", "modules", "models", "criterions", "optim", "model_parallel",
+                "checkpoint", "tasks", "generation", "evaluation"},
+    "hub": {"config", "tokenizers", "checkpoint", "generation", "models", "data", "tasks"},
+}
+FORBIDDEN = {"data": ("torch.nn", "torch.distributed"), "modules": ("torch.distributed",),
+             "models": ("torch.distributed",), "tokenizers": ("torch",), "config": ("torch",)}
+
+
+def imports(file: Path) -> list[str]:
+    """Dotted names that a file imports at any depth, type-checking-only imports left out."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    skipped = {id(node) for block in ast.walk(tree) if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
+               for node in ast.walk(block)}
+    names = []
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{file}: relative import"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(ROOT / "ftk").with_suffix("").parts[0]
+
+
+FILES = sorted((ROOT / "ftk").rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
+def test_imports_go_down(file):
+    room = room_of(file)
+    if room in FOUNDATION:
+        allowed = FOUNDATION
+    elif room == "__init__":
+        allowed = {"version", "hub"}
+    else:
+        assert room in ROOMS, f"{file}: an unknown room; add it to docs/architecture.md and to this test"
+        allowed = ROOMS[room] | {room} | FOUNDATION
+    for name in imports(file):
+        parts = name.split(".")
+        if parts[0] == "ftk" and len(parts) > 1:
+            assert parts[1] in allowed, f"{file.relative_to(ROOT)} imports {name}: an arrow that goes up"
+        assert parts[0] != "ftk_cli", f"{file.relative_to(ROOT)} imports the commands"
+        for forbidden in FORBIDDEN.get(room, ()):
+            assert not f"{name}.".startswith(f"{forbidden}."), f"{file.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("command", ["preprocess", "train", "hydra_train", "generate", "interactive", "validate",
+                                     "checkpoint", "data"])
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_import_no_torch(command, flag):
+    code = (f"import sys; from ftk_cli.{command} import main\n"
+            f"try: code = main([{flag!r}])\n"
+            "except SystemExit as stop: code = stop.code\n"
+            "print('CODE', code, 'TORCH', 'torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "CODE 0 TORCH False"
+    assert ("usage" in done.stdout) if flag == "--help" else ("ftk 0." in done.stdout)
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    for file in [*FILES, *(ROOT / "ftk_cli").rglob("*.py")]:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                assert name not in ("eval", "exec", "pickle.load", "pickle.loads", "yaml.load", "os.system"), f"{file}: {name}"
+                if name == "torch.load":
+                    assert "weights_only=True" in ast.unparse(node), f"{file}: torch.load without weights_only=True"
+                assert not any(k.arg == "shell" for k in node.keywords), f"{file}: a shell string"
