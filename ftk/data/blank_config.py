@@ -1,0 +1,145 @@
+"""Options of the GLM blank-infilling objective, and how long a sample can get under them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MIN_SEQ_LENGTH = 8
+
+
+@dataclass(kw_only=True)
+class BlankInfillingConfig:
+    """How documents are packed and where they are blanked out (Du et al. 2022, section 2.1).
+
+    Each sample draws its own objective: the token objective (short random spans), the sentence objective
+    (whole sentences) or the document objective (one long span or the end of a document).
+    """
+
+    seq_length: int = field(
+        default=512,
+        metadata={"help": "text of one sample before it is blanked out, [CLS] and end-of-document tokens included; "
+                          "a sample is somewhat longer, because each blank adds a mask and a start token",
+                  "unit": "tokens"},
+    )
+    bert_prob: float = field(
+        default=0.5, metadata={"help": "probability of the token objective: short random spans"}
+    )
+    gap_sentence_prob: float = field(
+        default=0.3,
+        metadata={"help": "probability of the sentence objective: whole sentences; what bert-prob and "
+                          "gap-sentence-prob leave of 1 is the document objective"},
+    )
+    single_span_prob: float = field(
+        default=0.0,
+        metadata={"help": "probability, before any other choice, of a token-objective sample with one span only"},
+    )
+    bert_ratio: float = field(
+        default=0.15, metadata={"help": "share of the tokens that the token objective blanks out"}
+    )
+    avg_block_length: float = field(
+        default=3.0, metadata={"help": "Poisson mean of the span lengths of the token objective", "unit": "tokens"}
+    )
+    max_block_length: int = field(
+        default=39, metadata={"help": "longest span of the token objective", "unit": "tokens"}
+    )
+    gap_sentence_ratio: float = field(
+        default=0.15, metadata={"help": "share of the tokens that the sentence objective blanks out, at least"}
+    )
+    gpt_infill_prob: float = field(
+        default=0.5,
+        metadata={"help": "document objective: probability that the end of the document is generated; "
+                          "otherwise a span inside it is"},
+    )
+    gpt_min_ratio: float = field(
+        default=0.5, metadata={"help": "document objective: least share of the document that is generated"}
+    )
+    short_seq_prob: float = field(
+        default=0.0,
+        metadata={"help": "probability that a sample is cut to a random length between 32 and seq-length tokens"},
+    )
+    non_sentence_start: float = field(
+        default=0.0,
+        metadata={"help": "probability that a document too long for a sample is cut anywhere instead of at the "
+                          "start of a sentence"},
+    )
+    sample_one_document: bool = field(
+        default=False, metadata={"help": "one document a sample, instead of packing several to seq-length"}
+    )
+    block_positions: bool = field(
+        default=True,
+        metadata={"help": "count positions inside an answer in the second position row; without it that row is "
+                          "1 in every answer"},
+    )
+    shuffle_blocks: bool = field(
+        default=True, metadata={"help": "answers in random order; without it in the order of their blanks"}
+    )
+    block_mask_prob: float = field(
+        default=0.0,
+        metadata={"help": "token objective: probability that an answer token is given to the model as [dBLOCK]"},
+    )
+    context_mask_ratio: float = field(
+        default=0.0,
+        metadata={"help": "token objective: share of the text, in context tokens near blanks, that is replaced "
+                          "by [dBLOCK]"},
+    )
+    context_mask_range: int = field(
+        default=3, metadata={"help": "how far from a blank context-mask-ratio reaches", "unit": "tokens"}
+    )
+    random_position: bool = field(
+        default=False, metadata={"help": "start the positions of a text shorter than seq-length at a random place"}
+    )
+    sentinel_tokens: bool = field(
+        default=False,
+        metadata={"help": "number the masks and start tokens in the order of their answers ([MASK], [MASK1], ...) "
+                          "and give all answers the position seq-length"},
+    )
+
+    @property
+    def gpt_prob(self) -> float:
+        """Probability of the document objective, once the single span is not drawn."""
+        return max(0.0, 1.0 - self.bert_prob - self.gap_sentence_prob)
+
+    @property
+    def needs_decoder_mask(self) -> bool:
+        """Whether the tokenizer must have the command token dBLOCK."""
+        return self.block_mask_prob > 0.0 or self.context_mask_ratio > 0.0
+
+    def validate(self) -> Iterator[str]:
+        if self.seq_length < MIN_SEQ_LENGTH:
+            yield f"seq_length is {self.seq_length}; it must be at least {MIN_SEQ_LENGTH} tokens"
+        for name in ("bert_prob", "gap_sentence_prob", "single_span_prob", "gpt_infill_prob", "gpt_min_ratio",
+                     "short_seq_prob", "non_sentence_start", "block_mask_prob", "context_mask_ratio"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                yield f"{name} is {getattr(self, name)}; it must be in [0, 1]"
+        if self.bert_prob + self.gap_sentence_prob > 1.0 + 1e-9:
+            yield (f"bert_prob is {self.bert_prob} and gap_sentence_prob is {self.gap_sentence_prob}; "
+                   f"together they must be at most 1")
+        for name in ("bert_ratio", "gap_sentence_ratio"):
+            if not 0.0 < getattr(self, name) <= 0.5:
+                yield f"{name} is {getattr(self, name)}; it must be in (0, 0.5]"
+        if not 0.0 < self.avg_block_length <= 100.0:
+            yield f"avg_block_length is {self.avg_block_length}; it must be in (0, 100]"
+        if self.max_block_length < 1:
+            yield f"max_block_length is {self.max_block_length}; it must be at least 1"
+        if self.context_mask_range < 1:
+            yield f"context_mask_range is {self.context_mask_range}; it must be at least 1"
+
+
+def max_sample_length(config: BlankInfillingConfig) -> int:
+    """The most tokens a sample can have: context with its masks, plus the answers with their start tokens.
+
+    A text of n tokens (n <= seq_length) from which k blanks are taken makes a sample of n + 2k tokens: each
+    blank leaves a mask in the context, and its answer is one token longer than the blank (a start token in
+    the inputs, an end token in the targets). The token objective draws span lengths of at least one token until
+    int(bert_ratio * n) are covered, so k <= int(bert_ratio * n); the sentence objective likewise; the
+    document objective has one blank.
+
+    Positions stay in 0 .. seq_length in both rows, so that a model with max_positions >= seq_length fits.
+    """
+    most_blanks = 1
+    if config.bert_prob > 0.0:
+        most_blanks = max(most_blanks, int(config.bert_ratio * config.seq_length))
+    if config.gap_sentence_prob > 0.0:
+        most_blanks = max(most_blanks, int(config.gap_sentence_ratio * config.seq_length))
+    return config.seq_length + 2 * most_blanks
