@@ -45,6 +45,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "dataset": {
         "indexed": "ftk.data.corpus",
     },
-    "tokenizer": {},
+    "tokenizer": {
+        "bert_wordpiece": "ftk.tokenizers.bert_wordpiece",
+        "gpt2_bpe": "ftk.tokenizers.gpt2_bpe",
+        "sentencepiece": "ftk.tokenizers.sentencepiece",
+    },
     "scorer": {},
 }

@@ -1,0 +1,22 @@
+"""Text to ids and back: three tokenizers with GLM's command tokens, and how to build, save and load them.
+
+Importing this package imports neither sentencepiece nor tokenizers nor torch; the libraries are imported by the
+module that registers the tokenizer that is asked for.
+"""
+
+from __future__ import annotations
+
+from ftk.tokenizers.base import SpecialTokens, Tokenizer, TokenizerConfig
+from ftk.tokenizers.build import build_tokenizer, load_tokenizer
+from ftk.tokenizers.command_tokens import CommandToken
+from ftk.tokenizers.train_sentencepiece import train_sentencepiece
+
+__all__ = [
+    "CommandToken",
+    "SpecialTokens",
+    "Tokenizer",
+    "TokenizerConfig",
+    "build_tokenizer",
+    "load_tokenizer",
+    "train_sentencepiece",
+]

@@ -1,0 +1,175 @@
+"""BERT's WordPiece, with the command tokens of GLM-Base and GLM-Large.
+
+Cleaning, lower-casing and splitting at punctuation are done here, with Python's Unicode tables and its rules for
+lower case, as in the original; the `tokenizers` library's own BERT normaliser differs (it lower-cases a Greek
+final sigma without context and takes newer characters for unassigned ones) and is not used. The library cuts
+the words into pieces.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tokenizers
+
+from ftk.errors import UserError
+from ftk.registry import register_tokenizer
+from ftk.tokenizers.base import Tokenizer, TokenizerConfig
+from ftk.tokenizers.command_tokens import BERT_WORDPIECE, Layout, number, sentinel_rows
+from ftk.tokenizers.files import as_text, find_file, read_file
+
+_MAX_WORD_CHARACTERS = 100
+_CHINESE_RANGES = (
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class BertWordPieceConfig(TokenizerConfig):
+    casing: str = field(
+        default="auto",
+        metadata={
+            "help": "uncased: text is lower-cased and accents are dropped; auto: cased if a token has a capital",
+            "choices": ("auto", "uncased", "cased"),
+        },
+    )
+    sentinel_tokens: int = field(
+        default=0, metadata={"help": "number of pairs [MASK1] <|startofpiece1|>, [MASK2] ... to add", "unit": "pairs"}
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.sentinel_tokens < 0:
+            yield f"sentinel_tokens is {self.sentinel_tokens}; it must be 0 or more"
+
+
+@register_tokenizer("bert_wordpiece", config=BertWordPieceConfig)
+class BertWordPieceTokenizer(Tokenizer):
+    """WordPiece (Devlin et al. 2019). Not lossless: white space, and in uncased form case and accents, are lost.
+
+    `path` is a vocabulary with one token a line, or a folder with one *vocab.txt.
+
+    Raises:
+        UserError: the file is missing or damaged, has empty or repeated lines, or is no BERT vocabulary.
+    """
+
+    name = "bert_wordpiece"
+
+    def __init__(self, config: BertWordPieceConfig) -> None:
+        path = find_file(Path(config.path), "vocab.txt", "a WordPiece vocabulary, one token a line,")
+        content, file = read_file(path)
+        vocab = _parse_vocab(as_text(content, path), path)
+        command_tokens, _ = number(
+            Layout(last=BERT_WORDPIECE.last + sentinel_rows(config.sentinel_tokens)),
+            num_text_tokens=len(vocab),
+            vocab=vocab,
+            enabled=config.enabled(),
+            where=str(path),
+        )
+        super().__init__(config, files=(file,), command_tokens=command_tokens, num_text_tokens=len(vocab))
+        self.lower_case = config.casing == "uncased" or (config.casing == "auto" and not _has_capitals(vocab))
+        self._spellings = {id_: token for token, id_ in vocab.items()} | self._command_texts
+        self._cleaning = _Cleaning()
+        self._splitting = _Splitting(drop_accents=self.lower_case)
+        self._backend = tokenizers.Tokenizer(
+            tokenizers.models.WordPiece(
+                vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=_MAX_WORD_CHARACTERS
+            )
+        )
+        self._backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Words joined by single spaces; a piece "##x" is joined to whatever stands before it."""
+        words: list[str] = []
+        for id_ in ids:
+            token = self._spellings.get(int(id_))
+            if token is None:
+                continue
+            if token.startswith("##") and words:
+                words[-1] += token[2:]
+            else:
+                words.append(token)
+        return " ".join(words)
+
+    def token_text(self, token_id: int) -> str:
+        return self._spellings.get(int(token_id), f"<unused {int(token_id)}>")
+
+    def _encode_text(self, text: str) -> list[int]:
+        return self._backend.encode(self._words(text), add_special_tokens=False).ids
+
+    def _encode_texts(self, texts: list[str]) -> list[list[int]]:
+        words = [self._words(text) for text in texts]
+        return [encoded.ids for encoded in self._backend.encode_batch_fast(words, add_special_tokens=False)]
+
+    def _words(self, text: str) -> str:
+        """Words and punctuation marks with white space between them.
+
+        Brackets are punctuation, so that a literal "[MASK]" falls apart and is never looked up as one word.
+        """
+        text = text.translate(self._cleaning)
+        if self.lower_case:
+            text = unicodedata.normalize("NFD", text.lower())
+        return text.translate(self._splitting)
+
+
+class _Cleaning(dict[int, "str | int | None"]):
+    """str.translate table, filled as characters come up: no control characters, plain spaces, Chinese apart."""
+
+    def __missing__(self, code: int) -> str | int | None:
+        character = chr(code)
+        category = unicodedata.category(character)
+        result: str | int | None = code
+        if character in "\t\n\r" or category in ("Zs", "Zl", "Zp"):
+            result = " "
+        elif code == 0xFFFD or category.startswith("C"):
+            result = None
+        elif any(first <= code <= last for first, last in _CHINESE_RANGES):
+            result = f" {character} "
+        self[code] = result
+        return result
+
+
+class _Splitting(dict[int, "str | int | None"]):
+    """str.translate table: punctuation apart and, for uncased vocabularies, combining accents dropped."""
+
+    def __init__(self, drop_accents: bool) -> None:
+        super().__init__()
+        self._drop_accents = drop_accents
+
+    def __missing__(self, code: int) -> str | int | None:
+        character = chr(code)
+        category = unicodedata.category(character)
+        result: str | int | None = code
+        if self._drop_accents and category == "Mn":
+            result = None
+        elif category.startswith("P") or character in "$+<=>^`|~":  # ASCII symbols count as punctuation
+            result = f" {character} "
+        self[code] = result
+        return result
+
+
+def _parse_vocab(text: str, path: Path) -> dict[str, int]:
+    """token -> its line number from 0."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    vocab: dict[str, int] = {}
+    for i, line in enumerate(lines):
+        token = line.removesuffix("\r")
+        if not token.strip():
+            raise UserError(f"{path}:{i + 1}: the line is empty; each line of a vocabulary is one token")
+        if token != token.strip():
+            raise UserError(f"{path}:{i + 1}: {token!r} begins or ends with white space")
+        if token in vocab:
+            raise UserError(f"{path}:{i + 1}: {token!r} stands in line {vocab[token] + 1} already")
+        vocab[token] = i
+    if not vocab:
+        raise UserError(f"{path}: is empty; a vocabulary has one token a line")
+    return vocab
+
+
+def _has_capitals(vocab: dict[str, int]) -> bool:
+    return any(token != token.lower() for token in vocab if not (token.startswith("[") and token.endswith("]")))

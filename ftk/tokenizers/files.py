@@ -1,0 +1,163 @@
+"""The files of a tokenizer: finding them, reading them, hashing them, and the folder that keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftk.errors import UserError
+
+DESCRIPTION = "ftk_tokenizer.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class VocabularyFile:
+    """A file of a tokenizer as it was when it was read."""
+
+    path: Path
+    sha256: str
+    num_bytes: int
+
+
+def read_file(path: Path) -> tuple[bytes, VocabularyFile]:
+    """The content of a file, and its name, hash and size.
+
+    Raises:
+        UserError: there is no such file, it is a directory, or it cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a directory, a file is meant") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    return content, VocabularyFile(path, hashlib.sha256(content).hexdigest(), len(content))
+
+
+def as_text(content: bytes, path: Path) -> str:
+    """`content` as UTF-8 without a byte order mark.
+
+    Raises:
+        UserError: it is not UTF-8; names the first bad byte.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: byte {error.start} is not UTF-8; a vocabulary file is UTF-8 text") from None
+
+
+def find_file(path: Path, suffix: str, what: str) -> Path:
+    """`path` itself if it is a file; in a folder, the one file whose name ends in `suffix`.
+
+    Raises:
+        UserError: there is none, or there are several.
+    """
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; {what} is meant")
+    if not path.is_dir():
+        return path
+    return the_only(path, sorted(entry for entry in path.iterdir() if entry.name.endswith(suffix)), suffix, what)
+
+
+def the_only(folder: Path, candidates: Sequence[Path], suffix: str, what: str) -> Path:
+    """The one candidate; none or several is the user's to mend.
+
+    Raises:
+        UserError: there is not exactly one.
+    """
+    if not candidates:
+        raise UserError(f"{folder}: holds no file *{suffix}; {what} is meant")
+    if len(candidates) > 1:
+        names = ", ".join(candidate.name for candidate in candidates)
+        raise UserError(f"{folder}: holds {len(candidates)} files *{suffix} ({names}); "
+                        f"give one of them instead of the folder, e.g. {candidates[0]}")
+    return candidates[0]
+
+
+def save_files(folder: Path, files: Sequence[VocabularyFile], description: dict[str, Any]) -> None:
+    """Copy the very files into `folder` and describe them in `ftk_tokenizer.json`, which is written last.
+
+    Raises:
+        UserError: a file changed since it was read, so that the copy would not be the tokenizer in memory.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        content, now = read_file(file.path)
+        if now.sha256 != file.sha256:
+            raise UserError(f"{file.path}: changed on disk since the tokenizer was built; build it again")
+        target = folder / file.path.name
+        if not (target.exists() and os.path.samefile(target, file.path)):
+            _write(target, content)
+    listed = [{"name": file.path.name, "sha256": file.sha256, "bytes": file.num_bytes} for file in files]
+    text = json.dumps({"format": FORMAT, **description, "files": listed}, indent=2, ensure_ascii=False) + "\n"
+    _write(folder / DESCRIPTION, text.encode("utf-8"))
+
+
+def find_description(folder: str | os.PathLike[str]) -> Path:
+    """The `ftk_tokenizer.json` of a tokenizer folder, or of the `tokenizer/` inside a checkpoint or data folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}; "
+                        "a checkpoint, a data folder or a tokenizer folder is meant")
+    for candidate in (folder / DESCRIPTION, folder / "tokenizer" / DESCRIPTION):
+        if candidate.is_file():
+            return candidate
+    raise UserError(f"{folder}: holds no tokenizer (neither {DESCRIPTION} nor tokenizer/{DESCRIPTION})")
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """The description of a saved tokenizer, with its files checked against their hashes.
+
+    Raises:
+        UserError: it is not a description, or a file is missing or is not the one that was saved.
+    """
+    content, _ = read_file(path)
+    try:
+        description = json.loads(as_text(content, path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise UserError(f"{path}: not a tokenizer description (nested too deeply)") from None
+    kinds = {"format": int, "name": str, "options": dict, "files": list}
+    if not isinstance(description, dict) or not all(isinstance(description.get(k), t) for k, t in kinds.items()):
+        raise UserError(f"{path}: not a tokenizer description; it must hold {', '.join(kinds)}")
+    if description["format"] != FORMAT:
+        raise UserError(f"{path}: format {description['format']}, this ftk reads format {FORMAT}")
+    for listed in description["files"]:
+        _check_listed(path, listed)
+    return description
+
+
+def _check_listed(path: Path, listed: Any) -> None:
+    name = listed.get("name") if isinstance(listed, dict) else None
+    if not isinstance(name, str) or name != Path(name).name or name in ("", ".", ".."):
+        raise UserError(f"{path}: a file is listed as {listed!r}; it must be a plain name in the same folder")
+    _, file = read_file(path.parent / name)
+    if file.sha256 != listed.get("sha256"):
+        raise UserError(f"{file.path}: is not the file that was saved (sha256 {file.sha256[:12]}..., "
+                        f"{path.name} says {str(listed.get('sha256'))[:12]}...); take an undamaged copy")
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

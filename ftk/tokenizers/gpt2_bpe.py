@@ -1,0 +1,192 @@
+"""GPT-2's byte-level BPE, with the command tokens of GLM's English and RoBERTa models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ftk.errors import UserError
+from ftk.registry import register_tokenizer
+from ftk.tokenizers.base import Tokenizer, TokenizerConfig
+from ftk.tokenizers.command_tokens import GPT2_BPE, ROBERTA_BPE, number
+from ftk.tokenizers.files import as_text, read_file, the_only
+
+# Names under which a vocabulary and its merges go together, beside any common prefix ("gpt2-").
+_PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+_ROBERTA_TOKENS = ("<s>", "</s>", "<unk>", "<mask>")
+
+
+@dataclass(kw_only=True)
+class GPT2BPEConfig(TokenizerConfig):
+    layout: str = field(
+        default="auto",
+        metadata={
+            "help": "which model's command tokens; auto: roberta if the vocabulary holds <s>, </s>, <unk>, <mask>",
+            "choices": ("auto", "gpt2", "roberta"),
+        },
+    )
+
+
+@register_tokenizer("gpt2_bpe", config=GPT2BPEConfig)
+class GPT2BPETokenizer(Tokenizer):
+    """Byte-level BPE (Radford et al. 2019). Lossless: decoding an encoded text gives the text.
+
+    `path` is a folder with *vocab.json and *merges.txt (or encoder.json and vocab.bpe), or one of the two files.
+
+    Raises:
+        UserError: the files are missing, ambiguous, damaged, or not a byte-level BPE vocabulary.
+    """
+
+    name = "gpt2_bpe"
+
+    def __init__(self, config: GPT2BPEConfig) -> None:
+        vocab_path, merges_path = _find_files(Path(config.path))
+        vocab_bytes, vocab_file = read_file(vocab_path)
+        merges_bytes, merges_file = read_file(merges_path)
+        vocab = _parse_vocab(as_text(vocab_bytes, vocab_path), vocab_path)
+        merges = _parse_merges(as_text(merges_bytes, merges_path), merges_path, vocab)
+        command_tokens, _ = number(
+            ROBERTA_BPE if _is_roberta(config.layout, vocab) else GPT2_BPE,
+            num_text_tokens=len(vocab),
+            vocab=vocab,
+            enabled=config.enabled(),
+            where=str(vocab_path),
+        )
+        super().__init__(
+            config, files=(vocab_file, merges_file), command_tokens=command_tokens, num_text_tokens=len(vocab)
+        )
+        # "<|endoftext|>" stands in the vocabulary, but no merge leads to it and it is not made an added token:
+        # text cannot become it.
+        self._backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
+        self._backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self._spellings = {id_: spelling for spelling, id_ in vocab.items()} | self._command_texts
+        letter_bytes = {letter: byte for byte, letter in _byte_letters().items()}
+        self._bytes = {id_: _spelled_bytes(text, letter_bytes) for id_, text in self._spellings.items()}
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join([self._bytes.get(int(id_), b"") for id_ in ids]).decode("utf-8", "replace")
+
+    def token_text(self, token_id: int) -> str:
+        return self._spellings.get(int(token_id), f"<unused {int(token_id)}>")
+
+    def _encode_text(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def _encode_texts(self, texts: list[str]) -> list[list[int]]:
+        return [encoded.ids for encoded in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _find_files(path: Path) -> tuple[Path, Path]:
+    """(vocabulary, merges) from a folder or from either file."""
+    what = "a folder with vocab.json and merges.txt (or one of these files)"
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; {what} is meant")
+    if path.is_dir():
+        pairs = [pair for entry in sorted(path.iterdir()) for pair in _pairs_of(entry) if pair[0] == entry]
+        whole = [vocab for vocab, merges in pairs if merges.is_file()]
+        if pairs and not whole:
+            raise UserError(f"{path}: holds {pairs[0][0].name} but not its merges {pairs[0][1].name}")
+        vocab = the_only(path, whole, _PAIRS[0][0], what)
+        return next(pair for pair in pairs if pair[0] == vocab)
+    for vocab, merges in _pairs_of(path):
+        other = merges if vocab == path else vocab
+        if not other.is_file():
+            raise UserError(f"{path}: its other half {other} is missing")
+        return vocab, merges
+    raise UserError(f"{path}: its name ends in neither vocab.json nor merges.txt; {what} is meant")
+
+
+def _pairs_of(path: Path) -> Iterator[tuple[Path, Path]]:
+    """The (vocabulary, merges) that a file name belongs to, if it is such a name."""
+    for names in _PAIRS:
+        for name in names:
+            if path.name.endswith(name):
+                prefix = path.name.removesuffix(name)
+                yield path.with_name(prefix + names[0]), path.with_name(prefix + names[1])
+
+
+def _parse_vocab(text: str, path: Path) -> dict[str, int]:
+    """spelling -> id of a vocab.json, which must number its tokens 0, 1, 2 ... in any order."""
+    twice: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        twice.extend(_repeated(key for key, _ in pairs))
+        return dict(pairs)
+
+    try:
+        vocab = json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise UserError(f"{path}: not a vocabulary (nested too deeply)") from None
+    if not isinstance(vocab, dict) or not vocab:
+        raise UserError(f'{path}: not a vocabulary; it must be an object of tokens and ids, {{"a": 0, ...}}')
+    if twice:
+        raise UserError(f"{path}: token {twice[0]!r} stands in it twice")
+    for token, id_ in vocab.items():
+        if type(id_) is not int or id_ < 0:
+            raise UserError(f"{path}: token {token!r} has the id {id_!r}; ids are whole numbers from 0")
+        try:
+            token.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError(f"{path}: token {token!r} holds a lone surrogate") from None
+    repeated = next(iter(_repeated(vocab.values())), None)
+    if repeated is not None:
+        tokens = [token for token, id_ in vocab.items() if id_ == repeated][:2]
+        raise UserError(f"{path}: tokens {tokens[0]!r} and {tokens[1]!r} have the same id {repeated}")
+    if max(vocab.values()) >= len(vocab):
+        raise UserError(f"{path}: {len(vocab)} tokens, but ids up to {max(vocab.values())}; there must be no gaps")
+    lacking = [byte for byte, letter in _byte_letters().items() if letter not in vocab]
+    if lacking:
+        raise UserError(f"{path}: no token for {len(lacking)} of the 256 bytes (first: 0x{lacking[0]:02x}); "
+                        "a byte-level BPE vocabulary holds them all")
+    return vocab
+
+
+def _parse_merges(text: str, path: Path, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs of a merges.txt, best first; a first line "#version: ..." is skipped."""
+    merges: dict[tuple[str, str], int] = {}
+    lines = text.split("\n")
+    for num, line in enumerate(lines, start=1):
+        line = line.rstrip("\r")
+        if (num == 1 and line.startswith("#version")) or (num == len(lines) and not line):
+            continue
+        parts = line.split(" ")
+        if len(parts) != 2 or not all(parts):
+            raise UserError(f"{path}:{num}: {line[:80]!r} is not two parts with one space between them")
+        left, right = parts
+        lacking = next((token for token in (left, right, left + right) if token not in vocab), None)
+        if lacking is not None:
+            raise UserError(f"{path}:{num}: {lacking!r} is not in the vocabulary; do the two files belong together?")
+        if (left, right) in merges:
+            raise UserError(f"{path}:{num}: the same merge stands in line {merges[left, right]}")
+        merges[left, right] = num
+    return list(merges)
+
+
+def _is_roberta(layout: str, vocab: dict[str, int]) -> bool:
+    return layout == "roberta" or (layout == "auto" and all(token in vocab for token in _ROBERTA_TOKENS))
+
+
+def _repeated(values: Iterable[Any]) -> list[Any]:
+    seen: set[Any] = set()
+    return [value for value in values if value in seen or seen.add(value)]  # type: ignore[func-returns-value]
+
+
+def _byte_letters() -> dict[int, str]:
+    """byte -> the printable character that spells it in the vocabulary (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+def _spelled_bytes(text: str, letter_bytes: dict[str, int]) -> bytes:
+    """The bytes that a vocabulary entry stands for; an entry in no byte spelling stands for itself."""
+    if all(letter in letter_bytes for letter in text):
+        return bytes(letter_bytes[letter] for letter in text)
+    return text.encode("utf-8")

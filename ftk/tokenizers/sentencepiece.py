@@ -1,0 +1,120 @@
+"""SentencePiece models, with the command tokens of GLM's Chinese models around any number of pieces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sentencepiece
+
+from ftk.errors import UserError
+from ftk.registry import register_tokenizer
+from ftk.tokenizers.base import Tokenizer, TokenizerConfig
+from ftk.tokenizers.command_tokens import SENTENCEPIECE, SENTENCEPIECE_GENERIC, SENTENCEPIECE_UNFIXED, Layout, number
+from ftk.tokenizers.files import find_file, read_file
+
+
+@dataclass(kw_only=True)
+class SentencePieceConfig(TokenizerConfig):
+    fix_command_token: bool = field(
+        default=True,
+        metadata={"help": "give [gMASK] an id of its own; without it (GLM-10B-Chinese) it has that of <|endofpiece|>"},
+    )
+    layout: str = field(
+        default="glm",
+        metadata={
+            "help": "glm: command tokens behind the pieces; generic: <pad> <eos> ... <MASK> before the pieces",
+            "choices": ("glm", "generic"),
+        },
+    )
+
+
+@register_tokenizer("sentencepiece", config=SentencePieceConfig)
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model (Kudo and Richardson 2018), trained by `train_sentencepiece` or by others.
+
+    The model's own control pieces (<s>, </s>) are never made from text.
+    `path` is a .model file, or a folder that holds exactly one.
+
+    Raises:
+        UserError: the file is missing or is not a SentencePiece model.
+    """
+
+    name = "sentencepiece"
+
+    def __init__(self, config: SentencePieceConfig) -> None:
+        path = find_file(Path(config.path), ".model", "a SentencePiece model")
+        content, file = read_file(path)
+        self._processor = _load(content, path)
+        num_pieces = self._processor.get_piece_size()
+        command_tokens, text_offset = number(
+            _layout(config), num_text_tokens=num_pieces, enabled=config.enabled(), where=str(path)
+        )
+        super().__init__(
+            config,
+            files=(file,),
+            command_tokens=command_tokens,
+            num_text_tokens=num_pieces,
+            text_offset=text_offset,
+        )
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Each stretch of pieces is decoded on its own; command tokens stand between them without spaces."""
+        parts: list[str] = []
+        pieces: list[int] = []
+        for id_ in map(int, ids):
+            if id_ in self._command_texts:
+                parts += [self._decode_pieces(pieces), self._command_texts[id_]]
+                pieces = []
+            elif 0 <= id_ - self.text_offset < self.num_text_tokens:
+                pieces.append(id_ - self.text_offset)
+        parts.append(self._decode_pieces(pieces))
+        return "".join(parts)
+
+    def token_text(self, token_id: int) -> str:
+        piece = int(token_id) - self.text_offset
+        if int(token_id) in self._command_texts:
+            return self._command_texts[int(token_id)]
+        if 0 <= piece < self.num_text_tokens:
+            return self._processor.id_to_piece(piece)
+        return f"<unused {int(token_id)}>"
+
+    def _decode_pieces(self, pieces: list[int]) -> str:
+        return self._processor.decode(pieces) if pieces else ""
+
+    def _encode_text(self, text: str) -> list[int]:
+        return self._shifted(self._processor.encode(text))
+
+    def _encode_texts(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        return [self._shifted(ids) for ids in self._processor.encode(texts, num_threads=_num_threads(len(texts)))]
+
+    def _shifted(self, ids: list[int]) -> list[int]:
+        return [id_ + self.text_offset for id_ in ids] if self.text_offset else ids
+
+
+def _layout(config: SentencePieceConfig) -> Layout:
+    if config.layout == "generic":
+        return SENTENCEPIECE_GENERIC
+    return SENTENCEPIECE if config.fix_command_token else SENTENCEPIECE_UNFIXED
+
+
+def _load(content: bytes, path: Path) -> sentencepiece.SentencePieceProcessor:
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        loaded = processor.LoadFromSerializedProto(content)
+    except (RuntimeError, ValueError, TypeError, OSError) as error:
+        raise UserError(f"{path}: not a SentencePiece model ({error})") from None
+    if not loaded or processor.get_piece_size() < 1:
+        raise UserError(f"{path}: not a SentencePiece model (it holds no pieces)")
+    return processor
+
+
+def _num_threads(num_texts: int) -> int:
+    """One in worker processes, which say so in the variable that the `tokenizers` library also heeds."""
+    if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("0", "false", "no", "off"):
+        return 1
+    return max(1, min(num_texts, os.cpu_count() or 1))
