@@ -50,5 +50,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "gpt2_bpe": "ftk.tokenizers.gpt2_bpe",
         "sentencepiece": "ftk.tokenizers.sentencepiece",
     },
-    "scorer": {},
+    "scorer": {
+        "exact_match": "ftk.evaluation.answers",
+        "token_f1": "ftk.evaluation.answers",
+    },
 }

@@ -1,0 +1,195 @@
+"""Fills blanks in text: prompts with [MASK], [sMASK] or [gMASK] in, the same texts with their answers out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftk.errors import UserError
+from ftk.generation.search import Answer
+from ftk.generation.sequence_generator import SequenceGenerator
+
+if TYPE_CHECKING:
+    from ftk.tokenizers import Tokenizer
+
+_BLANKS = {"[MASK]": "mask", "[sMASK]": "smask", "[gMASK]": "gmask"}
+_CONTEXT_FOR_SPACING = 8  # tokens before a blank that decide whether its answer begins with a space
+
+
+@dataclass(frozen=True)
+class FilledBlank:
+    """One blank of a text with its answer.
+
+    Attributes:
+        blank: how the blank is written, e.g. "[MASK]".
+        text: the answer, without white space around it.
+        tokens: its ids without the end token.
+        token_logprobs: natural logarithms of their probabilities; the end token's stands last if it came.
+        score: sum of token_logprobs / their number ** length_penalty.
+    """
+
+    blank: str
+    text: str
+    tokens: list[int]
+    token_logprobs: list[float]
+    score: float
+
+    @property
+    def probability(self) -> float:
+        """Probability of the whole answer, given the text and the answers before it."""
+        return math.exp(sum(self.token_logprobs))
+
+
+@dataclass(frozen=True)
+class FillResult:
+    """A prompt, the text with its blanks filled, and the answers from left to right."""
+
+    prompt: str
+    text: str
+    answers: list[FilledBlank]
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as the model reads it.
+
+    Attributes:
+        prompt: as given.
+        pieces: the text before, between and behind the blanks: one more than there are blanks.
+        context: token ids, [CLS] and end of text included.
+    """
+
+    prompt: str
+    pieces: list[str]
+    context: list[int]
+
+
+class BlankFiller:
+    """A generator with its tokenizer: text in, text with its blanks filled out.
+
+        filler = BlankFiller(tokenizer, SequenceGenerator(model, tokenizer.special, beam=4))
+
+    Args:
+        tokenizer: the one that the model was trained with.
+        generator: fills blanks in ids.
+
+    Raises:
+        UserError: tokenizer and model do not fit each other.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, generator: SequenceGenerator) -> None:
+        self.tokenizer = tokenizer
+        self.generator = generator
+        num_rows = getattr(getattr(generator.model, "config", None), "vocab_size", None)
+        if num_rows is not None and num_rows < tokenizer.vocab_size:
+            raise UserError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, but the model knows {num_rows}; "
+                "use the tokenizer that the model was trained with"
+            )
+        special = tokenizer.special
+        ids = {text: getattr(special, name) for text, name in _BLANKS.items()}
+        self._blanks: dict[str, int] = {text: one for text, one in ids.items() if one is not None}
+        self._missing = [text for text, one in ids.items() if one is None]
+        own_names = [tokenizer.token_text(one) for one in self._blanks.values()]
+        self._blank_pattern = re.compile("|".join(map(re.escape, {*self._blanks, *own_names})))
+
+    def fill(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int] | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[FillResult]:
+        """Fills the blanks of each prompt from left to right.
+
+            filler.fill(["Ng is an adjunct professor at [MASK] ."])[0].answers[0].text
+
+        Args:
+            prompts: texts; one without a blank is continued at its end.
+            seeds, progress: as for `SequenceGenerator.fill_ids`.
+
+        Raises:
+            UserError: a prompt is empty or too long, or has a blank that the tokenizer lacks.
+        """
+        encoded = []
+        for number, prompt in enumerate(prompts, start=1):
+            try:
+                encoded.append(self.encode(prompt))
+            except UserError as error:
+                raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
+        return self.fill_encoded(encoded, seeds, progress)
+
+    def encode(self, prompt: str) -> EncodedPrompt:
+        """What the model reads for a prompt: [CLS], the text, and end of text unless a [gMASK] is at the end.
+
+        Raises:
+            UserError: as for `fill`.
+        """
+        text = prompt.strip()
+        if not text:
+            raise UserError("the prompt is empty; write a text, with [MASK] where something is missing")
+        for blank in self._missing:
+            if blank in text:
+                raise UserError(f"this tokenizer has no {blank}; it has {', '.join(self._blanks)}")
+        pieces = self._blank_pattern.split(text)
+        # "[MASK]" is understood everywhere, also where the tokenizer's own name for it is another.
+        for blank, token in self._blanks.items():
+            text = text.replace(blank, self.tokenizer.token_text(token))
+        ids = self.tokenizer.encode(text, command_tokens=True)
+        special = self.tokenizer.special
+        if len(pieces) == 1:
+            ids, pieces = [*ids, special.gmask if special.gmask is not None else special.mask], [*pieces, ""]
+        if sum(token in self.generator.masks for token in ids) != len(pieces) - 1:
+            raise UserError("the prompt holds a command token that this tokenizer cannot tell from a blank; remove it")
+        if special.cls is not None and ids[0] != special.cls:
+            ids = [special.cls, *ids]
+        if special.eos is not None and ids[-1] not in (special.gmask, special.eos):
+            ids = [*ids, special.eos]
+        self.generator.check(ids)
+        return EncodedPrompt(prompt, pieces, ids)
+
+    def fill_encoded(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        seeds: Sequence[int] | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[FillResult]:
+        """As `fill`, for prompts that `encode` has made."""
+        answers = self.generator.fill_ids([prompt.context for prompt in prompts], seeds, progress)
+        return [self._result(prompt, found) for prompt, found in zip(prompts, answers, strict=True)]
+
+    def describe(self, context: Sequence[int], answers: Sequence[Answer]) -> list[FilledBlank]:
+        """Answers in words, each with the blank that it fills."""
+        blanks = [token for token in context if token in self.generator.masks]
+        return [
+            FilledBlank(
+                self.tokenizer.token_text(blank),
+                self.tokenizer.decode(answer.tokens).strip(),
+                answer.tokens,
+                answer.token_logprobs,
+                answer.score,
+            )
+            for blank, answer in zip(blanks, answers, strict=True)
+        ]
+
+    def _result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> FillResult:
+        remaining = iter(answers)
+        read: list[int] = []  # the text so far, blanks filled
+        text, pieces = prompt.pieces[0], iter(prompt.pieces[1:])
+        for token in prompt.context:
+            if token in self.generator.masks:
+                answer = next(remaining).tokens
+                words = self._spaced(read, answer)
+                text += (words.lstrip() if not text or text[-1].isspace() else words) + next(pieces)
+                read.extend(answer)
+            elif token != self.tokenizer.special.cls:
+                read.append(token)
+        return FillResult(prompt.prompt, text, self.describe(prompt.context, answers))
+
+    def _spaced(self, before: list[int], answer: list[int]) -> str:
+        """The answer as it reads behind the tokens before it, with the space that the tokenizer puts between."""
+        before = before[-_CONTEXT_FOR_SPACING:]
+        left, joined = self.tokenizer.decode(before), self.tokenizer.decode([*before, *answer])
+        return joined[len(left) :] if joined.startswith(left) else f" {self.tokenizer.decode(answer)}"

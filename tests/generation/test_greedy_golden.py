@@ -1,0 +1,56 @@
+"""Greedy filling equals what the original GLM code computed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ftk.generation import SequenceGenerator
+from ftk.models import build_model
+from ftk.models.glm.convert import from_original
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
+FILLED = json.loads((GOLDEN / "greedy_fill.json").read_text())
+CASES = FILLED["cases"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = json.loads((GOLDEN / "config.json").read_text())
+    model = build_model(
+        "glm",
+        vocab_size=config["vocab_size"],
+        num_layers=config["num_layers"],
+        hidden_size=config["hidden_size"],
+        num_attention_heads=config["num_attention_heads"],
+        max_positions=config["max_sequence_length"],
+    )
+    weights = {name: torch.from_numpy(value) for name, value in np.load(GOLDEN / "weights.npz").items()}
+    model.load_state_dict(from_original(weights, config["num_attention_heads"]))
+    return model.eval()
+
+
+SPECIAL = SimpleNamespace(sop=FILLED["sop"], eop=FILLED["eop"], mask=FILLED["mask"])
+
+
+def assert_equals_golden(answers, case, atol):
+    assert [answer.tokens for answer in answers] == case["answers"]
+    for answer, expected in zip(answers, case["token_logprobs"], strict=True):
+        np.testing.assert_allclose(answer.token_logprobs, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_context_alone_gives_the_original_answers(model, case):
+    (answers,) = SequenceGenerator(model, SPECIAL, beam=1, max_len=FILLED["max_len"]).fill_ids([case["context"]])
+    assert_equals_golden(answers, case, 1e-4)
+
+
+def test_all_contexts_in_one_batch_give_the_original_answers(model):
+    generator = SequenceGenerator(model, SPECIAL, beam=1, max_len=FILLED["max_len"])
+    for answers, case in zip(generator.fill_ids([case["context"] for case in CASES]), CASES, strict=True):
+        assert_equals_golden(answers, case, 1e-4)
