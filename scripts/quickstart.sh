@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The main job, end to end, on two CPU cores in a few minutes: environment, text, tokenizer, training, blanks filled.
+#   bash scripts/quickstart.sh [FILE_OR_FOLDER]
+# Without an argument the text is Python's own language reference. Everything is written to quickstart/
+# ($FTK_QUICKSTART_DIR); a second call starts afresh there. $FTK_QUICKSTART_UPDATES: length of the training.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+text="${1:+$(realpath "$1")}"
+out="${FTK_QUICKSTART_DIR:-quickstart}"
+updates="${FTK_QUICKSTART_UPDATES:-600}"
+trap 'echo "quickstart: stopped; nothing is broken, run it again to start afresh" >&2; exit 1' INT TERM
+
+source scripts/environment.sh
+ftk_environment
+
+echo "== 1. text"
+rm -rf "$out"
+python scripts/quickstart_text.py "$out/text" ${text:+"$text"}
+
+echo "== 2. tokenizer and data"
+ftk-preprocess --trainpref "$out/text/train.jsonl" --validpref "$out/text/valid.jsonl" --text-key text \
+    --tokenizer sentencepiece --vocab-size 4000 --destdir "$out/data-bin" --workers 2
+
+echo "== 3. training ($updates updates of a GLM of 4 layers)"
+ftk-train "$out/data-bin" --config configs/quickstart.yaml --max-update "$updates" --save-dir "$out/run"
+
+echo "== 4. validation"
+ftk-validate "$out/data-bin" --path "$out/run" --unigram
+
+echo "== 5. blanks of held-out sentences"
+ftk-generate --path "$out/run" --input "$out/text/blanks.txt"
+
+echo
+echo "text: $out/text   data: $out/data-bin   checkpoints, config.yaml, metrics.jsonl: $out/run"
+echo "try your own: ftk-interactive --path $out/run"
