@@ -1,0 +1,331 @@
+"""Whatever happens to a checkpoint's files is found before a weight is used; whatever kills a save leaves the old."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ftk.checkpoint import (
+    BrokenCheckpoint,
+    checkpoint_name,
+    clean_leftovers,
+    load_model_state,
+    load_optimizer_state,
+    newest_whole_checkpoint,
+    numbered_checkpoints,
+    point_to,
+    read_config,
+    read_trainer_state,
+    remove_checkpoint,
+    resolve_checkpoint,
+    save_checkpoint,
+    verify,
+)
+from ftk.errors import UserError
+
+from .conftest import Awkward, assert_same_tensors, make_optimizer
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(content)
+
+
+def tensors_of(folder: Path, part: str) -> Path:
+    (file,) = (folder / part).glob("*.safetensors")
+    return file
+
+
+FAULTS = {
+    "byte flipped in the weights": lambda c: flip(tensors_of(c, "model"), -5),
+    "byte flipped in a tensor header": lambda c: flip(tensors_of(c, "model"), 20),
+    "byte flipped in the model's index": lambda c: flip(c / "model/index.json", 90),
+    "weights cut": lambda c: os.truncate(tensors_of(c, "model"), 40),
+    "weights cut to nothing": lambda c: os.truncate(tensors_of(c, "model"), 0),
+    "weights longer": lambda c: open(tensors_of(c, "model"), "ab").write(b"x"),
+    "weights missing": lambda c: tensors_of(c, "model").unlink(),
+    "weights replaced by a folder": lambda c: (
+        tensors_of(c, "model").unlink(),
+        (c / "model/tensors_00000_of_00001.safetensors").mkdir(),
+    ),
+    "model's index missing": lambda c: (c / "model/index.json").unlink(),
+    "model's index empty": lambda c: os.truncate(c / "model/index.json", 0),
+    "model folder missing": lambda c: shutil.rmtree(c / "model"),
+    "config missing": lambda c: (c / "config.yaml").unlink(),
+    "config empty": lambda c: os.truncate(c / "config.yaml", 0),
+    "trainer state missing": lambda c: (c / "trainer.json").unlink(),
+    "trainer state empty": lambda c: os.truncate(c / "trainer.json", 0),
+    "optimizer missing": lambda c: shutil.rmtree(c / "optimizer"),
+    "optimizer cut": lambda c: os.truncate(tensors_of(c, "optimizer"), 100),
+    "tokenizer file missing": lambda c: (c / "tokenizer/deeper/vocabulary.bin").unlink(),
+    "manifest empty": lambda c: os.truncate(c / "manifest.json", 0),
+    "manifest all zeros": lambda c: (c / "manifest.json").write_bytes(bytes(500)),
+    "manifest cut": lambda c: os.truncate(c / "manifest.json", 300),
+    "manifest no JSON": lambda c: (c / "manifest.json").write_text("size: 3"),
+    "manifest another JSON": lambda c: (c / "manifest.json").write_text("[1, 2]"),
+    "manifest forgets a file": lambda c: edit_manifest(c, lambda m: m["files"].popitem()),
+    "manifest allows another size": lambda c: edit_manifest(
+        c, lambda m: m["files"]["config.yaml"].update(size=1)
+    ),
+    "manifest of the future": lambda c: edit_manifest(c, lambda m: m.update(version=99)),
+}
+
+
+def edit_manifest(folder: Path, edit) -> None:
+    content = json.loads((folder / "manifest.json").read_text())
+    edit(content)
+    (folder / "manifest.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=[name.replace(" ", "-") for name in FAULTS])
+def test_fault_is_found_before_any_weight_changes(saved: Path, fault) -> None:
+    fault(saved)
+    model = Awkward(seed=1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert verify(saved)
+    with pytest.raises(BrokenCheckpoint) as caught:
+        load_model_state(saved, model)
+    assert str(saved) in str(caught.value)
+    assert_same_tensors(model.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    ("file", "read"),
+    [
+        ("optimizer/index.json", lambda c: load_optimizer_state(c, m := Awkward(), make_optimizer(m))),
+        ("optimizer/tensors_00000_of_00001.safetensors",
+         lambda c: load_optimizer_state(c, m := Awkward(), make_optimizer(m))),
+        ("trainer.json", read_trainer_state),
+        ("config.yaml", read_config),
+    ],
+)
+def test_flipped_byte_is_found_by_the_one_who_reads_that_file(saved: Path, file: str, read) -> None:
+    read(saved)
+    flip(saved / file, 3)
+    with pytest.raises(BrokenCheckpoint, match=rf"{file}: content differs"):
+        read(saved)
+
+
+def test_every_byte_of_the_small_files_counts(saved: Path) -> None:
+    for name in ("manifest.json", "trainer.json", "model/index.json"):
+        path = saved / name
+        original = path.read_bytes()
+        for position in range(0, len(original), 7):
+            flip(path, position)
+            assert verify(saved), (name, position)
+            path.write_bytes(original)
+    assert verify(saved) == []
+
+
+def test_verify_lists_every_problem(saved: Path) -> None:
+    flip(tensors_of(saved, "model"), -1)
+    os.truncate(tensors_of(saved, "optimizer"), 100)
+    (saved / "config.yaml").unlink()
+    problems = verify(saved)
+    assert [problem.split(":")[0] for problem in problems] == [
+        "config.yaml",
+        "model/tensors_00000_of_00001.safetensors",
+        "optimizer/tensors_00000_of_00001.safetensors",
+    ]
+    assert "missing" in problems[0]
+    assert "sha256" in problems[1]
+    assert "has 100 bytes" in problems[2]
+
+
+def small(folder: Path, value: float) -> Path:
+    return save_checkpoint(
+        folder, model={"w": torch.full((3,), value)}, trainer_state={"value": value}, config={}
+    )
+
+
+def test_newest_whole_checkpoint_passes_over_broken_ones_and_says_so(tmp_path: Path, caplog) -> None:
+    for updates in (9, 10, 100, 200):
+        small(tmp_path / checkpoint_name(updates), updates)
+    assert newest_whole_checkpoint(tmp_path) == tmp_path / "checkpoint_200"
+    flip(tensors_of(tmp_path / "checkpoint_200", "model"), -1)
+    (tmp_path / "checkpoint_100" / "manifest.json").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert newest_whole_checkpoint(tmp_path) == tmp_path / "checkpoint_10"
+    text = caplog.text
+    assert "checkpoint_200: is not whole: model/tensors_00000_of_00001.safetensors: content differs" in text
+    assert "checkpoint_100: is not whole: manifest.json" in text
+    assert "continuing from" in text
+    for updates in (9, 10):
+        os.truncate(tmp_path / checkpoint_name(updates) / "trainer.json", 0)
+    with pytest.raises(BrokenCheckpoint, match="none of its 4 checkpoints is whole"):
+        newest_whole_checkpoint(tmp_path)
+
+
+def test_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
+    assert newest_whole_checkpoint(tmp_path) is None
+    assert newest_whole_checkpoint(tmp_path / "absent") is None
+
+
+def test_resolve_prefers_best_then_last_then_newest(tmp_path: Path) -> None:
+    for updates in (5, 10, 15):
+        small(tmp_path / checkpoint_name(updates), updates)
+    assert resolve_checkpoint(tmp_path) == tmp_path / "checkpoint_15"
+    point_to(tmp_path, "checkpoint_last", tmp_path / "checkpoint_10")
+    assert resolve_checkpoint(tmp_path) == tmp_path / "checkpoint_10"
+    point_to(tmp_path, "checkpoint_best", tmp_path / "checkpoint_5")
+    assert resolve_checkpoint(tmp_path) == tmp_path / "checkpoint_5"
+    assert resolve_checkpoint(tmp_path / "checkpoint_last") == tmp_path / "checkpoint_10"
+    assert os.readlink(tmp_path / "checkpoint_best") == "checkpoint_5"
+    point_to(tmp_path, "checkpoint_best", tmp_path / "checkpoint_15")
+    assert resolve_checkpoint(tmp_path) == tmp_path / "checkpoint_15"
+    remove_checkpoint(tmp_path / "checkpoint_15")
+    assert resolve_checkpoint(tmp_path) == tmp_path / "checkpoint_10"
+    assert [p.name for p in numbered_checkpoints(tmp_path)] == ["checkpoint_10", "checkpoint_5"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: None, "no such folder"),
+        (lambda p: p.write_text("x"), "is a file"),
+        (lambda p: p.mkdir(), "holds no checkpoint"),
+        (lambda p: p.symlink_to("gone"), "a link to a folder that is gone"),
+        (lambda p: (p / "model").mkdir(parents=True), "not a whole checkpoint"),
+        (lambda p: (p.mkdir(), (p / "latest_checkpointed_iteration.txt").write_text("1")), "convert --from glm"),
+    ],
+    ids=["missing", "file", "empty", "dangling", "half", "original"],
+)
+def test_what_is_no_checkpoint_is_refused_with_a_hint(tmp_path: Path, make, message: str) -> None:
+    make(tmp_path / "path")
+    with pytest.raises(UserError, match=message):
+        resolve_checkpoint(tmp_path / "path")
+
+
+def test_a_link_is_not_put_over_a_folder(tmp_path: Path) -> None:
+    small(tmp_path / "checkpoint_1", 1)
+    (tmp_path / "checkpoint_last").mkdir()
+    with pytest.raises(UserError, match="is not a link"):
+        point_to(tmp_path, "checkpoint_last", tmp_path / "checkpoint_1")
+
+
+def test_saving_over_a_checkpoint_replaces_it_and_over_anything_else_is_refused(tmp_path: Path) -> None:
+    folder = small(tmp_path / "checkpoint_1", 1)
+    small(folder, 2)
+    assert read_trainer_state(folder) == {"value": 2}
+    with pytest.raises(UserError, match="exists; replace it with --overwrite"):
+        save_checkpoint(folder, model={}, trainer_state={}, config={}, overwrite=False)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="is no checkpoint; it is not replaced"):
+        small(tmp_path / "precious", 3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint_1", "precious"]
+
+
+def test_leftovers_of_killed_saves_are_cleaned(tmp_path: Path) -> None:
+    small(tmp_path / "checkpoint_1", 1)
+    (tmp_path / "checkpoint_2.tmp" / "model").mkdir(parents=True)
+    (tmp_path / "checkpoint_last.tmp").symlink_to("checkpoint_1")
+    (tmp_path / "notes.tmp").write_text("mine")
+    assert newest_whole_checkpoint(tmp_path) == tmp_path / "checkpoint_1"
+    small(tmp_path / "checkpoint_2", 2)  # goes over its own leftover
+    removed = [path.name for path in clean_leftovers(tmp_path)]
+    assert removed == ["checkpoint_last.tmp"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint_1", "checkpoint_2", "notes.tmp"]
+
+
+def test_checkpoint_that_stepped_aside_for_a_save_that_died_is_brought_back(tmp_path: Path) -> None:
+    folder = small(tmp_path / "checkpoint_1", 1)
+    os.rename(folder, tmp_path / "checkpoint_1.replaced.tmp")
+    assert clean_leftovers(tmp_path) == []
+    assert read_trainer_state(folder) == {"value": 1}
+
+
+def test_refused_write_says_so_leaves_nothing_and_keeps_the_old(tmp_path: Path) -> None:
+    """The kernel refuses: files above 20 kB are forbidden by the process's own limit, as on a full disk."""
+    old = small(tmp_path / "checkpoint_1", 1)
+    code = """
+import resource, sys, torch
+from ftk.checkpoint import save_checkpoint
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    save_checkpoint(sys.argv[1], model={"w": torch.zeros(100_000)}, trainer_state={"value": 9}, config={})
+except OSError as error:
+    print(error.strerror, "|", error.filename)
+"""
+    for name in ("checkpoint_1", "checkpoint_2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / name)], capture_output=True, text=True, check=True
+        )
+        assert "saving the checkpoint failed (File too large); nothing of it was kept" in done.stdout
+        assert str(tmp_path / name) in done.stdout
+        assert [p.name for p in tmp_path.iterdir()] == ["checkpoint_1"]
+        assert verify(old) == []
+        assert read_trainer_state(old) == {"value": 1}
+
+
+def test_interrupted_save_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ftk.checkpoint.storage.write_file", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        small(tmp_path / "checkpoint_1", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+SAVER = """
+import sys, torch
+from ftk.checkpoint import save_checkpoint, point_to, clean_leftovers
+run = sys.argv[1]
+clean_leftovers(run)
+print("ready", flush=True)
+for updates in range(int(sys.argv[2]), 1_000_000):
+    save_checkpoint(
+        f"{run}/checkpoint_{updates}", model={"w": torch.full((50_000,), float(updates)), "b": torch.ones(3)},
+        trainer_state={"num_updates": updates}, config={"a": 1},
+    )
+    point_to(run, "checkpoint_last", f"{run}/checkpoint_{updates}")
+    if updates % 2:  # write over an older one, too
+        save_checkpoint(
+            f"{run}/checkpoint_0", model={"w": torch.full((50_000,), float(updates)), "b": torch.ones(3)},
+            trainer_state={"num_updates": updates}, config={"a": 1},
+        )
+"""
+
+
+def test_killed_at_any_moment_the_newest_checkpoint_is_whole(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, killed_while_writing = 1, 0
+    for _ in range(10):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(tmp_path), str(start)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.05 + 0.2 * float(torch.rand((), generator=generator)))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        killed_while_writing += any(tmp_path.glob("*.tmp"))
+        clean_leftovers(tmp_path)
+        assert not list(tmp_path.glob("*.tmp"))
+        for folder in numbered_checkpoints(tmp_path):
+            assert verify(folder) == [], folder
+        newest = newest_whole_checkpoint(tmp_path)
+        if newest is not None:
+            last = (tmp_path / "checkpoint_last").resolve()
+            updates = read_trainer_state(newest)["num_updates"]
+            assert updates - read_trainer_state(last)["num_updates"] in (0, 1)
+            model = nn.ParameterDict({"w": torch.zeros(50_000), "b": torch.zeros(3)})
+            load_model_state(newest, model)
+            assert (model["w"] == updates).all()
+            start = updates + 1
+    assert start > 10
+    assert killed_while_writing  # otherwise this test has shown nothing
