@@ -81,7 +81,7 @@ def chunks(text: str) -> Iterator[str]:
 def plain(topic: str) -> str:
     """reStructuredText as running text: paragraphs unwrapped, underlines and markup dropped."""
     text = re.sub(r"^[*=~\-^\"]{3,}$", "", topic, flags=re.MULTILINE)
-    text = re.sub(r'[*`"]', "", text)
+    text = re.sub(r"[*`]", "", text)
     paragraphs = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text)]
     return "\n".join(paragraph for paragraph in paragraphs if paragraph)
 
