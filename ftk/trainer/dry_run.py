@@ -11,6 +11,7 @@ from torch import nn
 
 from ftk.config import dump
 from ftk.tasks.base import Task
+from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
 from ftk.trainer.train_config import TrainConfig
 
 GIB = 2.0**30
@@ -70,7 +71,7 @@ def _batch(config: TrainConfig, sizes: np.ndarray) -> tuple[int, int]:
     """(samples, tokens) of a typical batch."""
     mean = float(sizes.mean())
     if config.dataloader.max_tokens is None:
-        samples = config.dataloader.batch_size or 8
+        samples = config.dataloader.batch_size or DEFAULT_BATCH_SIZE
     else:
         samples = max(1, config.dataloader.max_tokens // int(sizes.max()))
         samples = min(samples, config.dataloader.batch_size or samples)

@@ -1,0 +1,52 @@
+"""The task, corpus and criterion that a checkpoint was trained with, over a data folder given now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftk.checkpoint import read_config, resolve_checkpoint
+from ftk.config import Chosen, slot
+from ftk.config.build import build
+from ftk.errors import UserError
+from ftk.plugins import import_user_dir
+from ftk.registry import CRITERIONS, DATASETS, TASKS
+from ftk.tasks.base import Task
+from ftk.tokenizers import load_tokenizer
+
+
+@dataclass(kw_only=True)
+class RestoredParts:
+    """Sections of a checkpoint's config.yaml; one converted from elsewhere has the defaults."""
+
+    task: Chosen = slot(TASKS, flag="--task", default="glm_blank")
+    dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed")
+    criterion: Chosen = slot(CRITERIONS, flag="--criterion", default="glm_cross_entropy")
+
+
+def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
+    """The checkpoint's task on the folder `data`.
+
+    Args:
+        path: a checkpoint, or a run's folder.
+        data: folder to take the splits from instead of the one it was trained on.
+
+    Raises:
+        UserError: no checkpoint or no data there, or the data was made with another tokenizer.
+    """
+    folder = resolve_checkpoint(path)
+    tree = read_config(folder)
+    common = tree.get("common") or {}
+    if common.get("user_dir") is not None:
+        import_user_dir(common["user_dir"])
+    sections = {key: tree.get(key) or {} for key in ("task", "dataset", "criterion")}
+    parts = build(RestoredParts, {**sections, "dataset": {**sections["dataset"], "data": data}})
+    task: Task = parts.task.build(corpus=parts.dataset.build(), seed=common.get("seed", 1))
+    trained_with = load_tokenizer(folder)
+    if task.tokenizer.fingerprint != trained_with.fingerprint:
+        raise UserError(
+            f"{data} was made with another tokenizer ({task.tokenizer.name}, {task.tokenizer.vocab_size} tokens) than "
+            f"{path} ({trained_with.name}, {trained_with.vocab_size} tokens); preprocess the text again with the "
+            f"checkpoint's: ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path {folder}/tokenizer ..."
+        )
+    return task, parts

@@ -1,0 +1,101 @@
+"""ftk-validate: the loss of a checkpoint on a split."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ftk.config import compose, section
+from ftk.config.common import CommonConfig
+from ftk.data.dataloader_config import DataloaderConfig
+from ftk_cli.frame import run
+
+if TYPE_CHECKING:
+    from ftk.tasks.base import Task
+
+DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
+perplexity, and the same for each objective. Example: ftk-validate data-bin --path run"""
+
+
+@dataclass(kw_only=True)
+class ValidateConfig:
+    data: str = field(metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA"})
+    path: str = field(metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
+                                "metavar": "PATH"})
+    valid_subset: str = field(default="valid", metadata={"help": "split or splits, comma-separated"})
+    batch_size: int = field(default=16, metadata={"help": "samples in a batch", "unit": "samples"})
+    num_workers: int = field(default=0, metadata={"help": "processes that prepare batches", "unit": "processes"})
+    max_samples: int | None = field(default=None, metadata={"help": "stop after so many of each split",
+                                                            "unit": "samples"})
+    precision: str = field(default="fp32", metadata={"help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")})
+    unigram: bool = field(default=False, metadata={
+        "help": "also print the loss of the training tokens' unigram distribution, a baseline to beat"})
+    train_subset: str = field(default="train", metadata={"help": "split that --unigram counts"})
+    output_format: str = field(default="text", metadata={"help": "a table, or one JSON object a split",
+                                                         "choices": ("text", "json")})
+
+    def validate(self) -> Iterator[str]:
+        if self.batch_size < 1:
+            yield f"batch_size is {self.batch_size}; it must be at least 1"
+        if self.max_samples is not None and self.max_samples < 1:
+            yield f"max_samples is {self.max_samples}; it must be at least 1"
+
+
+@dataclass(kw_only=True)
+class ValidateRoot:
+    validation: ValidateConfig = section("validation")
+    common: CommonConfig = section("common")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run("ftk-validate", body, argv)
+
+
+def body(argv: list[str]) -> int:
+    root = compose(ValidateRoot, "ftk-validate", DESCRIPTION, argv)
+    import torch
+    from tqdm import tqdm
+
+    from ftk.hub import load_model
+    from ftk.tasks.restore import restore_task
+    from ftk.trainer.dataloading import valid_iterators
+    from ftk.trainer.device import resolve_device
+    from ftk.trainer.validation import validate
+
+    options = root.validation
+    if root.common.num_threads is not None:
+        torch.set_num_threads(root.common.num_threads)
+    device = resolve_device(root.common.device)
+    task, parts = restore_task(options.path, options.data)
+    model = load_model(options.path, str(device))
+    criterion = task.build_criterion(parts.criterion)
+    loading = DataloaderConfig(batch_size=options.batch_size, num_workers=options.num_workers,
+                               valid_subset=options.valid_subset, max_valid_samples=options.max_samples)
+    for split, iterator in valid_iterators(loading, task, seed=root.common.seed).items():
+        batches = tqdm(iterator.batches(), total=iterator.batches_left(), desc=split, unit="batch", disable=None)
+        figures = validate(task, model, criterion, batches, device=device, precision=options.precision) or {}
+        if options.unigram:
+            iterator.load_state_dict({"epoch": 1, "samples_consumed": 0})
+            figures["unigram_loss"] = _unigram(task, options.train_subset, iterator.batches())
+        _print({"subset": split, **figures}, options.output_format)
+    return 0
+
+
+def _unigram(task: Task, train_subset: str, batches: Iterator[dict[str, Any]]) -> float:
+    """Loss of the training tokens' unigram distribution on the targets of `batches`."""
+    from ftk.evaluation.unigram import token_counts, unigram_loss
+
+    counts = token_counts(task.corpus.documents(train_subset), task.tokenizer.padded_vocab_size())
+    targets = (batch["targets"][batch["loss_mask"]].numpy() for batch in batches)
+    return unigram_loss(counts, targets, task.tokenizer.special.eop)
+
+
+def _print(figures: dict[str, Any], output_format: str) -> None:
+    if output_format == "json":
+        print(json.dumps(figures))
+        return
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        print(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else f"{name:<{width}}  {value}")
