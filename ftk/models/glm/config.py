@@ -11,7 +11,12 @@ class GLMConfig:
     """The shape of a GLM and its dropout. `vocab_size` counts the padded vocabulary."""
 
     vocab_size: int = field(
-        default=30592, metadata={"help": "rows of the token embedding, padding included", "unit": "tokens"}
+        default=30592,
+        metadata={
+            "help": "rows of the token embedding, padding included; taken from the tokenizer in training",
+            "unit": "tokens",
+            "derived": True,
+        },
     )
     num_layers: int = field(default=12, metadata={"help": "transformer layers"})
     hidden_size: int = field(default=768, metadata={"help": "width of the residual path"})
@@ -26,7 +31,11 @@ class GLMConfig:
         metadata={"help": "inner width of the feed-forward network; 4 * hidden_size if not given"},
     )
     block_positions: bool = field(
-        default=True, metadata={"help": "second position: the place within a blank (2-D positions)"}
+        default=True,
+        metadata={
+            "help": "second position: the place within a blank (2-D positions); the task's in training",
+            "derived": True,
+        },
     )
     embedding_dropout: float = field(
         default=0.1, metadata={"help": "dropout of the summed embeddings, in [0, 1)"}
