@@ -39,10 +39,10 @@ class TrainingConfig:
         },
     )
     validate_interval_updates: int = field(
-        default=1000, metadata={"help": "validate every so many updates; 0: not by updates", "unit": "updates"}
+        default=1000, metadata={"help": "validate every so many updates; 0: do not", "unit": "updates"}
     )
     validate_interval: int = field(
-        default=1, metadata={"help": "validate every so many epochs; 0: not by epochs", "unit": "epochs"}
+        default=1, metadata={"help": "validate every so many epochs; 0: do not", "unit": "epochs"}
     )
     patience: int = field(
         default=0,
@@ -77,10 +77,10 @@ class CheckpointConfig:
         default="checkpoints", metadata={"help": "folder of the run; a run found in it is continued"}
     )
     save_interval_updates: int = field(
-        default=1000, metadata={"help": "save every so many updates; 0: not by updates", "unit": "updates"}
+        default=1000, metadata={"help": "save every so many updates; 0: do not", "unit": "updates"}
     )
     save_interval: int = field(
-        default=0, metadata={"help": "save every so many epochs; 0: not by epochs", "unit": "epochs"}
+        default=0, metadata={"help": "save every so many epochs; 0: do not", "unit": "epochs"}
     )
     no_save: bool = field(default=False, metadata={"help": "write no checkpoint at all"})
     keep_last: int = field(

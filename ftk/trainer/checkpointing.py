@@ -1,0 +1,182 @@
+"""Which checkpoints a run writes, keeps and continues from; `ftk.checkpoint` knows how one is written."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from ftk.checkpoint import (
+    BEST,
+    LAST,
+    checkpoint_name,
+    clean_leftovers,
+    is_checkpoint,
+    load_model_state,
+    load_optimizer_state,
+    newest_whole_checkpoint,
+    numbered_checkpoints,
+    point_to,
+    read_config,
+    read_trainer_state,
+    remove_checkpoint,
+    resolve_checkpoint,
+    save_checkpoint,
+    verify,
+)
+from ftk.errors import UserError
+from ftk.trainer.config import CheckpointConfig
+from ftk.trainer.state import TrainerState
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        config: where, how often, which are kept.
+        run_config: the resolved configuration as a plain tree, for the run's folder and each checkpoint.
+        tokenizer_folder: copied into each checkpoint.
+
+    Raises:
+        UserError: `save_dir` cannot be a folder.
+    """
+
+    def __init__(
+        self, config: CheckpointConfig, run_config: dict[str, Any], tokenizer_folder: Path | None
+    ) -> None:
+        self.config = config
+        self.run_config = run_config
+        self.tokenizer_folder = tokenizer_folder
+        self.folder = Path(config.save_dir)
+        self.last_saved: int | None = None  # number of updates of the newest checkpoint on disk
+
+    def prepare_folder(self) -> None:
+        """Make the run's folder with `config.yaml`; remove what a killed process left half-written."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(f"--save-dir {self.folder}: a file is in the way; name a folder") from error
+        except PermissionError as error:
+            raise UserError(f"--save-dir {self.folder}: no permission to write there") from error
+        clean_leftovers(self.folder)
+        temporary = self.folder / "config.yaml.tmp"
+        temporary.write_text(
+            yaml.safe_dump(self.run_config, sort_keys=False, allow_unicode=True), encoding="utf-8"
+        )
+        os.replace(temporary, self.folder / "config.yaml")
+
+    def find(self) -> Path | None:
+        """The whole checkpoint that this run continues from, None if it begins anew.
+
+        It is `checkpoint_last` of the run's folder, the newest whole one if that is damaged, and what
+        `restore_from` names if the folder holds none.
+
+        Raises:
+            BrokenCheckpoint: there are checkpoints and none is whole.
+        """
+        last = self.folder / LAST
+        if is_checkpoint(last) and not verify(last):
+            return last.resolve()
+        if last.is_symlink():
+            logger.warning("%s is not whole; looking for the newest checkpoint that is", last)
+        newest = newest_whole_checkpoint(self.folder)
+        if newest is None and self.config.restore_from is not None:
+            return resolve_checkpoint(self.config.restore_from)
+        return newest
+
+    def load(
+        self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, tokenizer: str | None
+    ) -> TrainerState:
+        """Fill model and optimizer from a checkpoint and return where its run stood.
+
+        A checkpoint that holds only weights (a converted or averaged one) gives the state of a new run.
+
+        Args:
+            folder: what `find` returned.
+            model, optimizer: of this run.
+            tokenizer: fingerprint of this run's tokenizer.
+
+        Raises:
+            UserError: the checkpoint was trained with another tokenizer, or does not fit the model.
+        """
+        own = folder.parent == self.folder.resolve()
+        values = read_trainer_state(folder)
+        if values.get("tokenizer") not in (None, tokenizer):
+            raise UserError(
+                f"{folder} was trained with another tokenizer than the data's; take data made with "
+                f"{folder / 'tokenizer'}, or another --save-dir"
+            )
+        load_model_state(folder, model, check_hashes=not own)
+        if "num_updates" not in values or not (folder / "optimizer").is_dir():
+            logger.info("took the weights of %s, it holds nothing else; training begins anew", folder)
+            return TrainerState()
+        load_optimizer_state(folder, model, optimizer, check_hashes=not own)
+        state = TrainerState.from_dict(values, folder)
+        if own:
+            self.last_saved = state.num_updates
+        else:  # the other run's checkpoints are not ours
+            state.scores, state.best, state.validations_without_best = {}, None, 0
+        for change in changes(read_config(folder), self.run_config):
+            logger.info("changed since this checkpoint: %s", change)
+        return state
+
+    def save(
+        self, state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer, *, is_best: bool = False
+    ) -> None:
+        """Write a checkpoint, point `checkpoint_last` (and `checkpoint_best`) to it, prune the others.
+
+        Raises:
+            OSError: it could not be written (a full disk); older checkpoints are untouched.
+        """
+        if self.config.no_save:
+            return
+        name = checkpoint_name(state.num_updates)
+        known = {path.name for path in numbered_checkpoints(self.folder)} | {name}
+        state.scores = {n: score for n, score in state.scores.items() if n in known}
+        folder = save_checkpoint(
+            self.folder / name,
+            model=model,
+            optimizer=optimizer,
+            trainer_state=state.to_dict(),
+            config=self.run_config,
+            tokenizer_folder=self.tokenizer_folder,
+        )
+        self.last_saved = state.num_updates
+        point_to(self.folder, LAST, folder)
+        if is_best:
+            point_to(self.folder, BEST, folder)
+        self._prune(state)
+
+    def _prune(self, state: TrainerState) -> None:
+        present = numbered_checkpoints(self.folder)  # newest first
+        if self.config.keep_last == 0:
+            return
+        kept = {path.name for path in present[: self.config.keep_last]}
+        kept |= {link.resolve().name for link in (self.folder / LAST, self.folder / BEST) if link.exists()}
+        ranked = sorted(state.scores, key=state.scores.__getitem__, reverse=self.config.maximize_best_metric)
+        kept |= set(ranked[: self.config.keep_best])
+        every = self.config.keep_interval_updates
+        for path in present:
+            if path.name in kept or (every and int(path.name.rpartition("_")[2]) % every == 0):
+                continue
+            remove_checkpoint(path)
+            logger.info("removed %s", path)
+
+
+def changes(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
+    """What differs between two trees of plain values, one line each: `training.max_update 100 -> 200`."""
+    lines = []
+    for key in [*before, *(key for key in after if key not in before)]:
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            lines += changes(old, new, f"{prefix}{key}.")
+        elif old != new:
+            lines.append(f"{prefix}{key} {old} -> {new}")
+    return lines

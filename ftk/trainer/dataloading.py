@@ -1,0 +1,96 @@
+"""The iterators of a run: one over the training split, one over each validation split."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ftk.config.common import CommonConfig
+from ftk.data.dataloader_config import DataloaderConfig
+from ftk.data.iterator import EpochBatchIterator
+from ftk.tasks.base import Batch, SampleDataset, Task
+from ftk.trainer.config import TrainingConfig
+
+DEFAULT_BATCH_SIZE = 8
+
+
+def train_iterator(config: DataloaderConfig, common: CommonConfig, task: Task) -> EpochBatchIterator:
+    """Shuffled batches of the training split, epoch after epoch."""
+    return batch_iterator(config, common, task, task.load_split(config.train_subset), shuffle=True)
+
+
+def valid_iterators(
+    config: DataloaderConfig, common: CommonConfig, task: Task
+) -> dict[str, EpochBatchIterator]:
+    """Batches of each validation split, in order, by the split's name; empty if there is none."""
+    splits = [name.strip() for name in (config.valid_subset or "").split(",") if name.strip()]
+    return {
+        split: batch_iterator(config, common, task, _first(config, task.load_split(split)), shuffle=False)
+        for split in splits
+    }
+
+
+def batch_iterator(
+    config: DataloaderConfig, common: CommonConfig, task: Task, dataset: SampleDataset, *, shuffle: bool
+) -> EpochBatchIterator:
+    """Batches of any dataset of the task."""
+    batch_size = config.batch_size
+    if batch_size is None and config.max_tokens is None:
+        batch_size = DEFAULT_BATCH_SIZE
+    return EpochBatchIterator(
+        dataset,
+        task.collater(),
+        batch_size=batch_size,
+        max_tokens=config.max_tokens,
+        required_batch_size_multiple=config.required_batch_size_multiple,
+        seed=common.seed,
+        shuffle=shuffle,
+        num_workers=config.num_workers,
+        user_dir=common.user_dir,
+    )
+
+
+def updates_per_epoch(iterator: EpochBatchIterator, update_freq: int) -> int:
+    """Updates in the iterator's present epoch; an update never reaches into the next epoch."""
+    return math.ceil(iterator.batches_left() / update_freq)
+
+
+def total_updates(training: TrainingConfig, per_epoch: int) -> int | None:
+    """Length of the run by its limits in updates and epochs, None if it has neither."""
+    limits = []
+    if training.max_update is not None:
+        limits.append(training.max_update)
+    if training.max_epoch is not None:
+        limits.append(training.max_epoch * per_epoch)
+    return min(limits, default=None)
+
+
+def in_groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Lists of `size` batches, the last one perhaps shorter; a list is fetched only when it is asked for."""
+    while group := list(itertools.islice(batches, size)):
+        yield group
+
+
+class FirstSamples:
+    """The first samples of a dataset."""
+
+    def __init__(self, dataset: SampleDataset, num_samples: int) -> None:
+        self.dataset = dataset
+        self.num_samples = min(num_samples, len(dataset))
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def sample(self, epoch: int, index: int) -> dict[str, Any]:
+        return self.dataset.sample(epoch, index)
+
+    def sizes(self, epoch: int) -> np.ndarray:
+        return self.dataset.sizes(epoch)[: self.num_samples]  # [num_samples] int32
+
+
+def _first(config: DataloaderConfig, dataset: SampleDataset) -> SampleDataset:
+    return dataset if config.max_valid_samples is None else FirstSamples(dataset, config.max_valid_samples)

@@ -1,0 +1,151 @@
+"""Training figures: sums that stay on the device until a line is due, and the time that training takes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Sums = Mapping[str, tuple[Tensor, Tensor]]
+
+
+class Meters:
+    """Named (sum, count) pairs on a device. Adding never waits for it; `read` does, once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._totals: dict[str, Tensor] = {}  # name -> [2] float64: sum, count
+
+    def add(self, sums: Sums, unless: Tensor | None = None) -> None:
+        """Add to each named pair, or to none of them where `unless` (0-d bool) is true."""
+        for name, (total, count) in sums.items():
+            pair = torch.stack([total.detach().double(), count.detach().double()])  # [2]
+            if unless is not None:
+                pair = torch.where(unless, 0.0, pair)
+            self._totals[name] = self._totals[name] + pair if name in self._totals else pair
+
+    def read(self) -> dict[str, tuple[float, float]]:
+        """Name -> (sum, count) on the host."""
+        if not self._totals:
+            return {}
+        pairs = torch.stack(list(self._totals.values())).tolist()  # the one wait
+        return {name: (total, count) for name, (total, count) in zip(self._totals, pairs, strict=True)}
+
+    def reset(self) -> None:
+        self._totals = {}
+
+    def state_dict(self) -> dict[str, list[float]]:
+        return {name: [total, count] for name, (total, count) in self.read().items()}
+
+    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
+        self._totals = {
+            name: torch.tensor(pair, dtype=torch.float64, device=self.device) for name, pair in state.items()
+        }
+
+
+class Stopwatch:
+    """Time spent on a run, earlier processes included, and time between two lines without what was put aside.
+
+    Args:
+        previous_seconds: time of the processes before this one.
+        clock: seconds from anywhere, rising.
+    """
+
+    def __init__(self, previous_seconds: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began = clock() - previous_seconds
+        self._lap_began = clock()
+
+    def seconds(self) -> float:
+        """The run's time until now."""
+        return self._clock() - self._began
+
+    def lap(self) -> float:
+        """Seconds since the last lap, without those put aside; begins a new lap."""
+        now = self._clock()
+        seconds, self._lap_began = now - self._lap_began, now
+        return seconds
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What happens inside (validation, saving) does not count into the lap."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._lap_began += self._clock() - began
+
+
+class TrainingFigures:
+    """What a training record says: the device's sums since the last one, and rates by the host's counts.
+
+    Args:
+        device: where the sums are kept.
+        stopwatch: of the run.
+    """
+
+    def __init__(self, device: torch.device, stopwatch: Stopwatch) -> None:
+        self.stopwatch = stopwatch
+        self._meters = Meters(device)
+        self._skipped = torch.zeros(2, dtype=torch.int64, device=device)  # altogether, in a row until now
+        self._num_updates = self._num_tokens = self._num_targets = 0  # of this process, since the last record
+
+    def add(self, sums: Sums, *, skip: Tensor, num_tokens: int, num_targets: int) -> None:
+        """Count one update. Waits for nothing.
+
+        Args:
+            sums: name -> (0-d sum, 0-d count).
+            skip: 0-d bool, whether the update was skipped; then its sums are left out.
+            num_tokens: of the update, padding counted.
+            num_targets: tokens of the update that carry loss.
+        """
+        self._meters.add(sums, unless=skip)
+        total, in_a_row = self._skipped.unbind()
+        self._skipped = torch.stack([total + skip, (in_a_row + 1) * skip])
+        self._num_updates += 1
+        self._num_tokens += num_tokens
+        self._num_targets += num_targets
+
+    def record(self) -> dict[str, float]:
+        """Averages and rates since the last record; waits for the device, and begins anew.
+
+        Averages are NaN where every update was skipped.
+        """
+        sums = self._meters.read()
+        values = averages(sums)
+        seconds = max(self.stopwatch.lap(), 1e-9)
+        loss = values.pop("loss", math.nan)
+        record = {"loss": loss, "ppl": perplexity(loss), "gnorm": values.pop("gnorm", math.nan), **values}
+        record["tokens_per_second"] = self._num_tokens / seconds
+        record["target_tokens_per_second"] = self._num_targets / seconds
+        record["updates_per_second"] = self._num_updates / seconds
+        self._meters.reset()
+        self._num_updates = self._num_tokens = self._num_targets = 0
+        return record
+
+    def skipped(self) -> tuple[int, int]:
+        """Skipped updates: altogether, and in a row until now. Waits for the device."""
+        total, in_a_row = self._skipped.tolist()
+        return total, in_a_row
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"meters": self._meters.state_dict(), "skipped": list(self.skipped())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._meters.load_state_dict(state["meters"])
+        self._skipped = torch.tensor(state["skipped"], dtype=torch.int64, device=self._skipped.device)
+
+
+def averages(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Sum over count of each pair that has a count."""
+    return {name: total / count for name, (total, count) in sums.items() if count > 0}
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss) of a loss in nats, with the loss capped at 20 as in the original GLM."""
+    return math.exp(min(loss, 20.0))

@@ -1,0 +1,54 @@
+"""SIGINT and SIGTERM during training: the first asks for a clean stop, the second stops at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """While entered, remembers the first SIGINT or SIGTERM instead of dying of it.
+
+    Attributes:
+        received: name of the signal ("SIGTERM"), None so far.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._previous: dict[int, object] = {}
+        self._pid = os.getpid()
+
+    def __enter__(self) -> StopSignals:
+        self._pid = os.getpid()
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+            self._previous = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for signum, previous in self._previous.items():
+            signal.signal(signum, previous)  # type: ignore[arg-type]
+        self._previous = {}
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        name = signal.Signals(signum).name
+        if os.getpid() != self._pid:
+            self._handle_in_worker(signum)
+        elif self.received is None:
+            self.received = name
+            # os.write and not logging: the signal may have come in the middle of a line of the log.
+            os.write(2, f"\n{name}: finishing this update, then saving; once more stops at once\n".encode())
+        else:
+            raise KeyboardInterrupt(f"second signal ({name})")
+
+    def _handle_in_worker(self, signum: int) -> None:
+        # Forked dataloader workers inherit this handler. Ctrl-C reaches the whole process group; the worker
+        # must live on until the trainer has finished its update, and leave when it is told to.
+        if signum == signal.SIGTERM:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)

@@ -1,0 +1,66 @@
+"""Where a run stands: everything that must survive a restart and is no tensor of the model or optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftk.errors import UserError
+
+
+@dataclass
+class Best:
+    """The best validation until now."""
+
+    metric: str
+    value: float
+    num_updates: int
+
+
+@dataclass
+class TrainerState:
+    """What `trainer.json` holds.
+
+    Attributes:
+        num_updates: updates done, skipped ones included.
+        iterator: state of the training iterator after the last update.
+        best: the best validation until now.
+        validations_without_best: validations in a row since then, for patience.
+        validation_pending: an interruption came before the validation that was due after the last update.
+        scores: checkpoint's name -> its validation metric.
+        seconds: training time of all processes of this run.
+        figures: sums since the last training record, and skipped updates.
+        lr_scheduler: state of the schedule.
+        seed: of the run, for the record.
+        tokenizer: fingerprint of the tokenizer the run was begun with.
+    """
+
+    num_updates: int = 0
+    iterator: dict[str, Any] = field(default_factory=dict)
+    best: Best | None = None
+    validations_without_best: int = 0
+    validation_pending: bool = False
+    scores: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    figures: dict[str, Any] = field(default_factory=dict)
+    lr_scheduler: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    tokenizer: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: object) -> TrainerState:
+        """The state that `to_dict` gave.
+
+        Raises:
+            UserError: a field is unknown or missing: the checkpoint is of another version of ftk.
+        """
+        names = {f.name for f in dataclasses.fields(cls)}
+        if set(values) != names:
+            odd = ", ".join(sorted(set(values) ^ names))
+            raise UserError(f"{where}: trainer.json is of another version of ftk (fields that differ: {odd})")
+        best = values["best"]
+        return cls(**{**values, "best": Best(**best) if best is not None else None})

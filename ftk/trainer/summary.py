@@ -1,0 +1,59 @@
+"""What is said at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftk.checkpoint import BEST, LAST
+from ftk.trainer.progress import duration
+from ftk.trainer.state import Best
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a call of `Trainer.train` ended.
+
+    Attributes:
+        num_updates: updates done in the run.
+        epoch: the epoch it is in.
+        seconds: training time of the run, restarts added up.
+        best: the best validation.
+        reason: why it stopped, e.g. "max_update 2000 is reached".
+        interrupted: whether a signal stopped it before its end.
+        folder: of the run.
+        saved: whether there are checkpoints in it.
+        skipped_updates: updates that were skipped for a non-finite loss or gradient.
+    """
+
+    num_updates: int
+    epoch: int
+    seconds: float
+    best: Best | None
+    reason: str
+    interrupted: bool
+    folder: Path
+    saved: bool
+    skipped_updates: int
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 1 for a run that was interrupted and can be continued."""
+        return 1 if self.interrupted else 0
+
+    def lines(self) -> Iterator[str]:
+        took = f"{self.num_updates} updates, epoch {self.epoch}, {duration(self.seconds)} of training"
+        yield f"stopped: {self.reason} ({took})"
+        if self.skipped_updates:
+            yield f"{self.skipped_updates} updates were skipped (loss or gradient infinite or not a number)"
+        if self.best is not None:
+            best = self.best
+            yield f"best validation {best.metric}: {best.value:.4f} at update {best.num_updates}"
+        if self.saved:
+            names = [name for name in (LAST, BEST) if (self.folder / name).exists()]
+            yield f"checkpoints: {self.folder} ({', '.join(names)})"
+            if self.interrupted:
+                yield "the same command continues this run"
+            else:
+                yield f"next: ftk-interactive --path {self.folder}"

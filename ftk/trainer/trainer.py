@@ -1,0 +1,374 @@
+"""The Trainer: it owns the dataloaders, the model, the optimizer and the step, and runs them to the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ftk.config import dump
+from ftk.errors import UserError
+from ftk.optim import (
+    clip_gradients,
+    gradient_norm,
+    is_non_finite,
+    parameter_groups,
+    set_lr,
+    step_unless,
+)
+from ftk.tasks.base import Batch, Task
+from ftk.trainer import dataloading
+from ftk.trainer.checkpointing import Checkpoints
+from ftk.trainer.device import autocast, count_tokens, resolve_device, to_device
+from ftk.trainer.metrics import Stopwatch, Sums, TrainingFigures
+from ftk.trainer.progress import make_progress
+from ftk.trainer.records import Record, RecordFile
+from ftk.trainer.seeding import seed_update
+from ftk.trainer.signals import StopSignals
+from ftk.trainer.state import Best, TrainerState
+from ftk.trainer.summary import Summary
+from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.validation import validate
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Trains a model on a task, from the beginning or from where the run in `save_dir` stopped.
+
+    Args:
+        config: the whole configuration of the run.
+        task: gives the samples and takes the steps.
+        model: on the CPU, with its initial weights.
+        criterion: what the task's steps compute the loss with.
+        clock: seconds, rising; for tests.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        task: Task,
+        model: nn.Module,
+        criterion: Any,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.config = config
+        self.task = task
+        self.criterion = criterion
+        self.device = resolve_device(config.common.device)
+
+        self.train_iterator = dataloading.train_iterator(config.dataloader, config.common, task)
+        self.valid_iterators = dataloading.valid_iterators(config.dataloader, config.common, task)
+        update_freq = config.training.update_freq
+        self.updates_per_epoch = dataloading.updates_per_epoch(self.train_iterator, update_freq)
+        self.total_updates = dataloading.total_updates(config.training, self.updates_per_epoch)
+
+        self.model = model.to(self.device)
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        options = config.optimizer.config
+        self.optimizer: torch.optim.Optimizer = config.optimizer.build(
+            param_groups=parameter_groups(self.model, getattr(options, "weight_decay", 0.0))
+        )
+        self.schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=self.total_updates)
+
+        self.checkpoints = Checkpoints(config.checkpoint, dump(config), task.corpus.tokenizer_folder)
+        self.checkpoints.prepare_folder()
+        self.state = self._begin_or_continue()
+        self.stopwatch = Stopwatch(self.state.seconds, clock)
+        self.figures = TrainingFigures(self.device, self.stopwatch)
+        if self.state.figures:
+            self.figures.load_state_dict(self.state.figures)
+        self.records = RecordFile(
+            self.checkpoints.folder / "metrics.jsonl",
+            self.state.num_updates,
+            validation_pending=self.state.validation_pending,
+        )
+        self.progress = make_progress(config.logging.log_format, self.total_updates)
+        self.signals = StopSignals()
+
+        self.epoch = self.train_iterator.epoch  # of the last update
+        self.lr = 0.0  # of the last update
+        self.in_step = False  # between the first change of a parameter and the end of the bookkeeping
+        self.unsaved = False  # whether there is an update or a validation that no checkpoint knows of
+        self.interrupted = False  # whether a signal ends the run
+        self.skips_said = self.figures.skipped()[0]
+
+    # -- beginning and end ----------------------------------------------------------------------------------
+
+    def _begin_or_continue(self) -> TrainerState:
+        """The state of a new run, or that of a checkpoint, with model and optimizer filled from it."""
+        tokenizer = self.task.tokenizer.fingerprint
+        folder = self.checkpoints.find()
+        state = TrainerState()
+        if folder is not None:
+            state = self.checkpoints.load(folder, self.model, self.optimizer, tokenizer)
+        if state.num_updates > 0:
+            self.train_iterator.load_state_dict(state.iterator)
+            self.schedule.load_state_dict(state.lr_scheduler)
+            epoch = self.train_iterator.epoch
+            logger.info("continuing from %s: %d updates, epoch %d", folder, state.num_updates, epoch)
+        state.iterator = self.train_iterator.state_dict()
+        state.seed = self.config.common.seed
+        state.tokenizer = tokenizer
+        return state
+
+    def train(self) -> Summary:
+        """Train until a limit is reached or a signal comes, and leave a checkpoint of the last update.
+
+        Returns:
+            How it ended.
+
+        Raises:
+            Exception: whatever went wrong, after a checkpoint of the last whole update was saved if possible.
+        """
+        self._say_what_begins()
+        self.stopwatch.lap()
+        reason = self._limit_reached(end_of_epoch=self.train_iterator.batches_left() == 0)
+        try:
+            with self.signals:
+                self.progress.start(self.state.num_updates)
+                if self.state.validation_pending:
+                    reason = self._validate_and_save(reason, validation_due=True, save_due=True)
+                while reason is None:
+                    reason = self._train_epoch()
+        except Exception:
+            self._rescue()
+            raise
+        finally:
+            self.progress.close()
+            self.records.close()
+        summary = self._summary(reason)
+        for line in summary.lines():
+            logger.info("%s", line)
+        return summary
+
+    def _say_what_begins(self) -> None:
+        numbers = sum(parameter.numel() for parameter in self.parameters)
+        length = f"up to {self.total_updates} updates" if self.total_updates else "no limit of updates"
+        precision, folder = self.config.training.precision, self.checkpoints.folder
+        logger.info("training %s parameters on %s in %s", f"{numbers:,}", self.device, precision)
+        logger.info("%d updates an epoch, %s; run folder %s", self.updates_per_epoch, length, folder)
+        logger.info("losses are in nats (natural logarithm) per target token; ppl is exp(loss)")
+
+    def _summary(self, reason: str) -> Summary:
+        return Summary(
+            num_updates=self.state.num_updates,
+            epoch=self.epoch,
+            seconds=self.stopwatch.seconds(),
+            best=self.state.best,
+            reason=reason,
+            interrupted=self.interrupted,
+            folder=self.checkpoints.folder,
+            saved=self.checkpoints.last_saved is not None,
+            skipped_updates=self.figures.skipped()[0],
+        )
+
+    def _rescue(self) -> None:
+        """After a failure: save the last whole update if that is not done and nothing half-done would be saved."""
+        if self.in_step or not self.unsaved:
+            return
+        try:
+            self._save()
+        except Exception as error:  # the failure that brought us here is the one to report
+            logger.error("the last update could not be saved: %s", error)
+
+    # -- the loop -------------------------------------------------------------------------------------------
+
+    def _train_epoch(self) -> str | None:
+        """Train on what is left of the present epoch; returns why the run is to stop, None if it goes on."""
+        self.epoch = self.train_iterator.epoch
+        fresh = self.train_iterator.state_dict()["samples_consumed"] == 0
+        if fresh and self.train_iterator.batches_left() == 0:
+            split = self.config.dataloader.train_subset
+            raise UserError(f"split {split!r} gives no batch; is --max-tokens too small?")
+        self.model.train()
+        batches = self.train_iterator.batches()
+        for micro_batches in dataloading.in_groups(batches, self.config.training.update_freq):
+            self.train_step(micro_batches)
+            self.progress.update()
+            if (reason := self._after_update()) is not None:
+                return reason
+        return None
+
+    def train_step(self, micro_batches: list[Batch]) -> None:
+        """One update: gradients of all micro-batches, divided once by their targets, clipped once, applied.
+
+        A loss or gradient that is infinite or not a number skips the update: parameters and optimizer stay
+        as they were, `num_updates` goes on, the figures leave it out. Nothing here waits for the device.
+
+        Args:
+            micro_batches: CPU batches as the collater made them.
+        """
+        training = self.config.training
+        num_targets = sum(self.task.count_targets(batch) for batch in micro_batches)
+        seed_update(self.config.common.seed, self.state.num_updates)
+        self.optimizer.zero_grad(set_to_none=True)
+        sums: dict[str, tuple[Tensor, Tensor]] = {}
+        for batch in micro_batches:
+            with autocast(self.device, training.precision):
+                output = self.task.train_step(self.model, self.criterion, to_device(batch, self.device))
+            (output.loss / max(1, num_targets)).backward()
+            _add(sums, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
+
+        gnorm = gradient_norm(self.parameters)
+        skip = is_non_finite(sums["loss"][0], gnorm)
+        clip_gradients(self.parameters, training.clip_norm, gnorm)
+        self.lr = self.schedule.lr(self.state.num_updates)
+        set_lr(self.optimizer, self.lr)
+        self.in_step = True
+        step_unless(self.optimizer, skip)
+
+        one = torch.ones_like(gnorm)
+        sums["gnorm"] = (gnorm, one)
+        if training.clip_norm:
+            sums["clip_share"] = (gnorm > training.clip_norm, one)
+        num_tokens = sum(count_tokens(batch) for batch in micro_batches)
+        self.figures.add(sums, skip=skip, num_tokens=num_tokens, num_targets=num_targets)
+        self.state.num_updates += 1
+        self.state.iterator = self.train_iterator.state_dict()
+        self.unsaved = True
+        self.in_step = False
+
+    def _after_update(self) -> str | None:
+        """Log, validate and save where due; returns why the run is to stop, None if it goes on."""
+        training, checkpoint = self.config.training, self.config.checkpoint
+        num_updates = self.state.num_updates
+        # The iterator may or may not have gone on to the next epoch when its last batch is out.
+        end_of_epoch = self.train_iterator.epoch != self.epoch or self.train_iterator.batches_left() == 0
+        reason = self._limit_reached(end_of_epoch)
+        last = reason is not None
+        if last or _due(num_updates, self.config.logging.log_interval):
+            self._log()
+        validation_due = last or _due(num_updates, training.validate_interval_updates)
+        validation_due |= end_of_epoch and _due(self.epoch, training.validate_interval)
+        save_due = last or _due(num_updates, checkpoint.save_interval_updates)
+        save_due |= end_of_epoch and _due(self.epoch, checkpoint.save_interval)
+        return self._validate_and_save(reason, validation_due=validation_due, save_due=save_due)
+
+    def _limit_reached(self, end_of_epoch: bool) -> str | None:
+        """Which of the run's own limits is reached."""
+        training = self.config.training
+        if training.max_update is not None and self.state.num_updates >= training.max_update:
+            return f"max_update {training.max_update} is reached"
+        if training.max_epoch is not None:
+            done = self.epoch if end_of_epoch else self.train_iterator.epoch - 1
+            if done >= training.max_epoch:
+                return f"max_epoch {training.max_epoch} is reached"
+        hours = training.stop_time_hours
+        if hours is not None and self.stopwatch.seconds() >= 3600 * hours:
+            return f"stop_time_hours {hours:g} are over"
+        if training.patience and self.state.validations_without_best >= training.patience:
+            return f"no better {self.config.checkpoint.best_metric} in {training.patience} validations"
+        return None
+
+    def _validate_and_save(self, reason: str | None, *, validation_due: bool, save_due: bool) -> str | None:
+        """Validate if due, save if due, on a new best and before a stop; returns why the run is to stop."""
+        is_best = False
+        with self.stopwatch.aside():
+            self.state.validation_pending = validation_due and bool(self.valid_iterators)
+            if self.state.validation_pending and self.signals.received is None:
+                is_best = self._validate()
+                reason = reason or self._limit_reached(end_of_epoch=False)
+            if self.signals.received is not None:
+                self.interrupted = True
+                reason = f"{self.signals.received} was received"
+            if save_due or is_best or reason is not None:
+                self._save(is_best=is_best)
+        return reason
+
+    # -- validation, figures, saving ------------------------------------------------------------------------
+
+    def _validate(self) -> bool:
+        """Validate on every split; the first one ranks. Returns whether it is the best until now."""
+        results: dict[str, Record] = {}
+        for split, iterator in self.valid_iterators.items():
+            iterator.load_state_dict({"epoch": 1, "samples_consumed": 0})  # the same samples every time
+            figures = validate(
+                self.task,
+                self.model,
+                self.criterion,
+                iterator.batches(),
+                device=self.device,
+                precision=self.config.training.precision,
+                should_stop=lambda: self.signals.received is not None,
+            )
+            if self.signals.received is not None:
+                return False  # still pending: done from the start when the run continues
+            if figures is None:
+                raise UserError(f"split {split!r} has no target token; choose another --valid-subset")
+            results[split] = figures
+        is_best = self._rank(next(iter(results.values())))
+        for split, figures in results.items():
+            record = {"event": "valid", "subset": split, "num_updates": self.state.num_updates}
+            self._write({**record, "epoch": self.epoch, **figures, "seconds": self.stopwatch.seconds()})
+        self.state.validation_pending = False
+        self.unsaved = True
+        return is_best
+
+    def _rank(self, figures: Record) -> bool:
+        """Compare a validation with the best one; remember both. Returns whether it is the new best."""
+        options = self.config.checkpoint
+        metric = options.best_metric
+        if metric not in figures:
+            known = ", ".join(figures)
+            raise UserError(f"--best-metric {metric} is none of the validation's figures: {known}")
+        value, best = figures[metric], self.state.best
+        self.schedule.observe(value)
+        self.state.scores[f"checkpoint_{self.state.num_updates}"] = value
+        sign = -1.0 if options.maximize_best_metric else 1.0
+        if best is not None and best.metric == metric and not sign * value < sign * best.value:
+            self.state.validations_without_best += 1
+            return False
+        self.state.best = Best(metric, value, self.state.num_updates)
+        self.state.validations_without_best = 0
+        return True
+
+    def _log(self) -> None:
+        """Write the record of the updates since the last one: the only place where the host waits."""
+        skipped, in_a_row = self.figures.skipped()
+        record: Record = {"event": "train", "num_updates": self.state.num_updates, "epoch": self.epoch}
+        record |= {"lr": self.lr, **self.figures.record(), "skipped_updates": skipped}
+        self._write({**record, "seconds": self.stopwatch.seconds()})
+        if skipped > self.skips_said:
+            logger.warning(
+                "%d updates were skipped, loss or gradient was infinite or not a number (now at update %d)",
+                skipped - self.skips_said,
+                self.state.num_updates,
+            )
+            self.skips_said = skipped
+        limit = self.config.training.max_nonfinite_updates
+        if limit and in_a_row >= limit:
+            raise FloatingPointError(
+                f"the last {in_a_row} updates were all skipped, loss or gradient is not finite; lower --lr, "
+                f"lengthen --warmup-updates, or go on from an older checkpoint"
+            )
+
+    def _write(self, record: Record) -> None:
+        self.records.write(record)
+        self.progress.show(record)
+
+    def _save(self, *, is_best: bool = False) -> None:
+        if not self.unsaved:
+            return
+        self.unsaved = False  # even if it fails: then the disk is the reason, and trying again is no help
+        self.state.figures = self.figures.state_dict()
+        self.state.seconds = self.stopwatch.seconds()
+        self.state.lr_scheduler = self.schedule.state_dict()
+        self.checkpoints.save(self.state, self.model, self.optimizer, is_best=is_best)
+
+
+def _add(sums: dict[str, tuple[Tensor, Tensor]], more: Sums) -> None:
+    """Add name by name."""
+    for name, (total, count) in more.items():
+        old = sums.get(name)
+        sums[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
+
+
+def _due(number: int, interval: int) -> bool:
+    """Whether `number` is a multiple of `interval`; never for an interval of 0."""
+    return interval > 0 and number % interval == 0
