@@ -27,7 +27,7 @@ def mask_ids(special: Any) -> tuple[int, ...]:
 
 
 def end_ids(special: Any) -> tuple[int, ...]:
-    """The ids that end an answer: the end of piece, and the end of text where there is one, as in the original."""
+    """The ids that end an answer, as in the original: end of piece, and end of text where there is one."""
     eop, eos = special.eop, getattr(special, "eos", None)
     return (eop,) if eos is None or eos == eop else (eop, eos)
 
@@ -63,7 +63,9 @@ def next_chunk(answer: Sequence[int], previous: int, sop: int, blank: int, in_bl
     return Chunk([*answer, sop], [previous] * len(answer) + [blank], [*blocks, 1])
 
 
-def check_positions(context_length: int, num_blanks: int, max_len: int, max_positions: int, in_blocks: bool) -> None:
+def check_positions(
+    context_length: int, num_blanks: int, max_len: int, max_positions: int, in_blocks: bool
+) -> None:
     """Refuses a context, or a length of answers, that the position tables do not reach.
 
     Args:
@@ -85,6 +87,6 @@ def check_positions(context_length: int, num_blanks: int, max_len: int, max_posi
     last = max_len + (1 if num_blanks > 1 else 0)  # a full answer is read whole only if another blank follows
     if in_blocks and last >= num_rows:
         raise UserError(
-            f"answers of {max_len} tokens need {last + 1} positions within a blank, but the model has {num_rows}; "
-            f"max_len can be at most {max_len - (last + 1 - num_rows)}"
+            f"answers of {max_len} tokens need {last + 1} positions within a blank, but the model has "
+            f"{num_rows}; max_len can be at most {max_len - (last + 1 - num_rows)}"
         )

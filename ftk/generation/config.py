@@ -27,13 +27,15 @@ class GenerationConfig:
     sampling: bool = field(default=False, metadata={"help": "draw tokens at random instead of searching"})
     temperature: float = field(default=1.0, metadata={"help": "sampling: divides the logits; above 0"})
     top_k: int = field(
-        default=0, metadata={"help": "sampling: draw among this many likeliest tokens; 0: all", "unit": "tokens"}
+        default=0,
+        metadata={"help": "sampling: draw among so many likeliest tokens; 0: all", "unit": "tokens"},
     )
     top_p: float = field(
-        default=1.0, metadata={"help": "sampling: draw among the fewest tokens that hold this probability, in (0, 1]"}
+        default=1.0,
+        metadata={"help": "sampling: draw among the fewest tokens that hold this share, in (0, 1]"},
     )
-    seed: int = field(default=1, metadata={"help": "sampling: prompt and seed decide the answer, nothing else"})
-    batch_size: int = field(default=16, metadata={"help": "prompts that are answered at once", "unit": "prompts"})
+    seed: int = field(default=1, metadata={"help": "sampling: prompt and seed alone decide the answer"})
+    batch_size: int = field(default=16, metadata={"help": "so many are answered at once", "unit": "prompts"})
 
     def validate(self) -> Iterator[str]:
         """One message for each value, or pair of values, that is not allowed."""
@@ -43,7 +45,7 @@ class GenerationConfig:
         if not 0 <= self.min_len <= self.max_len:
             yield f"min_len is {self.min_len}; it must be from 0 to max_len {self.max_len}"
         if not self.temperature > 0.0:
-            yield f"temperature is {self.temperature}; it must be above 0 (leave sampling off for the likeliest token)"
+            yield f"temperature is {self.temperature}; it must be above 0"
         if self.top_k < 0:
             yield f"top_k is {self.top_k}; it must be 0 (all tokens) or more"
         if not 0.0 < self.top_p <= 1.0:
@@ -53,7 +55,7 @@ class GenerationConfig:
         if not self.sampling:
             for name, neutral in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0)):
                 if getattr(self, name) != neutral:
-                    yield f"{name} is {getattr(self, name)} but sampling is off; turn sampling on or leave it out"
+                    yield f"{name} is {getattr(self, name)} but sampling is off; turn it on"
 
 
 def generation_config(config: GenerationConfig | None = None, **options: Any) -> GenerationConfig:

@@ -1,4 +1,4 @@
-"""Drives a model's layers with caches as their `attend`: chunks of prompts in, logits of the next token out."""
+"""Drives a model's layers with caches as their `attend`: tokens in, logits of the next token out."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class DecodableModel(Protocol):
 class CachedDecoder:
     """Decodes N prompts, W hypotheses of each, without ever reading a token twice.
 
-    Per layer there are two caches. The prefix holds what is settled: a prompt's context and its filled blanks,
-    once per prompt. The branch holds the tokens of the present answer, once per hypothesis. Reordering
-    hypotheses therefore moves the present answers only. Memory in bytes, for value size b:
+    Per layer there are two caches. The prefix holds what is settled, once per prompt: its context and its
+    filled blanks. The branch holds the tokens of the present answer, once per hypothesis. Reordering
+    hypotheses therefore moves the present answers only. Memory in bytes, for values of b bytes:
     2 b L H (N * prefix_capacity + N * W * branch_capacity).
 
     Args:
@@ -84,9 +84,8 @@ class CachedDecoder:
         mask = self._to_device(visible)[:, None]  # [N, 1, T, S]
 
         tokens = self._to_device(_pad([chunk.tokens for chunk in chunks]))  # [N, T]
-        position_ids = self._to_device(
-            np.stack([_pad([c.text_positions for c in chunks]), _pad([c.block_positions for c in chunks])], axis=1)
-        )  # [N, 2, T]
+        text, block = _pad([c.text_positions for c in chunks]), _pad([c.block_positions for c in chunks])
+        position_ids = self._to_device(np.stack((text, block), axis=1))  # [N, 2, T]
         hidden = self.model.embed(tokens, position_ids)  # [N, T, H]
         for layer, cache in zip(self.model.layers, self.prefixes, strict=True):
             hidden = layer(hidden, _PrefixAttention(cache, places, mask))
@@ -116,7 +115,9 @@ class CachedDecoder:
         hidden = self.model.embed(tokens.reshape(-1, 1), position_ids)  # [N W, 1, H]
         prefix_length = int(self.prefix_lengths.max())
         for layer, prefix, branch in zip(self.model.layers, self.prefixes, self.branches, strict=True):
-            attend = _BranchAttention(prefix, branch, prefix_length, self._prefix_mask, self.branch_length, width)
+            attend = _BranchAttention(
+                prefix, branch, prefix_length, self._prefix_mask, self.branch_length, width
+            )
             hidden = layer(hidden, attend)
         self.branch_length += 1
         return self.model.logits(self.model.final_norm(hidden[:, 0])).unflatten(0, (num_rows, width))

@@ -91,10 +91,12 @@ class BlankFiller:
             )
         special = tokenizer.special
         ids = {text: getattr(special, name) for text, name in _BLANKS.items()}
-        self._blanks: dict[str, int] = {text: one for text, one in ids.items() if one is not None}
+        self.blanks: dict[str, int] = {text: one for text, one in ids.items() if one is not None}
         self._missing = [text for text, one in ids.items() if one is None]
-        own_names = [tokenizer.token_text(one) for one in self._blanks.values()]
-        self._blank_pattern = re.compile("|".join(map(re.escape, {*self._blanks, *own_names})))
+        # What is put at the end of a prompt without a blank.
+        self._last_blank = self.blanks.get("[gMASK]", next(iter(self.blanks.values())))
+        own_names = [tokenizer.token_text(one) for one in self.blanks.values()]
+        self._blank_pattern = re.compile("|".join(map(re.escape, {*self.blanks, *own_names})))
 
     def fill(
         self,
@@ -132,17 +134,17 @@ class BlankFiller:
             raise UserError("the prompt is empty; write a text, with [MASK] where something is missing")
         for blank in self._missing:
             if blank in text:
-                raise UserError(f"this tokenizer has no {blank}; it has {', '.join(self._blanks)}")
+                raise UserError(f"this tokenizer has no {blank}; it has {', '.join(self.blanks)}")
         pieces = self._blank_pattern.split(text)
         # "[MASK]" is understood everywhere, also where the tokenizer's own name for it is another.
-        for blank, token in self._blanks.items():
+        for blank, token in self.blanks.items():
             text = text.replace(blank, self.tokenizer.token_text(token))
         ids = self.tokenizer.encode(text, command_tokens=True)
         special = self.tokenizer.special
         if len(pieces) == 1:
-            ids, pieces = [*ids, special.gmask if special.gmask is not None else special.mask], [*pieces, ""]
+            ids, pieces = [*ids, self._last_blank], [*pieces, ""]
         if sum(token in self.generator.masks for token in ids) != len(pieces) - 1:
-            raise UserError("the prompt holds a command token that this tokenizer cannot tell from a blank; remove it")
+            raise UserError("the prompt holds a command token that counts as a blank here; remove it")
         if special.cls is not None and ids[0] != special.cls:
             ids = [special.cls, *ids]
         if special.eos is not None and ids[-1] not in (special.gmask, special.eos):
@@ -189,7 +191,7 @@ class BlankFiller:
         return FillResult(prompt.prompt, text, self.describe(prompt.context, answers))
 
     def _spaced(self, before: list[int], answer: list[int]) -> str:
-        """The answer as it reads behind the tokens before it, with the space that the tokenizer puts between."""
+        """The answer as it reads behind what is before it, with the space that the tokenizer puts between."""
         before = before[-_CONTEXT_FOR_SPACING:]
         left, joined = self.tokenizer.decode(before), self.tokenizer.decode([*before, *answer])
         return joined[len(left) :] if joined.startswith(left) else f" {self.tokenizer.decode(answer)}"

@@ -15,6 +15,8 @@ NOTE = (
     "length ** {length_penalty:g}, P one log-probability per token, the end token's included"
 )
 
+_ESCAPES = {ord(one): repr(one)[1:-1] for one in "\\\n\r\t\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
+
 
 def text_lines(
     index: int,
@@ -26,8 +28,8 @@ def text_lines(
 ) -> Iterator[str]:
     """One sample as tab-separated lines.
 
-    `S-` source with its blanks; then for each blank, from left to right, `T-` reference, `H-` score and tokens,
-    `D-` score and text, `P-` log-probabilities; at the end `F-` the filled text. `T-` and `F-` only if given.
+    `S-` source with its blanks; then for each blank, from left to right, `T-` reference, `H-` score and
+    tokens, `D-` score and text, `P-` log-probabilities; at last `F-` filled text. `T-`, `F-` only if given.
 
     Args:
         index: number of the sample.
@@ -78,5 +80,4 @@ def json_line(
 
 def _one_line(text: str) -> str:
     """Text that keeps to its line and column: breaks and tabs are written as in a string literal."""
-    escapes = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-    return text.translate(str.maketrans(escapes))
+    return text.translate(_ESCAPES)

@@ -11,7 +11,7 @@ from ftk.generation.blanks import find_blanks, mask_ids
 
 
 class Question(NamedTuple):
-    """A context with blanks, and what was there: `references` has one list of ids per blank, left to right."""
+    """A context with blanks, and what was there: `references` has the ids of each blank, left to right."""
 
     context: list[int]
     references: list[list[int]]
@@ -21,7 +21,7 @@ def question_of(sample: Mapping[str, Any], special: Any) -> Question:
     """The context of a blank-infilling sample and its reference answers.
 
     Args:
-        sample: `tokens`, `targets` [T] int, `position_ids` [2, T] int, `loss_mask` [T] bool, `context_length`.
+        sample: `tokens`, `targets` [T], `position_ids` [2, T], `loss_mask` [T] bool, `context_length`.
         special: the tokenizer's special tokens.
 
     Returns:

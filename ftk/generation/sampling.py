@@ -19,7 +19,7 @@ def token_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: f
         logits: [..., V].
         temperature: divides the logits; above 0.
         top_k: keep this many likeliest tokens; 0, or more than V, keeps all.
-        top_p: of those keep the fewest, likeliest first, that hold at least this share; never less than one token.
+        top_p: of those keep the fewest, likeliest first, that hold at least this share; one at least.
 
     Returns:
         float64 probabilities [..., V] that sum to 1; exactly 0 where a token was filtered away.

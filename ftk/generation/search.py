@@ -52,7 +52,7 @@ class Task(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Next tokens [N, W], and the hypothesis [N, W] that each one continues (None: the one in its own place)."""
+    """Next tokens [N, W], and the hypothesis [N, W] that each continues (None: the one in its own place)."""
 
     tokens: Tensor
     sources: Tensor | None
@@ -161,10 +161,10 @@ class SamplingSearch(_OneHypothesis):
 class BeamSearch(Search):
     """Beam search as in fairseq: of the best candidates those that end are set aside, the others go on.
 
-    An end token counts only among the best W candidates of its prompt. A prompt is finished when W answers are
-    set aside; at the greatest length the hypotheses that have not ended compete as they are. The best answer
-    is the one with the greatest sum of log-probabilities / length ** length_penalty, the end token included in
-    both. Candidates of equal score are taken in the order of hypothesis and token, so nothing is left to chance.
+    An end token counts only among the best W candidates of its prompt. A prompt is finished when W answers
+    are set aside; at the greatest length the hypotheses that have not ended compete as they are. The best
+    answer has the greatest sum of log-probabilities / length ** length_penalty, the end token included in
+    both. Candidates of equal score are taken in the order of hypothesis and token.
     """
 
     def __init__(self, config: GenerationConfig, task: Task) -> None:
@@ -173,7 +173,7 @@ class BeamSearch(Search):
         self.scores = torch.zeros(num, 1, device=task.device)  # [N, W]: sums of log-probabilities
         self.tokens = torch.zeros(num, width, length, dtype=torch.int64, device=task.device)
         self.logprobs = torch.zeros(num, width, length, device=task.device)
-        # Answers that have ended; one place more than W takes what is not wanted, without a branch on the host.
+        # Answers that have ended; one place more than W takes what is not wanted, without asking the device.
         self.done_count = torch.zeros(num, dtype=torch.int64, device=task.device)
         self.done_lengths = torch.zeros(num, width + 1, dtype=torch.int64, device=task.device)
         self.done_tokens = torch.zeros(num, width + 1, length, dtype=torch.int64, device=task.device)
@@ -234,22 +234,26 @@ class BeamSearch(Search):
         return self.done_count >= self.config.beam
 
     def answers(self) -> list[list[Answer]]:
+        penalty = self.config.length_penalty
         live = (~self.finished()[:, None] & self.scores.isfinite()).tolist()  # [N, W]
-        done = [part[:, :-1].tolist() for part in (self.done_tokens, self.done_logprobs, self.done_lengths)]
-        going = [part.tolist() for part in (self.tokens, self.logprobs)]
-        return [
-            self._best(
-                [_answer(*one, True, self.config.length_penalty) for one in zip(*ended, strict=True) if one[2] > 0]
-                + [
-                    _answer(*one, self.step, False, self.config.length_penalty)
-                    for one, is_live in zip(zip(*open_ends, strict=True), alive, strict=True)
-                    if is_live
-                ]
-            )
-            for ended, open_ends, alive in zip(
-                zip(*done, strict=True), zip(*going, strict=True), live, strict=True
-            )
-        ]
+        done_lengths, done_tokens, done_logprobs, tokens, logprobs = (
+            part.tolist()
+            for part in (self.done_lengths, self.done_tokens, self.done_logprobs, self.tokens, self.logprobs)
+        )
+        results: list[list[Answer]] = []
+        for row, is_live in enumerate(live):
+            ended = [
+                _answer(done_tokens[row][slot], done_logprobs[row][slot], length, True, penalty)
+                for slot, length in enumerate(done_lengths[row][:-1])
+                if length > 0
+            ]
+            cut = [
+                _answer(tokens[row][slot], logprobs[row][slot], self.step, False, penalty)
+                for slot, alive in enumerate(is_live)
+                if alive
+            ]
+            results.append(self._best(ended + cut))
+        return results
 
     def _best(self, answers: list[Answer]) -> list[Answer]:
         if not answers:
@@ -284,7 +288,7 @@ def _answer(
 
 
 def _stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` greatest of [N, X], greatest first; of equal ones the first. `torch.topk` promises no order."""
+    """The `count` greatest of [N, X], greatest first, equal ones in order; `torch.topk` promises no order."""
     values, indices = scores.topk(count, dim=-1)
     # What topk takes among those equal to the last value is open too, but its own choice never depends on the
     # batch; the order of what it took is settled here.

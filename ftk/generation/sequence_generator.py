@@ -50,12 +50,12 @@ class SequenceGenerator:
         self.config = generation_config(config, **options)
         for name, meaning in (("sop", "start of piece"), ("eop", "end of piece")):
             if getattr(special, name, None) is None:
-                raise UserError(f"the tokenizer has no {meaning} token ({name}); blanks cannot be filled with it")
+                raise UserError(f"the tokenizer has no {meaning} token ({name}); it cannot fill blanks")
         self.sop: int = special.sop
         self.ends = end_ids(special)
         self.masks = mask_ids(special)
         if not self.masks:
-            raise UserError("the tokenizer has no [MASK], [sMASK] or [gMASK] token; there are no blanks to fill")
+            raise UserError("the tokenizer has no [MASK], [sMASK] or [gMASK] token; it cannot fill blanks")
         self.search_class = search_class(self.config)
         model_config = getattr(model, "config", None)
         self.max_positions: int | None = getattr(model_config, "max_positions", None)
@@ -84,8 +84,10 @@ class SequenceGenerator:
         seeds = [self.config.seed] * len(contexts) if seeds is None else seeds
         if len(seeds) != len(contexts):
             raise UserError(f"{len(seeds)} seeds for {len(contexts)} contexts; give one for each")
-        prompts = [_Prompt(list(map(int, context)), self.masks, seed)
-                   for context, seed in zip(contexts, seeds, strict=True)]
+        prompts = [
+            _Prompt(list(map(int, context)), self.masks, seed)
+            for context, seed in zip(contexts, seeds, strict=True)
+        ]
         for prompt in prompts:
             self.check(prompt.context)
         # Alike prompts go together, so that little is padded and few wait for the last blank of another.
@@ -110,7 +112,7 @@ class SequenceGenerator:
 
     @torch.inference_mode()
     def _fill(self, prompts: list[_Prompt]) -> None:
-        """Answers a batch of prompts; each has a blank at least. Round r fills blank r of all that have it."""
+        """Answers a batch of prompts with blanks. Round r fills blank r of all that have it."""
         max_len = self.config.max_len
         device = next(self.model.parameters()).device
         decoder = CachedDecoder(
@@ -136,7 +138,7 @@ class SequenceGenerator:
 
     def _run(self, search: Search, decoder: CachedDecoder, logits: Tensor, blanks: Tensor) -> None:
         """Drives one search to its end: logits [N, V] of the first token, blanks [N] text positions."""
-        check_every = 1 if logits.device.type == "cpu" else 8  # asking a GPU whether all is done makes it wait
+        check_every = 1 if logits.device.type == "cpu" else 8  # to ask a GPU is to wait for it
         move = search.advance(logits[:, None])
         for step in range(1, self.config.max_len):
             if step % check_every == 0 and bool(search.finished().all()):
@@ -171,5 +173,5 @@ class _Prompt:
 
 def _finite(answer: Answer) -> Answer:
     if not math.isfinite(answer.score):
-        raise UserError("the model's logits are not finite; its weights may hold NaN (see ftk-checkpoint inspect)")
+        raise UserError("the model's logits are not finite; its weights may hold NaN")
     return answer

@@ -51,9 +51,9 @@ class KeyValueCache:
 
     def read(self, length: int) -> tuple[Tensor, Tensor]:
         """Views of the first `length` slots: keys and values, each [rows, A, length, D]."""
-        assert self._keys is not None and self._values is not None, "nothing was written yet"
         assert length <= self.capacity, f"{length} slots asked of {self.capacity}"
-        return self._keys[: self.num_rows, :, :length], self._values[: self.num_rows, :, :length]
+        keys, values = self._written()
+        return keys[: self.num_rows, :, :length], values[: self.num_rows, :, :length]
 
     def select(self, rows: Tensor, length: int) -> None:
         """Row i becomes what row rows[i] was, in its first `length` slots; len(rows) rows stay.
@@ -62,10 +62,14 @@ class KeyValueCache:
             rows: int64 [R] with R at most the present number of rows.
             length: slots that matter.
         """
-        assert self._keys is not None and self._values is not None, "nothing was written yet"
-        for buffer in (self._keys, self._values):
+        for buffer in self._written():
             buffer[: rows.size(0), :, :length] = buffer[rows, :, :length]
         self.num_rows = rows.size(0)
+
+    def _written(self) -> tuple[Tensor, Tensor]:
+        if self._keys is None or self._values is None:
+            raise RuntimeError("this cache was never written")
+        return self._keys, self._values
 
     def _buffers(self, like: Tensor) -> tuple[Tensor, Tensor]:
         if self._keys is None or self._values is None:
