@@ -91,7 +91,7 @@ def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_opt
             _claim(owners, option.flag, option.key)
             by_dest[option.key] = option
             _add(group, option, filled.get(option.name, option.default))
-    known, unknown = parser.parse_known_args(list(argv))
+    known, unknown = parser.parse_known_intermixed_args(list(argv))  # positional arguments may be apart
     if unknown:
         raise UserError(_unknown(unknown[0], prog, owners))
     given: Tree = {}
@@ -115,12 +115,14 @@ def _claim(owners: dict[str, str], flag: str, owner: str) -> None:
 def _add(group: Any, option: Option, default: Any) -> None:
     text = _help(option, default)
     if option.positional:
-        group.add_argument(option.key, nargs="?", default=argparse.SUPPRESS, metavar=option.flag, help=text)
+        group.add_argument(option.key, nargs="*" if option.is_list else "?", default=argparse.SUPPRESS,
+                           metavar=option.flag, help=text)
     elif option.kind is bool and not option.is_list:
         group.add_argument(option.flag, dest=option.key, default=argparse.SUPPRESS,
                            action=argparse.BooleanOptionalAction, help=text)
     else:
-        group.add_argument(option.flag, dest=option.key, default=argparse.SUPPRESS, metavar=_metavar(option), help=text)
+        group.add_argument(option.flag, dest=option.key, default=argparse.SUPPRESS, metavar=_metavar(option),
+                           nargs="+" if option.several else None, help=text)
 
 
 def _value(option: Option, value: Any) -> Any:
@@ -163,4 +165,4 @@ def _unknown(argument: str, prog: str, owners: dict[str, str]) -> str:
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
     width = min(110, max(60, shutil.get_terminal_size().columns))
-    return argparse.HelpFormatter(prog, max_help_position=34, width=width)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=34, width=width)

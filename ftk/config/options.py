@@ -27,6 +27,7 @@ class Option:
         flag: command-line flag, e.g. "--seq-length"; for a positional argument its shown name, e.g. "DATA".
         positional: whether it is given by place instead of by flag.
         derived: filled in by the program (kept in YAML, no flag).
+        several: a list whose items are separate arguments, `--inputs A B C`, instead of one, `--betas 0.9,0.98`.
         metavar: what stands for the value in --help; None: a word for its type.
     """
 
@@ -42,6 +43,7 @@ class Option:
     flag: str
     positional: bool
     derived: bool
+    several: bool
     metavar: str | None
 
     @property
@@ -104,6 +106,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         flag=meta.get("metavar", dashed.upper()) if positional else meta.get("flag", f"--{dashed}"),
         positional=positional,
         derived=bool(meta.get("derived", False)),
+        several=bool(meta.get("several", False)),
         metavar=meta.get("metavar"),
     )
 
