@@ -115,7 +115,7 @@ class Checkpoints:
             )
         load_model_state(folder, model, check_hashes=not own)
         if "num_updates" not in values or not (folder / "optimizer").is_dir():
-            logger.info("took the weights of %s, it holds nothing else; training begins anew", folder)
+            logger.info("took the weights of %s, it holds no more; training begins anew", folder)
             return TrainerState()
         load_optimizer_state(folder, model, optimizer, check_hashes=not own)
         state = TrainerState.from_dict(values, folder)

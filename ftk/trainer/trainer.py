@@ -169,7 +169,7 @@ class Trainer:
         )
 
     def _rescue(self) -> None:
-        """After a failure: save the last whole update if that is not done and nothing half-done would be saved."""
+        """After a failure: save the last update, if that is not done and it is whole."""
         if self.in_step or not self.unsaved:
             return
         try:

@@ -35,7 +35,8 @@ class LRSchedulerConfig:
         if not 0.0 <= self.min_lr_ratio <= 1.0:
             yield f"min_lr_ratio is {self.min_lr_ratio}; it must be in [0, 1]"
         if self.warmup_updates and self.warmup_ratio:
-            yield f"warmup_updates is {self.warmup_updates}, warmup_ratio {self.warmup_ratio}; give one of them"
+            given = f"warmup_updates is {self.warmup_updates}, warmup_ratio {self.warmup_ratio}"
+            yield f"{given}; give one of them"
         if self.min_lr and self.min_lr_ratio:
             yield f"min_lr is {self.min_lr} and min_lr_ratio {self.min_lr_ratio}; give one of them"
 
