@@ -90,7 +90,9 @@ def load_model_state(
 
 
 def load_model_tensors(folder: str | Path, *, check_hashes: bool = True) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint's model by name, on the CPU, tied ones once.
+    """Return the tensors of a checkpoint's model by name, on the CPU.
+
+    Tied ones are one object under each of their names, so that `save_checkpoint` ties them again.
 
     Raises:
         BrokenCheckpoint: the checkpoint is not whole.
@@ -100,7 +102,7 @@ def load_model_tensors(folder: str | Path, *, check_hashes: bool = True) -> dict
     index = read_index(folder / layout.MODEL)
     tensors = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in index.tensors.items()}
     read_tensors(folder / layout.MODEL, tensors)
-    return tensors
+    return tensors | {alias: tensors[name] for alias, name in index.extra["aliases"].items()}
 
 
 def load_optimizer_state(
@@ -121,7 +123,7 @@ def load_optimizer_state(
     folder = layout.resolve_checkpoint(folder)
     files = check_files(folder, prefix=f"{layout.OPTIMIZER}/", hashes=check_hashes)
     if f"{layout.OPTIMIZER}/index.json" not in files:
-        raise UserError(f"{folder}: has no optimizer state; start the optimizer anew with --reset-optimizer")
+        raise UserError(f"{folder}: has no optimizer state; weights alone can be taken from it")
     index = read_index(folder / layout.OPTIMIZER)
     stored_groups, scalars = decode(index.extra["param_groups"]), decode(index.extra["scalars"])
     names = parameter_names(model)
@@ -194,7 +196,7 @@ def newest_whole_checkpoint(run_folder: str | Path) -> Path | None:
 def _by_every_name(index: TensorIndex) -> dict[str, tuple[str, StoredTensor]]:
     """Return every name a model may ask for -> (the name it is kept under, what is kept)."""
     sources = {name: (name, stored) for name, stored in index.tensors.items()}
-    for alias, name in index.extra.get("aliases", {}).items():
+    for alias, name in index.extra["aliases"].items():
         sources[alias] = (name, index.tensors[name])
     return sources
 
@@ -209,7 +211,7 @@ def _tied_names(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _alias_in(index: TensorIndex, name: str, known: set[str]) -> bool:
-    return any(target == name and alias in known for alias, target in index.extra.get("aliases", {}).items())
+    return any(target == name and alias in known for alias, target in index.extra["aliases"].items())
 
 
 def _mismatch(missing: list[str], unexpected: list[str], wrong: list[str]) -> str:
@@ -238,8 +240,7 @@ def _match_groups(
     if now != then:
         difference = _mismatch(sorted(now - then), sorted(then - now), [])
         raise UserError(
-            f"{folder}: its optimizer has other parameters: {difference};"
-            " start the optimizer anew with --reset-optimizer"
+            f"{folder}: its optimizer has other parameters: {difference}; only the weights can be taken from it"
         )
     if members == stored_members:
         return list(zip(stored_groups, optimizer.param_groups, strict=True))
@@ -247,7 +248,7 @@ def _match_groups(
         moved = next(n for n in sorted(now) if _group_of(n, members) != _group_of(n, stored_members))
         raise UserError(
             f"{folder}: its optimizer groups the parameters otherwise (for example {moved});"
-            " start the optimizer anew with --reset-optimizer"
+            " only the weights can be taken from it"
         )
     return [
         (stored_groups[stored_members.index(m)], g)

@@ -312,7 +312,7 @@ class _TensorReader(StorageReader):
                         target = planner.resolve_tensor(item).detach()
                         target.copy_(source)
                         planner.commit_tensor(item, target)
-            except SafetensorError as error:
+            except (SafetensorError, FileNotFoundError) as error:
                 raise BrokenCheckpoint(f"{path}: {error}") from error
         done: Future[None] = Future()
         done.set_result(None)

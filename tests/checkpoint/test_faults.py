@@ -105,8 +105,10 @@ def test_fault_is_found_before_any_weight_changes(saved: Path, fault) -> None:
     ("file", "read"),
     [
         ("optimizer/index.json", lambda c: load_optimizer_state(c, m := Awkward(), make_optimizer(m))),
-        ("optimizer/tensors_00000_of_00001.safetensors",
-         lambda c: load_optimizer_state(c, m := Awkward(), make_optimizer(m))),
+        (
+            "optimizer/tensors_00000_of_00001.safetensors",
+            lambda c: load_optimizer_state(c, m := Awkward(), make_optimizer(m)),
+        ),
         ("trainer.json", read_trainer_state),
         ("config.yaml", read_config),
     ],
@@ -198,7 +200,10 @@ def test_resolve_prefers_best_then_last_then_newest(tmp_path: Path) -> None:
         (lambda p: p.mkdir(), "holds no checkpoint"),
         (lambda p: p.symlink_to("gone"), "a link to a folder that is gone"),
         (lambda p: (p / "model").mkdir(parents=True), "not a whole checkpoint"),
-        (lambda p: (p.mkdir(), (p / "latest_checkpointed_iteration.txt").write_text("1")), "convert --from glm"),
+        (
+            lambda p: (p.mkdir(), (p / "latest_checkpointed_iteration.txt").write_text("1")),
+            "convert --from glm",
+        ),
     ],
     ids=["missing", "file", "empty", "dangling", "half", "original"],
 )

@@ -176,7 +176,7 @@ def test_shape_mismatch_is_named_and_changes_nothing_even_if_not_strict(saved: P
 def test_optimizer_with_other_groups_is_refused(saved: Path) -> None:
     model = Awkward()
     other = torch.optim.AdamW(model.parameters())
-    with pytest.raises(UserError, match=r"groups the parameters otherwise .*--reset-optimizer"):
+    with pytest.raises(UserError, match=r"groups the parameters otherwise"):
         load_optimizer_state(saved, model, other)
     assert not other.state
     fewer = torch.optim.AdamW([model.scale])

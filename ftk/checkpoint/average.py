@@ -1,0 +1,114 @@
+"""The mean of several checkpoints of one model, as a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ftk.checkpoint import layout
+from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
+from ftk.checkpoint.manifest import read_manifest
+from ftk.checkpoint.save import refuse_to_replace, save_checkpoint
+from ftk.checkpoint.storage import TensorIndex, read_index
+from ftk.errors import UserError
+
+
+def average_checkpoints(inputs: Sequence[str | Path], output: str | Path, *, overwrite: bool = False) -> Path:
+    """Write a checkpoint whose weights are the mean of the inputs' weights.
+
+    Floating-point tensors are summed in float64 and rounded once, to their own dtype; others (counters), the
+    configuration and the tokenizer are those of the newest input. The optimizer is left out.
+
+    Args:
+        inputs: checkpoints of one model, two or more.
+        output: folder to write.
+        overwrite: replace a checkpoint of this name.
+
+    Returns:
+        `output`.
+
+    Raises:
+        UserError: fewer than two inputs, or inputs that differ in model or tokenizer (the first difference is
+            named).
+        BrokenCheckpoint: an input is not whole.
+    """
+    output = Path(output)
+    refuse_to_replace(output, overwrite=overwrite)
+    folders = [layout.resolve_checkpoint(path) for path in inputs]
+    if len(set(folders)) < 2:
+        raise UserError(f"{len(set(folders))} checkpoint given; a mean needs two or more")
+    for folder in folders[1:]:
+        difference = first_difference(folders[0], folder)
+        if difference is not None:
+            raise UserError(f"{folders[0]} and {folder} are not of one model: {difference}")
+
+    states = [read_trainer_state(folder) for folder in folders]
+    newest = max(range(len(folders)), key=lambda i: (states[i].get("num_updates") or 0, i))
+    mean = load_model_tensors(folders[newest])
+    once = {id(tensor): name for name, tensor in mean.items()}.values()  # tied tensors by one of their names
+    sums = {name: mean[name].double() for name in once if mean[name].is_floating_point()}
+    for i, folder in enumerate(folders):
+        if i != newest:
+            tensors = load_model_tensors(folder)
+            for name, total in sums.items():
+                total += tensors[name]
+    for name, total in sums.items():
+        mean[name].copy_(total / len(folders))
+
+    tokenizer = folders[newest] / layout.TOKENIZER
+    return save_checkpoint(
+        output,
+        model=mean,
+        trainer_state={
+            "num_updates": states[newest].get("num_updates"),
+            "average_of": [str(folder) for folder in folders],
+        },
+        config=read_config(folders[newest]),
+        tokenizer_folder=tokenizer if tokenizer.is_dir() else None,
+        overwrite=overwrite,
+    )
+
+
+def newest_checkpoints(run_folder: str | Path, count: int) -> list[Path]:
+    """Return the `count` newest checkpoints of a run, the oldest of them first.
+
+    Raises:
+        UserError: the run has fewer.
+    """
+    found = layout.numbered_checkpoints(Path(run_folder))
+    if len(found) < count:
+        raise UserError(f"{run_folder}: has {len(found)} checkpoints (checkpoint_N), {count} are asked for")
+    return found[:count][::-1]
+
+
+def first_difference(left: Path, right: Path) -> str | None:
+    """Say in what the models or tokenizers of two checkpoints first differ; None if in nothing."""
+    parts = (_shapes(read_index(left / layout.MODEL)), _shapes(read_index(right / layout.MODEL)))
+    for what, (one, other) in {
+        "model option": (_model_options(left), _model_options(right)),
+        "parameter": parts,
+        "tokenizer file": (_tokenizer_files(left), _tokenizer_files(right)),
+    }.items():
+        for name in [*one, *(name for name in other if name not in one)]:
+            if name not in other or name not in one:
+                return f"{what} {name} is only in {left if name in one else right}"
+            if one[name] != other[name]:
+                return f"{what} {name} is {one[name]} in the first, {other[name]} in the second"
+    return None
+
+
+def _shapes(index: TensorIndex) -> dict[str, str]:
+    return {
+        name: f"{str(stored.dtype).removeprefix('torch.')}{list(stored.shape)}"
+        for name, stored in index.tensors.items()
+    }
+
+
+def _model_options(folder: Path) -> dict[str, Any]:
+    return dict(read_config(folder).get("model") or {})
+
+
+def _tokenizer_files(folder: Path) -> dict[str, str]:
+    prefix = f"{layout.TOKENIZER}/"
+    return {n: record.sha256 for n, record in read_manifest(folder).items() if n.startswith(prefix)}

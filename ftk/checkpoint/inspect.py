@@ -1,0 +1,175 @@
+"""What a checkpoint is, in facts: model, parameters, progress, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from ftk.checkpoint import layout
+from ftk.checkpoint.load import read_config, read_trainer_state
+from ftk.checkpoint.manifest import BrokenCheckpoint, find_problems, read_manifest
+from ftk.checkpoint.storage import StoredTensor, read_index
+
+_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorRow:
+    """Tensors of one shape that differ only in the number of their layer."""
+
+    name: str  # "layers.{0..3}.attention.qkv.weight"
+    shape: list[int]
+    dtype: str
+    count: int
+    elements: int  # of all together
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What `ftk-checkpoint inspect` shows."""
+
+    path: str
+    problems: list[str]  # by file size; contents are not hashed here
+    model: dict[str, Any]
+    task: dict[str, Any]
+    tensors: list[TensorRow]
+    tied: dict[str, str]
+    parameters: int
+    model_bytes: int
+    has_optimizer: bool
+    tokenizer: str | None
+    trainer_state: dict[str, Any]  # numbers and texts only
+    files: dict[str, int]  # name -> bytes
+
+
+def inspect_checkpoint(path: str | Path) -> Summary:
+    """Collect what a checkpoint is, without reading its tensors.
+
+    Raises:
+        UserError: no checkpoint there.
+        BrokenCheckpoint: the manifest, or a file needed to say anything, is damaged.
+    """
+    folder = layout.resolve_checkpoint(path)
+    files = read_manifest(folder)
+    problems = find_problems(folder, files, contents=lambda name: False)
+    fatal = [
+        p for p in problems if p.startswith((layout.CONFIG, layout.TRAINER_STATE, f"{layout.MODEL}/index"))
+    ]
+    if fatal:
+        raise BrokenCheckpoint(f"{folder}: is not whole: {'; '.join(problems)}")
+    index = read_index(folder / layout.MODEL)
+    rows = _rows(index.tensors)
+    config = read_config(folder) if not problems else {}
+    state = read_trainer_state(folder) if not problems else {}
+    return Summary(
+        path=str(folder),
+        problems=problems,
+        model=dict(config.get("model") or {}),
+        task=dict(config.get("task") or {}),
+        tensors=rows,
+        tied=dict(index.extra["aliases"]),
+        parameters=sum(row.elements for row in rows),
+        model_bytes=sum(row.bytes for row in rows),
+        has_optimizer=f"{layout.OPTIMIZER}/index.json" in files,
+        tokenizer=_tokenizer_name(folder),
+        trainer_state={k: v for k, v in state.items() if isinstance(v, (int, float, str))},
+        files={name: record.size for name, record in files.items()},
+    )
+
+
+def render(summary: Summary) -> str:
+    """Lay a summary out for a reader."""
+    lines = [summary.path]
+    lines += [f"  PROBLEM  {problem}" for problem in summary.problems]
+    options = {k: v for k, v in summary.model.items() if k not in ("_name", "arch")}
+    name = summary.model.get("_name", "unknown")
+    arch = summary.model.get("arch")
+    lines.append(f"model      {name}" + (f" ({arch})" if arch else ""))
+    lines += [f"           {key} {value}" for key, value in options.items()]
+    lines.append(f"task       {summary.task.get('_name', 'not said')}")
+    lines.append(f"tokenizer  {summary.tokenizer or 'none: this checkpoint cannot read text'}")
+    lines.append(f"optimizer  {'kept: training can go on' if summary.has_optimizer else 'none'}")
+    for key, value in summary.trainer_state.items():
+        lines.append(f"trainer    {key} {value}")
+    lines += ["", *_table(summary)]
+    lines += [f"{alias} is {name}" for alias, name in summary.tied.items()]
+    lines += ["", "files"]
+    lines += [f"{_size(size):>10}  {name}" for name, size in summary.files.items()]
+    return "\n".join(lines)
+
+
+def as_json(summary: Summary) -> str:
+    """The same as JSON, for programs."""
+    return json.dumps(dataclasses.asdict(summary), indent=1, ensure_ascii=False)
+
+
+def _table(summary: Summary) -> list[str]:
+    header = ("parameter", "shape", "dtype", "elements", "size")
+    cells = [
+        (
+            row.name,
+            "x".join(map(str, row.shape)) or "scalar",
+            row.dtype,
+            f"{row.elements:,}",
+            _size(row.bytes),
+        )
+        for row in summary.tensors
+    ]
+    cells.append(("all", "", "", f"{summary.parameters:,}", _size(summary.model_bytes)))
+    widths = [max(len(row[i]) for row in [header, *cells]) for i in range(len(header))]
+    lines = []
+    for row in [header, *cells]:
+        left = [row[i].ljust(widths[i]) for i in range(3)]
+        right = [row[i].rjust(widths[i]) for i in range(3, len(header))]
+        lines.append("  ".join(left + right))
+    return lines
+
+
+def _rows(tensors: dict[str, StoredTensor]) -> list[TensorRow]:
+    """Fold the layers of a stack into one row where they are alike."""
+    groups: dict[tuple[str, tuple[int, ...], str], list[str]] = {}
+    for name, stored in tensors.items():
+        dtype = str(stored.dtype).removeprefix("torch.")
+        groups.setdefault((_LAYER_NUMBER.sub("*", name), stored.shape, dtype), []).append(name)
+    rows = []
+    for (pattern, shape, dtype), names in groups.items():
+        one = tensors[names[0]]
+        elements = len(names) * math.prod(shape)
+        rows.append(
+            TensorRow(
+                name=names[0] if len(names) == 1 else _range(pattern, names),
+                shape=list(shape),
+                dtype=dtype,
+                count=len(names),
+                elements=elements,
+                bytes=elements * one.dtype.itemsize,
+            )
+        )
+    return rows
+
+
+def _range(pattern: str, names: list[str]) -> str:
+    """Return `layers.{0..3}.x` for the names layers.0.x to layers.3.x, else the pattern with its count."""
+    if pattern.count("*") == 1:
+        numbers = sorted(int(match[0]) for name in names if (match := _LAYER_NUMBER.search(name)))
+        if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+            return pattern.replace("*", f"{{{numbers[0]}..{numbers[-1]}}}")
+    return f"{pattern} ({len(names)} of them)"
+
+
+def _tokenizer_name(folder: Path) -> str | None:
+    description = folder / layout.TOKENIZER / "ftk_tokenizer.json"
+    if not description.is_file():
+        return None
+    return str(json.loads(description.read_bytes()).get("name", "unnamed"))
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes for a reader: 987 B, 1.2 kB, 3.4 MB, 5.6 GB."""
+    power = next(power for power in (0, 1, 2, 3) if count < 1000 ** (power + 1) or power == 3)
+    return f"{count} B" if power == 0 else f"{count / 1000**power:.1f} {('kB', 'MB', 'GB')[power - 1]}"

@@ -1,0 +1,178 @@
+"""ftk-checkpoint: looks at checkpoints, checks them, averages them, converts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ftk.config import Chosen, compose, section, slot
+from ftk.errors import UserError
+from ftk.registry import TOKENIZERS
+from ftk_cli.frame import run, subcommands
+
+PROG = "ftk-checkpoint"
+DESCRIPTION = "Looks at checkpoints, checks them, averages them, converts them. A run's folder means its best one."
+
+
+@dataclass(kw_only=True)
+class InspectConfig:
+    path: str = field(metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "PATH"})
+    json: bool = field(default=False, metadata={"help": "print JSON, for programs"})
+
+
+@dataclass(kw_only=True)
+class VerifyConfig:
+    paths: list[str] = field(metadata={"help": "checkpoints, or runs' folders, of which every checkpoint is checked",
+                                       "positional": True, "metavar": "PATH"})
+
+
+@dataclass(kw_only=True)
+class AverageConfig:
+    inputs: list[str] = field(default_factory=list, metadata={
+        "help": "checkpoints to average; or one run's folder with --last", "several": True, "metavar": "PATH"})
+    last: int | None = field(default=None, metadata={"help": "average the newest of the run", "unit": "checkpoints"})
+    output: str = field(metadata={"help": "checkpoint to write", "metavar": "PATH"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
+
+    def validate(self) -> Iterator[str]:
+        if not self.inputs:
+            yield "inputs is empty; give --inputs CHECKPOINT CHECKPOINT ..., or --inputs RUN --last N"
+        elif self.last is not None and (self.last < 2 or len(self.inputs) != 1):
+            yield f"last is {self.last}, with {len(self.inputs)} inputs; --last N (2 or more) goes with one run's folder"
+
+
+@dataclass(kw_only=True)
+class ConvertConfig:
+    source: str = field(metadata={"help": "checkpoint to read", "positional": True, "metavar": "SRC"})
+    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST"})
+    from_format: str | None = field(default=None, metadata={
+        "help": "SRC is a checkpoint of the original GLM (mp_rank_XX files), DST one of ftk's", "flag": "--from",
+        "choices": ("glm",)})
+    to_format: str | None = field(default=None, metadata={
+        "help": "SRC is a checkpoint of ftk's, DST one of the original GLM", "flag": "--to", "choices": ("glm",)})
+    arch: str | None = field(default=None, metadata={
+        "help": "--from: architecture, e.g. glm_large; gives the number of heads, which the original does not store",
+        "metavar": "NAME"})
+    num_attention_heads: int | None = field(default=None, metadata={"help": "--from: attention heads, if not --arch"})
+    model_parallel_size: int = field(default=1, metadata={"help": "--to: write so many mp_rank_XX files"})
+    copy_gmask_row: bool = field(default=False, metadata={
+        "help": "--from, GLM-10B-Chinese: copy the embedding of 50007 to 50009, the [gMASK] of --fix-command-token"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
+
+    def validate(self) -> Iterator[str]:
+        if (self.from_format is None) == (self.to_format is None):
+            yield "from_format: one of --from glm and --to glm must be given"
+        if self.from_format and (self.arch is None) == (self.num_attention_heads is None):
+            yield "arch: give --arch NAME or --num-attention-heads N; the original does not store the number of heads"
+        if self.num_attention_heads is not None and self.num_attention_heads < 1:
+            yield f"num_attention_heads is {self.num_attention_heads}; it must be at least 1"
+        if self.model_parallel_size < 1:
+            yield f"model_parallel_size is {self.model_parallel_size}; it must be at least 1"
+
+
+@dataclass(kw_only=True)
+class Inspect:
+    inspect: InspectConfig = section("options")
+
+
+@dataclass(kw_only=True)
+class Verify:
+    verify: VerifyConfig = section("options")
+
+
+@dataclass(kw_only=True)
+class Average:
+    average: AverageConfig = section("options")
+
+
+@dataclass(kw_only=True)
+class Convert:
+    convert: ConvertConfig = section("options")
+
+
+@dataclass(kw_only=True)
+class ConvertWithTokenizer(Convert):
+    tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", help="kept in the checkpoint, so that it can read text")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run(PROG, body, argv)
+
+
+def inspect(argv: list[str]) -> int:
+    config = compose(Inspect, f"{PROG} inspect", "Shows what a checkpoint is.", argv).inspect
+    from ftk.checkpoint.inspect import as_json, inspect_checkpoint, render
+
+    summary = inspect_checkpoint(config.path)
+    print(as_json(summary) if config.json else render(summary))
+    return 1 if summary.problems else 0
+
+
+def verify(argv: list[str]) -> int:
+    config = compose(Verify, f"{PROG} verify", "Checks every file: size and sha256.", argv).verify
+    from pathlib import Path
+
+    from ftk.checkpoint import is_checkpoint, numbered_checkpoints, resolve_checkpoint, verify
+
+    broken = 0
+    for path in map(Path, config.paths):
+        candidates = [path] if is_checkpoint(path) else numbered_checkpoints(path)[::-1]
+        for folder in candidates or [resolve_checkpoint(path)]:
+            problems = verify(folder)
+            print(f"{folder}: " + ("whole" if not problems else f"{len(problems)} problems"))
+            for problem in problems:
+                print(f"  {problem}")
+            broken += bool(problems)
+    if broken:
+        raise UserError(f"{broken} broken checkpoint{'s' if broken > 1 else ''}; see the list above")
+    return 0
+
+
+def average(argv: list[str]) -> int:
+    description = "Writes a checkpoint whose weights are the mean of others'."
+    config = compose(Average, f"{PROG} average", description, argv).average
+    from ftk.checkpoint.average import average_checkpoints, newest_checkpoints
+
+    inputs: Sequence[object] = config.inputs
+    if config.last is not None:
+        inputs = newest_checkpoints(config.inputs[0], config.last)
+    output = average_checkpoints([str(path) for path in inputs], config.output, overwrite=config.overwrite)
+    print(f"wrote {output}, the mean of " + ", ".join(map(str, inputs)))
+    return 0
+
+
+def convert(argv: list[str]) -> int:
+    with_tokenizer = any(argument.split("=")[0] == "--tokenizer" for argument in argv)
+    root: type[Convert] = ConvertWithTokenizer if with_tokenizer else Convert
+    description = """Converts checkpoints of the original GLM to ftk's and back.
+--tokenizer NAME --tokenizer-path PATH puts a tokenizer beside the weights; `--tokenizer NAME --help` lists its options."""
+    config = compose(root, f"{PROG} convert", description, argv)
+    options = config.convert
+    from ftk.checkpoint.convert import convert_from_original, convert_to_original
+
+    if options.to_format:
+        output = convert_to_original(
+            options.source, options.output, num_parts=options.model_parallel_size, overwrite=options.overwrite
+        )
+        print(f"wrote {output}, {options.model_parallel_size} mp_rank_XX files")
+        return 0
+    tokenizer = config.tokenizer.build() if isinstance(config, ConvertWithTokenizer) else None
+    output = convert_from_original(
+        options.source, options.output, num_attention_heads=options.num_attention_heads, arch=options.arch,
+        tokenizer=tokenizer, copy_gmask_row=options.copy_gmask_row, overwrite=options.overwrite,
+    )
+    remark = "" if tokenizer is not None else "; without a tokenizer, so it cannot read text (--tokenizer adds one)"
+    print(f"wrote {output}{remark}")
+    return 0
+
+
+body = subcommands(PROG, DESCRIPTION, {
+    "inspect": ("show what a checkpoint is: model, parameters, progress, files", inspect),
+    "verify": ("check every file of checkpoints against their manifests", verify),
+    "average": ("write the mean of several checkpoints", average),
+    "convert": ("convert checkpoints of the original GLM to ftk's and back", convert),
+})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

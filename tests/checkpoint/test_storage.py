@@ -1,0 +1,147 @@
+"""Shards that several processes saved load into any other sharding; broken files are named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from ftk.checkpoint.manifest import BrokenCheckpoint
+from ftk.checkpoint.storage import read_index, read_tensors, write_tensors
+
+# Rank r of a gloo group saves rows of `rows` (7 x 4: unevenly), columns of `columns`, and whole copies of the rest.
+WORKER = """
+import sys
+import torch
+import torch.distributed as dist
+from pathlib import Path
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from ftk.checkpoint.storage import read_tensors, write_tensors
+
+folder, what, rank, world = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+dist.init_process_group("gloo", init_method=f"file://{folder}/../rendezvous_{what}", rank=rank, world_size=world)
+mesh = init_device_mesh("cpu", (world,))
+whole = {
+    "rows": torch.arange(28.0).reshape(7, 4), "columns": torch.arange(24).reshape(4, 6),
+    "few_rows": torch.tensor([[1.5, 2.5]]), "copied": torch.arange(5).to(torch.bfloat16),
+    "plain": torch.tensor(3.25), "empty": torch.zeros(0, 2),
+}
+placements = {"rows": [Shard(0)], "columns": [Shard(1)], "few_rows": [Shard(0)], "copied": [Replicate()]}
+tensors = {
+    name: distribute_tensor(value, mesh, placements[name]) if name in placements else value
+    for name, value in whole.items()
+}
+if what == "save":
+    files = write_tensors(folder, tensors, extra={"note": 1}, process_group=dist.group.WORLD)
+    assert (len(files) == world + 1) == (rank == 0), files
+else:
+    targets = {name: torch.zeros_like(value) for name, value in tensors.items()}
+    asked = []
+    read_tensors(folder, targets, check=asked.append, process_group=dist.group.WORLD)
+    for name, target in targets.items():
+        full = target.full_tensor() if name in placements else target
+        assert torch.equal(full, whole[name]), (name, full)
+    print(sorted(asked[0]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run_ranks(folder: Path, what: str, world: int) -> list[str]:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(folder), what, str(rank), str(world)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * world, "\n".join(outputs)
+    return outputs
+
+
+def test_shards_of_two_ranks_load_into_one_process_and_into_three_ranks(tmp_path: Path) -> None:
+    folder = tmp_path / "tensors"
+    folder.mkdir()
+    run_ranks(folder, "save", 2)
+    index = read_index(folder)
+    assert index.extra == {"note": 1}
+    assert [chunk.offset for chunk in index.tensors["rows"].chunks] == [(0, 0), (4, 0)]
+    assert len(index.tensors["copied"].chunks) == 1
+    assert index.tensors["empty"].chunks == ()
+    assert len({chunk.file for chunk in index.tensors["rows"].chunks}) == 2
+
+    targets = {name: torch.zeros(t.shape, dtype=t.dtype) for name, t in index.tensors.items()}
+    read_tensors(folder, targets)
+    assert torch.equal(targets["rows"], torch.arange(28.0).reshape(7, 4))
+    assert torch.equal(targets["columns"], torch.arange(24).reshape(4, 6))
+    assert torch.equal(targets["few_rows"], torch.tensor([[1.5, 2.5]]))
+    assert torch.equal(targets["copied"], torch.arange(5).to(torch.bfloat16))
+    assert targets["plain"] == 3.25
+    assert any("tensors_00000" in output for output in run_ranks(folder, "load", 3))
+
+
+def test_every_dtype_starts_at_a_multiple_of_its_size(tmp_path: Path) -> None:
+    tensors = {
+        "a": torch.ones(3, dtype=torch.int8), "b": torch.ones(3, dtype=torch.float64), "c": torch.ones(1).half(),
+        "d": torch.ones(1, dtype=torch.bool), "e": torch.ones(5, dtype=torch.float8_e4m3fn), "f": torch.ones(1),
+    }  # fmt: skip
+    write_tensors(tmp_path, tensors)
+    (file,) = tmp_path.glob("*.safetensors")
+    raw = file.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    assert (8 + size) % 8 == 0
+    for name, entry in json.loads(raw[8 : 8 + size]).items():
+        assert entry["data_offsets"][0] % tensors[name].element_size() == 0
+    with safe_open(file, framework="pt") as opened:
+        for name, tensor in tensors.items():
+            assert torch.equal(opened.get_tensor(name).view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_what_cannot_be_stored_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="z has dtype torch.complex64"):
+        write_tensors(tmp_path / "a", {"z": torch.zeros(2, dtype=torch.complex64)})
+    with pytest.raises(TypeError, match="x is no tensor"):
+        write_tensors(tmp_path / "b", {"x": object()})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda index: index.pop("tensors"),
+        lambda index: index.update(format="other"),
+        lambda index: index["tensors"]["w"].update(dtype="float99"),
+        lambda index: index["tensors"]["w"]["chunks"][0].update(file="../elsewhere.safetensors"),
+        lambda index: index["tensors"]["w"]["chunks"][0].update(file="absent.safetensors"),
+        lambda index: index["tensors"]["w"]["chunks"][0].update(key="v"),
+        lambda index: index["tensors"]["w"]["chunks"][0].update(shape=[1, 1]),
+    ],
+    ids=["no-tensors", "format", "dtype", "outside", "file", "key", "shape"],
+)
+def test_index_that_does_not_fit_is_a_broken_checkpoint(tmp_path: Path, edit) -> None:
+    write_tensors(tmp_path, {"w": torch.ones(2, 2)})
+    index = json.loads((tmp_path / "index.json").read_text())
+    edit(index)
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    target = torch.zeros(2, 2)
+    with pytest.raises(BrokenCheckpoint):
+        read_tensors(tmp_path, {"w": target})
+    assert not target.any()
+
+
+def test_check_comes_before_any_target_changes(tmp_path: Path) -> None:
+    write_tensors(tmp_path, {"w": torch.ones(2)})
+    target = torch.zeros(2)
+
+    def refuse(files: set[str]) -> None:
+        raise BrokenCheckpoint(f"refused {sorted(files)}")
+
+    with pytest.raises(BrokenCheckpoint, match="refused .*tensors_00000_of_00001.safetensors"):
+        read_tensors(tmp_path, {"w": target}, check=refuse)
+    assert not target.any()
