@@ -5,15 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.collate import Collater
-from ftk.data.documents import sentence_end_ids
 from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.errors import UserError
 from ftk.registry import register_task
@@ -43,14 +38,7 @@ class GLMBlankTask(Task):
     config: GLMBlankConfig
 
     def load_split(self, split: str) -> GLMBlankDataset:
-        special = self.tokenizer.special
-        return GLMBlankDataset(self.corpus.documents(split), special, self.config, self.seed,
-                               sentence_ends=self._sentence_ends, sentinels=special.sentinels)
-
-    @cached_property
-    def _sentence_ends(self) -> NDArray[np.bool_]:
-        """bool [V], true for ids whose text ends a sentence."""
-        return sentence_end_ids(self.tokenizer)
+        return GLMBlankDataset(self.corpus.documents(split), self.tokenizer, self.config, self.seed)
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return Collater(self.tokenizer.special)
