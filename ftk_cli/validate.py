@@ -73,7 +73,7 @@ def body(argv: list[str]) -> int:
     criterion = task.build_criterion(parts.criterion)
     loading = DataloaderConfig(batch_size=options.batch_size, num_workers=options.num_workers,
                                valid_subset=options.valid_subset, max_valid_samples=options.max_samples)
-    for split, iterator in valid_iterators(loading, task, seed=root.common.seed).items():
+    for split, iterator in valid_iterators(loading, root.common, task).items():
         batches = tqdm(iterator.batches(), total=iterator.batches_left(), desc=split, unit="batch", disable=None)
         figures = validate(task, model, criterion, batches, device=device, precision=options.precision) or {}
         if options.unigram:
