@@ -101,9 +101,10 @@ def token_spans(
 ):
     """Short random spans that cover about `ratio` of the tokens, none across documents, at least one token apart.
 
-    Span lengths are drawn until they cover int(ratio * N) tokens (at least one), and dealt to the documents from
-    the shortest to the longest: each takes what keeps the share of all documents so far at `ratio`, the longest
-    the rest. Lengths that fit nowhere are left out.
+    Span lengths are drawn until they cover int(ratio * N) tokens (at least one); none is longer than fits into the
+    longest document. They are dealt to the documents from the shortest to the longest, so that the documents so
+    far have, to half a span, their part of all that is covered; the longest takes the rest. A length for which
+    a document is too short goes to a later one. What fits nowhere is left out.
 
     Args:
         tokens: [N].
@@ -123,18 +124,22 @@ def token_spans(
     cdef int64_t* lengths = &lengths_and_scratch[0, 0]
     cdef int64_t* scratch = &lengths_and_scratch[1, 0]
     cdef RandomState* state = &rng.state
-    cdef Py_ssize_t weights = length_weights.shape[0], segment_count, drawn = 0, used = 0, taken, number
-    cdef int64_t wanted, covered = 0, length, seen = 0, covered_here, quota
+    cdef Py_ssize_t weights = length_weights.shape[0], segment_count, drawn = 0, used = 0, taken, number, found
+    cdef int64_t wanted, drawn_total = 0, text_total = 0, longest = 0, length, seen = 0, covered = 0, covered_here
     with nogil:
         segment_count = find_segments(tokens, eos_id, cls_id, segments)
+        for number in range(segment_count):
+            length = segments[number, 1] - segments[number, 0]
+            text_total += length
+            longest = max(longest, length)
         wanted = 1 if single else max(1, <int64_t>(ratio * size))
-        while segment_count > 0 and covered < wanted:
+        while segment_count > 0 and drawn_total < wanted:
             length = 1 + search_cumulative(
                 &length_weights[0], weights, next_uniform(state) * length_weights[weights - 1]
             )
-            lengths[drawn] = length
+            lengths[drawn] = min(length, max(1, longest - 1))
+            drawn_total += lengths[drawn]
             drawn += 1
-            covered += length
 
         if segment_count > 0 and single:
             number = draw_segment(state, segments, segment_count)
@@ -143,31 +148,46 @@ def token_spans(
             # the draw that reached the mark is longer than the others on average: it must not always come last
             shuffle_indices(state, lengths, drawn)
             sort_segments_by_length(segments, segment_count)
-            covered = 0
             for number in range(segment_count):
                 length = segments[number, 1] - segments[number, 0]
                 seen += length
-                quota = wanted if number == segment_count - 1 else <int64_t>(ratio * seen) - covered
                 taken = 0
                 covered_here = 0
-                while (
-                    used + taken < drawn
-                    and (number == segment_count - 1 or covered_here + lengths[used + taken] <= quota)
-                    and covered_here + lengths[used + taken] + taken <= length
-                ):
+                while True:
+                    found = first_that_fits(lengths, used + taken, drawn, length - covered_here - taken)
+                    if found == drawn:
+                        break
+                    if (
+                        number < segment_count - 1
+                        and (2 * (covered + covered_here) + lengths[found]) * text_total > 2 * drawn_total * seen
+                    ):
+                        break
+                    swap(lengths, found, used + taken)
                     covered_here += lengths[used + taken]
                     taken += 1
                 if taken > 0:
                     place_spans(state, segments[number, 0], length, lengths + used, taken, scratch, spans, used)
                     used += taken
                     covered += covered_here
-            if used == 0:
-                number = segment_count - 1
-                used = place_one(state, segments[number, 0], segments[number, 1], lengths, scratch, spans)
     result = spans_array[:used]
     if segment_count > 1 and used > 1:
         result = result[np.argsort(result[:, 0])]
     return np.ascontiguousarray(result)
+
+
+cdef Py_ssize_t first_that_fits(
+    const int64_t* lengths, Py_ssize_t first, Py_ssize_t stop, int64_t room
+) noexcept nogil:
+    """The first of the lengths first .. stop - 1 that is at most room; stop if there is none."""
+    while first < stop and lengths[first] > room:
+        first += 1
+    return first
+
+
+cdef void swap(int64_t* values, Py_ssize_t left, Py_ssize_t right) noexcept nogil:
+    cdef int64_t kept = values[left]
+    values[left] = values[right]
+    values[right] = kept
 
 
 cdef Py_ssize_t place_one(

@@ -79,7 +79,7 @@ def build_sample(
 
     Raises:
         ValueError: an empty, overlapping or outside span, an answer order that is not an order of the spans, an
-            unknown objective, an end of document inside an answer, or too few sentinels.
+            unknown objective, an end of document inside an answer, missing command tokens or sentinels.
 
     Source: THUDM/GLM blocklm_utils.py, make_block_data.
     """
@@ -95,6 +95,8 @@ def build_sample(
         if (inside == special.eos).any():
             raise ValueError(f"the span [{start}, {end}) reaches over an end of document (token {special.eos})")
     masks, starts = command_ids(len(places), number, special, sentinels)
+    if special.eop is None:
+        raise ValueError("the tokenizer has no end token (eop)")
     arrays = build_arrays(
         ids, places, order, masks, starts, special.eop, block_positions, append_end, position_offset,
         -1 if answer_position is None else answer_position,
@@ -105,13 +107,18 @@ def build_sample(
 def mask_token(special: SpecialTokens, objective: int) -> int:
     """The id that stands for a blank of the objective; plain mask where the tokenizer has no task masks."""
     task_mask = (None, special.smask, special.gmask)[objective]
-    return special.mask if task_mask is None else task_mask
+    mask = special.mask if task_mask is None else task_mask
+    if mask is None:
+        raise ValueError("the tokenizer has no mask token")
+    return mask
 
 
 def command_ids(
     count: int, objective: int, special: SpecialTokens, sentinels: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Mask and start ids of the first, second, ... answer: each int64 [K]."""
+    if special.sop is None:
+        raise ValueError("the tokenizer has no start token (sop)")
     masks = np.full(count, mask_token(special, objective), dtype=np.int64)
     starts = np.full(count, special.sop, dtype=np.int64)
     if len(sentinels) and count > 1:

@@ -128,6 +128,7 @@ class DocumentPacker:
         start = 0
         if used == 0 and len(document) + 2 > room:
             start = self._random_start(document, room, rng)
+        assert self.special.cls is not None
         text[used] = self.special.cls
         length = len(document) - start
         if length + 2 <= room:
@@ -139,20 +140,23 @@ class DocumentPacker:
         return used + (end if end >= max(2, room // 2) else room), False
 
     def _random_start(self, document: NDArray[np.integer], room: int, rng: SampleRandom) -> int:
-        """Where to cut a document that is too long: [CLS], the rest up to the end and eos at most fill the room."""
+        """Where to cut a document that is too long: at random, so that even the last place fills the room.
+
+        The place moves to the start of a sentence, the nearest before or the nearest after it, if there is one
+        within half the room.
+        """
         start = rng.below(len(document) + 2 - room + 1)
         if start == 0 or rng.uniform() < self.config.non_sentence_start:
             return start
         reach = room // 2
         first = max(0, start - reach)
         window = np.ascontiguousarray(document[first : start + reach + 1], dtype=np.int64)
-        if rng.uniform() < 0.5:
-            moved = sentence_start_before(window, start - first, self.sentence_ends)
-            if moved < 0 and first == 0:
-                moved = 0
-        else:
-            moved = sentence_start_after(window, start - first, self.sentence_ends)
-        return start if moved < 0 else first + moved
+        before = sentence_start_before(window, start - first, self.sentence_ends)
+        if before < 0 and first == 0:
+            before = 0
+        after = sentence_start_after(window, start - first, self.sentence_ends)
+        moved = (before, after) if rng.uniform() < 0.5 else (after, before)
+        return first + next((place for place in moved if place >= 0), start - first)
 
 
 def sentence_end_ids(tokenizer: Tokenizer, size: int | None = None) -> NDArray[np.bool_]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,13 +11,13 @@ from numpy.typing import NDArray
 from ftk.data._blank_infilling import build_arrays, hide_answer_inputs, hide_context_inputs
 from ftk.data.blank_config import BlankInfillingConfig, max_sample_length
 from ftk.data.blank_infilling import Sample, command_ids
-from ftk.data.documents import DocumentPacker, Documents
+from ftk.data.documents import DocumentPacker, Documents, sentence_end_ids
 from ftk.data.random import SampleRandom
 from ftk.data.spans import TOKEN, Blanks, SpanSampler
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
-    from ftk.tokenizers import SpecialTokens
+    from ftk.tokenizers import Tokenizer
 
 
 class GLMBlankDataset:
@@ -28,40 +27,24 @@ class GLMBlankDataset:
 
     Args:
         documents: the corpus, with `.sizes`.
-        special: ids of the command tokens.
+        tokenizer: of the corpus; gives the command tokens, and which ids end a sentence.
         config: the objective's options.
         seed: of all random choices.
-        sentence_ends: bool [V], true for ids whose text ends a sentence (`documents.sentence_end_ids`).
-        sentinels: (mask, start) ids of the second, third, ... answer; needed with config.sentinel_tokens.
 
     Raises:
-        UserError: the data has no tokens, or the tokenizer lacks dBLOCK or sentinels that the options need.
+        UserError: the data has no tokens, or the tokenizer lacks command tokens that the options need.
     """
 
-    def __init__(
-        self,
-        documents: Documents,
-        special: SpecialTokens,
-        config: BlankInfillingConfig,
-        seed: int,
-        *,
-        sentence_ends: NDArray[np.bool_],
-        sentinels: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        self.special = special
+    def __init__(self, documents: Documents, tokenizer: Tokenizer, config: BlankInfillingConfig, seed: int) -> None:
+        check_command_tokens(tokenizer, config)
+        self.special = tokenizer.special
         self.config = config
         self.seed = seed
-        self.packer = DocumentPacker(documents, special, config, sentence_ends)
-        self.sampler = SpanSampler(special, config, sentence_ends)
-        self.sentinels = sentinels if config.sentinel_tokens else ()
+        sentence_ends = sentence_end_ids(tokenizer)
+        self.packer = DocumentPacker(documents, self.special, config, sentence_ends)
+        self.sampler = SpanSampler(self.special, config, sentence_ends)
+        self.sentinels = self.special.sentinels if config.sentinel_tokens else ()
         self._length = max(1, math.ceil(self.packer.total_tokens / config.seq_length))
-        most_blanks = (max_sample_length(config) - config.seq_length) // 2
-        if config.sentinel_tokens and len(sentinels) < most_blanks - 1:
-            raise UserError(f"--sentinel-tokens needs {most_blanks - 1} numbered masks for --seq-length "
-                            f"{config.seq_length}; the tokenizer has {len(sentinels)}")
-        if config.needs_decoder_mask and special.dblock is None:
-            raise UserError("--block-mask-prob and --context-mask-ratio need the command token [dBLOCK]; "
-                            "preprocess with a tokenizer that has it (--decoder-mask)")
 
     def __len__(self) -> int:
         return self._length
@@ -109,6 +92,7 @@ class GLMBlankDataset:
     def _fill(self, text: NDArray[np.int64], blanks: Blanks, rng: SampleRandom) -> Sample:
         config, special = self.config, self.special
         spans, answer_order = blanks.spans, blanks.answer_order
+        assert special.eop is not None and special.cls is not None
         masks, starts = command_ids(len(spans), blanks.objective, special, self.sentinels)
         tokens, targets, loss_mask, position_ids, context_length = build_arrays(
             text, spans, answer_order, masks, starts, special.eop, config.block_positions, blanks.append_end,
@@ -131,3 +115,19 @@ class GLMBlankDataset:
             return 0
         context_length = len(text) - int((spans[:, 1] - spans[:, 0]).sum()) + len(spans)
         return rng.below(max(1, self.config.seq_length - context_length + 1))
+
+
+def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> None:
+    """Raises UserError if the tokenizer lacks a command token that the objective needs."""
+    special = tokenizer.special
+    missing = [name for name in ("cls", "mask", "sop", "eop") if getattr(special, name) is None]
+    if missing:
+        raise UserError(f"the tokenizer {tokenizer.name} has no {', '.join(missing)}, which blank infilling needs; "
+                        f"preprocess with --block-symbols")
+    if config.needs_decoder_mask and special.dblock is None:
+        raise UserError("--block-mask-prob and --context-mask-ratio need the command token [dBLOCK]; "
+                        "preprocess with --decoder-mask")
+    numbered = (max_sample_length(config) - config.seq_length) // 2 - 1
+    if config.sentinel_tokens and len(special.sentinels) < numbered:
+        raise UserError(f"--sentinel-tokens needs {numbered} numbered masks for --seq-length {config.seq_length}; "
+                        f"the tokenizer {tokenizer.name} has {len(special.sentinels)}")

@@ -1,0 +1,331 @@
+"""The iterator of an epoch's batches: shuffled, sharded over ranks, prepared by workers, resumable anywhere."""
+
+from __future__ import annotations
+
+import re
+import signal
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch.utils.data
+from numpy.typing import NDArray
+
+from ftk.data.batching import batch_by_size
+from ftk.data.random import SampleRandom
+from ftk.errors import UserError
+
+Batch = dict[str, Any]
+_ORDER_STREAM = -1  # the index of the stream that orders an epoch; samples have 0, 1, ...
+
+
+class SampleDataset(Protocol):
+    """Samples that are pure functions of (seed, epoch, index)."""
+
+    def __len__(self) -> int: ...
+    def sample(self, epoch: int, index: int) -> dict[str, Any]: ...
+    def sizes(self, epoch: int) -> NDArray[np.integer]: ...
+
+
+class EpochBatchIterator:
+    """Hands out the batches of one epoch after the other.
+
+    The order of an epoch is a permutation drawn by (seed, epoch), and batches are contiguous in it. With several
+    ranks, `world_size` successive batches make a round, one for each rank; where the last round lacks batches, its
+    largest are halved, and a rank that still gets none has one sample without loss. So every rank has the same number of batches,
+    every sample is handed out once, and the number of samples consumed says all about where the run stands,
+    whatever the number of workers or ranks.
+
+    Args:
+        dataset: the samples.
+        collater: makes a batch of a list of samples; a batch has "loss_mask".
+        batch_size, max_tokens, required_batch_size_multiple: as of `batch_by_size`.
+        seed: of the order.
+        shuffle: whether the order is random; otherwise it is 0, 1, 2, ...
+        num_workers: processes that prepare batches; 0: this one.
+        rank, world_size: which share of the batches is ours.
+        user_dir: the plugin folder, imported in each worker before the dataset arrives there.
+        multiprocessing_context: how workers are started: "fork", "spawn", "forkserver"; Python's default if None.
+
+    Raises:
+        UserError: as of `batch_by_size`, when batches are made.
+    """
+
+    def __init__(
+        self,
+        dataset: SampleDataset,
+        collater: Callable[[Sequence[dict[str, Any]]], Batch],
+        *,
+        batch_size: int | None = None,
+        max_tokens: int | None = None,
+        required_batch_size_multiple: int = 1,
+        seed: int = 1,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        user_dir: str | None = None,
+        multiprocessing_context: str | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank}; it must be in 0 .. {world_size - 1}")
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.max_tokens = max_tokens
+        self.required_batch_size_multiple = required_batch_size_multiple
+        self.seed = seed
+        self.shuffle = shuffle
+        self.num_workers = num_workers
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 1
+        self._samples_consumed = 0
+        self._plan: _Plan | None = None
+        self._loader: torch.utils.data.DataLoader = torch.utils.data.DataLoader(
+            _BatchSource(dataset, collater, user_dir),
+            sampler=_Requests(self),
+            batch_size=None,
+            collate_fn=_unchanged,
+            num_workers=num_workers,
+            worker_init_fn=_ignore_interrupt,
+            persistent_workers=num_workers > 0,
+            multiprocessing_context=multiprocessing_context if num_workers > 0 else None,
+            generator=torch.Generator(),  # else each pass draws from the global one, and dropout after a resume differs
+        )
+
+    @property
+    def samples_consumed(self) -> int:
+        """Samples of this epoch that were handed out, on all ranks together."""
+        return self._samples_consumed
+
+    def batches(self) -> Iterator[Batch]:
+        """The remaining batches of the epoch; at the end the iterator stands at the next epoch's start.
+
+        A caller may stop at any batch; the next call goes on from there.
+
+        Raises:
+            UserError: from the dataset.
+            RuntimeError: a worker process died; the message names it.
+        """
+        plan = self._current_plan()
+        handed_out = iter(self._loader)
+        for stop in plan.stops_after(self._samples_consumed):
+            made = self._receive(handed_out)
+            self._samples_consumed = int(stop)
+            yield made
+        self.epoch += 1
+        self._samples_consumed = 0
+
+    def batches_left(self) -> int:
+        """How many batches of this epoch are still to come on each rank."""
+        return len(self._current_plan().stops_after(self._samples_consumed))
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the iterator stands, by what was handed out, not by what was prepared ahead."""
+        return {"epoch": self.epoch, "samples_consumed": self._samples_consumed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes to a saved place.
+
+        Raises:
+            UserError: there are fewer samples than were consumed: the data is not the same.
+        """
+        if state["samples_consumed"] > len(self.dataset):
+            raise UserError(f"the checkpoint has consumed {state['samples_consumed']} samples of epoch "
+                            f"{state['epoch']}, but the data has {len(self.dataset)}; "
+                            f"is it other data than the run began with?")
+        self.epoch = state["epoch"]
+        self._samples_consumed = state["samples_consumed"]
+        self._plan = None
+
+    def requests(self) -> Iterator[_Request]:
+        """What the workers are to prepare for this rank, from the current place to the epoch's end."""
+        return self._current_plan().requests(self._samples_consumed, self.rank)
+
+    def _current_plan(self) -> _Plan:
+        """The order and the rounds of the epoch; made anew where the current place is not at a round's start."""
+        plan = self._plan
+        if plan is None or plan.epoch != self.epoch or not plan.has_place(self._samples_consumed):
+            count = len(self.dataset)
+            if self.shuffle:
+                order = SampleRandom(self.seed, self.epoch, _ORDER_STREAM).permutation(count)
+            else:
+                order = np.arange(count, dtype=np.int64)
+            rest = order[self._samples_consumed :]
+            bounds = batch_by_size(
+                np.asarray(self.dataset.sizes(self.epoch))[rest],
+                batch_size=self.batch_size,
+                max_tokens=self.max_tokens,
+                required_batch_size_multiple=self.required_batch_size_multiple,
+            )
+            plan = _Plan(self.epoch, order, bounds + self._samples_consumed, self.world_size)
+            self._plan = plan
+        return plan
+
+    def _receive(self, handed_out: Iterator[Any]) -> Batch:
+        try:
+            made = next(handed_out)
+        except RuntimeError as error:
+            named = self._worker_death(error)
+            if named is None:
+                raise
+            raise named from error
+        if isinstance(made, _Refusal):
+            raise UserError(made.message)
+        return made
+
+    def _worker_death(self, error: RuntimeError) -> RuntimeError | None:
+        """The loader's error for a worker that died, with the worker's number; None for any other error."""
+        found = re.search(r"DataLoader worker \(pid\(?s?\)? ?(\d+)[^)]*\)(.*)", str(error))
+        if found is None:
+            return None
+        workers = getattr(getattr(self._loader, "_iterator", None), "_workers", [])
+        numbers = [number for number, worker in enumerate(workers) if worker.pid == int(found.group(1))]
+        which = f"{numbers[0] + 1} of {len(workers)} " if numbers else ""
+        return RuntimeError(f"data worker {which}(pid {found.group(1)}) died:{found.group(2).rstrip('. ')}; if memory "
+                            f"ran out, fewer workers (--num-workers) or smaller batches help")
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One batch to prepare; a filler has no loss."""
+
+    epoch: int
+    indices: NDArray[np.int64]  # [B]
+    is_filler: bool = False
+
+
+class _Plan:
+    """The rounds of an epoch from some place on.
+
+    Args:
+        epoch: its number.
+        order: int64 [N], sample numbers in the order of the epoch.
+        bounds: int64 [batches + 1], places in the order.
+        world_size: batches in a round.
+    """
+
+    def __init__(
+        self, epoch: int, order: NDArray[np.int64], bounds: NDArray[np.int64], world_size: int
+    ) -> None:
+        self.epoch = epoch
+        self.order = order
+        self.bounds = bounds
+        self.world_size = world_size
+        rounds = -(-(len(bounds) - 1) // world_size)
+        ends = np.minimum(np.arange(1, rounds + 1) * world_size, len(bounds) - 1)
+        self.places = np.concatenate([bounds[:1], bounds[ends]])  # [rounds + 1], where rounds begin and end
+
+    def has_place(self, place: int) -> bool:
+        """Whether a round starts or ends there."""
+        found = int(np.searchsorted(self.places, place))
+        return found < len(self.places) and bool(self.places[found] == place)
+
+    def stops_after(self, place: int) -> NDArray[np.int64]:
+        """Where the rounds from a place on end."""
+        return self.places[np.searchsorted(self.places, place) + 1 :]
+
+    def requests(self, place: int, rank: int) -> Iterator[_Request]:
+        """The batches of one rank from a place on."""
+        for number in range(int(np.searchsorted(self.places, place)), len(self.places) - 1):
+            bounds = self.bounds[number * self.world_size : (number + 1) * self.world_size + 1].tolist()
+            while len(bounds) <= self.world_size and _halve_largest(bounds):
+                pass
+            if rank + 1 < len(bounds):
+                yield _Request(self.epoch, self.order[bounds[rank] : bounds[rank + 1]])
+            else:
+                yield _Request(self.epoch, self.order[bounds[0] : bounds[0] + 1], is_filler=True)
+
+
+def _halve_largest(bounds: list[int]) -> bool:
+    """Halves the batch with the most samples, in place; False where all have one."""
+    sizes = [stop - start for start, stop in zip(bounds, bounds[1:], strict=False)]
+    largest = sizes.index(max(sizes))
+    if sizes[largest] < 2:
+        return False
+    bounds.insert(largest + 1, bounds[largest] + sizes[largest] // 2)
+    return True
+
+
+class _Requests:
+    """The loader's sampler: asks the iterator anew at the start of each pass.
+
+    It holds the iterator weakly: a cycle would keep the worker processes until the next garbage collection.
+    """
+
+    def __init__(self, owner: EpochBatchIterator) -> None:
+        self._owner = weakref.ref(owner)
+
+    def __iter__(self) -> Iterator[_Request]:
+        owner = self._owner()
+        assert owner is not None
+        return owner.requests()
+
+    def __len__(self) -> int:
+        owner = self._owner()
+        assert owner is not None
+        return owner.batches_left()
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """A user error in a worker, on its way to the main process without a traceback."""
+
+    message: str
+
+
+class _UserDir:
+    """Imports the user's plugin where it is unpickled: in a spawned worker, before the dataset that follows it."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _import_there, (self.path,)
+
+
+def _import_there(path: str | None) -> _UserDir:
+    if path is not None:
+        from ftk.plugins import import_user_dir
+
+        import_user_dir(path)
+    return _UserDir(path)
+
+
+class _BatchSource(torch.utils.data.Dataset):
+    """The loader's dataset: makes a whole batch of a request."""
+
+    def __init__(
+        self, dataset: SampleDataset, collater: Callable[[Sequence[dict[str, Any]]], Batch], user_dir: str | None
+    ) -> None:
+        self.dataset = dataset
+        self.collater = collater
+        self.user_dir = _UserDir(user_dir)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _restore, (self.user_dir, self.dataset, self.collater)
+
+    def __getitem__(self, request: _Request) -> Batch | _Refusal:
+        try:
+            samples = [self.dataset.sample(request.epoch, int(index)) for index in request.indices]
+        except UserError as error:
+            return _Refusal(str(error))
+        batch = self.collater(samples)
+        if request.is_filler:
+            batch["loss_mask"].zero_()
+        return batch
+
+
+def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[..., Batch]) -> _BatchSource:
+    return _BatchSource(dataset, collater, user_dir.path)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _ignore_interrupt(worker: int) -> None:
+    """Ctrl-C reaches the whole process group; only the main process answers it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,36 @@
+"""Collating samples of different lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from number_corpus import NumberTokenizer, random_documents
+
+from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.collate import Collater
+from ftk.data.glm_dataset import GLMBlankDataset
+
+
+def test_a_batch_holds_its_samples_and_padding_only():
+    tokenizer = NumberTokenizer(pad=599)
+    config = BlankInfillingConfig(seq_length=64, sample_one_document=True)
+    dataset = GLMBlankDataset(random_documents([5, 20, 100, 9] * 20), tokenizer, config, 1)
+    samples = [dataset.sample(1, index) for index in range(10)]
+    lengths = [len(sample["tokens"]) for sample in samples]
+    batch = Collater(tokenizer.special)(samples)
+    longest = max(lengths)
+    assert len(set(lengths)) > 1
+    assert {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in batch.items()} == {
+        "tokens": ((10, longest), torch.int64),
+        "targets": ((10, longest), torch.int64),
+        "loss_mask": ((10, longest), torch.bool),
+        "position_ids": ((10, 2, longest), torch.int64),
+        "context_length": ((10,), torch.int64),
+        "objective": ((10,), torch.int64),
+    }
+    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+        for name, fill in (("tokens", 599), ("targets", 599), ("loss_mask", 0), ("position_ids", 0)):
+            assert np.array_equal(batch[name][row, ..., :length].numpy(), sample[name])
+            assert (batch[name][row, ..., length:] == fill).all()
+        assert batch["context_length"][row] == sample["context_length"]
+        assert batch["objective"][row] == sample["objective"]

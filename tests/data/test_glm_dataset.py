@@ -1,0 +1,229 @@
+"""GLM samples of a corpus: pure functions of (seed, epoch, index), within their limits, with the options' effects."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from number_corpus import CLS, DBLOCK, EOS, GMASK, MASK, SMASK, SOP, NumberTokenizer, random_documents
+
+from ftk.data.blank_config import BlankInfillingConfig, max_sample_length
+from ftk.data.blank_infilling import build_sample
+from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.errors import UserError
+
+MIXED_LENGTHS = [3, 1, 0, 700, 40, 25, 90, 200, 8, 12, 60, 150, 5000, 2, 33] * 4
+
+
+def dataset(tokenizer=None, *, lengths=MIXED_LENGTHS, seed=1, **options):
+    config = BlankInfillingConfig(**{"seq_length": 128, "bert_prob": 0.4, "gap_sentence_prob": 0.3, **options})
+    assert list(config.validate()) == []
+    return GLMBlankDataset(random_documents(lengths), tokenizer or NumberTokenizer(), config, seed)
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
+
+
+def test_a_sample_depends_on_seed_epoch_and_index_only():
+    forward, backward = dataset(), dataset()
+    numbers = list(range(60))
+    first = {number: forward.sample(3, number) for number in numbers}
+    second = {number: backward.sample(3, number) for number in reversed(numbers)}
+    assert all(same(first[number], second[number]) for number in numbers)
+    assert not any(same(first[number], forward.sample(4, number)) for number in numbers)
+    assert not any(same(first[number], dataset(seed=2).sample(3, number)) for number in numbers)
+
+
+def test_shapes_and_types():
+    sample = dataset().sample(1, 0)
+    length = len(sample["tokens"])
+    assert {name: array.dtype.name for name, array in sample.items()} == {
+        "tokens": "int64", "targets": "int64", "loss_mask": "bool", "position_ids": "int64",
+        "context_length": "int64", "objective": "int64"}
+    assert sample["targets"].shape == sample["loss_mask"].shape == (length,)
+    assert sample["position_ids"].shape == (2, length)
+    assert sample["context_length"].shape == sample["objective"].shape == ()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bert_prob": 1.0, "gap_sentence_prob": 0.0},
+        {"bert_prob": 0.0, "gap_sentence_prob": 1.0},
+        {"bert_prob": 0.0, "gap_sentence_prob": 0.0},
+        {"sample_one_document": True},
+        {"short_seq_prob": 0.5},
+        {"random_position": True},
+        {"sentinel_tokens": True},
+        {"avg_block_length": 0.2},
+        {"bert_ratio": 0.5, "gap_sentence_ratio": 0.5},
+        {"seq_length": 8},
+        {"seq_length": 1024, "single_span_prob": 0.3},
+    ],
+    ids=str,
+)
+def test_samples_keep_within_their_limits(options):
+    """The longest sample, its bound for batching, positions, the mask, and that each is what build_sample makes."""
+    made = dataset(**options)
+    sizes = made.sizes(1)
+    assert sizes.shape == (len(made),)
+    assert sizes.dtype == np.int32
+    assert sizes.max() <= max_sample_length(made.config)
+    checked = 0
+    for number in range(min(len(made), 250)):
+        text, blanks, sample = made.explain(1, number)
+        assert len(text) <= made.config.seq_length
+        assert len(sample.tokens) <= sizes[number]
+        assert sample.position_ids.min() >= 0
+        assert sample.position_ids.max() <= made.config.seq_length
+        assert not sample.loss_mask[: sample.context_length].any()
+        assert sample.loss_mask[sample.context_length :].all()
+        assert blanks.append_end or blanks.objective == 2
+        assert text[0] == CLS
+        rebuilt = build_sample(
+            text, blanks.spans, blanks.spans[blanks.answer_order], ("token", "sentence", "document")[blanks.objective],
+            special=made.special, append_end=blanks.append_end, sentinels=made.sentinels,
+            position_offset=int(sample.position_ids[0, 0]),
+            answer_position=made.config.seq_length if made.config.sentinel_tokens else None)
+        assert np.array_equal(rebuilt.tokens, sample.tokens)
+        assert np.array_equal(rebuilt.position_ids, sample.position_ids)
+        checked += bool(sample.loss_mask.any())
+    assert checked > 0.95 * min(len(made), 250)
+
+
+def test_each_objective_has_its_mask_and_its_share():
+    made = dataset(lengths=[3000] * 40, bert_prob=0.5, gap_sentence_prob=0.3)
+    counts = np.zeros(3)
+    for number in range(900):
+        sample = made.sample(1, number)
+        objective = int(sample["objective"])
+        counts[objective] += 1
+        context = sample["tokens"][: sample["context_length"]]
+        present = [bool((context == mask).any()) for mask in (MASK, SMASK, GMASK)]
+        assert present == [objective == 0, objective == 1, objective == 2]
+    expected = 900 * np.array([0.5, 0.3, 0.2])
+    assert ((counts - expected) ** 2 / expected).sum() < 13.8  # 0.1 % point, 2 degrees of freedom
+
+
+def test_single_spans_come_before_the_other_choices():
+    made = dataset(lengths=[3000] * 40, bert_prob=0.0, gap_sentence_prob=0.0, single_span_prob=0.25)
+    single = 0
+    for number in range(600):
+        _, blanks, _ = made.explain(1, number)
+        if blanks.objective == 0:
+            assert len(blanks.spans) == 1
+            single += 1
+    assert abs(single / 600 - 0.25) < 0.06
+
+
+def test_an_epoch_has_the_samples_that_make_up_its_tokens():
+    assert len(dataset(lengths=[1280])) == 10
+    assert len(dataset(lengths=[1281])) == 11
+    assert len(dataset(lengths=[5])) == 1
+
+
+def test_block_positions_off_is_one_in_every_answer():
+    sample = dataset(block_positions=False).sample(1, 5)
+    answers = sample["position_ids"][1][sample["context_length"] :]
+    assert (answers == 1).all()
+
+
+def test_answers_in_the_order_of_their_blanks_without_shuffling():
+    made, mixed = dataset(shuffle_blocks=False, bert_prob=0.7), dataset(bert_prob=0.7)
+    assert all((np.diff(made.explain(1, number)[1].answer_order) == 1).all() for number in range(50))
+    orders = [mixed.explain(1, number)[1].answer_order for number in range(50)]
+    assert any((np.diff(order) < 0).any() for order in orders)
+
+
+def test_hidden_answer_and_context_tokens():
+    plain = dataset(lengths=[3000] * 20, bert_prob=1.0, gap_sentence_prob=0.0)
+    hidden = dataset(lengths=[3000] * 20, bert_prob=1.0, gap_sentence_prob=0.0, block_mask_prob=0.3,
+                     context_mask_ratio=0.1)
+    answer_tokens = answer_hidden = 0
+    for number in range(40):
+        before, after = plain.sample(1, number), hidden.sample(1, number)
+        context = int(before["context_length"])
+        assert np.array_equal(before["targets"], after["targets"])
+        changed = before["tokens"] != after["tokens"]
+        assert (after["tokens"][changed] == DBLOCK).all()
+        assert changed[:context].sum() == int(0.1 * len(plain.explain(1, number)[0]))
+        answer_hidden += changed[context:].sum()
+        answer_tokens += (before["tokens"][context:] != SOP).sum()
+    assert abs(answer_hidden / answer_tokens - 0.3) < 0.05
+
+
+def test_random_positions_start_anywhere_and_stay_inside():
+    made = dataset(random_position=True, lengths=[20] * 500, sample_one_document=True)
+    starts = [int(made.sample(1, number)["position_ids"][0, 0]) for number in range(len(made))]
+    assert min(starts) < 15
+    assert max(starts) > 85
+    assert max(int(made.sample(1, number)["position_ids"].max()) for number in range(len(made))) <= 128
+
+
+def test_sentinels_number_the_answers():
+    made = dataset(sentinel_tokens=True, lengths=[3000] * 20, bert_prob=1.0, gap_sentence_prob=0.0)
+    for number in range(20):
+        text, blanks, sample = made.explain(1, number)
+        answers = sample.tokens[sample.context_length :][sample.position_ids[1][sample.context_length :] == 1]
+        assert answers.tolist() == [SOP] + [1001 + 2 * n for n in range(len(blanks.spans) - 1)]
+        assert (sample.position_ids[0][sample.context_length :] == 128).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"dblock": None}, {"block_mask_prob": 0.1}, "dBLOCK"),
+        ({"sentinels": ()}, {"sentinel_tokens": True}, "numbered masks"),
+        ({"sop": None}, {}, "has no sop"),
+    ],
+)
+def test_missing_command_tokens_are_refused(changes, options, message):
+    with pytest.raises(UserError, match=message):
+        dataset(NumberTokenizer(**changes), **options)
+
+
+def test_empty_data_is_refused():
+    for lengths in ([], [0, 0]):
+        with pytest.raises(UserError, match="no tokens"):
+            dataset(lengths=lengths)
+
+
+def test_documents_that_hold_only_their_end_give_samples_without_loss():
+    config = BlankInfillingConfig(seq_length=16)
+    documents = random_documents([0, 0])
+    documents._documents = [np.array([EOS]), np.array([EOS])]
+    documents.sizes = np.array([1, 1])
+    for number in range(10):
+        sample = GLMBlankDataset(documents, NumberTokenizer(), config, number).sample(1, 0)
+        assert not sample["loss_mask"].any()
+
+
+def test_a_sample_outside_the_epoch_is_refused():
+    made = dataset()
+    for index in (-1, len(made)):
+        with pytest.raises(IndexError):
+            made.sample(1, index)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seq_length": 7}, "seq_length is 7"),
+        ({"bert_prob": 0.8, "gap_sentence_prob": 0.3}, "together they must be at most 1"),
+        ({"bert_prob": -0.1}, "bert_prob is -0.1"),
+        ({"bert_ratio": 0.9}, "bert_ratio is 0.9"),
+        ({"avg_block_length": 0.0}, "avg_block_length is 0.0"),
+        ({"max_block_length": 0}, "max_block_length is 0"),
+        ({"context_mask_range": 0}, "context_mask_range is 0"),
+    ],
+)
+def test_wrong_options_are_named(change, message):
+    assert any(message in error for error in BlankInfillingConfig(**change).validate())
+
+
+def test_the_dataset_survives_a_copy_to_another_process():
+    made = dataset()
+    assert same(copy.deepcopy(made).sample(1, 7), made.sample(1, 7))

@@ -1,0 +1,263 @@
+"""Span samplers: equal to slow Python for the same random stream, and with the statistics that they promise."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from number_corpus import CHINESE_STOP, CLS, EOS, FULL_STOP, QUESTION, VOCAB_SIZE
+from reference_random import SlowRandom
+
+from ftk.data._spans import document_span, sentence_spans, token_spans
+from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.random import SampleRandom
+from ftk.data.spans import SpanSampler, poisson_weights
+
+ENDS = np.zeros(VOCAB_SIZE, dtype=np.uint8)
+ENDS[[FULL_STOP, CHINESE_STOP, QUESTION]] = 1
+SPECIAL = SimpleNamespace(eos=EOS, cls=CLS)
+WEIGHTS = poisson_weights(3.0, 39)
+
+
+def slow_segments(tokens):
+    segments, start = [], 0
+    for place, token in enumerate([*tokens, EOS]):
+        if token in (EOS, CLS):
+            if place > start:
+                segments.append((start, place))
+            start = place + 1
+    return segments
+
+
+def slow_draw_segment(segments, rng):
+    place = rng.below(sum(end - start for start, end in segments))
+    return [segment for segment in segments for _ in range(segment[1] - segment[0])][place]
+
+
+def slow_place(start, end, lengths, rng):
+    free = (end - start) - sum(lengths) - (len(lengths) - 1)
+    spans = []
+    for place, length in zip(sorted(rng.below(free + 1) for _ in lengths), lengths, strict=True):
+        spans.append((start + place, start + place + length))
+        start += length + 1
+    return spans
+
+
+def slow_token_spans(tokens, ratio, weights, single, rng):
+    segments = slow_segments(tokens)
+    if not segments:
+        return []
+    longest = max(end - start for start, end in segments)
+    text_total = sum(end - start for start, end in segments)
+    lengths = []
+    while sum(lengths) < (1 if single else max(1, int(ratio * len(tokens)))):
+        lengths.append(min(1 + rng.choice_weighted(weights), max(1, longest - 1)))
+    if single:
+        start, end = slow_draw_segment(segments, rng)
+        return slow_place(start, end, [min(lengths[0], max(1, end - start - 1))], rng)
+    rng.shuffle(lengths)
+    segments.sort(key=lambda segment: segment[1] - segment[0])
+    remaining, spans, seen, covered = list(lengths), [], 0, 0
+    for number, (start, end) in enumerate(segments):
+        seen += end - start
+        taken = []
+        while True:
+            fitting = [place for place, length in enumerate(remaining)
+                       if sum(taken) + length + len(taken) <= end - start]
+            if not fitting:
+                break
+            middle = covered + sum(taken) + Fraction(remaining[fitting[0]], 2)
+            too_much = middle / sum(lengths) > Fraction(seen, text_total)
+            if number < len(segments) - 1 and too_much:
+                break
+            remaining[0], remaining[fitting[0]] = remaining[fitting[0]], remaining[0]
+            taken.append(remaining.pop(0))
+        if taken:
+            spans += slow_place(start, end, taken, rng)
+            covered += sum(taken)
+    return sorted(spans)
+
+
+def slow_sentence_spans(tokens, ratio, rng):
+    sentences = []
+    for start, end in slow_segments(tokens):
+        for place in range(start, end):
+            next_ends = place + 1 < end and ENDS[tokens[place + 1]]
+            if place == end - 1 or (ENDS[tokens[place]] and not next_ends):
+                sentences.append((start, place + 1))
+                start = place + 1
+    rng.shuffle(sentences)
+    chosen, covered = [], 0
+    for start, end in sentences:
+        if covered >= max(1, int(ratio * len(tokens))):
+            break
+        chosen.append((start, end))
+        covered += end - start
+    return sorted(chosen)
+
+
+def slow_document_span(tokens, suffix_prob, min_ratio, rng):
+    segments = slow_segments(tokens)
+    if not segments:
+        return [], False
+    start, end = slow_draw_segment(segments, rng)
+    longest = max(1, end - start - 1)
+    shortest = min(longest, max(1, int(min_ratio * (end - start))))
+    length = shortest + rng.below(longest - shortest + 1)
+    if len(segments) > 1 or rng.uniform() < suffix_prob:
+        takes_end = end < len(tokens) and tokens[end] == EOS
+        return [(end - length, end + takes_end)], True
+    start += rng.below(end - start - length + 1)
+    return [(start, start + length)], False
+
+
+packed_texts = st.lists(
+    st.lists(st.one_of(st.integers(20, 40), st.sampled_from([FULL_STOP, QUESTION])), max_size=60), min_size=1, max_size=6
+)
+
+
+def pack(documents, cut):
+    tokens = [token for document in documents for token in [CLS, *document, EOS]]
+    return np.array(tokens[: len(tokens) - cut], dtype=np.int64)
+
+
+@given(packed_texts, st.integers(0, 1), st.integers(0, 1000), st.sampled_from([0.05, 0.15, 0.5]), st.booleans(),
+       st.sampled_from([0.3, 3.0, 20.0]))
+@settings(max_examples=400, deadline=None)
+def test_token_spans_equal_the_slow_version(documents, cut, seed, ratio, single, mean):
+    tokens, weights = pack(documents, cut), poisson_weights(mean, 39)
+    fast = token_spans(tokens, EOS, CLS, ratio, weights, single, SampleRandom(seed, 1, 1))
+    slow = slow_token_spans(tokens.tolist(), ratio, weights.tolist(), single, SlowRandom(seed, 1, 1))
+    assert [tuple(span) for span in fast.tolist()] == slow
+
+
+@given(packed_texts, st.integers(0, 1), st.integers(0, 1000), st.sampled_from([0.05, 0.15, 0.5]))
+@settings(max_examples=300, deadline=None)
+def test_sentence_spans_equal_the_slow_version(documents, cut, seed, ratio):
+    tokens = pack(documents, cut)
+    fast = sentence_spans(tokens, EOS, CLS, ratio, ENDS, SampleRandom(seed, 1, 1))
+    slow = slow_sentence_spans(tokens.tolist(), ratio, SlowRandom(seed, 1, 1))
+    assert [tuple(span) for span in fast.tolist()] == slow
+
+
+@given(packed_texts, st.integers(0, 1), st.integers(0, 1000), st.sampled_from([0.0, 0.25, 1.0]))
+@settings(max_examples=300, deadline=None)
+def test_document_spans_equal_the_slow_version(documents, cut, seed, min_ratio):
+    tokens = pack(documents, cut)
+    fast, is_suffix = document_span(tokens, EOS, CLS, 0.5, min_ratio, SampleRandom(seed, 1, 1))
+    slow = slow_document_span(tokens.tolist(), 0.5, min_ratio, SlowRandom(seed, 1, 1))
+    assert ([tuple(span) for span in fast.tolist()], is_suffix) == slow
+
+
+@given(packed_texts, st.integers(0, 1), st.integers(0, 1000), st.sampled_from([(1, 0), (0, 1), (0, 0)]))
+@settings(max_examples=300, deadline=None)
+def test_spans_of_every_objective_stay_inside_documents(documents, cut, seed, probabilities):
+    tokens = pack(documents, cut)
+    config = BlankInfillingConfig(bert_prob=probabilities[0], gap_sentence_prob=probabilities[1])
+    blanks = SpanSampler(SPECIAL, config, ENDS).sample(tokens, SampleRandom(seed, 1, 1))
+    assert len(blanks.spans) > 0 or not slow_segments(tokens.tolist())
+    assert sorted(blanks.answer_order.tolist()) == list(range(len(blanks.spans)))
+    least_gap = 1 if blanks.objective == 0 else 0
+    previous_end = -1
+    for start, end in blanks.spans.tolist():
+        assert previous_end + least_gap <= start < end <= len(tokens)
+        inside = tokens[start:end] if blanks.append_end else tokens[start : end - 1]
+        assert not np.isin(inside, [EOS, CLS]).any()
+        assert tokens[end - 1] != CLS
+        previous_end = end
+
+
+def long_text(documents=1, length=2000):
+    return np.concatenate([np.r_[CLS, np.full(length, 30), EOS] for _ in range(documents)]).astype(np.int64)
+
+
+def test_span_lengths_are_poisson():
+    """Chi-square against Poisson(3) cut to 1 .. 39. Texts are long, so that the drawn-until rule hardly shows."""
+    tokens = long_text(length=20_000)
+    counts = np.zeros(40)
+    for index in range(30):
+        spans = token_spans(tokens, EOS, CLS, 0.15, WEIGHTS, False, SampleRandom(11, 1, index))
+        counts += np.bincount(spans[:, 1] - spans[:, 0], minlength=40)[:40]
+    probabilities = np.diff(WEIGHTS, prepend=0.0) / WEIGHTS[-1]
+    observed = np.append(counts[1:10], counts[10:].sum())
+    expected = counts.sum() * np.append(probabilities[:9], probabilities[9:].sum())
+    assert counts.sum() > 25_000
+    assert counts[0] == 0
+    assert ((observed - expected) ** 2 / expected).sum() < 27.9  # 0.1 % point, 9 degrees of freedom
+
+
+@pytest.mark.parametrize(("documents", "length"), [(1, 510), (4, 126), (20, 23), (60, 6)])
+def test_the_token_objective_covers_fifteen_percent(documents, length):
+    """Of all, and about as much of each document; of the shortest only one span in three fits."""
+    tokens = long_text(documents, length)
+    covered = np.zeros(len(tokens))
+    for index in range(2000):
+        for start, end in token_spans(tokens, EOS, CLS, 0.15, WEIGHTS, False, SampleRandom(5, 1, index)):
+            covered[start:end] += 1
+    share = covered.mean() / 2000
+    assert 0.145 < share < 0.16
+    by_document = covered.reshape(documents, length + 2)[:, 1:-1].mean(axis=1) / 2000
+    assert 0.1 < by_document.min()
+    assert by_document.max() < 0.3
+
+
+def test_blanks_lie_anywhere_in_a_document():
+    tokens = long_text(length=100)
+    covered = np.zeros(len(tokens))
+    for index in range(4000):
+        for start, end in token_spans(tokens, EOS, CLS, 0.15, WEIGHTS, False, SampleRandom(5, 2, index)):
+            covered[start:end] += 1
+    share = covered[1:-1] / 4000
+    assert share.min() > 0.04
+    assert share.max() < 0.25
+    assert covered[0] == covered[-1] == 0
+
+
+def test_sentences_are_whole_and_cover_at_least_their_share():
+    generator = np.random.default_rng(0)
+    for index in range(300):
+        tokens = np.full(300, 30, dtype=np.int64)
+        tokens[generator.choice(np.arange(1, 299), 20, replace=False)] = FULL_STOP
+        tokens[0], tokens[-1] = CLS, EOS
+        spans = sentence_spans(tokens, EOS, CLS, 0.15, ENDS, SampleRandom(5, 3, index))
+        lengths = spans[:, 1] - spans[:, 0]
+        assert lengths.sum() >= 45
+        assert lengths.sum() - lengths.max() < 45
+        for start, end in spans:
+            assert start == 1 or tokens[start - 1] == FULL_STOP
+            assert end == 299 or tokens[end - 1] == FULL_STOP
+
+
+def test_document_spans_have_uniform_lengths_and_both_forms():
+    tokens = long_text(length=101)
+    lengths, suffixes = [], 0
+    for index in range(5000):
+        spans, is_suffix = document_span(tokens, EOS, CLS, 0.3, 0.5, SampleRandom(5, 4, index))
+        start, end = spans[0]
+        lengths.append(end - start - is_suffix)
+        suffixes += is_suffix
+        assert not is_suffix or end == len(tokens)
+    assert abs(suffixes / 5000 - 0.3) < 0.03
+    counts = np.bincount(lengths)[50:]
+    assert min(lengths) == 50
+    assert max(lengths) == 100
+    assert ((counts - 5000 / 51) ** 2 / (5000 / 51)).sum() < 86.7  # 0.1 % point, 50 degrees of freedom
+
+
+def test_packed_documents_are_blanked_in_proportion_to_their_length_and_at_their_end():
+    tokens = np.concatenate([long_text(1, 30), long_text(1, 90)])
+    first = 0
+    for index in range(3000):
+        spans, is_suffix = document_span(tokens, EOS, CLS, 0.0, 0.5, SampleRandom(5, 5, index))
+        assert is_suffix
+        assert spans[0, 1] in (32, 124)
+        first += spans[0, 1] == 32
+    assert abs(first / 3000 - 0.25) < 0.03
+
+
+def test_poisson_weights_are_the_running_sums_of_the_probabilities():
+    assert poisson_weights(3.0, 4) == pytest.approx([0.1493612, 0.3734030, 0.5974448, 0.7654761], abs=1e-6)
