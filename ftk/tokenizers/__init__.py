@@ -1,6 +1,6 @@
 """Text to ids and back: three tokenizers with GLM's command tokens, and how to build, save and load them.
 
-Importing this package imports neither sentencepiece nor tokenizers nor torch; the libraries are imported by the
+Importing this package imports neither sentencepiece nor tokenizers nor torch; a library is imported by the
 module that registers the tokenizer that is asked for.
 """
 

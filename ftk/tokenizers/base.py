@@ -23,16 +23,19 @@ class TokenizerConfig:
     """Options that every tokenizer has: where its vocabulary is, and which command tokens it gets."""
 
     path: str = field(
-        metadata={"help": "vocabulary: a file, or a folder that holds exactly one", "flag": "--tokenizer-path"}
+        metadata={
+            "help": "vocabulary: a file, or a folder that holds exactly one",
+            "flag": "--tokenizer-path",
+        }
     )
     block_symbols: bool = field(
-        default=True, metadata={"help": "add <|startofpiece|> and <|endofpiece|>, which open and close an answer"}
+        default=True, metadata={"help": "add <|startofpiece|> and <|endofpiece|>, which frame an answer"}
     )
     task_mask: bool = field(
-        default=True, metadata={"help": "add [gMASK] and [sMASK] for documents and sentences (needs block_symbols)"}
+        default=True, metadata={"help": "add [gMASK] and [sMASK], the blanks of documents and sentences"}
     )
     decoder_mask: bool = field(
-        default=False, metadata={"help": "add [dBLOCK], which hides words inside answers (needs block_symbols)"}
+        default=False, metadata={"help": "add [dBLOCK], which hides words inside answers"}
     )
 
     def enabled(self) -> list[str]:
@@ -82,8 +85,8 @@ class SpecialTokens:
 class Tokenizer(ABC):
     """Text to ids and back. Text tokens come from a library; command tokens are laid around them.
 
-    A subclass sets `name` to the name that it registers under, reads its files in `__init__`, and says how plain
-    text is encoded and ids are decoded.
+    A subclass sets `name` to the name that it registers under, reads its files in `__init__`, and says how
+    plain text is encoded and ids are decoded.
 
     Args:
         config: its options.
@@ -117,13 +120,13 @@ class Tokenizer(ABC):
     def encode(self, text: str, command_tokens: bool = False) -> list[int]:
         """The ids of `text`.
 
-        Nothing is added at the ends. Text of white space alone has no ids (as in the original). Lone surrogates,
-        which cannot be written as UTF-8, count as U+FFFD.
+        Nothing is added at the ends. Text of white space alone has no ids (as in the original). Lone
+        surrogates, which UTF-8 cannot write, count as U+FFFD.
 
         Args:
             text: any string.
-            command_tokens: whether the literal names of command tokens ("[MASK]") stand for the tokens, as in a
-                prompt. If not, as in a corpus, they are letters like others and never become command tokens.
+            command_tokens: whether the literal names of command tokens ("[MASK]") stand for the tokens, as in
+                a prompt. If not, as in a corpus, they are letters like others and become no command tokens.
         """
         text = well_formed(text)
         if not text.strip():
@@ -148,7 +151,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`, command tokens by name. Ids without a text (padding of the vocabulary) are left out.
+        """The text of `ids`, command tokens by name. Ids without a text (vocabulary padding) are left out.
 
         Args:
             ids: ints, or a 1-D array or tensor of them.
@@ -166,7 +169,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 (hex) of all that decides the ids: name, options that differ from their defaults, file hashes."""
+        """sha256 (hex) of what decides the ids: name, options other than their defaults, file hashes."""
         content = [self.name, self._options(only_changed=True), [file.sha256 for file in self.files]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -200,7 +203,7 @@ class Tokenizer(ABC):
 
 
 def well_formed(text: str) -> str:
-    """`text` with surrogate pairs joined and lone surrogates replaced by U+FFFD, so that UTF-8 can write it."""
+    """`text` with surrogate pairs joined and lone surrogates replaced by U+FFFD: what UTF-8 can write."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

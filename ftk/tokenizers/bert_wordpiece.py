@@ -1,9 +1,9 @@
 """BERT's WordPiece, with the command tokens of GLM-Base and GLM-Large.
 
-Cleaning, lower-casing and splitting at punctuation are done here, with Python's Unicode tables and its rules for
-lower case, as in the original; the `tokenizers` library's own BERT normaliser differs (it lower-cases a Greek
-final sigma without context and takes newer characters for unassigned ones) and is not used. The library cuts
-the words into pieces.
+Cleaning, lower-casing and splitting at punctuation are done here, with Python's Unicode tables and its rules
+for lower case, as in the original; the `tokenizers` library's own BERT normaliser differs (it lower-cases a
+Greek final sigma without context, and its Unicode tables are older) and is not used. The library cuts the
+words into pieces.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class BertWordPieceConfig(TokenizerConfig):
     casing: str = field(
         default="auto",
         metadata={
-            "help": "uncased: text is lower-cased and accents are dropped; auto: cased if a token has a capital",
+            "help": "uncased: lower-case the text, drop accents; auto: cased if a token has a capital",
             "choices": ("auto", "uncased", "cased"),
         },
     )
     sentinel_tokens: int = field(
-        default=0, metadata={"help": "number of pairs [MASK1] <|startofpiece1|>, [MASK2] ... to add", "unit": "pairs"}
+        default=0, metadata={"help": "number of pairs [MASK1] <|startofpiece1|>, ... to add", "unit": "pairs"}
     )
 
     def validate(self) -> Iterator[str]:
@@ -48,7 +48,7 @@ class BertWordPieceConfig(TokenizerConfig):
 
 @register_tokenizer("bert_wordpiece", config=BertWordPieceConfig)
 class BertWordPieceTokenizer(Tokenizer):
-    """WordPiece (Devlin et al. 2019). Not lossless: white space, and in uncased form case and accents, are lost.
+    """WordPiece (Devlin et al. 2019). White space is lost and, in uncased vocabularies, case and accents.
 
     `path` is a vocabulary with one token a line, or a folder with one *vocab.txt.
 
@@ -116,7 +116,7 @@ class BertWordPieceTokenizer(Tokenizer):
 
 
 class _Cleaning(dict[int, "str | int | None"]):
-    """str.translate table, filled as characters come up: no control characters, plain spaces, Chinese apart."""
+    """str.translate table, filled as characters come up: no controls, plain spaces, Chinese apart."""
 
     def __missing__(self, code: int) -> str | int | None:
         character = chr(code)
@@ -172,4 +172,5 @@ def _parse_vocab(text: str, path: Path) -> dict[str, int]:
 
 
 def _has_capitals(vocab: dict[str, int]) -> bool:
-    return any(token != token.lower() for token in vocab if not (token.startswith("[") and token.endswith("]")))
+    """Whether a token other than [CLS] and the like has an upper-case letter."""
+    return any(token != token.lower() for token in vocab if not (token[0] == "[" and token[-1] == "]"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-from pathlib import Path
 from typing import Any
 
 from ftk.config.options import MISSING, options_of
@@ -34,7 +33,7 @@ def build_tokenizer(name: str, **options: Any) -> Tokenizer:
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer that a folder keeps: a checkpoint, a data folder, or a folder that `Tokenizer.save` wrote.
+    """The tokenizer that a folder keeps: a checkpoint, a data folder, or what `Tokenizer.save` wrote.
 
     Raises:
         UserError: there is no tokenizer in it, or its files are not those that were saved.
@@ -47,8 +46,10 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     saved = description.get("command_tokens", {})
     now = {token.name: token.id for token in tokenizer.command_tokens}
     if saved != now:
-        raise UserError(f"{path}: its command tokens have other ids than this ftk gives them "
-                        f"(saved {saved}, now {now}); use the ftk that wrote it")
+        raise UserError(
+            f"{path}: its command tokens have other ids than this ftk gives them "
+            f"(saved {saved}, now {now}); use the ftk that wrote it"
+        )
     return tokenizer
 
 

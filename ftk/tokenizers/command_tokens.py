@@ -124,12 +124,10 @@ SENTENCEPIECE_UNFIXED = Layout(last=(
     Row("dBLOCK", "[dBLOCK]", "decoder_mask"),
 ))  # fmt: skip
 
-# The original's default for any SentencePiece model: eight command tokens, then the pieces. The rows behind the
-# pieces are ftk's addition: without them the layout cannot carry the GLM objective.
+# The original's default for any SentencePiece model: eight command tokens, then the pieces. The rows behind
+# the pieces are ftk's addition: without them the layout cannot carry the GLM objective.
 SENTENCEPIECE_GENERIC = Layout(
-    first=tuple(
-        Row(name, f"<{name}>") for name in ("pad", "eos", "bos", "unk", "sep", "L2R", "ENC", "MASK")
-    ),
+    first=tuple(Row(name, f"<{name}>") for name in ("pad", "eos", "bos", "unk", "sep", "L2R", "ENC", "MASK")),
     last=(
         Row("sop", "<sop>", "block_symbols"),
         Row("eop", "<eop>", "block_symbols"),
@@ -175,8 +173,10 @@ def number(
     vocab = vocab or {}
     missing = [row.in_vocab for row in layout.last if row.in_vocab and row.in_vocab not in vocab]
     if missing:
-        raise UserError(f"{where}: holds no {', '.join(dict.fromkeys(missing))}; "
-                        "is this the vocabulary of another kind of tokenizer?")
+        raise UserError(
+            f"{where}: holds no {', '.join(dict.fromkeys(missing))}; "
+            "is this the vocabulary of another kind of tokenizer?"
+        )
     tokens: list[CommandToken] = []
     for rows, start in ((layout.first, 0), (layout.last, len(layout.first) + num_text_tokens)):
         counter = start

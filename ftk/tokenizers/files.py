@@ -52,7 +52,7 @@ def as_text(content: bytes, path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}:{line}: byte {error.start} is not UTF-8; a vocabulary file is UTF-8 text") from None
+        raise UserError(f"{path}:{line}: byte {error.start} is not UTF-8, as a vocabulary must be") from None
 
 
 def find_file(path: Path, suffix: str, what: str) -> Path:
@@ -65,7 +65,8 @@ def find_file(path: Path, suffix: str, what: str) -> Path:
         raise UserError(f"{path}: no such file or folder; {what} is meant")
     if not path.is_dir():
         return path
-    return the_only(path, sorted(entry for entry in path.iterdir() if entry.name.endswith(suffix)), suffix, what)
+    candidates = sorted(entry for entry in path.iterdir() if entry.name.endswith(suffix))
+    return the_only(path, candidates, suffix, what)
 
 
 def the_only(folder: Path, candidates: Sequence[Path], suffix: str, what: str) -> Path:
@@ -78,8 +79,10 @@ def the_only(folder: Path, candidates: Sequence[Path], suffix: str, what: str) -
         raise UserError(f"{folder}: holds no file *{suffix}; {what} is meant")
     if len(candidates) > 1:
         names = ", ".join(candidate.name for candidate in candidates)
-        raise UserError(f"{folder}: holds {len(candidates)} files *{suffix} ({names}); "
-                        f"give one of them instead of the folder, e.g. {candidates[0]}")
+        raise UserError(
+            f"{folder}: holds {len(candidates)} files *{suffix} ({names}); "
+            f"give one of them instead of the folder, e.g. {candidates[0]}"
+        )
     return candidates[0]
 
 
@@ -103,15 +106,17 @@ def save_files(folder: Path, files: Sequence[VocabularyFile], description: dict[
 
 
 def find_description(folder: str | os.PathLike[str]) -> Path:
-    """The `ftk_tokenizer.json` of a tokenizer folder, or of the `tokenizer/` inside a checkpoint or data folder.
+    """The `ftk_tokenizer.json` of a tokenizer folder, or of `tokenizer/` inside a checkpoint or data folder.
 
     Raises:
         UserError: there is none.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}; "
-                        "a checkpoint, a data folder or a tokenizer folder is meant")
+        raise UserError(
+            f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}; "
+            "a checkpoint, a data folder or a tokenizer folder is meant"
+        )
     for candidate in (folder / DESCRIPTION, folder / "tokenizer" / DESCRIPTION):
         if candidate.is_file():
             return candidate
@@ -132,7 +137,8 @@ def read_description(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise UserError(f"{path}: not a tokenizer description (nested too deeply)") from None
     kinds = {"format": int, "name": str, "options": dict, "files": list}
-    if not isinstance(description, dict) or not all(isinstance(description.get(k), t) for k, t in kinds.items()):
+    whole = isinstance(description, dict) and all(isinstance(description.get(k), t) for k, t in kinds.items())
+    if not whole:
         raise UserError(f"{path}: not a tokenizer description; it must hold {', '.join(kinds)}")
     if description["format"] != FORMAT:
         raise UserError(f"{path}: format {description['format']}, this ftk reads format {FORMAT}")
@@ -147,8 +153,10 @@ def _check_listed(path: Path, listed: Any) -> None:
         raise UserError(f"{path}: a file is listed as {listed!r}; it must be a plain name in the same folder")
     _, file = read_file(path.parent / name)
     if file.sha256 != listed.get("sha256"):
-        raise UserError(f"{file.path}: is not the file that was saved (sha256 {file.sha256[:12]}..., "
-                        f"{path.name} says {str(listed.get('sha256'))[:12]}...); take an undamaged copy")
+        raise UserError(
+            f"{file.path}: is not the file that was saved (sha256 {file.sha256[:12]}..., "
+            f"{path.name} says {str(listed.get('sha256'))[:12]}...); take an undamaged copy"
+        )
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -26,7 +26,7 @@ class GPT2BPEConfig(TokenizerConfig):
     layout: str = field(
         default="auto",
         metadata={
-            "help": "which model's command tokens; auto: roberta if the vocabulary holds <s>, </s>, <unk>, <mask>",
+            "help": "whose command tokens; auto: roberta if the vocabulary has <s>, </s>, <unk>, <mask>",
             "choices": ("auto", "gpt2", "roberta"),
         },
     )
@@ -36,7 +36,7 @@ class GPT2BPEConfig(TokenizerConfig):
 class GPT2BPETokenizer(Tokenizer):
     """Byte-level BPE (Radford et al. 2019). Lossless: decoding an encoded text gives the text.
 
-    `path` is a folder with *vocab.json and *merges.txt (or encoder.json and vocab.bpe), or one of the two files.
+    `path` is a folder with *vocab.json and *merges.txt (or encoder.json and vocab.bpe), or one of the files.
 
     Raises:
         UserError: the files are missing, ambiguous, damaged, or not a byte-level BPE vocabulary.
@@ -60,8 +60,8 @@ class GPT2BPETokenizer(Tokenizer):
         super().__init__(
             config, files=(vocab_file, merges_file), command_tokens=command_tokens, num_text_tokens=len(vocab)
         )
-        # "<|endoftext|>" stands in the vocabulary, but no merge leads to it and it is not made an added token:
-        # text cannot become it.
+        # "<|endoftext|>" stands in the vocabulary, but it is not made an added token and no merge reaches it
+        # (words are split between letters and other signs before merging): text cannot become it.
         self._backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
         self._backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         self._spellings = {id_: spelling for spelling, id_ in vocab.items()} | self._command_texts
@@ -140,11 +140,15 @@ def _parse_vocab(text: str, path: Path) -> dict[str, int]:
         tokens = [token for token, id_ in vocab.items() if id_ == repeated][:2]
         raise UserError(f"{path}: tokens {tokens[0]!r} and {tokens[1]!r} have the same id {repeated}")
     if max(vocab.values()) >= len(vocab):
-        raise UserError(f"{path}: {len(vocab)} tokens, but ids up to {max(vocab.values())}; there must be no gaps")
+        raise UserError(
+            f"{path}: {len(vocab)} tokens, but ids up to {max(vocab.values())}; gaps are not allowed"
+        )
     lacking = [byte for byte, letter in _byte_letters().items() if letter not in vocab]
     if lacking:
-        raise UserError(f"{path}: no token for {len(lacking)} of the 256 bytes (first: 0x{lacking[0]:02x}); "
-                        "a byte-level BPE vocabulary holds them all")
+        raise UserError(
+            f"{path}: no token for {len(lacking)} of the 256 bytes (first: 0x{lacking[0]:02x}); "
+            "a byte-level BPE vocabulary holds them all"
+        )
     return vocab
 
 
@@ -162,7 +166,9 @@ def _parse_merges(text: str, path: Path, vocab: dict[str, int]) -> list[tuple[st
         left, right = parts
         lacking = next((token for token in (left, right, left + right) if token not in vocab), None)
         if lacking is not None:
-            raise UserError(f"{path}:{num}: {lacking!r} is not in the vocabulary; do the two files belong together?")
+            raise UserError(
+                f"{path}:{num}: {lacking!r} is not in the vocabulary; do the files belong together?"
+            )
         if (left, right) in merges:
             raise UserError(f"{path}:{num}: the same merge stands in line {merges[left, right]}")
         merges[left, right] = num

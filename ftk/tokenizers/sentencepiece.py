@@ -12,7 +12,13 @@ import sentencepiece
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
-from ftk.tokenizers.command_tokens import SENTENCEPIECE, SENTENCEPIECE_GENERIC, SENTENCEPIECE_UNFIXED, Layout, number
+from ftk.tokenizers.command_tokens import (
+    SENTENCEPIECE,
+    SENTENCEPIECE_GENERIC,
+    SENTENCEPIECE_UNFIXED,
+    Layout,
+    number,
+)
 from ftk.tokenizers.files import find_file, read_file
 
 
@@ -20,12 +26,12 @@ from ftk.tokenizers.files import find_file, read_file
 class SentencePieceConfig(TokenizerConfig):
     fix_command_token: bool = field(
         default=True,
-        metadata={"help": "give [gMASK] an id of its own; without it (GLM-10B-Chinese) it has that of <|endofpiece|>"},
+        metadata={"help": "give [gMASK] an id of its own; GLM-10B-Chinese gives it that of <|endofpiece|>"},
     )
     layout: str = field(
         default="glm",
         metadata={
-            "help": "glm: command tokens behind the pieces; generic: <pad> <eos> ... <MASK> before the pieces",
+            "help": "glm: command tokens behind the pieces; generic: <pad> ... <MASK> before them",
             "choices": ("glm", "generic"),
         },
     )
@@ -90,7 +96,8 @@ class SentencePieceTokenizer(Tokenizer):
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
         if not texts:
             return []
-        return [self._shifted(ids) for ids in self._processor.encode(texts, num_threads=_num_threads(len(texts)))]
+        encoded = self._processor.encode(texts, num_threads=_num_threads(len(texts)))
+        return [self._shifted(ids) for ids in encoded]
 
     def _shifted(self, ids: list[int]) -> list[int]:
         return [id_ + self.text_offset for id_ in ids] if self.text_offset else ids
@@ -105,11 +112,13 @@ def _layout(config: SentencePieceConfig) -> Layout:
 def _load(content: bytes, path: Path) -> sentencepiece.SentencePieceProcessor:
     processor = sentencepiece.SentencePieceProcessor()
     try:
-        loaded = processor.LoadFromSerializedProto(content)
+        processor.LoadFromSerializedProto(content)
+        # A damaged model may load and fail later: all pieces must be UTF-8.
+        processor.id_to_piece(list(range(processor.get_piece_size())))
     except (RuntimeError, ValueError, TypeError, OSError) as error:
-        raise UserError(f"{path}: not a SentencePiece model ({error})") from None
-    if not loaded or processor.get_piece_size() < 1:
-        raise UserError(f"{path}: not a SentencePiece model (it holds no pieces)")
+        raise UserError(f"{path}: not a SentencePiece model, or a damaged one") from error
+    if processor.get_piece_size() < 1:
+        raise UserError(f"{path}: is a SentencePiece model without pieces")
     return processor
 
 

@@ -99,7 +99,9 @@ class _Lines:
         self.num_lines = 0
         self.num_replaced = 0
         self.error: UserError | None = None
-        sources: Iterable[str | os.PathLike[str]] = [Path(text)] if isinstance(text, (str, os.PathLike)) else text
+        sources: Iterable[str | os.PathLike[str]] = (
+            [Path(text)] if isinstance(text, (str, os.PathLike)) else text
+        )
         if isinstance(sources, (list, tuple)):
             self._check_files([Path(source) for source in sources if isinstance(source, os.PathLike)])
         self._sources = sources
@@ -172,12 +174,16 @@ def _translated(message: str, lines: _Lines, vocab_size: int, coverage: float) -
         return "there is no text to train a SentencePiece model on: every line is empty"
     too_high = re.search(r"too high.*?<=\s*(\d+)", message, re.DOTALL)
     if too_high:
-        return (f"vocab_size {vocab_size} is too large for this text ({lines.num_lines} lines); "
-                f"it allows at most {too_high.group(1)}")
+        return (
+            f"vocab_size {vocab_size} is too large for this text ({lines.num_lines} lines); "
+            f"it allows at most {too_high.group(1)}"
+        )
     too_low = re.search(r"smaller than required_chars\.?\s*(\d+)\s*vs\s*(\d+)", message)
     if too_low:
-        return (f"vocab_size {vocab_size} is too small for the characters of this text; give at least "
-                f"{too_low.group(2)}, or a character_coverage below {coverage}")
+        return (
+            f"vocab_size {vocab_size} is too small for the characters of this text; give at least "
+            f"{too_low.group(2)}, or a character_coverage below {coverage}"
+        )
     return f"training a SentencePiece model failed: {message.strip()}"
 
 
