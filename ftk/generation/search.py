@@ -175,6 +175,7 @@ class BeamSearch(Search):
         self.logprobs = torch.zeros(num, width, length, device=task.device)
         # Answers that have ended; one place more than W takes what is not wanted, without asking the device.
         self.done_count = torch.zeros(num, dtype=torch.int64, device=task.device)
+        self.closed = self.finished()  # [N] prompts that were finished before the last step
         self.done_lengths = torch.zeros(num, width + 1, dtype=torch.int64, device=task.device)
         self.done_tokens = torch.zeros(num, width + 1, length, dtype=torch.int64, device=task.device)
         self.done_logprobs = torch.zeros(num, width + 1, length, device=task.device)
@@ -184,6 +185,7 @@ class BeamSearch(Search):
         return config.beam
 
     def _advance(self, logits: Tensor, logprobs: Tensor) -> Move:
+        self.closed = self.finished()
         candidates = self._candidates(logprobs)
         self._set_aside(candidates)
         return self._go_on(candidates)
@@ -235,7 +237,8 @@ class BeamSearch(Search):
 
     def answers(self) -> list[list[Answer]]:
         penalty = self.config.length_penalty
-        live = (~self.finished()[:, None] & self.scores.isfinite()).tolist()  # [N, W]
+        is_cut = ~self.closed[:, None] & (self.step == self.config.max_len)
+        live = (is_cut & self.scores.isfinite()).tolist()  # [N, W]
         done_lengths, done_tokens, done_logprobs, tokens, logprobs = (
             part.tolist()
             for part in (self.done_lengths, self.done_tokens, self.done_logprobs, self.tokens, self.logprobs)

@@ -1,0 +1,150 @@
+"""Beam search against every answer there is, against slow lists, and on tables worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from ftk.generation import SequenceGenerator
+from tests.generation import slow
+from tests.generation.slow import SPECIAL, small_model
+
+
+class TableModel(nn.Module):
+    """log P(next | last token) from a table [V, V]; the protocol of a model, without attention."""
+
+    def __init__(self, probabilities):
+        super().__init__()
+        self.table = nn.Parameter(torch.tensor(probabilities, dtype=torch.float64).log().float())
+        self.layers = nn.ModuleList()
+        self.final_norm = nn.Identity()
+
+    def embed(self, tokens, position_ids):
+        return nn.functional.one_hot(tokens, len(self.table)).float()  # [B, T, V]
+
+    def logits(self, hidden):
+        return self.table[hidden.argmax(-1)]
+
+
+# 0 and 1 are words, 2 ends an answer, 3 starts it, 4 is the blank.
+TABLE_SPECIAL = SimpleNamespace(sop=3, eop=2, mask=4)
+#                          0     1     2     3  4
+TABLE = [
+    [0.10, 0.20, 0.70, 0.0, 0.0],  # after 0
+    [0.00, 0.10, 0.90, 0.0, 0.0],  # after 1
+    [1.00, 0.00, 0.00, 0.0, 0.0],
+    [0.60, 0.35, 0.05, 0.0, 0.0],  # after the start
+    [1.00, 0.00, 0.00, 0.0, 0.0],
+]
+
+
+def fill_table(table, context=(4,), **options):
+    ((answer,),) = SequenceGenerator(TableModel(table), TABLE_SPECIAL, **options).fill_ids([list(context)])
+    return answer
+
+
+def test_a_table_worked_out_by_hand():
+    greedy = fill_table(TABLE, max_len=4, length_penalty=0.0)
+    assert greedy.tokens == [0]
+    assert math.exp(greedy.score) == pytest.approx(0.6 * 0.7)
+    beam = fill_table(TABLE, beam=2, max_len=4, length_penalty=0.0)
+    assert (beam.tokens, math.exp(beam.score)) == ([0], pytest.approx(0.42))
+
+
+def test_beam_finds_what_greedy_misses():
+    table = [row[:] for row in TABLE]
+    table[0] = [0.3, 0.4, 0.3, 0.0, 0.0]  # the likeliest first token leads nowhere
+    assert fill_table(table, max_len=3, length_penalty=0.0).tokens[0] == 0
+    beam = fill_table(table, beam=2, max_len=3, length_penalty=0.0)
+    assert (beam.tokens, math.exp(beam.score)) == ([1], pytest.approx(0.35 * 0.9))
+
+
+def test_a_greater_length_penalty_favours_longer_answers():
+    table = [row[:] for row in TABLE]
+    table[3] = [0.55, 0.0, 0.45, 0.0, 0.0]
+    table[0] = [0.6, 0.0, 0.4, 0.0, 0.0]
+    assert fill_table(table, beam=6, max_len=4, length_penalty=0.0).tokens == []
+    assert len(fill_table(table, beam=6, max_len=4, length_penalty=3.0).tokens) == 4
+
+
+def test_answers_cut_at_the_greatest_length_have_no_end():
+    table = [row[:] for row in TABLE]
+    table[0] = [0.9, 0.0, 0.1, 0.0, 0.0]
+    answer = fill_table(table, beam=2, max_len=3)
+    assert answer.tokens == [0, 0, 0]
+    assert not answer.ended
+    assert len(answer.token_logprobs) == 3
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 1.7])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wide_beam_finds_the_best_of_all_answers(seed, penalty):
+    vocab_size, max_len = 6, 3
+    model = small_model(vocab_size, seed)
+    special = SimpleNamespace(sop=1, eop=2, mask=3)
+    context = [0, 4, 3, 5]
+    tokens, score = slow.best_of_all(model, context, 2, vocab_size, max_len, penalty)
+    # 5 * 5 hypotheses at most go on to the last step, so that nothing is ever cut off; 200 is beyond the
+    # vocabulary too.
+    for width in (156, 200):
+        generator = SequenceGenerator(model, special, beam=width, max_len=max_len, length_penalty=penalty)
+        ((answer,),) = generator.fill_ids([context])
+        assert answer.tokens == tokens
+        assert answer.score == pytest.approx(score, abs=1e-5)
+
+
+@pytest.mark.parametrize("width", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_narrow_beams_equal_the_slow_lists(seed, width):
+    model = small_model(seed=seed)
+    contexts = [[7, 8, 3, 9], [3], [10, 11, 12, 13, 14, 3, 6], [7, 3, 7, 7, 8]]
+    generator = SequenceGenerator(model, SPECIAL, beam=width, max_len=6, length_penalty=0.8)
+    for context, (answer,) in zip(contexts, generator.fill_ids(contexts), strict=True):
+        tokens, score = slow.beam(model, context, context.index(3), width, 6, 0.8)
+        assert answer.tokens == tokens
+        assert answer.score == pytest.approx(score, abs=1e-5)
+
+
+def test_token_log_probabilities_of_a_beam_are_those_of_the_model():
+    model = small_model(seed=3)
+    context = [7, 3, 8, 4, 9]
+    (answers,) = SequenceGenerator(model, SPECIAL, beam=4, max_len=5).fill_ids([context])
+    filled = []
+    for blank, answer in zip((1, 3), answers, strict=True):
+        whole = answer.tokens + ([SPECIAL.eop] if answer.ended else [])
+        for index, token in enumerate(whole):
+            expected = slow.next_logprobs(model, context, filled, blank, whole[:index])[token]
+            assert answer.token_logprobs[index] == pytest.approx(float(expected), abs=1e-4)
+        filled.append((blank, answer.tokens))
+
+
+def test_a_beam_of_one_is_greedy():
+    from ftk.generation.config import GenerationConfig
+    from ftk.generation.search import BeamSearch
+
+    model = small_model(seed=1)
+    contexts = [[7, 8, 3, 9], [11, 3, 12, 4, 13], [3]]
+    generator = SequenceGenerator(model, SPECIAL, GenerationConfig(max_len=6))
+    greedy = generator.fill_ids(contexts)
+    generator.search_class = BeamSearch
+    for row, expected in zip(generator.fill_ids(contexts), greedy, strict=True):
+        assert [answer.tokens for answer in row] == [answer.tokens for answer in expected]
+
+
+@pytest.mark.parametrize("beam", [5, 6, 50])
+def test_a_beam_wider_than_the_vocabulary_works(beam):
+    answer = fill_table(TABLE, beam=beam, max_len=4, length_penalty=0.0)
+    assert (answer.tokens, math.exp(answer.score)) == ([0], pytest.approx(0.42))
+
+
+def test_equal_scores_are_settled_by_the_order_of_the_vocabulary():
+    table = [[0.25, 0.25, 0.5, 0.0, 0.0]] * 2 + [
+        [1.0, 0.0, 0.0, 0.0, 0.0],
+        [0.5, 0.5, 0.0, 0.0, 0.0],
+        [1.0, 0.0, 0.0, 0.0, 0.0],
+    ]
+    assert [fill_table(table, beam=2, max_len=2).tokens for _ in range(3)] == [[0]] * 3
