@@ -8,6 +8,8 @@ from pathlib import Path
 from ftk.checkpoint import read_config, resolve_checkpoint
 from ftk.config import Chosen, slot
 from ftk.config.build import build
+from ftk.config.options import options_of
+from ftk.config.root import Tree
 from ftk.errors import UserError
 from ftk.plugins import import_user_dir
 from ftk.registry import CRITERIONS, DATASETS, TASKS
@@ -40,7 +42,7 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
     if common.get("user_dir") is not None:
         import_user_dir(common["user_dir"])
     sections = {key: tree.get(key) or {} for key in ("task", "dataset", "criterion")}
-    parts = build(RestoredParts, {**sections, "dataset": {**sections["dataset"], "data": data}})
+    parts = build(RestoredParts, {**sections, "dataset": {**sections["dataset"], _place_of_data(sections["dataset"]): data}})
     task: Task = parts.task.build(corpus=parts.dataset.build(), seed=common.get("seed", 1))
     trained_with = load_tokenizer(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:
@@ -50,3 +52,10 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
             f"checkpoint's: ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path {folder}/tokenizer ..."
         )
     return task, parts
+
+
+def _place_of_data(section: Tree) -> str:
+    """The option of the dataset that is given as DATA on the command line."""
+    config = DATASETS.get(section.get("_name", "indexed")).config
+    assert config is not None, "a dataset without options has no place for DATA"
+    return next((option.name for option in options_of("dataset", config) if option.positional), "data")

@@ -10,11 +10,12 @@ import yaml
 from torch import nn
 
 from ftk.config import dump
-from ftk.tasks.base import Task
+from ftk.tasks.base import SampleDataset, Task
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
 from ftk.trainer.train_config import TrainConfig
 
 GIB = 2.0**30
+LOOKED_AT = 64  # samples whose length is measured
 
 
 def describe_run(config: TrainConfig, task: Task, model: nn.Module) -> str:
@@ -29,7 +30,8 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module) -> str:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     dataset = task.load_split(config.dataloader.train_subset)
     sizes = dataset.sizes(1)
-    batch, tokens = _batch(config, sizes)
+    batch = _batch(config, sizes)
+    tokens = round(batch * _mean_length(dataset))
     per_update = tokens * config.training.update_freq
     per_epoch = math.ceil(len(dataset) / (batch * config.training.update_freq))
     weights, activations = memory_bytes(config, trained, parameters, batch, int(sizes.max()))
@@ -67,15 +69,18 @@ def memory_bytes(config: TrainConfig, trained: int, parameters: int, batch: int,
     return weights, layers + loss
 
 
-def _batch(config: TrainConfig, sizes: np.ndarray) -> tuple[int, int]:
-    """(samples, tokens) of a typical batch."""
-    mean = float(sizes.mean())
+def _batch(config: TrainConfig, sizes: np.ndarray) -> int:
+    """Samples of a typical batch."""
     if config.dataloader.max_tokens is None:
-        samples = config.dataloader.batch_size or DEFAULT_BATCH_SIZE
-    else:
-        samples = max(1, config.dataloader.max_tokens // int(sizes.max()))
-        samples = min(samples, config.dataloader.batch_size or samples)
-    return samples, int(samples * mean)
+        return config.dataloader.batch_size or DEFAULT_BATCH_SIZE
+    samples = max(1, config.dataloader.max_tokens // int(sizes.max()))
+    return min(samples, config.dataloader.batch_size or samples)
+
+
+def _mean_length(dataset: SampleDataset) -> float:
+    """Tokens of a sample, on average over the first ones."""
+    lengths = [dataset.sample(1, index)["tokens"].shape[-1] for index in range(min(LOOKED_AT, len(dataset)))]
+    return sum(lengths) / len(lengths)
 
 
 def _updates(config: TrainConfig, per_epoch: int) -> int:

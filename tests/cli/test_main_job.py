@@ -1,0 +1,191 @@
+"""The main job by its commands, as a user runs them: preprocess, train, continue, validate, generate."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import ftk
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ["--arch", "glm_tiny", "--seq-length", 64, "--batch-size", 4, "--lr", "2e-3", "--save-interval-updates", 5,
+        "--validate-interval-updates", 5, "--log-interval", 5]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory, data_bin, command) -> Path:
+    """A run of ten updates with JSON logs."""
+    out = tmp_path_factory.mktemp("run") / "run"
+    done = command("ftk-train", data_bin, *TINY, "--max-update", 10, "--log-format", "json", "--save-dir", out)
+    assert done.returncode == 0, done.stderr
+    (out.parent / "stdout.jsonl").write_text(done.stdout)
+    return out
+
+
+def test_json_logs_have_numbers(run_folder):
+    rows = [json.loads(line) for line in (run_folder.parent / "stdout.jsonl").read_text().splitlines()]
+    train = [row for row in rows if row["event"] == "train"]
+    assert [row["num_updates"] for row in train] == [5, 10]
+    for row in train:
+        for name in ("loss", "lr", "gnorm", "tokens_per_second"):
+            assert isinstance(row[name], float)
+    assert {"loss_token", "loss_sentence", "loss_document"} <= {name for row in rows for name in row}
+
+
+def test_a_repeated_run_from_its_config_is_equal(run_folder, tmp_path, command):
+    again = tmp_path / "again"
+    done = command("ftk-train", "--config", run_folder / "config.yaml", "--save-dir", again)
+    assert done.returncode == 0, done.stderr
+    first, second = (yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run_folder, again))
+    assert second["checkpoint"].pop("save_dir") == str(again)
+    first["checkpoint"].pop("save_dir")
+    assert first == second
+    losses = [[json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+              for folder in (run_folder, again)]
+    assert losses[0] == losses[1]
+
+
+def test_the_run_goes_on_where_it_stopped(run_folder, data_bin, tmp_path, command):
+    import shutil
+
+    shutil.copytree(run_folder, tmp_path / "run", symlinks=True)
+    done = command("ftk-train", data_bin, *TINY, "--max-update", 12, "--save-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "10 updates" in done.stderr
+    assert (tmp_path / "run" / "checkpoint_12").is_dir()
+
+
+def test_validate_agrees_with_training(run_folder, data_bin, command):
+    done = command("ftk-validate", data_bin, "--path", run_folder / "checkpoint_10", "--unigram", "--output-format", "json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if row["event"] == "valid"][-1]
+    assert figures["loss"] == pytest.approx(last["loss"], rel=1e-5)
+    assert 3.0 < figures["unigram_loss"] < 7.0
+
+
+def test_generate_prints_fairseqs_lines_and_json(run_folder, data_bin, command):
+    text = command("ftk-generate", data_bin, "--path", run_folder, "--gen-subset", "valid", "--max-samples", 2)
+    assert text.returncode == 0, text.stderr
+    assert {line.split("-")[0] for line in text.stdout.splitlines() if "\t" in line} >= {"S", "T", "H", "D", "P"}
+    rows = command("ftk-generate", data_bin, "--path", run_folder, "--max-samples", 2, "--output-format", "json")
+    assert len([json.loads(line) for line in rows.stdout.splitlines()]) == 2
+
+
+def test_prompts_by_standard_input_and_in_python_agree(run_folder, command):
+    prompt = "Every part has one [MASK] of options and [MASK] flags."
+    done = command("ftk-generate", "--path", run_folder, "--input", "-", "--output-format", "json", input=prompt + "\n")
+    assert done.returncode == 0, done.stderr
+    result = ftk.load_generator(run_folder).fill([prompt])[0]
+    told = json.loads(done.stdout.splitlines()[0])
+    assert json.dumps([answer.tokens for answer in result.answers]) in json.dumps(told)
+    assert len(result.answers) == 2
+
+
+def test_hydra_composes_the_same_run(data_bin, tmp_path, command):
+    done = command("ftk-hydra-train", "--config-name", "glm_tiny", f"dataset.data={data_bin}", "task.seq_length=64",
+                   "training.max_update=2", f"checkpoint.save_dir={tmp_path / 'run'}", f"hydra.run.dir={tmp_path}",
+                   cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["task"]["seq_length"] == 64
+
+
+def test_dry_run_says_what_would_be(data_bin, tmp_path, command):
+    done = command("ftk-train", data_bin, *TINY, "--max-update", 10, "--dry-run", "--save-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "run").exists()
+    for text in ("seq_length: 64", "parameters ", "tokens per update", "updates in all       10", "GiB"):
+        assert text in done.stdout
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
+def test_a_signal_finishes_the_update_saves_and_says_so(number, name, data_bin, tmp_path):
+    out = tmp_path / "run"
+    code = "import sys; from ftk_cli.train import main; sys.exit(main())"
+    arguments = [str(a) for a in (data_bin, *TINY, "--max-update", 100_000, "--save-dir", out)]
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not (out / "checkpoint_5").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert name in errors
+    assert "Traceback" not in errors
+    assert not list(out.glob("*.tmp*"))
+    assert ftk.load_model(out / "checkpoint_last") is not None
+
+
+USER_ERRORS = [
+    (["ftk-train", "/nowhere"], "no such data folder"),
+    (["ftk-train", "DATA", "--arch", "glm_huge"], "unknown architecture 'glm_huge'"),
+    (["ftk-train", "DATA", "--arch", "glm_tiny", "--max-updat", "5"], "did you mean --max-update"),
+    (["ftk-train", "DATA", "--arch", "glm_tiny"], "give --max-update or --max-epoch"),
+    (["ftk-train", "DATA", "--arch", "glm_tiny", "--max-update", "1", "--seq-length", "1024"], "512 positions"),
+    (["ftk-train", "DATA/preprocess.json", "--arch", "glm_tiny", "--max-update", "1"], "holds no .idx file"),
+    (["ftk-train", "DATA", "--arch", "glm_tiny", "--max-update", "1", "--train-subset", "tain"], "no split 'tain'"),
+    (["ftk-train", "DATA", "--arch", "glm_tiny", "--max-update", "1", "--device", "tpu"], "device is 'tpu'"),
+    (["ftk-train", "DATA", "--config", "DATA"], "is a folder"),
+    (["ftk-generate", "DATA", "--path", "/nowhere"], "/nowhere"),
+    (["ftk-generate", "--path", "RUN", "--input", "/nowhere.txt"], "No such file"),
+    (["ftk-generate", "--path", "RUN", "--input", "DATA"], "directory"),
+    (["ftk-generate", "--path", "RUN", "--input", "-", "--beam", "0"], "beam is 0"),
+    (["ftk-generate", "--path", "RUN"], "--input FILE"),
+    (["ftk-validate", "DATA", "--path", "DATA"], "checkpoint"),
+    (["ftk-validate", "/nowhere", "--path", "RUN"], "no such data folder"),
+    (["ftk-interactive", "--path", "/nowhere"], "/nowhere"),
+    (["ftk-checkpoint", "verify", "/nowhere"], "/nowhere"),
+    (["ftk-checkpoint", "explode"], "unknown command 'explode'"),
+    (["ftk-data", "stats", "/nowhere"], "/nowhere"),
+    (["ftk-data", "show", "/nowhere"], "/nowhere"),
+    (["ftk-preprocess", "--trainpref", "/nowhere.txt", "--destdir", "OUT", "--tokenizer", "sentencepiece",
+      "--vocab-size", "100"], "/nowhere.txt"),
+    (["ftk-preprocess", "--trainpref", "DATA", "--destdir", "OUT", "--tokenizer", "bert_wordpiec"],
+     "did you mean 'bert_wordpiece'"),
+    (["ftk-hydra-train", "--config-name", "nothing"], "nothing"),
+    (["ftk-hydra-train", "--config-name", "glm_tiny", "training.max_updat=3"], "max_updat"),
+]
+
+
+@pytest.mark.parametrize(("argv", "message"), USER_ERRORS, ids=[" ".join(argv) for argv, _ in USER_ERRORS])
+def test_a_user_error_is_one_clear_line(argv, message, data_bin, run_folder, tmp_path, command):
+    names = {"DATA": str(data_bin), "RUN": str(run_folder), "OUT": str(tmp_path / "out")}
+    argv = [names.get(a, a).replace("DATA/", f"{data_bin}/") for a in argv]
+    done = command(*argv, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") <= 3
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_tokenizer_is_noticed(run_folder, data_bin, tmp_path, command):
+    done = command("ftk-preprocess", "--trainpref", data_bin.parent / "train.txt", "--validpref",
+                   data_bin.parent / "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", 500, "--destdir",
+                   tmp_path / "other")
+    assert done.returncode == 0, done.stderr
+    for argv in (["ftk-validate", tmp_path / "other", "--path", run_folder],
+                 ["ftk-generate", tmp_path / "other", "--path", run_folder],
+                 ["ftk-train", tmp_path / "other", *TINY, "--max-update", 12, "--save-dir", run_folder]):
+        done = command(*argv)
+        assert done.returncode == 2, done.stderr
+        assert "another tokenizer" in done.stderr
+
+
+def test_a_checkpoint_without_its_tokenizer_is_named(run_folder, tmp_path, command):
+    import shutil
+
+    shutil.copytree(run_folder / "checkpoint_10", tmp_path / "bare")
+    shutil.rmtree(tmp_path / "bare" / "tokenizer")
+    done = command("ftk-generate", "--path", tmp_path / "bare", "--input", "-", input="a [MASK]\n")
+    assert done.returncode == 2, done.stderr
+    assert "tokenizer" in done.stderr
+    assert "Traceback" not in done.stderr

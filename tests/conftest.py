@@ -1,0 +1,52 @@
+"""What all tests share: where the real text is, and a way to run commands as a user does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """The folder of real text and hostile inputs ($FTK_TEST_DATA, default ../shared); skips where there is none."""
+    folder = Path(os.environ.get("FTK_TEST_DATA", ROOT.parent / "shared")) / "data"
+    if not folder.is_dir():
+        pytest.skip(f"needs the test data; {folder} is missing (set FTK_TEST_DATA)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def command() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `command("ftk-train", "--help")` in a process of its own."""
+
+    def run(name: str, *arguments: object, cwd: Path | None = None, timeout: float = 300,
+            **options: object) -> subprocess.CompletedProcess[str]:
+        module = f"ftk_cli.{name.removeprefix('ftk-').replace('-', '_')}"
+        code = f"import sys; from {module} import main; sys.exit(main())"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], cwd=cwd, env=environment,
+                              capture_output=True, text=True, timeout=timeout, **options)  # type: ignore[call-overload]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def data_bin(tmp_path_factory, command) -> Path:
+    """A small preprocessed corpus: the docs' own sentences, SentencePiece with 400 pieces."""
+    folder = tmp_path_factory.mktemp("corpus")
+    documents = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md")]
+    documents += [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
+    lines = [line for document in documents for line in document.split("\n") if len(line) > 20]
+    (folder / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")
+    (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
+    done = command("ftk-preprocess", "--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt",
+                   "--tokenizer", "sentencepiece", "--vocab-size", 600, "--destdir", folder / "data-bin")
+    assert done.returncode == 0, done.stderr
+    return folder / "data-bin"
