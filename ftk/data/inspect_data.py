@@ -1,0 +1,153 @@
+"""Looking at a data folder: its numbers (`stats`) and whether it is what was written (`verify`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ftk.data.indexed_dataset import IndexedDataset
+from ftk.data.output_folder import RECORD, foreign_files, read_record, sha256_of
+from ftk.errors import UserError
+
+_BAR_CHARACTERS = 40
+_CHUNK_TOKENS = 1 << 22
+
+
+def stats(folder: str | Path) -> str:
+    """Counts of each split and a histogram of document lengths, drawn in characters.
+
+    Args:
+        folder: written by ftk-preprocess, or any folder of .bin/.idx pairs.
+
+    Raises:
+        UserError: it is no such folder, or one of its files is wrong.
+    """
+    folder = _data_folder(folder)
+    parts = []
+    for split in _splits(folder):
+        dataset = IndexedDataset(folder / split)
+        parts.append("\n".join(_describe(split, dataset)))
+    return "\n\n".join(parts)
+
+
+def verify(folder: str | Path) -> list[str]:
+    """Compares the files of a data folder with its `preprocess.json` and with themselves.
+
+    Args:
+        folder: written by ftk-preprocess.
+
+    Returns:
+        one line for each thing that is wrong; [] if nothing is.
+
+    Raises:
+        UserError: it is no folder, or it has no readable `preprocess.json`.
+    """
+    folder = _data_folder(folder)
+    try:
+        record = read_record(folder)
+        files: dict[str, dict[str, Any]] = record["files"]
+        splits: dict[str, dict[str, Any]] = record["splits"]
+        vocab_size, fingerprint = record["tokenizer"]["vocab_size"], record["tokenizer"]["fingerprint"]
+    except FileNotFoundError:
+        raise UserError(f"{folder / RECORD}: no such file; give a folder written by ftk-preprocess") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / RECORD}: damaged ({error}); run ftk-preprocess again") from error
+    problems = list(_wrong_files(folder, files))
+    problems += [f"{folder / name}: not listed in {RECORD}" for name in foreign_files(folder)]
+    for split, counts in splits.items():
+        problems += _wrong_split(folder, split, counts, vocab_size)
+    problems += _wrong_tokenizer(folder, fingerprint)
+    return problems
+
+
+def _data_folder(folder: str | Path) -> Path:
+    folder = Path(folder)
+    if not folder.exists():
+        raise UserError(f"{folder}: no such folder; ftk-preprocess --destdir {folder} would make it")
+    if not folder.is_dir():
+        raise UserError(f"{folder}: a file; give the folder that ftk-preprocess wrote")
+    return folder
+
+
+def _splits(folder: Path) -> list[str]:
+    """Names of the pairs in a folder: train, valid and test first."""
+    known = ("train", "valid", "test")
+    names = sorted(path.stem for path in folder.glob("*.idx"))
+    if not names:
+        raise UserError(f"{folder}: holds no .idx file; give the folder that ftk-preprocess wrote")
+    return [name for name in known if name in names] + [name for name in names if name not in known]
+
+
+def _describe(split: str, dataset: IndexedDataset) -> Iterator[str]:
+    sizes = dataset.sizes
+    yield f"{split}: {len(dataset):,} documents, {dataset.num_tokens:,} tokens ({dataset.dtype.name})"
+    if dataset.num_documents != len(dataset):
+        yield f"  {dataset.num_documents:,} documents in {len(dataset):,} sequences; lengths are of sequences"
+    if not len(dataset):
+        return
+    low, median, high = np.percentile(sizes, (5, 50, 95))
+    yield (
+        f"  tokens/document: mean {sizes.mean():.1f}, least {sizes.min():,}, 5 % {low:,.0f}, "
+        f"median {median:,.0f}, 95 % {high:,.0f}, greatest {sizes.max():,}"
+    )
+    yield from _histogram(sizes)
+
+
+def _histogram(sizes: npt.NDArray[np.int32]) -> Iterator[str]:
+    """Rows for 0, 1, 2-3, 4-7, ... tokens: documents, share of all tokens, a bar for the documents."""
+    doublings = np.frexp(sizes.astype(np.float64))[1]  # 0 for 0; k for 2^(k-1) to 2^k - 1
+    documents = np.bincount(doublings)
+    tokens = np.bincount(doublings, weights=sizes)
+    first = int(np.flatnonzero(documents)[0])
+    label_width = len(f"{1 << (len(documents) - 1):,}") * 2 + 1
+    yield f"  {'tokens':>{label_width}}  {'documents':>13}  {'of all tokens':>13}"
+    for k in range(first, len(documents)):
+        label = "0" if k == 0 else "1" if k == 1 else f"{1 << (k - 1):,}-{(1 << k) - 1:,}"
+        bar = "#" * int(np.ceil(_BAR_CHARACTERS * documents[k] / documents.max()))
+        share = 100 * tokens[k] / max(tokens.sum(), 1)
+        yield f"  {label:>{label_width}}  {documents[k]:>13,}  {share:>11.1f} %  {bar}".rstrip()
+
+
+def _wrong_files(folder: Path, files: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            yield f"{path}: missing"
+        elif path.stat().st_size != expected["bytes"]:
+            yield f"{path}: {path.stat().st_size} bytes, {RECORD} says {expected['bytes']}"
+        elif sha256_of(path) != expected["sha256"]:
+            yield f"{path}: its sha256 is not the one in {RECORD}; the content has changed"
+
+
+def _wrong_split(folder: Path, split: str, counts: dict[str, Any], vocab_size: int) -> Iterator[str]:
+    try:
+        dataset = IndexedDataset(folder / split)
+        tokens = dataset.tokens
+    except UserError as error:
+        yield str(error)
+        return
+    for what, found in (("documents", dataset.num_documents), ("tokens", dataset.num_tokens)):
+        if found != counts[what]:
+            yield f"{folder / split}: {found} {what}, {RECORD} says {counts[what]}"
+    for start in range(0, tokens.size, _CHUNK_TOKENS):
+        part = tokens[start : start + _CHUNK_TOKENS]
+        if part.min() < 0 or part.max() >= vocab_size:
+            wrong = part.min() if part.min() < 0 else part.max()
+            yield f"{folder / split}.bin: holds token {wrong}, outside the vocabulary of {vocab_size}"
+            return
+
+
+def _wrong_tokenizer(folder: Path, fingerprint: str) -> Iterator[str]:
+    from ftk.tokenizers import load_tokenizer
+
+    try:
+        found = load_tokenizer(folder).fingerprint
+    except UserError as error:
+        yield str(error)
+        return
+    if found != fingerprint:
+        yield f"{folder / 'tokenizer'}: fingerprint {found[:12]}, {RECORD} says {fingerprint[:12]}"

@@ -1,0 +1,105 @@
+"""Options of ftk-preprocess."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ftk.data.text import FORMATS, SEPARATORS
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(kw_only=True)
+class InputConfig:
+    trainpref: str | None = field(
+        default=None,
+        metadata={"help": "training text; .gz, .bz2, .xz and .zst are unpacked", "metavar": "F[,F...]"},
+    )
+    validpref: str | None = field(default=None, metadata={"help": "validation text", "metavar": "F[,F...]"})
+    testpref: str | None = field(default=None, metadata={"help": "test text", "metavar": "F[,F...]"})
+    format: str = field(
+        default="auto",
+        metadata={
+            "help": "auto takes .jsonl, .ndjson and .json for JSONL, others for text",
+            "choices": FORMATS,
+        },
+    )
+    document_separator: str = field(
+        default="line",
+        metadata={
+            "help": "in text, a document is a line, ends at a blank line, or is a file",
+            "choices": SEPARATORS,
+        },
+    )
+    text_key: str = field(default="text", metadata={"help": "field of each JSON object that holds the text"})
+    on_error: str = field(
+        default="raise",
+        metadata={
+            "help": "stop at the first document that cannot be read, or skip it and list it in preprocess.json",
+            "choices": ("raise", "skip"),
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        if not any(self.files().values()):
+            yield "trainpref, validpref and testpref are empty; give at least one"
+        if not self.text_key:
+            yield "text_key is empty; it must name a field"
+
+    def files(self) -> dict[str, str]:
+        """Split -> comma-separated files, for the splits that are given."""
+        given = {"train": self.trainpref, "valid": self.validpref, "test": self.testpref}
+        return {split: files for split, files in given.items() if files is not None}
+
+
+@dataclass(kw_only=True)
+class OutputConfig:
+    destdir: str = field(metadata={"help": "folder to make; it appears when all is done", "metavar": "DIR"})
+    overwrite: bool = field(default=False, metadata={"help": "replace DIR, if ftk-preprocess has written it"})
+    workers: int | None = field(
+        default=None,
+        metadata={"help": "processes that encode; default: one for each CPU core", "metavar": "N"},
+    )
+    user_dir: str | None = field(
+        default=None,
+        metadata={"help": "a package, folder or file of yours that registers tokenizers", "metavar": "PATH"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        if not self.destdir.strip():
+            yield "destdir is empty; it must name a folder"
+        if self.workers is not None and self.workers < 1:
+            yield f"workers is {self.workers}; it must be at least 1"
+
+
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """Training a SentencePiece model on the training text, where no vocabulary is given."""
+
+    vocab_size: int | None = field(
+        default=None,
+        metadata={"help": "train a model of so many pieces instead of reading one", "unit": "pieces"},
+    )
+    model_type: str = field(
+        default="unigram", metadata={"help": "kind of model", "choices": ("unigram", "bpe", "char", "word")}
+    )
+    character_coverage: float = field(
+        default=0.9995, metadata={"help": "share of characters that get a piece; the others become bytes"}
+    )
+    max_lines: int = field(
+        default=1_000_000,
+        metadata={
+            "help": "train on a random sample of so many lines; 0: all",
+            "unit": "lines",
+            "flag": "--train-lines",
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.vocab_size is not None and self.vocab_size < 1:
+            yield f"vocab_size is {self.vocab_size}; it must be at least 1"
+        if not 0.0 < self.character_coverage <= 1.0:
+            yield f"character_coverage is {self.character_coverage}; it must be above 0 and at most 1"
+        if self.max_lines < 0:
+            yield f"max_lines is {self.max_lines}; it must be at least 0"

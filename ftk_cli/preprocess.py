@@ -1,0 +1,71 @@
+"""ftk-preprocess: turns text into the data folder that ftk-train reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftk.config import Chosen, compose, section, slot
+from ftk.data.preprocess_config import InputConfig, OutputConfig, TrainingConfig
+from ftk.errors import UserError
+from ftk.registry import TOKENIZERS
+from ftk_cli.frame import run
+
+if TYPE_CHECKING:
+    from ftk.tokenizers import Tokenizer
+
+DESCRIPTION = """Encodes text and writes a data folder: one document a line (or JSONL, paragraphs, files).
+Example: ftk-preprocess --trainpref train.txt --validpref valid.txt --destdir data-bin --vocab-size 8000"""
+
+
+@dataclass(kw_only=True)
+class PreprocessConfig:
+    input: InputConfig = section("input")
+    output: OutputConfig = section("output")
+    training: TrainingConfig = section("training a SentencePiece model")
+    tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", default="sentencepiece")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run("ftk-preprocess", body, argv)
+
+
+def body(argv: list[str]) -> int:
+    config = compose(PreprocessConfig, "ftk-preprocess", DESCRIPTION, _with_path(argv))
+    chosen, training = config.tokenizer, config.training
+    train = chosen.name == "sentencepiece" and not chosen.config.path
+    if train and training.vocab_size is None:
+        raise UserError("give --tokenizer-path (a vocabulary), or --vocab-size to train one on --trainpref")
+    if not train and training.vocab_size is not None:
+        raise UserError(
+            "--vocab-size is for training a SentencePiece model; leave out it or --tokenizer-path"
+        )
+
+    from ftk.data.preprocess import preprocess
+
+    def make_tokenizer(trained: Path | None) -> Tokenizer:
+        if trained is None:
+            return chosen.build()
+        return dataclasses.replace(
+            chosen, config=dataclasses.replace(chosen.config, path=str(trained))
+        ).build()
+
+    print(preprocess(config.input, config.output, make_tokenizer, training if train else None))
+    return 0
+
+
+def _with_path(argv: list[str]) -> list[str]:
+    """The arguments with an empty --tokenizer-path where a model is to be trained and none is given."""
+    flags = [argument.split("=")[0] for argument in argv]
+    at = flags.index("--tokenizer") if "--tokenizer" in flags else None
+    name = (
+        "sentencepiece"
+        if at is None
+        else ("".join(argv[at : at + 2])).removeprefix("--tokenizer").lstrip("=")
+    )
+    if "--tokenizer-path" in flags or not name.startswith("sentencepiece"):
+        return argv
+    return [*argv, "--tokenizer-path="]
