@@ -1,0 +1,324 @@
+"""The epoch iterator: every sample once, resume anywhere, any number of workers and ranks, workers that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from number_corpus import NumberTokenizer, random_documents
+
+from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.collate import Collater
+from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.data.iterator import EpochBatchIterator
+from ftk.errors import UserError
+
+
+class Numbers:
+    """Samples that say who they are: tokens are (epoch, index) again and again."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def sizes(self, epoch):
+        return (3 + (np.arange(self.count) * 7 + epoch) % 11).astype(np.int32)
+
+    def sample(self, epoch, index):
+        length = int(self.sizes(epoch)[index])
+        tokens = np.full(length, index, dtype=np.int64)
+        return {"tokens": tokens, "targets": tokens + epoch * 1000, "loss_mask": np.ones(length, dtype=bool),
+                "position_ids": np.zeros((2, length), dtype=np.int64), "context_length": np.int64(0),
+                "objective": np.int64(0)}
+
+
+class Refusing(Numbers):
+    def sample(self, epoch, index):
+        raise UserError(f"sample {index} is damaged")
+
+
+class Failing(Numbers):
+    def sample(self, epoch, index):
+        raise ZeroDivisionError("a bug")
+
+
+class Dying(Numbers):
+    def sample(self, epoch, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+COLLATER = Collater(NumberTokenizer(pad=-1).special)
+
+
+def iterator(count=40, dataset=None, **options):
+    options = {"batch_size": 6, "seed": 3, **options}
+    return EpochBatchIterator(dataset or Numbers(count), COLLATER, **options)
+
+
+def numbers(batch):
+    """The samples of a batch that carry loss."""
+    return batch["tokens"][batch["loss_mask"][:, 0], 0].tolist()
+
+
+def epoch_of(made):
+    return [numbers(batch) for batch in made.batches()]
+
+
+def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
+    made = iterator()
+    first, second = epoch_of(made), epoch_of(made)
+    assert made.epoch == 3
+    assert [len(batch) for batch in first] == [6] * 6 + [4]
+    flat = [sum(epoch, []) for epoch in (first, second)]
+    assert sorted(flat[0]) == sorted(flat[1]) == list(range(40))
+    assert flat[0] != flat[1]
+    assert sum(epoch_of(iterator(seed=4)), []) != flat[0]
+    assert epoch_of(iterator()) == first
+
+
+def test_without_shuffling_the_order_is_the_datas():
+    assert sum(epoch_of(iterator(shuffle=False)), []) == list(range(40))
+
+
+def test_the_epoch_reaches_the_samples():
+    made = iterator()
+    for epoch in (1, 2):
+        batch = next(iter(made.batches()))
+        assert (batch["targets"] - batch["tokens"])[0, 0] == 1000 * epoch
+        for _ in made.batches():
+            pass
+
+
+def test_the_state_counts_what_was_handed_out():
+    made = iterator()
+    batches = made.batches()
+    assert made.state_dict() == {"epoch": 1, "samples_consumed": 0}
+    next(batches)
+    next(batches)
+    assert made.state_dict() == {"epoch": 1, "samples_consumed": 12}
+    assert made.batches_left() == 5
+    for _ in batches:
+        pass
+    assert made.state_dict() == {"epoch": 2, "samples_consumed": 0}
+    assert made.batches_left() == 7
+
+
+@given(count=st.integers(1, 60), stop=st.integers(0, 30), limits=st.sampled_from([(6, None), (None, 40), (4, 40)]),
+       multiple=st.sampled_from([1, 4]), world_size=st.integers(1, 5), other_world_size=st.integers(1, 5))
+@settings(max_examples=200, deadline=None)
+def test_ranks_share_an_epoch_and_others_may_finish_it(count, stop, limits, multiple, world_size, other_world_size):
+    """Stop all ranks after some batches; ranks of another number hand out exactly the rest."""
+    options = {"batch_size": limits[0], "max_tokens": limits[1], "required_batch_size_multiple": multiple}
+    ranks = [iterator(count, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    assert len({made.batches_left() for made in ranks}) == 1
+    seen = []
+    for made in ranks:
+        expected = made.batches_left()
+        for number, batch in enumerate(made.batches(), start=1):
+            assert batch["tokens"].numel() <= (limits[1] or 10**6)
+            seen += numbers(batch)
+            assert made.batches_left() == expected - number
+            if number >= stop:
+                break
+    states = [made.state_dict() for made in ranks]
+    assert all(state == states[0] for state in states)
+    if states[0]["epoch"] == 1:
+        for rank in range(other_world_size):
+            made = iterator(count, rank=rank, world_size=other_world_size, **options)
+            made.load_state_dict(states[0])
+            for batch in made.batches():
+                seen += numbers(batch)
+            assert made.state_dict() == {"epoch": 2, "samples_consumed": 0}
+    assert sorted(seen) == list(range(count))
+
+
+def test_a_rank_without_samples_gets_a_batch_without_loss():
+    ranks = [iterator(5, rank=rank, world_size=4, batch_size=3) for rank in range(4)]
+    batches = [list(made.batches()) for made in ranks]
+    assert [len(of_rank) for of_rank in batches] == [1] * 4
+    assert sorted(len(numbers(of_rank[0])) for of_rank in batches) == [1, 1, 1, 2]
+    ranks = [iterator(2, rank=rank, world_size=4, batch_size=3) for rank in range(4)]
+    batches = [list(made.batches()) for made in ranks]
+    assert [len(numbers(of_rank[0])) for of_rank in batches] == [1, 1, 0, 0]
+    assert all(len(of_rank[0]["tokens"]) == 1 for of_rank in batches)
+
+
+def glm_iterator(num_workers=0, **options):
+    tokenizer = NumberTokenizer()
+    config = BlankInfillingConfig(seq_length=32, short_seq_prob=0.2)
+    dataset = GLMBlankDataset(random_documents([20, 50, 7, 300] * 10), tokenizer, config, 1)
+    return EpochBatchIterator(dataset, Collater(tokenizer.special), seed=5, num_workers=num_workers,
+                              **{"batch_size": 8, **options})
+
+
+def equal_batches(left, right):
+    return len(left) == len(right) and all(
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+        for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize(("first_workers", "second_workers"), [(0, 2), (2, 0), (1, 2)])
+@pytest.mark.parametrize("stop", [1, 4, 15])
+def test_a_resumed_iterator_hands_out_exactly_the_rest(first_workers, second_workers, stop):
+    """Two epochs without a break, against a stop in the middle and another iterator with other workers."""
+    whole = glm_iterator()
+    expected = [*whole.batches(), *whole.batches()]
+    first = glm_iterator(first_workers)
+    got = []
+    for batch in first.batches():
+        got.append(batch)
+        if len(got) == stop:
+            break
+    second = glm_iterator(second_workers)
+    second.load_state_dict(first.state_dict())
+    got += second.batches()
+    if second.epoch == 2:
+        got += second.batches()
+    assert 12 < len(expected) // 2 < 16
+    assert equal_batches(got, expected)
+
+
+def test_breaking_off_and_going_on_with_workers_loses_nothing():
+    whole = list(glm_iterator().batches())
+    made = glm_iterator(2)
+    got = []
+    while made.epoch == 1:
+        for batch in made.batches():
+            got.append(batch)
+            if len(got) % 3 == 0:
+                break
+    assert equal_batches(got, whole)
+
+
+def test_iterating_leaves_torchs_random_state_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    for workers in (0, 1):
+        next(iter(glm_iterator(workers).batches()))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_place_beyond_the_data_is_refused():
+    with pytest.raises(UserError, match="other data"):
+        iterator(10).load_state_dict({"epoch": 1, "samples_consumed": 11})
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_user_error_in_a_sample_arrives_as_it_is(num_workers):
+    made = iterator(dataset=Refusing(5), shuffle=False, num_workers=num_workers)
+    with pytest.raises(UserError) as caught:
+        list(made.batches())
+    assert str(caught.value) == "sample 0 is damaged"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_any_other_error_keeps_its_kind(num_workers):
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        list(iterator(dataset=Failing(5), num_workers=num_workers).batches())
+
+
+def test_a_worker_that_dies_is_named():
+    with pytest.raises(RuntimeError, match=r"data worker [12] of 2 \(pid \d+\) died:.*--num-workers"):
+        list(iterator(dataset=Dying(50), num_workers=2).batches())
+
+
+PLUGIN = """
+    import numpy as np
+    from ftk.data.blank_config import BlankInfillingConfig
+
+    class Constant:
+        def __len__(self):
+            return 4
+
+        def sizes(self, epoch):
+            return np.full(4, 3, dtype=np.int32)
+
+        def sample(self, epoch, index):
+            ones = np.ones(3, dtype=np.int64)
+            return {"tokens": ones, "targets": ones, "loss_mask": ones.astype(bool),
+                    "position_ids": np.stack([ones, ones]), "context_length": np.int64(1), "objective": np.int64(0)}
+"""
+
+SPAWNING = """
+    import sys
+    from types import SimpleNamespace
+    from ftk.data.collate import Collater
+    from ftk.data.iterator import EpochBatchIterator
+    from ftk.plugins import import_user_dir
+
+    if __name__ == "__main__":
+        import_user_dir(sys.argv[1])
+        import plugin_of_constants
+        made = EpochBatchIterator(plugin_of_constants.Constant(), Collater(SimpleNamespace(pad=0)), batch_size=2,
+                                  num_workers=1, user_dir=sys.argv[1], multiprocessing_context="spawn")
+        print(sum(int(batch["tokens"].sum()) for batch in made.batches()))
+"""
+
+
+def script(tmp_path, text):
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def test_a_plugin_dataset_reaches_spawned_workers(tmp_path):
+    plugin = tmp_path / "elsewhere" / "plugin_of_constants"
+    plugin.mkdir(parents=True)
+    (plugin / "__init__.py").write_text(textwrap.dedent(PLUGIN))
+    done = subprocess.run([sys.executable, script(tmp_path, SPAWNING), plugin], capture_output=True, text=True,
+                          timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "12"
+
+
+INTERRUPTED = """
+    import os, signal, sys, time
+    from types import SimpleNamespace
+    import numpy as np
+    from ftk.data.collate import Collater
+    from ftk.data.iterator import EpochBatchIterator
+
+    class Slow:
+        def __len__(self):
+            return 10000
+
+        def sizes(self, epoch):
+            return np.full(10000, 3, dtype=np.int32)
+
+        def sample(self, epoch, index):
+            time.sleep(0.01)
+            ones = np.ones(3, dtype=np.int64)
+            return {"tokens": ones, "targets": ones, "loss_mask": ones.astype(bool),
+                    "position_ids": np.stack([ones, ones]), "context_length": np.int64(1), "objective": np.int64(0)}
+
+    made = EpochBatchIterator(Slow(), Collater(SimpleNamespace(pad=0)), batch_size=2, num_workers=2)
+    try:
+        for batch in made.batches():
+            print("batch", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted after", made.samples_consumed, flush=True)
+"""
+
+
+def test_interrupting_the_process_group_is_answered_by_the_main_process_only(tmp_path):
+    process = subprocess.Popen([sys.executable, script(tmp_path, INTERRUPTED)], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "batch\n"
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert "interrupted after" in out.splitlines()[-1]
+    assert err == ""
+    assert process.returncode == 0
