@@ -18,6 +18,7 @@ MODEL_TYPES = ("unigram", "bpe", "char", "word")
 # SentencePiece skips longer sentences; we cut them instead. In bytes; a character has at most four.
 _MAX_SENTENCE_BYTES = 16384
 _MAX_SENTENCE_CHARACTERS = _MAX_SENTENCE_BYTES // 4
+_MIN_SAMPLED_LINES = 101
 # The sums of the EM steps depend on the number of threads, so it is the same on every machine.
 _NUM_THREADS = 4
 
@@ -47,7 +48,7 @@ def train_sentencepiece(
         character_coverage: share of the text's characters that get a piece of their own, in (0, 1].
         byte_fallback: write rarer characters as bytes (256 pieces) instead of losing them to <unk>.
         normalization: "identity" keeps characters as they are; "nmt_nfkc" is SentencePiece's own default.
-        max_lines: train on a sample of so many lines; 0: on all.
+        max_lines: train on a sample of so many lines (at least 101); 0: on all.
         seed: of that sample.
 
     Raises:
@@ -98,7 +99,7 @@ class _Lines:
     def __init__(self, text: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
         self.num_lines = 0
         self.num_replaced = 0
-        self.error: UserError | None = None
+        self.error: BaseException | None = None
         sources: Iterable[str | os.PathLike[str]] = (
             [Path(text)] if isinstance(text, (str, os.PathLike)) else text
         )
@@ -114,10 +115,10 @@ class _Lines:
                     continue
                 self.num_lines += 1
                 yield from _cut(line)
-        except UserError as error:
-            self.error = error
         except OSError as error:
             self.error = UserError(f"{error.filename}: cannot be read ({error.strerror})")
+        except BaseException as error:  # Ctrl-C too: the trainer would make a RuntimeError of it
+            self.error = error
 
     def _raw_lines(self) -> Iterator[str]:
         for source in self._sources:
@@ -164,8 +165,8 @@ def _wrong_options(vocab_size: int, model_type: str, coverage: float, max_lines:
         yield f"model_type is {model_type!r}; it must be one of {', '.join(MODEL_TYPES)}"
     if not 0.0 < coverage <= 1.0:
         yield f"character_coverage is {coverage}; it must be above 0 and at most 1"
-    if max_lines < 0:
-        yield f"max_lines is {max_lines}; it must be 0 (all) or more"
+    if max_lines != 0 and max_lines < _MIN_SAMPLED_LINES:
+        yield f"max_lines is {max_lines}; it must be 0 (all) or at least {_MIN_SAMPLED_LINES}"
 
 
 def _translated(message: str, lines: _Lines, vocab_size: int, coverage: float) -> str:

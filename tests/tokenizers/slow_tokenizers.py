@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from functools import cache
 
 BYTE_LETTERS: dict[int, str] = {}
 for _byte in range(256):
-    _printable = 0x21 <= _byte <= 0x7E or 0xA1 <= _byte <= 0xAC or 0xAE <= _byte
-    BYTE_LETTERS[_byte] = chr(_byte) if _printable else chr(256 + sum(v >= chr(256) for v in BYTE_LETTERS.values()))
+    _printable = 0x21 <= _byte <= 0x7E or 0xA1 <= _byte <= 0xAC or _byte >= 0xAE
+    BYTE_LETTERS[_byte] = (
+        chr(_byte) if _printable else chr(256 + sum(v >= chr(256) for v in BYTE_LETTERS.values()))
+    )
 
 # Unicode's White_Space; Python's isspace() counts U+001C to U+001F as well, GPT-2's pattern does not.
-WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+WHITE_SPACE = (
+    "\t\n\x0b\x0c\r \x85\xa0\u1680"
+    + "".join(map(chr, range(0x2000, 0x200B)))
+    + "\u2028\u2029\u202f\u205f\u3000"
+)
 CHINESE = [(0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
            (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)]  # fmt: skip
 
 
 def basic_words(text: str, lower_case: bool) -> list[str]:
-    """BERT's words: cleaned, Chinese characters apart, lower-cased and stripped of accents, split at punctuation."""
+    """BERT's words: cleaned, Chinese characters apart, without case and accents, split at punctuation."""
     cleaned = ""
     for character in text:
         category = unicodedata.category(character)
@@ -83,7 +90,7 @@ def gpt2_pattern() -> re.Pattern[str]:
 def bpe(word: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
     """Merge the best pair everywhere, again and again."""
     while True:
-        pairs = [pair for pair in zip(word, word[1:], strict=False) if pair in ranks]
+        pairs = [pair for pair in itertools.pairwise(word) if pair in ranks]
         if not pairs:
             return word
         best = min(pairs, key=ranks.__getitem__)
@@ -102,7 +109,7 @@ def gpt2_ids(text: str, vocab: dict[str, int], ranks: dict[tuple[str, str], int]
 
 
 def split_on_tokens(text: str, tokens: list[tuple[str, bool]]) -> list[str]:
-    """The text cut at one command token after the other; (name, whether it swallows white space on its left)."""
+    """The text cut at one command token after the other: (name, whether it swallows spaces on its left)."""
     parts = [text]
     names = [name for name, _ in tokens]
     for name, swallows in tokens:

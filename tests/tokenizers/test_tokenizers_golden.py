@@ -51,7 +51,9 @@ def test_command_tokens_and_sizes_equal_the_original(golden: tuple[dict[str, Any
     assert tokenizer.padded_vocab_size(128) == values["padded_to_multiple_of_128"]
 
 
-def test_text_without_command_tokens_is_the_same_in_both_modes(golden: tuple[dict[str, Any], Tokenizer]) -> None:
+def test_text_without_command_tokens_is_the_same_in_both_modes(
+    golden: tuple[dict[str, Any], Tokenizer],
+) -> None:
     values, tokenizer = golden
     names = [token.text for token in tokenizer.command_tokens]
     plain = [case for case in values["cases"] if not any(name in case["text"] for name in names)]

@@ -24,8 +24,8 @@ ROBERTA = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 50264}
 BLOCK, TASK, DECODER = "block_symbols", "task_mask", "decoder_mask"
 BERT_BASE = {"pad": 0, "ENC": 101, "MASK": 103, "unk": 100, "sep": 102, "eos": 0}
 CHINESE_BASE = {"pad": 50000, "eos": 50000, "sep": 50001, "ENC": 50002, "MASK": 50003, "unk": 50004}
-GPT2_BLOCK = {"pad": 50256, "eos": 50256, "sop": 50257, "eop": 50258, "ENC": 50259, "MASK": 50260, "sep": 50261,
-              "unk": 50262}  # fmt: skip
+GPT2_BLOCK = {"pad": 50256, "eos": 50256, "sop": 50257, "eop": 50258, "ENC": 50259, "MASK": 50260,
+              "sep": 50261, "unk": 50262}  # fmt: skip
 ROBERTA_BLOCK = {"pad": 2, "eos": 2, "sep": 2, "ENC": 0, "MASK": 50264, "unk": 3, "sop": 50265, "eop": 50266}
 GENERIC_BASE = {"pad": 0, "eos": 1, "bos": 2, "unk": 3, "sep": 4, "L2R": 5, "ENC": 6, "MASK": 7}
 
@@ -77,7 +77,12 @@ def test_bert_sentinels_follow_in_pairs() -> None:
 
 
 def test_which_tokens_swallow_white_space_on_their_left() -> None:
-    for layout, vocab in ((GPT2_BPE, GPT2), (ROBERTA_BPE, ROBERTA), (SENTENCEPIECE, {}), (SENTENCEPIECE_UNFIXED, {})):
+    for layout, vocab in (
+        (GPT2_BPE, GPT2),
+        (ROBERTA_BPE, ROBERTA),
+        (SENTENCEPIECE, {}),
+        (SENTENCEPIECE_UNFIXED, {}),
+    ):
         tokens, _ = number(layout, num_text_tokens=50300, vocab=vocab, enabled=[BLOCK, TASK, DECODER])
         assert {token.name for token in tokens if token.lstrip} == {"MASK", "gMASK", "sMASK"}
     tokens, _ = number(BERT_WORDPIECE, num_text_tokens=30522, vocab=BERT, enabled=[BLOCK, TASK, DECODER])
