@@ -11,26 +11,43 @@ from ftk.registry import TOKENIZERS
 from ftk_cli.frame import run, subcommands
 
 PROG = "ftk-checkpoint"
-DESCRIPTION = "Looks at checkpoints, checks them, averages them, converts them. A run's folder means its best one."
+DESCRIPTION = (
+    "Looks at checkpoints, checks, averages and converts them. A run's folder means its best checkpoint."
+)
 
 
 @dataclass(kw_only=True)
 class InspectConfig:
-    path: str = field(metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "PATH"})
+    path: str = field(
+        metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "PATH"}
+    )
     json: bool = field(default=False, metadata={"help": "print JSON, for programs"})
 
 
 @dataclass(kw_only=True)
 class VerifyConfig:
-    paths: list[str] = field(metadata={"help": "checkpoints, or runs' folders, of which every checkpoint is checked",
-                                       "positional": True, "metavar": "PATH"})
+    paths: list[str] = field(
+        metadata={
+            "help": "checkpoints; of a run's folder every checkpoint is checked",
+            "positional": True,
+            "metavar": "PATH",
+        }
+    )
 
 
 @dataclass(kw_only=True)
 class AverageConfig:
-    inputs: list[str] = field(default_factory=list, metadata={
-        "help": "checkpoints to average; or one run's folder with --last", "several": True, "metavar": "PATH"})
-    last: int | None = field(default=None, metadata={"help": "average the newest of the run", "unit": "checkpoints"})
+    inputs: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "checkpoints to average; or one run's folder with --last",
+            "several": True,
+            "metavar": "PATH",
+        },
+    )
+    last: int | None = field(
+        default=None, metadata={"help": "average the newest of the run", "unit": "checkpoints"}
+    )
     output: str = field(metadata={"help": "checkpoint to write", "metavar": "PATH"})
     overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
 
@@ -38,32 +55,53 @@ class AverageConfig:
         if not self.inputs:
             yield "inputs is empty; give --inputs CHECKPOINT CHECKPOINT ..., or --inputs RUN --last N"
         elif self.last is not None and (self.last < 2 or len(self.inputs) != 1):
-            yield f"last is {self.last}, with {len(self.inputs)} inputs; --last N (2 or more) goes with one run's folder"
+            yield f"last is {self.last}; --last N, 2 or more, goes with one --inputs, a run's folder"
 
 
 @dataclass(kw_only=True)
 class ConvertConfig:
     source: str = field(metadata={"help": "checkpoint to read", "positional": True, "metavar": "SRC"})
     output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST"})
-    from_format: str | None = field(default=None, metadata={
-        "help": "SRC is a checkpoint of the original GLM (mp_rank_XX files), DST one of ftk's", "flag": "--from",
-        "choices": ("glm",)})
-    to_format: str | None = field(default=None, metadata={
-        "help": "SRC is a checkpoint of ftk's, DST one of the original GLM", "flag": "--to", "choices": ("glm",)})
-    arch: str | None = field(default=None, metadata={
-        "help": "--from: architecture, e.g. glm_large; gives the number of heads, which the original does not store",
-        "metavar": "NAME"})
-    num_attention_heads: int | None = field(default=None, metadata={"help": "--from: attention heads, if not --arch"})
+    from_format: str | None = field(
+        default=None,
+        metadata={
+            "help": "SRC is a checkpoint of the original GLM (mp_rank_XX files), DST one of ftk's",
+            "flag": "--from",
+            "choices": ("glm",),
+        },
+    )
+    to_format: str | None = field(
+        default=None,
+        metadata={
+            "help": "SRC is a checkpoint of ftk's, DST one of the original GLM",
+            "flag": "--to",
+            "choices": ("glm",),
+        },
+    )
+    arch: str | None = field(
+        default=None,
+        metadata={
+            "help": "--from: architecture, e.g. glm_large; the original does not store its number of heads",
+            "metavar": "NAME",
+        },
+    )
+    num_attention_heads: int | None = field(
+        default=None, metadata={"help": "--from: attention heads, if not --arch"}
+    )
     model_parallel_size: int = field(default=1, metadata={"help": "--to: write so many mp_rank_XX files"})
-    copy_gmask_row: bool = field(default=False, metadata={
-        "help": "--from, GLM-10B-Chinese: copy the embedding of 50007 to 50009, the [gMASK] of --fix-command-token"})
+    copy_gmask_row: bool = field(
+        default=False,
+        metadata={
+            "help": "--from, for GLM-10B-Chinese: copy row 50007 to 50009, the [gMASK] of --fix-command-token"
+        },
+    )
     overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
 
     def validate(self) -> Iterator[str]:
         if (self.from_format is None) == (self.to_format is None):
             yield "from_format: one of --from glm and --to glm must be given"
         if self.from_format and (self.arch is None) == (self.num_attention_heads is None):
-            yield "arch: give --arch NAME or --num-attention-heads N; the original does not store the number of heads"
+            yield "arch: the original does not store its number of heads; --arch or --num-attention-heads tells"
         if self.num_attention_heads is not None and self.num_attention_heads < 1:
             yield f"num_attention_heads is {self.num_attention_heads}; it must be at least 1"
         if self.model_parallel_size < 1:
@@ -92,7 +130,7 @@ class Convert:
 
 @dataclass(kw_only=True)
 class ConvertWithTokenizer(Convert):
-    tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", help="kept in the checkpoint, so that it can read text")
+    tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", help="goes into the checkpoint")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,8 +182,10 @@ def average(argv: list[str]) -> int:
 def convert(argv: list[str]) -> int:
     with_tokenizer = any(argument.split("=")[0] == "--tokenizer" for argument in argv)
     root: type[Convert] = ConvertWithTokenizer if with_tokenizer else Convert
-    description = """Converts checkpoints of the original GLM to ftk's and back.
---tokenizer NAME --tokenizer-path PATH puts a tokenizer beside the weights; `--tokenizer NAME --help` lists its options."""
+    description = (
+        "Converts checkpoints of the original GLM to ftk's and back. --tokenizer NAME --tokenizer-path PATH"
+        " puts a tokenizer beside the weights; --tokenizer NAME --help lists its options."
+    )
     config = compose(root, f"{PROG} convert", description, argv)
     options = config.convert
     from ftk.checkpoint.convert import convert_from_original, convert_to_original
@@ -158,20 +198,29 @@ def convert(argv: list[str]) -> int:
         return 0
     tokenizer = config.tokenizer.build() if isinstance(config, ConvertWithTokenizer) else None
     output = convert_from_original(
-        options.source, options.output, num_attention_heads=options.num_attention_heads, arch=options.arch,
-        tokenizer=tokenizer, copy_gmask_row=options.copy_gmask_row, overwrite=options.overwrite,
+        options.source,
+        options.output,
+        num_attention_heads=options.num_attention_heads,
+        arch=options.arch,
+        tokenizer=tokenizer,
+        copy_gmask_row=options.copy_gmask_row,
+        overwrite=options.overwrite,
     )
-    remark = "" if tokenizer is not None else "; without a tokenizer, so it cannot read text (--tokenizer adds one)"
-    print(f"wrote {output}{remark}")
+    without = "; it has no tokenizer and cannot read text (--tokenizer NAME --tokenizer-path PATH adds one)"
+    print(f"wrote {output}{without if tokenizer is None else ''}")
     return 0
 
 
-body = subcommands(PROG, DESCRIPTION, {
-    "inspect": ("show what a checkpoint is: model, parameters, progress, files", inspect),
-    "verify": ("check every file of checkpoints against their manifests", verify),
-    "average": ("write the mean of several checkpoints", average),
-    "convert": ("convert checkpoints of the original GLM to ftk's and back", convert),
-})
+body = subcommands(
+    PROG,
+    DESCRIPTION,
+    {
+        "inspect": ("show what a checkpoint is: model, parameters, progress, files", inspect),
+        "verify": ("check every file of checkpoints against their manifests", verify),
+        "average": ("write the mean of several checkpoints", average),
+        "convert": ("convert checkpoints of the original GLM to ftk's and back", convert),
+    },
+)
 
 
 if __name__ == "__main__":

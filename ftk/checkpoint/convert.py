@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 LATEST_FILES = ("latest_checkpointed_iteration.txt", "latest")
 
-# GLM-10B-Chinese was trained with [gMASK] and <|endofpiece|> sharing an id; later layouts give [gMASK] its own
-# (reference: 4d). Its row is to hold what the shared row learned.
+# GLM-10B-Chinese was trained with [gMASK] and <|endofpiece|> sharing an id; the layout of --fix-command-token
+# gives [gMASK] a row of its own, which is to hold what the shared row learned.
 CHINESE_SHARED_ROW = 50007
 CHINESE_GMASK_ROW = 50009
 
@@ -200,7 +200,7 @@ def read_original(source: str | Path) -> Original:
 
 
 def _iteration_folder(source: Path) -> Path:
-    """Follow `latest_checkpointed_iteration.txt` or `latest`, unless `source` is the iteration's folder itself."""
+    """Follow `latest_checkpointed_iteration.txt` or `latest`; `source` may be the iteration's folder, too."""
     if not source.is_dir():
         what = "is a file" if source.exists() else "no such folder"
         raise UserError(f"{source}: {what}; the folder of an original GLM checkpoint is meant here")
@@ -234,7 +234,8 @@ def _read_part(path: Path) -> dict[str, Any]:
             " torch.save({'module': torch.load(OLD, weights_only=False)['module']}, NEW)"
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: cannot be read as a PyTorch file ({str(error).splitlines()[0]})") from error
+        reason = (str(error) or "it is empty or cut").splitlines()[0]
+        raise UserError(f"{path}: cannot be read as a PyTorch file ({reason})") from error
     if isinstance(content, dict) and "module" not in content:
         content = {"module": content}  # a bare state dict
     module = content["module"] if isinstance(content, dict) else None
@@ -257,7 +258,7 @@ def _load_tensors(path: Path) -> Any:
 
 @contextmanager
 def _numpy_states_allowed() -> Iterator[None]:
-    """Let NumPy arrays of numbers through: the original keeps `numpy.random.get_state()` beside its weights."""
+    """Let NumPy arrays of numbers through: the original keeps `numpy.random.get_state()` with its weights."""
     reconstruct = np.empty(0).__reduce__()[0]
     allowed: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), reconstruct]
     allowed += [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]

@@ -240,7 +240,8 @@ def _match_groups(
     if now != then:
         difference = _mismatch(sorted(now - then), sorted(then - now), [])
         raise UserError(
-            f"{folder}: its optimizer has other parameters: {difference}; only the weights can be taken from it"
+            f"{folder}: its optimizer has other parameters: {difference};"
+            " only the weights can be taken from it"
         )
     if members == stored_members:
         return list(zip(stored_groups, optimizer.param_groups, strict=True))

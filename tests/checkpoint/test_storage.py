@@ -14,7 +14,7 @@ from safetensors import safe_open
 from ftk.checkpoint.manifest import BrokenCheckpoint
 from ftk.checkpoint.storage import read_index, read_tensors, write_tensors
 
-# Rank r of a gloo group saves rows of `rows` (7 x 4: unevenly), columns of `columns`, and whole copies of the rest.
+# Each rank saves its share of the rows of `rows` (7, so unevenly), of the columns of `columns`, and so on.
 WORKER = """
 import sys
 import torch
@@ -25,7 +25,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from ftk.checkpoint.storage import read_tensors, write_tensors
 
 folder, what, rank, world = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-dist.init_process_group("gloo", init_method=f"file://{folder}/../rendezvous_{what}", rank=rank, world_size=world)
+meeting = f"file://{folder}/../rendezvous_{what}"
+dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
 mesh = init_device_mesh("cpu", (world,))
 whole = {
     "rows": torch.arange(28.0).reshape(7, 4), "columns": torch.arange(24).reshape(4, 6),
@@ -89,9 +90,13 @@ def test_shards_of_two_ranks_load_into_one_process_and_into_three_ranks(tmp_path
 
 def test_every_dtype_starts_at_a_multiple_of_its_size(tmp_path: Path) -> None:
     tensors = {
-        "a": torch.ones(3, dtype=torch.int8), "b": torch.ones(3, dtype=torch.float64), "c": torch.ones(1).half(),
-        "d": torch.ones(1, dtype=torch.bool), "e": torch.ones(5, dtype=torch.float8_e4m3fn), "f": torch.ones(1),
-    }  # fmt: skip
+        "a": torch.ones(3, dtype=torch.int8),
+        "b": torch.ones(3, dtype=torch.float64),
+        "c": torch.ones(1, dtype=torch.float16),
+        "d": torch.ones(1, dtype=torch.bool),
+        "e": torch.ones(5).to(torch.float8_e4m3fn),
+        "f": torch.ones(1),
+    }
     write_tensors(tmp_path, tensors)
     (file,) = tmp_path.glob("*.safetensors")
     raw = file.read_bytes()
@@ -105,7 +110,7 @@ def test_every_dtype_starts_at_a_multiple_of_its_size(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_stored_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="z has dtype torch.complex64"):
+    with pytest.raises(TypeError, match=r"z has dtype torch\.complex64"):
         write_tensors(tmp_path / "a", {"z": torch.zeros(2, dtype=torch.complex64)})
     with pytest.raises(TypeError, match="x is no tensor"):
         write_tensors(tmp_path / "b", {"x": object()})  # type: ignore[dict-item]
@@ -142,6 +147,6 @@ def test_check_comes_before_any_target_changes(tmp_path: Path) -> None:
     def refuse(files: set[str]) -> None:
         raise BrokenCheckpoint(f"refused {sorted(files)}")
 
-    with pytest.raises(BrokenCheckpoint, match="refused .*tensors_00000_of_00001.safetensors"):
+    with pytest.raises(BrokenCheckpoint, match=r"refused .*tensors_00000_of_00001\.safetensors"):
         read_tensors(tmp_path, {"w": target}, check=refuse)
     assert not target.any()

@@ -1,0 +1,188 @@
+"""ftk-checkpoint as its users meet it: output, exit codes, clear lines instead of tracebacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ftk
+from ftk_cli.checkpoint import main
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
+ORIGINAL = str(GOLDEN / "original_checkpoint")
+
+
+@pytest.fixture
+def converted(tmp_path: Path, capfd) -> str:
+    folder = str(tmp_path / "converted")
+    assert main(["convert", "--from", "glm", ORIGINAL, folder, "--num-attention-heads", "4"]) == 0
+    assert "it has no tokenizer and cannot read text" in capfd.readouterr().out
+    return folder
+
+
+def test_convert_there_and_back_by_the_real_command(tmp_path: Path) -> None:
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-m", "ftk_cli.checkpoint", *arguments]
+        return subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    done = command("convert", "--from", "glm", ORIGINAL, "ours", "--num-attention-heads", "4")
+    assert done.stdout.startswith("wrote ours")
+    command("convert", "ours", "--to", "glm", "theirs", "--model-parallel-size", "2")
+    command("convert", "--from", "glm", "--num-attention-heads", "4", "theirs", "again")
+    for one, other in [("ours", "again")]:
+        weights = "model/tensors_00000_of_00001.safetensors"
+        assert (tmp_path / one / weights).read_bytes() == (tmp_path / other / weights).read_bytes()
+    assert command("verify", "ours", "again").stdout == "ours: whole\nagain: whole\n"
+
+
+def test_inspect_says_what_it_is(converted: str, capfd) -> None:
+    assert main(["inspect", converted]) == 0
+    text = capfd.readouterr().out
+    assert "model      glm" in text
+    assert "num_attention_heads 4" in text
+    assert "num_updates 150000" in text
+    assert "none: this checkpoint cannot read text" in text
+    (row,) = [line.split() for line in text.splitlines() if "qkv.weight" in line]
+    assert row == ["layers.{0..1}.attention.qkv.weight", "192x64", "float32", "24,576", "98.3", "kB"]
+    assert "116,608" in text
+    assert main(["inspect", converted, "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert facts["parameters"] == 116608
+    assert facts["model"]["num_layers"] == 2
+    assert facts["trainer_state"]["num_updates"] == 150000
+
+
+def test_inspect_shows_tied_weights_and_optimizer(saved: Path, capfd) -> None:
+    assert main(["inspect", str(saved.parent)]) == 0
+    text = capfd.readouterr().out
+    assert "head.weight is embedding.weight" in text
+    assert "kept: training can go on" in text
+    assert "tokenizer  test" in text
+    os.truncate(saved / "tokenizer" / "deeper" / "vocabulary.bin", 5)
+    assert main(["inspect", str(saved)]) == 1
+    assert (
+        "PROBLEM  tokenizer/deeper/vocabulary.bin: has 5 bytes; 2304 were written" in capfd.readouterr().out
+    )
+
+
+def test_verify_lists_problems_and_fails(saved: Path, capfd) -> None:
+    assert main(["verify", str(saved)]) == 0
+    assert capfd.readouterr().out == f"{saved}: whole\n"
+    weights = saved / "model" / "tensors_00000_of_00001.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(raw)
+    (saved / "config.yaml").unlink()
+    assert main(["verify", str(saved.parent)]) == 2  # a run's folder: each of its checkpoints
+    captured = capfd.readouterr()
+    assert f"{saved}: 2 problems" in captured.out
+    assert "  config.yaml: missing" in captured.out
+    assert "  model/tensors_00000_of_00001.safetensors: content differs" in captured.out
+    assert "ftk-checkpoint: 1 broken checkpoint" in captured.err
+
+
+def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
+    from ftk.checkpoint import save_checkpoint
+
+    from .conftest import Awkward
+
+    options = {"config": {"model": {"_name": "awkward", "hidden_size": 6}, "note": "注"}}
+    tokenizer = saved / "tokenizer"
+    second = save_checkpoint(
+        saved.parent / "checkpoint_4", model=Awkward(1), trainer_state={"num_updates": 4},
+        tokenizer_folder=tokenizer, **options,
+    )  # fmt: skip
+    assert main(["average", "--inputs", str(saved), str(second), "--output", str(tmp_path / "a")]) == 0
+    assert (
+        main(["average", "--inputs", str(saved.parent), "--last", "2", "--output", str(tmp_path / "b")]) == 0
+    )
+    capfd.readouterr()
+    weights = "model/tensors_00000_of_00001.safetensors"
+    assert (tmp_path / "a" / weights).read_bytes() == (tmp_path / "b" / weights).read_bytes()
+    assert main(["average", "--inputs", str(saved), "--output", str(tmp_path / "c")]) == 2
+    assert "a mean needs two or more" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "absent"], "absent: no such folder"),
+        (["inspect"], "inspect.path is missing; give the argument PATH"),
+        (["verify", "absent"], "absent: no such folder"),
+        (["verify", __file__], "is a file; a checkpoint is a folder"),
+        (["verify"], "verify.paths is missing"),
+        (["inspect", ORIGINAL], "ftk-checkpoint convert --from glm"),
+        (["average", "--output", "x"], "inputs is empty"),
+        (["convert", ORIGINAL, "x"], "one of --from glm and --to glm"),
+        (["convert", "--from", "glm", ORIGINAL, "x"], "--arch or --num-attention-heads"),
+        (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tiny"], "has num_layers 2"),
+        (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tny"], "unknown architecture"),
+        (["convert", "--from", "glm", "absent", "x", "--num-attention-heads", "4"], "absent: no such folder"),
+        (["convert", "--from", "glm", __file__, "x", "--num-attention-heads", "4"], "is a file"),
+        (["convert", "--from", "megatron", "a", "b"], "--from is 'megatron'; it must be one of glm"),
+        (["convert", "--to", "glm", "absent", "x"], "absent: no such folder"),
+        (["convert", "--from", "glm", ORIGINAL, "x", "--num-atention-heads", "4"], "--num-attention-heads"),
+        (["merge"], "unknown command 'merge'"),
+    ],
+)
+def test_mistakes_are_one_clear_line_and_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch, capfd
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capfd.readouterr().err
+    assert message in error
+    assert error.startswith("ftk-checkpoint: ")
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoint_without_tokenizer_says_so_where_text_is_wanted(converted: str) -> None:
+    from ftk.errors import UserError
+
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        ftk.load_tokenizer(converted)
+
+
+def test_tokenizer_goes_into_the_checkpoint_and_must_fit(tmp_path: Path, capfd) -> None:
+    import torch
+
+    from ftk.models import build_model
+    from ftk.models.glm.convert import to_original
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world", "##s"]
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(words) + "\n")
+    model = build_model("glm_tiny", vocab_size=128)
+    (tmp_path / "original" / "5").mkdir(parents=True)
+    (tmp_path / "original" / "latest").write_text("5")
+    content = {"module": to_original(model.state_dict(), 4)}
+    torch.save(content, tmp_path / "original" / "5" / "mp_rank_00_model_states.pt")
+
+    arguments = ["convert", "--from", "glm", str(tmp_path / "original"), str(tmp_path / "ours"), "--arch"]
+    arguments += ["glm_tiny", "--tokenizer", "bert_wordpiece", "--tokenizer-path", str(vocabulary)]
+    assert main(arguments) == 0
+    assert "no tokenizer" not in capfd.readouterr().out
+    tokenizer = ftk.load_tokenizer(tmp_path / "ours")
+    assert tokenizer.decode(tokenizer.encode("hello worlds")) == "hello worlds"
+    assert main(["verify", str(tmp_path / "ours")]) == 0
+
+    vocabulary.write_text("\n".join(words + [f"w{i}" for i in range(300)]) + "\n")
+    assert main([*arguments, "--overwrite"]) == 2
+    assert "this is not the tokenizer it was trained with" in capfd.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["original", "ours", "vocab.txt"]
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys; from ftk_cli.checkpoint import main; main(['--help']);"
+        "\ntry: main(['convert', '--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "inspect" in done.stdout
+    assert "--num-attention-heads" in done.stdout

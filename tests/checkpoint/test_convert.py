@@ -1,0 +1,255 @@
+"""Original GLM checkpoints become ftk's and come back equal; nothing in them is unpickled freely."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ftk
+from ftk.checkpoint import load_model_tensors, read_config, read_trainer_state, verify
+from ftk.checkpoint.convert import convert_from_original, convert_to_original, read_original
+from ftk.errors import UserError
+
+from .conftest import assert_same_tensors
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
+ORIGINAL = GOLDEN / "original_checkpoint"
+HEADS = 4
+
+
+def original_state() -> dict[str, torch.Tensor]:
+    content = torch.load(ORIGINAL / "150000" / "mp_rank_00_model_states.pt", weights_only=True)
+    return content["module"]
+
+
+def write_original(folder: Path, parts: list, tag: str = "7", latest: str | None = "latest") -> Path:
+    (folder / tag).mkdir(parents=True)
+    for rank, part in enumerate(parts):
+        torch.save(part, folder / tag / f"mp_rank_{rank:02d}_model_states.pt")
+    if latest is not None:
+        (folder / latest).write_text(tag + "\n")
+    return folder
+
+
+def cut_as_megatron_does(state: dict[str, torch.Tensor], num_parts: int) -> list[dict[str, torch.Tensor]]:
+    """Each rank's weights, cut out by index arithmetic: what the model-parallel layers of the original hold."""
+    parts: list[dict[str, torch.Tensor]] = [{} for _ in range(num_parts)]
+    for name, value in state.items():
+        for rank, part in enumerate(parts):
+            if "query_key_value" in name:
+                hidden = value.size(0) // 3
+                width = hidden // num_parts
+                rows = [kind * hidden + rank * width + row for kind in range(3) for row in range(width)]
+                part[name] = value[rows].clone()
+            elif "dense_h_to_4h" in name or name == "word_embeddings.weight":
+                width = value.size(0) // num_parts
+                part[name] = value[rank * width : (rank + 1) * width].clone()
+            elif name.endswith(("attention.dense.weight", "dense_4h_to_h.weight")):
+                width = value.size(1) // num_parts
+                part[name] = value[:, rank * width : (rank + 1) * width].clone()
+            else:
+                part[name] = value.clone()
+    return parts
+
+
+def golden_logits_difference(folder: Path) -> float:
+    with np.load(GOLDEN / "step0.npz") as arrays:
+        golden = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    model = ftk.load_model(folder)
+    with torch.no_grad():
+        logits = model(golden["input_ids"], position_ids=golden["position_ids"], context_length=golden["sep"])
+    return float((logits - golden["logits"]).abs().max())
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_converted_model_computes_the_golden_logits(tmp_path: Path, num_parts: int) -> None:
+    parts = [{"module": part, "iteration": 7} for part in cut_as_megatron_does(original_state(), num_parts)]
+    source = write_original(tmp_path / "original", parts)
+    folder = convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
+    assert golden_logits_difference(folder) < 1e-4
+    assert read_trainer_state(folder)["num_updates"] == 7
+
+
+@pytest.mark.parametrize("source", [ORIGINAL, ORIGINAL / "150000"], ids=["folder", "iteration"])
+def test_golden_checkpoint_converts_and_comes_back_equal(tmp_path: Path, source: Path) -> None:
+    folder = convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
+    assert verify(folder) == []
+    assert golden_logits_difference(folder) < 1e-4
+    model = read_config(folder)["model"]
+    assert (model["_name"], model["vocab_size"], model["max_positions"]) == ("glm", 128, 64)
+    assert read_config(folder)["task"]["_name"] == "glm_blank"
+
+    back = convert_to_original(folder, tmp_path / "back")
+    assert back == tmp_path / "back" / "150000"
+    content = torch.load(back / "mp_rank_00_model_states.pt", weights_only=True)
+    assert content["iteration"] == 150000
+    assert_same_tensors(content["module"], original_state())
+    for name in ("latest", "latest_checkpointed_iteration.txt"):
+        assert (tmp_path / "back" / name).read_text() == (ORIGINAL / name).read_text().strip()
+
+
+def test_parts_written_are_those_of_the_model_parallel_original(tmp_path: Path) -> None:
+    folder = convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=HEADS)
+    back = convert_to_original(folder, tmp_path / "back", num_parts=2)
+    for rank, expected in enumerate(cut_as_megatron_does(original_state(), 2)):
+        content = torch.load(back / f"mp_rank_{rank:02d}_model_states.pt", weights_only=True)
+        assert_same_tensors(content["module"], expected)
+
+
+def test_half_precision_is_kept_as_stored(tmp_path: Path) -> None:
+    state = {name: value.half() for name, value in original_state().items()}
+    source = write_original(tmp_path / "original", [{"module": state}])
+    folder = convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
+    assert {t.dtype for t in load_model_tensors(folder).values()} == {torch.float16}
+    back = convert_to_original(folder, tmp_path / "back")
+    assert_same_tensors(read_original(back).state_dict, state)
+
+
+def test_random_states_and_optimizer_beside_the_weights_do_not_disturb(tmp_path: Path) -> None:
+    extra = {
+        "np_rng_state": np.random.get_state(),
+        "random_rng_state": random.getstate(),
+        "torch_rng_state": torch.get_rng_state(),
+        "lr_scheduler": {"start_lr": 1e-4, "decay_style": "cosine"},
+        "optimizer": {"state": {0: {"step": 3, "exp_avg": torch.ones(2)}}},
+        "csr_tensor_module_names": {"a", "b"},
+        "param_shapes": {"a": torch.Size([2, 3])},
+    }
+    source = write_original(tmp_path / "original", [{"module": original_state(), **extra}])
+    assert_same_tensors(read_original(source).state_dict, original_state())
+
+
+@pytest.mark.parametrize("form", ["bare", "old-zip"])
+def test_other_forms_of_the_file_are_read(tmp_path: Path, form: str) -> None:
+    folder = tmp_path / "original" / "best"
+    folder.mkdir(parents=True)
+    (tmp_path / "original" / "latest_checkpointed_iteration.txt").write_text("best")
+    content = original_state() if form == "bare" else {"module": original_state()}
+    path = folder / "mp_rank_00_model_states.pt"
+    torch.save(content, path, _use_new_zipfile_serialization=form == "bare")
+    original = read_original(tmp_path / "original")
+    assert_same_tensors(original.state_dict, original_state())
+    assert original.iteration is None
+
+
+class Evil:
+    def __reduce__(self):
+        return (Path.touch, (Path("evil_was_here"),))
+
+
+def test_python_objects_are_refused_and_never_run(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = write_original(tmp_path / "original", [{"module": original_state(), "args": Evil()}])
+    with pytest.raises(UserError, match="Python objects besides tensors"):
+        convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["original"]
+
+
+def cut(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: shutil.rmtree(p / "150000"), "says '150000', but there is no folder"),
+        (lambda p: (p / "latest_checkpointed_iteration.txt").write_text("../../etc"), "the name of a folder"),
+        (lambda p: (p / "latest_checkpointed_iteration.txt").write_text(""), "the name of a folder"),
+        (lambda p: cut(p / "150000/mp_rank_00_model_states.pt"), "cannot be read as a PyTorch file|damaged"),
+        (lambda p: (p / "150000/mp_rank_00_model_states.pt").write_bytes(b""), "cannot be read|damaged"),
+        (lambda p: (p / "150000/mp_rank_00_model_states.pt").unlink(), "holds no mp_rank_XX"),
+        (
+            lambda p: shutil.copy(
+                p / "150000/mp_rank_00_model_states.pt", p / "150000/mp_rank_02_model_states.pt"
+            ),
+            "has 2 parts up to mp_rank_02, but not 01",
+        ),
+        (lambda p: torch.save([1], p / "150000/mp_rank_00_model_states.pt"), "no state dict under 'module'"),
+        (lambda p: torch.save({"a": 1}, p / "150000/mp_rank_00_model_states.pt"), "'a' .* is not a tensor"),
+    ],
+)  # fmt: skip
+def test_damaged_original_is_refused_in_one_line(tmp_path: Path, damage, message: str) -> None:
+    source = tmp_path / "original"
+    shutil.copytree(ORIGINAL, source)
+    damage(source)
+    with pytest.raises(UserError, match=message) as caught:
+        convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_missing_or_misshapen_weight_is_named(tmp_path: Path) -> None:
+    state = original_state()
+    del state["transformer.layers.1.mlp.dense_4h_to_h.bias"]
+    source = write_original(tmp_path / "a", [{"module": state}])
+    with pytest.raises(UserError, match=r"layers\.1\.feed_forward\.output\.bias is missing"):
+        convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
+    state = original_state()
+    state["transformer.final_layernorm.bias"] = torch.zeros(63)
+    source = write_original(tmp_path / "b", [{"module": state}])
+    with pytest.raises(UserError, match=r"final_norm\.bias is \[63\]; \[64\] fits"):
+        convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
+
+
+def test_heads_come_from_the_number_or_the_architecture(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give --arch or --num-attention-heads"):
+        convert_from_original(ORIGINAL, tmp_path / "ours")
+    with pytest.raises(UserError, match="has num_layers 2, --arch glm_tiny has 4"):
+        convert_from_original(ORIGINAL, tmp_path / "ours", arch="glm_tiny")
+    with pytest.raises(UserError, match="5 attention heads do not divide|num_attention_heads is 5"):
+        convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=5)
+
+    model = ftk.models.build_model("glm_tiny", vocab_size=256, dropout=0.0)
+    from ftk.models.glm.convert import to_original
+
+    source = write_original(tmp_path / "tiny", [{"module": to_original(model.state_dict(), 4)}])
+    folder = convert_from_original(source, tmp_path / "ours", arch="glm_tiny")
+    assert read_config(folder)["model"]["arch"] == "glm_tiny"
+    assert read_config(folder)["model"]["dropout"] == 0.1
+    assert_same_tensors(ftk.load_model(folder).state_dict(), model.state_dict())
+
+
+def test_gmask_row_of_the_chinese_10b_is_copied_on_request(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = original_state()
+    state["word_embeddings.weight"] = torch.randn(50048, 64, generator=generator)
+    source = write_original(tmp_path / "original", [{"module": state}])
+    plain = convert_from_original(source, tmp_path / "plain", num_attention_heads=HEADS)
+    copied = convert_from_original(
+        source, tmp_path / "copied", num_attention_heads=HEADS, copy_gmask_row=True
+    )
+    before = load_model_tensors(plain)["token_embedding.weight"]
+    after = load_model_tensors(copied)["token_embedding.weight"]
+    assert torch.equal(after[50009], before[50007])
+    assert torch.equal(after[:50009], before[:50009])
+    assert torch.equal(after[50010:], before[50010:])
+    with pytest.raises(UserError, match="no row 50009"):
+        convert_from_original(ORIGINAL, tmp_path / "x", num_attention_heads=HEADS, copy_gmask_row=True)
+
+
+def test_nothing_is_replaced_unless_asked(tmp_path: Path) -> None:
+    folder = convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=HEADS)
+    with pytest.raises(UserError, match="--overwrite"):
+        convert_from_original(ORIGINAL, folder, num_attention_heads=HEADS)
+    convert_from_original(ORIGINAL, folder, num_attention_heads=HEADS, overwrite=True)
+    back = tmp_path / "back"
+    convert_to_original(folder, back)
+    with pytest.raises(UserError, match="--overwrite"):
+        convert_to_original(folder, back)
+    convert_to_original(folder, back, overwrite=True)
+    with pytest.raises(UserError, match="is no original GLM checkpoint; it is not replaced"):
+        convert_to_original(folder, folder, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "ours"]
+
+
+def test_failed_cut_leaves_nothing(tmp_path: Path) -> None:
+    folder = convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=HEADS)
+    with pytest.raises(UserError, match="3 model-parallel parts do not divide"):
+        convert_to_original(folder, tmp_path / "back", num_parts=3)
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
