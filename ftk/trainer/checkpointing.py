@@ -115,7 +115,7 @@ class Checkpoints:
             )
         load_model_state(folder, model, check_hashes=not own)
         if "num_updates" not in values or not (folder / "optimizer").is_dir():
-            logger.info("took the weights of %s, it holds no more; training begins anew", folder)
+            logger.info("took the weights of %s, which holds no more; a new run begins", folder)
             return TrainerState()
         load_optimizer_state(folder, model, optimizer, check_hashes=not own)
         state = TrainerState.from_dict(values, folder)
@@ -128,7 +128,7 @@ class Checkpoints:
         return state
 
     def save(
-        self, state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer, *, is_best: bool = False
+        self, state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer, *, is_best: bool
     ) -> None:
         """Write a checkpoint, point `checkpoint_last` (and `checkpoint_best`) to it, prune the others.
 

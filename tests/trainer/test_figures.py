@@ -1,0 +1,180 @@
+"""Meters, rates under a fake clock, records on disk, and how they are shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ftk.trainer.metrics import Meters, Stopwatch, TrainingFigures, averages, perplexity
+from ftk.trainer.progress import BarProgress, JsonProgress, SimpleProgress, duration, make_progress, one_line
+from ftk.trainer.records import RecordFile, read_records
+
+CPU = torch.device("cpu")
+TRAIN = {
+    "event": "train", "num_updates": 100, "epoch": 2, "lr": 2e-4, "loss": 5.12345, "ppl": 167.91,
+    "gnorm": 1.5, "clip_share": 0.25, "loss_token": 5.0, "tokens_per_second": 1234.5, "target_tokens_per_second": 222.2,
+    "updates_per_second": 2.0, "skipped_updates": 0, "seconds": 50.0,
+}
+VALID = {"event": "valid", "subset": "valid", "num_updates": 100, "epoch": 2, "loss": 5.0, "ppl": 148.41}
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def pair(total, count):
+    return torch.tensor(total), torch.tensor(count)
+
+
+def test_meters_are_sums_over_counts():
+    meters = Meters(CPU)
+    meters.add({"loss": pair(6.0, 2), "token": pair(1.0, 1)})
+    meters.add({"loss": pair(4.0, 3), "sentence": pair(0.0, 0)})
+    meters.add({"loss": pair(math.nan, 5)}, unless=torch.tensor(True))
+    assert meters.read() == {"loss": (10.0, 5.0), "token": (1.0, 1.0), "sentence": (0.0, 0.0)}
+    assert averages(meters.read()) == {"loss": 2.0, "token": 1.0}
+
+
+def test_meters_survive_json_to_the_last_bit():
+    meters, copy = Meters(CPU), Meters(CPU)
+    meters.add({"loss": (torch.tensor(1.0) / 3, torch.tensor(7))})
+    copy.load_state_dict(json.loads(json.dumps(meters.state_dict())))
+    for m in (meters, copy):
+        m.add({"loss": (torch.tensor(2.0) / 7, torch.tensor(1))})
+    assert meters.read() == copy.read()
+
+
+def test_sums_stay_exact_over_a_long_validation():
+    meters = Meters(CPU)
+    for _ in range(1000):
+        meters.add({"loss": pair(1e5 + 0.1, 1)})
+    assert meters.read()["loss"][0] == pytest.approx(1000 * torch.tensor(1e5 + 0.1).item(), rel=1e-14)
+
+
+def test_rates_leave_validation_and_saving_out():
+    clock = Clock()
+    stopwatch = Stopwatch(previous_seconds=100.0, clock=clock)
+    figures = TrainingFigures(CPU, stopwatch)
+    for _ in range(4):
+        clock.now += 0.5
+        figures.add({"loss": pair(10.0, 5)}, skip=torch.tensor(False), num_tokens=40, num_targets=5)
+    with stopwatch.aside():
+        clock.now += 60.0
+    clock.now += 2.0
+    record = figures.record()
+    assert record["tokens_per_second"] == 40.0
+    assert record["target_tokens_per_second"] == 5.0
+    assert record["updates_per_second"] == 1.0
+    assert (record["loss"], record["ppl"]) == (2.0, math.exp(2.0))
+    assert stopwatch.seconds() == 164.0
+
+
+def test_skipped_updates_are_counted_and_left_out():
+    figures = TrainingFigures(CPU, Stopwatch())
+    for loss, skip in [(1.0, False), (math.inf, True), (3.0, False), (math.nan, True), (math.nan, True)]:
+        figures.add({"loss": pair(loss, 1)}, skip=torch.tensor(skip), num_tokens=1, num_targets=1)
+    assert figures.skipped() == (3, 2)
+    assert figures.record()["loss"] == 2.0
+    assert figures.skipped() == (3, 2)
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (2.0, math.exp(2)), (25.0, math.exp(20))])
+def test_perplexity_is_capped_as_in_the_original(loss, expected):
+    assert perplexity(loss) == expected
+    assert math.isnan(perplexity(math.nan))
+
+
+def test_records_beyond_the_resumed_update_are_taken_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = RecordFile(path, 0)
+    for update in (10, 20, 30):
+        first.write({"event": "train", "num_updates": update, "loss": 0.1})
+        first.write({"event": "valid", "num_updates": update, "loss": 0.2})
+    first.close()
+    with open(path, "a") as stream:
+        stream.write('{"event": "tr')
+    RecordFile(path, 20).close()
+    assert [(r["event"], r["num_updates"]) for r in read_records(path)] == [
+        ("train", 10), ("valid", 10), ("train", 20), ("valid", 20),
+    ]
+    RecordFile(path, 20, validation_pending=True).close()
+    assert [(r["event"], r["num_updates"]) for r in read_records(path)][2:] == [("train", 20)]
+    RecordFile(path, 0).close()
+    assert read_records(path) == []
+
+
+def test_json_lines_hold_numbers_and_nothing_else():
+    out = io.StringIO()
+    progress = make_progress("json", 1000, stdout=out, stderr=io.StringIO())
+    assert isinstance(progress, JsonProgress)
+    progress.start(0)
+    progress.update()
+    progress.show(TRAIN)
+    progress.show({**VALID, "loss": math.nan})
+    progress.close()
+    train, valid = map(json.loads, out.getvalue().splitlines())
+    assert train == TRAIN
+    for name in ("num_updates", "loss", "lr", "gnorm", "tokens_per_second"):
+        assert isinstance(train[name], int | float)
+    assert valid["loss"] is None
+
+
+def test_a_simple_line_can_be_read():
+    assert one_line(TRAIN, 1000) == (
+        "train | update 100/1000 | epoch 2 | loss 5.1235 | ppl 167.91 | lr 0.0002 | gnorm 1.500 | tok/s 1234"
+        " | target tok/s 222 | loss_token 5.0000 | left 0:07:30"
+    )
+    assert one_line(VALID) == "valid valid | update 100 | epoch 2 | loss 5.0000 | ppl 148.41"
+    assert "loss -" in one_line({**TRAIN, "loss": math.nan, "skipped_updates": 3})
+    assert "skipped 3" in one_line({**TRAIN, "loss": math.nan, "skipped_updates": 3})
+
+
+def test_tqdm_without_a_terminal_is_simple():
+    assert isinstance(make_progress("tqdm", 10, stdout=io.StringIO(), stderr=io.StringIO()), SimpleProgress)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_bar_shows_rate_loss_and_a_line_for_each_validation():
+    err = Terminal()
+    progress = make_progress("tqdm", 1000, stdout=io.StringIO(), stderr=err)
+    assert isinstance(progress, BarProgress)
+    progress.start(99)
+    progress.update()
+    progress.show(TRAIN)
+    progress.show(VALID)
+    progress.close()
+    shown = err.getvalue()
+    assert "100/1000" in shown
+    assert "loss=5.1235" in shown
+    assert "valid valid | update 100/1000 | epoch 2 | loss 5.0000" in shown
+    handlers = {type(handler).__name__ for handler in logging.getLogger().handlers}
+    assert "_TqdmLoggingHandler" not in handlers  # the log is back where it was
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (3725, "1:02:05"), (-1, "0:00:00")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_the_options_need_no_torch():
+    code = "import sys, ftk.trainer.train_config; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

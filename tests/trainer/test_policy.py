@@ -1,0 +1,198 @@
+"""When a run validates, saves, prunes and stops."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ftk.checkpoint import resolve_checkpoint
+from ftk.criterions.base import LossOutput
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.errors import UserError
+from ftk.trainer.config import CheckpointConfig, TrainingConfig
+from ftk.trainer.trainer import Trainer
+from tests.trainer.toy import ToyModel, ToyTask, toy_config, toy_trainer
+
+
+class Scripted(CrossEntropy):
+    """Its validation losses are given; it trains as usual."""
+
+    def __init__(self, losses):
+        super().__init__(CrossEntropyConfig())
+        self.losses = iter(losses)
+
+    def __call__(self, model, batch):
+        output = super().__call__(model, batch)
+        if model.training:
+            return output
+        accuracy = {"accuracy": (output.num_targets * 0.5, output.num_targets)}
+        return LossOutput(next(self.losses) * output.num_targets.float(), output.num_targets, accuracy)
+
+
+# A validation after each update, of one batch, so that each scripted loss is one validation.
+EACH = {
+    "training__validate_interval_updates": 1,
+    "dataloader__max_valid_samples": 4,
+    "checkpoint__keep_last": 1,
+}
+
+
+def saved(tmp_path):
+    return sorted(int(path.name[11:]) for path in (tmp_path / "run").glob("checkpoint_[0-9]*"))
+
+
+def valid_records(tmp_path):
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["event"] == "valid"]
+
+
+def test_the_best_checkpoint_is_that_of_the_lowest_loss(tmp_path):
+    losses = [3.0, 2.0, 2.5, 1.0, 1.0, 4.0]
+    trainer = toy_trainer(tmp_path, criterion=Scripted(losses), training__max_update=6, **EACH)
+    summary = trainer.train()
+    assert [record["loss"] for record in valid_records(tmp_path)] == losses
+    assert (summary.best.value, summary.best.num_updates) == (1.0, 4)
+    assert resolve_checkpoint(tmp_path / "run" / "checkpoint_best").name == "checkpoint_4"
+    assert resolve_checkpoint(tmp_path / "run" / "checkpoint_last").name == "checkpoint_6"
+    assert resolve_checkpoint(tmp_path / "run").name == "checkpoint_4"
+    assert saved(tmp_path) == [4, 6]
+
+
+def test_another_metric_can_rank_and_be_maximised(tmp_path):
+    options = {"checkpoint__best_metric": "ppl", "checkpoint__maximize_best_metric": True}
+    options |= {"training__max_update": 3, **EACH}
+    trainer = toy_trainer(tmp_path, criterion=Scripted([1.0, 3.0, 2.0]), **options)
+    assert trainer.train().best.num_updates == 2
+
+
+def test_an_unknown_metric_is_named_with_the_known_ones(tmp_path):
+    trainer = toy_trainer(tmp_path, criterion=Scripted([1.0]), checkpoint__best_metric="bleu", **EACH)
+    with pytest.raises(UserError, match=r"--best-metric bleu is none .*: loss, ppl, accuracy"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "updates"),
+    [([3, 2, 2, 2, 1], 2, 4), ([3, 2, 2, 1, 2, 2], 2, 6), ([1, 2, 3, 4, 5, 6], 3, 4), ([5, 4, 3, 2], 1, 4)],
+)
+def test_patience_counts_validations_without_a_new_best(tmp_path, losses, patience, updates):
+    criterion = Scripted([float(loss) for loss in losses])
+    trainer = toy_trainer(
+        tmp_path, criterion=criterion, training__max_update=len(losses), training__patience=patience, **EACH
+    )
+    assert trainer.train().num_updates == updates
+
+
+def test_patience_goes_on_counting_after_a_restart(tmp_path):
+    options = {**EACH, "training__patience": 3, "lr_scheduler__decay_updates": 50}
+    toy_trainer(tmp_path, criterion=Scripted([1.0, 2.0, 2.0]), training__max_update=3, **options).train()
+    summary = toy_trainer(tmp_path, criterion=Scripted([2.0] * 9), training__max_update=12, **options).train()
+    assert summary.num_updates == 4
+    assert summary.reason == "no better loss in 3 validations"
+    again = toy_trainer(tmp_path, criterion=Scripted([]), training__max_update=12, **options).train()
+    assert again.num_updates == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"keep_last": 1}, [2, 10]),
+        ({"keep_last": 3}, [2, 8, 9, 10]),
+        ({"keep_last": 0}, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        ({"keep_last": 1, "keep_best": 3}, [2, 5, 7, 10]),
+        ({"keep_last": 1, "keep_interval_updates": 4}, [2, 4, 8, 10]),
+        ({"keep_last": 2, "keep_interval_updates": 5, "keep_best": 2}, [2, 5, 9, 10]),
+    ],
+)
+def test_pruning_keeps_the_last_the_best_and_the_intervals(tmp_path, options, kept):
+    losses = [9.0, 1.0, 8.0, 7.0, 2.0, 6.0, 3.0, 5.0, 5.0, 5.0]
+    options = {f"checkpoint__{name}": value for name, value in options.items()}
+    trainer = toy_trainer(
+        tmp_path, criterion=Scripted(losses), checkpoint__save_interval_updates=1, **{**EACH, **options}
+    )
+    trainer.train()
+    assert saved(tmp_path) == kept
+    assert (tmp_path / "run" / "checkpoint_best").resolve().name == "checkpoint_2"
+    assert (tmp_path / "run" / "checkpoint_last").resolve().name == "checkpoint_10"
+
+
+def test_epochs_end_with_a_validation_and_the_run_with_its_last_epoch(tmp_path):
+    summary = toy_trainer(  # 24 samples in batches of 5, two at a time: 3 updates an epoch
+        tmp_path, training__max_update=None, training__max_epoch=3, training__validate_interval=2,
+        training__validate_interval_updates=0, training__update_freq=2, dataloader__batch_size=5,
+        checkpoint__save_interval=1, checkpoint__keep_last=0,
+    ).train()
+    assert (summary.num_updates, summary.epoch) == (9, 3)
+    assert [(r["num_updates"], r["epoch"]) for r in valid_records(tmp_path)] == [(6, 2), (9, 3)]
+    assert saved(tmp_path) == [3, 6, 9]
+    assert "max_epoch 3 is reached" in summary.reason
+
+
+def test_the_lower_of_two_limits_ends_the_run_and_shapes_the_schedule(tmp_path):
+    trainer = toy_trainer(tmp_path, training__max_update=100, training__max_epoch=1)
+    assert trainer.total_updates == 6
+    assert trainer.train().num_updates == 6
+
+
+def test_hours_count_over_restarts(tmp_path):
+    def clock():
+        clock.now += 60.0
+        return clock.now
+
+    clock.now = 0.0
+    config = toy_config(tmp_path / "run", training__stop_time_hours=0.25)
+    task = ToyTask(tmp_path)
+    first = Trainer(config, task, ToyModel(), CrossEntropy(CrossEntropyConfig()), clock=clock)
+    summary = first.train()
+    assert 0 < summary.num_updates < 10
+    assert "stop_time_hours 0.25 are over" in summary.reason
+    second = Trainer(config, task, ToyModel(), CrossEntropy(CrossEntropyConfig()), clock=clock)
+    assert second.train().num_updates == summary.num_updates
+
+
+def test_no_save_writes_no_checkpoint(tmp_path):
+    summary = toy_trainer(tmp_path, checkpoint__no_save=True).train()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "metrics.jsonl"]
+    assert not summary.saved
+
+
+def test_without_a_valid_subset_nothing_is_validated(tmp_path):
+    summary = toy_trainer(tmp_path, dataloader__valid_subset=None).train()
+    assert summary.best is None
+    assert saved(tmp_path) == [10]
+    assert valid_records(tmp_path) == []
+
+
+def test_every_valid_subset_is_validated_and_the_first_one_ranks(tmp_path):
+    trainer = toy_trainer(tmp_path, dataloader__valid_subset="valid, validation")
+    summary = trainer.train()
+    records = valid_records(tmp_path)
+    assert [r["subset"] for r in records] == ["valid", "validation"] * 2
+    assert summary.best.value == min(r["loss"] for r in records if r["subset"] == "valid")
+
+
+def test_a_file_in_the_place_of_the_run_folder_is_named(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UserError, match=r"--save-dir .*run: a file is in the way"):
+        toy_trainer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        (TrainingConfig(max_update=0), "max_update is 0; it must be above 0"),
+        (TrainingConfig(max_epoch=-1), "max_epoch is -1; it must be above 0"),
+        (TrainingConfig(update_freq=0), "update_freq is 0; it must be 1 or more"),
+        (TrainingConfig(clip_norm=-0.5), "clip_norm is -0.5; it must be 0 or more"),
+        (TrainingConfig(patience=-1), "patience is -1; it must be 0 or more"),
+        (CheckpointConfig(keep_last=-1), "keep_last is -1; it must be 0 or more"),
+        (
+            CheckpointConfig(keep_best=0),
+            "keep_best is 0; it must be 1 or more: the best checkpoint is never removed",
+        ),
+        (CheckpointConfig(save_dir=""), "save_dir is empty; it must name a folder"),
+    ],
+)
+def test_options_out_of_range_are_named(config, error):
+    assert list(config.validate()) == [error]

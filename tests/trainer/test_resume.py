@@ -1,0 +1,236 @@
+"""A run that was stopped, killed or hurt goes on as if nothing had been: bit for bit on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+import ftk.checkpoint.save
+from ftk.checkpoint import BrokenCheckpoint, read_trainer_state, save_checkpoint
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.errors import UserError
+from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_trainer
+
+TIMES = {
+    "seconds", "valid_seconds", "tokens_per_second", "target_tokens_per_second", "updates_per_second",
+}
+OPTIONS = {
+    "training__max_update": 17,
+    "training__update_freq": 2,
+    "training__validate_interval": 1,
+    "training__validate_interval_updates": 4,
+    "logging__log_interval": 3,
+    "dataloader__batch_size": 3,  # 24 samples: 8 batches, 4 updates an epoch
+}
+
+
+class Acting(CrossEntropy):
+    """Calls a function when the criterion has been called a given number of times."""
+
+    def __init__(self, call, action):
+        super().__init__(CrossEntropyConfig())
+        self.left = call
+        self.action = action
+
+    def __call__(self, model, batch):
+        self.left -= 1
+        if self.left == 0:
+            self.action()
+        return super().__call__(model, batch)
+
+
+def send(signum):
+    return lambda: os.kill(os.getpid(), signum)
+
+
+def fail():
+    raise RuntimeError("a worker died")
+
+
+def figures(folder):
+    """The records of a run without what depends on the clock."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def standing(trainer):
+    state = trainer.state.to_dict()
+    return {key: value for key, value in state.items() if key not in ("seconds", "scores")}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("uninterrupted")
+    trainer = toy_trainer(tmp_path, **OPTIONS)
+    assert trainer.train().exit_code == 0
+    return trainer
+
+
+@pytest.mark.parametrize("call", [1, 2, 5, 7, 8, 9, 10, 11, 13, 20, 31, 45])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_at_any_moment_changes_nothing(tmp_path, uninterrupted, call, signum):
+    stopped = toy_trainer(tmp_path, criterion=Acting(call, send(signum)), **OPTIONS)
+    summary = stopped.train()
+    assert summary.interrupted
+    assert summary.exit_code == 1
+    assert 0 < summary.num_updates <= 17
+    resumed = toy_trainer(tmp_path, model=ToyModel(), dataloader__num_workers=call % 2, **OPTIONS)
+    assert resumed.state.num_updates == summary.num_updates
+    assert resumed.train().exit_code == 0
+    assert_same(resumed, uninterrupted)
+    assert standing(resumed) == standing(uninterrupted)
+    assert figures(tmp_path / "run") == figures(uninterrupted.checkpoints.folder)
+
+
+def test_the_handlers_of_before_are_back_after_training(tmp_path):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    toy_trainer(tmp_path).train()
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_second_signal_stops_at_once(tmp_path):
+    def twice():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    trainer = toy_trainer(tmp_path, criterion=Acting(13, twice), **OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert trainer.checkpoints.last_saved == 4  # of the validation after update 4
+
+
+@pytest.mark.parametrize("call", [3, 8, 10, 16, 30])
+def test_after_a_failure_the_last_whole_update_is_there(tmp_path, uninterrupted, call):
+    hurt = toy_trainer(tmp_path, criterion=Acting(call, fail), **OPTIONS)
+    with pytest.raises(RuntimeError, match="a worker died"):
+        hurt.train()
+    assert hurt.checkpoints.last_saved == hurt.state.num_updates
+    resumed = toy_trainer(tmp_path, model=ToyModel(), **OPTIONS)
+    assert resumed.state.num_updates == hurt.state.num_updates
+    resumed.train()
+    assert_same(resumed, uninterrupted)
+    assert figures(tmp_path / "run") == figures(uninterrupted.checkpoints.folder)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, uninterrupted):
+    class Killed(BaseException):
+        """Nothing runs after it, as after SIGKILL."""
+
+    def kill():
+        raise Killed
+
+    options = {**OPTIONS, "checkpoint__save_interval_updates": 5}
+    killed = toy_trainer(tmp_path, criterion=Acting(26, kill), **options)
+    with pytest.raises(Killed):
+        killed.train()
+    (tmp_path / "run" / "checkpoint_99.tmp").mkdir()
+    assert max(record["num_updates"] for record in figures(tmp_path / "run")) > killed.checkpoints.last_saved
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as stream:
+        stream.write('{"event": "train", "num_upd')
+    resumed = toy_trainer(tmp_path, **options)
+    assert resumed.state.num_updates == killed.checkpoints.last_saved
+    resumed.train()
+    assert_same(resumed, uninterrupted)
+    assert figures(tmp_path / "run") == figures(uninterrupted.checkpoints.folder)
+    assert not (tmp_path / "run" / "checkpoint_99.tmp").exists()
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, uninterrupted, caplog):
+    options = {**OPTIONS, "checkpoint__save_interval_updates": 3, "checkpoint__keep_last": 0}
+    toy_trainer(tmp_path, **options).train()
+    [broken] = (tmp_path / "run" / "checkpoint_17" / "model").glob("*.safetensors")
+    content = bytearray(broken.read_bytes())
+    content[-1] ^= 1
+    broken.write_bytes(content)
+    resumed = toy_trainer(tmp_path, **options)
+    assert resumed.state.num_updates == 16
+    assert "checkpoint_last is not whole" in caplog.text
+    resumed.train()
+    assert_same(resumed, uninterrupted)
+
+
+def test_a_run_with_no_whole_checkpoint_is_not_begun_anew(tmp_path):
+    toy_trainer(tmp_path).train()
+    for manifest in (tmp_path / "run").glob("checkpoint_*/manifest.json"):
+        manifest.write_text("")
+    with pytest.raises(BrokenCheckpoint):
+        toy_trainer(tmp_path)
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path):
+    first = toy_trainer(tmp_path)
+    first.train()
+    before = times(tmp_path / "run")
+    again = toy_trainer(tmp_path)
+    summary = again.train()
+    assert summary.reason == "max_update 10 is reached"
+    assert summary.exit_code == 0
+    after = times(tmp_path / "run")
+    assert after == before
+
+
+def times(folder):
+    """When each file was written, but for those that are written at every start."""
+    return {
+        path: path.stat().st_mtime_ns
+        for path in folder.rglob("*")
+        if path.is_file() and path.parent != folder
+    }
+
+
+def test_another_tokenizer_is_refused(tmp_path):
+    toy_trainer(tmp_path).train()
+    task = ToyTask(tmp_path)
+    task.tokenizer.fingerprint = "another"
+    with pytest.raises(UserError, match="another tokenizer"):
+        toy_trainer(tmp_path, task=task)
+
+
+def test_what_changed_in_the_configuration_is_said(tmp_path, caplog):
+    caplog.set_level("INFO")
+    toy_trainer(tmp_path).train()
+    toy_trainer(tmp_path, training__max_update=12)
+    assert "changed since this checkpoint: training.max_update 10 -> 12" in caplog.text
+
+
+def test_restore_from_continues_another_run_in_a_new_folder(tmp_path, uninterrupted):
+    options = {**OPTIONS, "checkpoint__save_interval_updates": 7, "checkpoint__keep_last": 0}
+    toy_trainer(tmp_path, **options).train()
+    start = tmp_path / "run" / "checkpoint_7"
+    resumed = toy_trainer(tmp_path, save_dir="new", checkpoint__restore_from=str(start), **OPTIONS)
+    assert resumed.state.num_updates == 7
+    resumed.train()
+    assert_same(resumed, uninterrupted)
+
+
+def test_restore_from_bare_weights_begins_a_run_with_them(tmp_path):
+    donor = toy_trainer(tmp_path)
+    donor.train()
+    bare = tmp_path / "bare"
+    save_checkpoint(bare, model=donor.model, trainer_state={}, config={})
+    assert read_trainer_state(bare) == {}
+    trainer = toy_trainer(tmp_path, save_dir="new", checkpoint__restore_from=str(bare))
+    assert trainer.state.num_updates == 0
+    for name, tensor in donor.model.state_dict().items():
+        assert torch.equal(tensor, trainer.model.state_dict()[name])
+
+
+def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch):
+    trainer = toy_trainer(tmp_path, **OPTIONS)
+    write = ftk.checkpoint.save.write_tensors
+
+    def full_at_update_8(*args, **kwargs):
+        if trainer.state.num_updates == 8:
+            raise OSError(28, "No space left on device")
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(ftk.checkpoint.save, "write_tensors", full_at_update_8)
+    with pytest.raises(OSError, match="No space left on device"):
+        trainer.train()
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == ["checkpoint_4", "checkpoint_best", "checkpoint_last", "config.yaml", "metrics.jsonl"]
+    assert toy_trainer(tmp_path, **OPTIONS).state.num_updates == 4

@@ -1,0 +1,235 @@
+"""One update: its gradient, its clipping, its learning rate, its randomness, and when it is skipped."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from ftk.criterions.base import LossOutput
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.trainer.seeding import mix
+from tests.trainer.toy import ToyModel, ToyTask, assert_same, collate, everything, toy_trainer
+
+
+def records(tmp_path, event="train", save_dir="run"):
+    lines = (tmp_path / save_dir / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["event"] == event]
+
+
+def test_updates_are_those_of_the_slow_way(tmp_path):
+    trainer = toy_trainer(
+        tmp_path, model=ToyModel(dropout=0.0), training__update_freq=2, training__clip_norm=0.7,
+        dataloader__batch_size=5, training__max_update=5, logging__log_interval=1,
+    )
+    expected = ToyModel(dropout=0.0)
+    expected.load_state_dict(trainer.model.state_dict())
+    weights = [p for p in expected.parameters() if p.ndim > 1]
+    others = [p for p in expected.parameters() if p.ndim <= 1]
+    slow = torch.optim.AdamW(
+        [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+        betas=(0.9, 0.98), eps=1e-6, foreach=False, fused=False,
+    )
+    iterator = toy_trainer(tmp_path, save_dir="other", dataloader__batch_size=5).train_iterator
+    groups = []
+    while len(groups) < 5:
+        epoch = list(iterator.batches())
+        groups += [epoch[i : i + 2] for i in range(0, len(epoch), 2)]  # an update does not cross epochs
+    losses, norms = [], []
+    for update, group in enumerate(groups[:5]):
+        nll = [
+            F.cross_entropy(expected(b["tokens"])[b["loss_mask"]], b["targets"][b["loss_mask"]], reduction="sum")
+            for b in group
+        ]
+        loss = sum(nll) / sum(b["loss_mask"].sum() for b in group)
+        slow.zero_grad()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.7).item())
+        losses.append(loss.item())
+        for param_group in slow.param_groups:
+            param_group["lr"] = [0.01 / 3, 0.02 / 3, 0.01, 0.01, 0.005][update]
+        slow.step()
+    trainer.train()
+    assert [r["loss"] for r in records(tmp_path)] == pytest.approx(losses, rel=1e-5)
+    assert [r["gnorm"] for r in records(tmp_path)] == pytest.approx(norms, rel=1e-5)
+    assert [r["lr"] for r in records(tmp_path)] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01, 0.01, 0.005])
+    for name, parameter in expected.named_parameters():
+        assert torch.allclose(parameter, trainer.model.get_parameter(name), rtol=0, atol=1e-6), name
+
+
+def test_accumulation_equals_the_large_batch(tmp_path):
+    one = toy_trainer(tmp_path, model=ToyModel(0.0), save_dir="one", dataloader__batch_size=12)
+    many = toy_trainer(
+        tmp_path, model=ToyModel(0.0), save_dir="many", dataloader__batch_size=3, training__update_freq=4
+    )
+    one.model.load_state_dict(many.model.state_dict())
+    one.train()
+    many.train()
+    for name, tensor in everything(one).items():
+        assert torch.allclose(tensor, everything(many)[name], rtol=1e-4, atol=1e-6), name
+    assert [r["loss"] for r in records(tmp_path, save_dir="one")] == pytest.approx(
+        [r["loss"] for r in records(tmp_path, save_dir="many")], rel=1e-5
+    )
+
+
+class Spoiled(CrossEntropy):
+    """Makes the loss of some calls (counted from 1 while training) infinite or not a number."""
+
+    def __init__(self, spoil):
+        super().__init__(CrossEntropyConfig())
+        self.spoil = spoil
+        self.calls = 0
+
+    def __call__(self, model, batch):
+        output = super().__call__(model, batch)
+        if not model.training:
+            return output
+        self.calls += 1
+        return LossOutput(output.loss * self.spoil.get(self.calls, 1.0), output.num_targets, output.meters)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_non_finite_update_is_skipped_and_counted(tmp_path, value, caplog):
+    trainer = toy_trainer(
+        tmp_path, criterion=Spoiled({3: value, 4: value}), training__max_update=3, logging__log_interval=3
+    )
+    snapshots = []
+    step = trainer.train_step
+
+    def watched_step(batches):
+        step(batches)
+        snapshots.append(everything(trainer))
+
+    trainer.train_step = watched_step
+    trainer.train()
+    assert snapshots[1].keys() == snapshots[2].keys()
+    assert all(torch.equal(snapshots[1][name], snapshots[2][name]) for name in snapshots[1])
+    assert any(not torch.equal(snapshots[0][name], snapshots[1][name]) for name in snapshots[1])
+    [record] = records(tmp_path)
+    assert record["skipped_updates"] == 1
+    assert math.isfinite(record["loss"])
+    assert math.isfinite(record["gnorm"])
+    assert "1 updates were skipped" in caplog.text
+
+
+def test_a_log_line_of_skipped_updates_only_is_still_json(tmp_path):
+    spoil = dict.fromkeys((3, 4), math.nan)
+    toy_trainer(tmp_path, criterion=Spoiled(spoil), training__max_update=4).train()
+    last = records(tmp_path)[-1]
+    assert (last["loss"], last["ppl"], last["gnorm"], last["skipped_updates"]) == (None, None, None, 2)
+    assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+def test_a_run_that_only_skips_gives_up(tmp_path):
+    spoil = dict.fromkeys(range(4, 100), math.nan)
+    trainer = toy_trainer(tmp_path, criterion=Spoiled(spoil), training__max_nonfinite_updates=3)
+    with pytest.raises(FloatingPointError, match="the last 3 updates were all skipped"):
+        trainer.train()
+    assert trainer.state.num_updates == 6
+
+
+class ForbidReading(TorchFunctionMode):
+    """Fails where the host reads a value of a tensor: on a GPU it would wait there."""
+
+    READERS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert getattr(func, "__name__", "") not in self.READERS, "the host read a tensor"
+        return func(*args, **(kwargs or {}))
+
+
+class HostCountingTask(ToyTask):
+    def count_targets(self, batch):
+        return 7
+
+
+def test_a_step_never_reads_a_value_from_the_device(tmp_path):
+    trainer = toy_trainer(tmp_path, task=HostCountingTask(tmp_path))
+    batches = list(trainer.train_iterator.batches())
+    with ForbidReading():
+        trainer.train_step(batches[:2])
+        trainer.train_step(batches[2:4])
+    with pytest.raises(AssertionError, match="the host read a tensor"), ForbidReading():
+        trainer._log()
+
+
+def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path):
+    model = ToyModel(dropout=0.0)
+    kinds = set()
+    model.output.register_forward_hook(lambda module, inputs, output: kinds.add(output.dtype))
+    trainer = toy_trainer(tmp_path, model=model, training__precision="bf16")
+    trainer.train()
+    assert kinds == {torch.bfloat16}
+    assert {tensor.dtype for tensor in everything(trainer).values()} == {torch.float32}
+    reference = toy_trainer(tmp_path, model=ToyModel(0.0), save_dir="fp32")
+    reference.train()
+    assert [r["loss"] for r in records(tmp_path)] == pytest.approx(
+        [r["loss"] for r in records(tmp_path, save_dir="fp32")], abs=0.15
+    )
+
+
+def test_the_seed_fixes_dropout_whatever_was_drawn_before(tmp_path):
+    trainers = []
+    for name, seed, drawn in (("a", 7, 0), ("b", 7, 5), ("c", 8, 0)):
+        trainer = toy_trainer(tmp_path, save_dir=name, common__seed=seed)
+        trainer.train_iterator.seed = 1  # the same batches for all
+        torch.rand(drawn)
+        trainer.train()
+        trainers.append(trainer)
+    assert_same(trainers[0], trainers[1])
+    with pytest.raises(AssertionError):
+        assert_same(trainers[0], trainers[2])
+
+
+def test_seeds_of_updates_do_not_repeat():
+    seeds = {mix(seed, update) for seed in range(50) for update in range(200)}
+    assert len(seeds) == 50 * 200
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_batch_without_targets_does_no_harm(tmp_path):
+    class Empty(ToyTask):
+        def collater(self):
+            return collate_without_targets
+
+    trainer = toy_trainer(tmp_path, task=Empty(tmp_path), dataloader__valid_subset=None)
+    trainer.train()
+    assert all(torch.isfinite(tensor).all() for tensor in everything(trainer).values())
+
+
+def collate_without_targets(samples):
+    batch = collate(samples)
+    batch["loss_mask"].zero_()
+    return batch
+
+
+def test_frozen_parameters_stay(tmp_path):
+    model = ToyModel()
+    model.embedding.weight.requires_grad_(False)
+    before = model.embedding.weight.clone()
+    trainer = toy_trainer(tmp_path, model=model)
+    trainer.train()
+    assert torch.equal(model.embedding.weight, before)
+    assert isinstance(trainer.optimizer, torch.optim.AdamW)
+    assert sum(len(group["params"]) for group in trainer.optimizer.param_groups) == 4
+
+
+def test_the_model_is_back_in_training_mode_after_a_validation(tmp_path):
+    modes = []
+
+    class Watching(ToyTask):
+        def train_step(self, model: nn.Module, criterion, batch):
+            modes.append(("train", model.training, torch.is_grad_enabled()))
+            return criterion(model, batch)
+
+        def valid_step(self, model: nn.Module, criterion, batch):
+            modes.append(("valid", model.training, torch.is_grad_enabled()))
+            return criterion(model, batch)
+
+    toy_trainer(tmp_path, task=Watching(tmp_path)).train()
+    assert set(modes) == {("train", True, True), ("valid", False, False)}
