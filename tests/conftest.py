@@ -41,9 +41,8 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
 def data_bin(tmp_path_factory, command) -> Path:
     """A small preprocessed corpus: the docs' own sentences, SentencePiece with 400 pieces."""
     folder = tmp_path_factory.mktemp("corpus")
-    documents = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md")]
-    documents += [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
-    lines = [line for document in documents for line in document.split("\n") if len(line) > 20]
+    documents = [path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]]
+    lines = [line for document in documents for line in document.split("\n") if len(line) > 20 and line.isascii()]
     (folder / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")
     (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
     done = command("ftk-preprocess", "--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt",

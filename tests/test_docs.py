@@ -35,7 +35,7 @@ def corpus(tmp_path_factory) -> Path:
     """train.txt and valid.txt from the docs themselves: real sentences, some hundred of them."""
     folder = tmp_path_factory.mktemp("corpus")
     text = "\n".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
-    lines = [line for line in text.split("\n") if len(line) > 20]
+    lines = [line for line in text.split("\n") if len(line) > 20 and line.isascii()]
     (folder / "train.txt").write_text("\n".join(lines[20:]), encoding="utf-8")
     (folder / "valid.txt").write_text("\n".join(lines[:20]), encoding="utf-8")
     return folder
