@@ -10,17 +10,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ftk.config import Chosen, compose, section, slot
+from ftk.config import compose, section
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
-from ftk.registry import DATASETS, SCORERS, TASKS
+from ftk.registry import SCORERS
 from ftk_cli.frame import run
 from ftk_cli.inference_options import DeviceConfig, open_filler
 
 if TYPE_CHECKING:
-    from ftk.generation import BlankFiller
     from ftk.generation.fill import EncodedPrompt
-    from ftk.tasks.base import Task
 
 PROG = "ftk-generate"
 DESCRIPTION = """Fills blanks with a trained model: those that the task makes in a subset of DATA, or
@@ -65,14 +63,6 @@ class GenerateRoot:
     common: DeviceConfig = section("common")
 
 
-@dataclass(kw_only=True)
-class _TaskRoot:
-    """The part of a checkpoint's configuration that makes samples."""
-
-    task: Chosen = slot(TASKS, flag="--task", default="glm_blank")
-    dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     return run(PROG, body, argv)
 
@@ -90,11 +80,12 @@ def _fill_subset(root: GenerateRoot, data: str) -> int:
     from ftk.evaluation.base import build_scorer
     from ftk.generation.output import NOTE, json_line, text_lines
     from ftk.generation.samples import question_of
+    from ftk.tasks.restore import restore_task
 
     options = root.generate
-    filler = open_filler(options.path, root.common, root.generation)
-    task = _task_on(options.path, data, filler)
+    task, _ = restore_task(options.path, data)
     samples = task.load_split(options.gen_subset)
+    filler = open_filler(options.path, root.common, root.generation)
     count = min(len(samples), options.max_samples or len(samples))
     scorers = {name: build_scorer(name) for name in options.scoring}
     as_json = options.output_format == "json"
@@ -104,7 +95,7 @@ def _fill_subset(root: GenerateRoot, data: str) -> int:
             questions = [question_of(samples.sample(0, index), tokenizer.special) for index in indices]
             found = generator.fill_ids([question.context for question in questions], progress=bar.update)
             for index, question, answers in zip(indices, questions, found, strict=True):
-                source = tokenizer.decode(question.context)
+                source = filler.source_text(question.context)
                 references = [tokenizer.decode(reference).strip() for reference in question.references]
                 filled = filler.describe(question.context, answers)
                 num_tokens += sum(len(answer.token_logprobs) for answer in answers)
@@ -131,10 +122,10 @@ def _fill_prompts(root: GenerateRoot, source: str) -> int:
     """Answers prompts, one a line; bad lines are named and left out. Returns 2 if there were any."""
     from ftk.generation.output import NOTE, json_line, text_lines
 
-    filler = open_filler(root.generate.path, root.common, root.generation)
     as_json = root.generate.output_format == "json"
     name, failed = "standard input" if source == "-" else source, 0
     with _open(source) as stream, _progress(root.generate.max_samples) as bar:
+        filler = open_filler(root.generate.path, root.common, root.generation)
         numbered = enumerate(itertools.islice(stream, root.generate.max_samples))
         for chunk in _chunks(numbered, root.generation.batch_size * _BATCHES_AT_ONCE):
             encoded: list[tuple[int, EncodedPrompt]] = []
@@ -154,25 +145,6 @@ def _fill_prompts(root: GenerateRoot, source: str) -> int:
     if failed:
         _say(f"{name}: {failed} line{'s' if failed > 1 else ''} not answered")
     return 2 if failed else 0
-
-
-def _task_on(path: str, data: str, filler: BlankFiller) -> Task:
-    """The checkpoint's task on the folder `data`, which must be made with the checkpoint's tokenizer."""
-    from ftk.checkpoint import read_config, resolve_checkpoint
-    from ftk.config.build import build
-
-    tree = read_config(resolve_checkpoint(path))
-    dataset: dict[str, Any] = {**(tree.get("dataset") or {}), "data": data}
-    parts = build(_TaskRoot, {"task": tree.get("task") or {}, "dataset": dataset})
-    seed = (tree.get("common") or {}).get("seed", 1)
-    task: Task = parts.task.build(corpus=parts.dataset.build(), seed=seed)
-    if task.tokenizer.fingerprint != filler.tokenizer.fingerprint:
-        raise UserError(
-            f"{data} was made with another tokenizer ({task.tokenizer.name}, {task.tokenizer.vocab_size} "
-            f"tokens) than {path} ({filler.tokenizer.name}, {filler.tokenizer.vocab_size} tokens); "
-            "preprocess the text again with the checkpoint's tokenizer"
-        )
-    return task
 
 
 def _open(source: str) -> Any:

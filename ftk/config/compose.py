@@ -45,9 +45,9 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     for key, name in early.names.items():
         _choose(tree, key, slots_of(root)[key].architectures is not None, name)
 
-    wants_help = early.help and not early.names and not early.config
-    options = [] if wants_help else _slot_options(root, tree, complete=not early.help)
-    given = flags.parse(root, prog, description, argv, options, names_only=wants_help)
+    names_only = early.version or (early.help and not early.names and not early.config)
+    options = [] if names_only else _slot_options(root, tree, complete=not early.help)
+    given = flags.parse(root, prog, description, argv, options, names_only=names_only)
     for key, values in given.items():
         tree[key] = _as_mapping(tree.get(key)) | values
     return build(root, tree)

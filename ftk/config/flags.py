@@ -25,6 +25,7 @@ class Early:
     config: str | None
     names: dict[str, str]
     help: bool
+    version: bool
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,12 +45,13 @@ def read_early(root: type, argv: Sequence[str]) -> Early:
     parser.add_argument("--user-dir")
     parser.add_argument("--config")
     parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--version", action="store_true")
     for key, slot in slots_of(root).items():
         parser.add_argument(slot.flag, dest=f"slot:{key}")
     known, _ = parser.parse_known_args(list(argv))
     names = {key: name for key in slots_of(root) if (name := getattr(known, f"slot:{key}")) is not None}
     has_config = any(o.flag == "--config" for _, _, options in _sections(root) for o in options)
-    return Early(known.user_dir, known.config if has_config else None, names, known.help)
+    return Early(known.user_dir, known.config if has_config else None, names, known.help, known.version)
 
 
 def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_options: SlotOptions,

@@ -176,6 +176,15 @@ class BlankFiller:
             for blank, answer in zip(blanks, answers, strict=True)
         ]
 
+    def source_text(self, context: Sequence[int]) -> str:
+        """A context as one would write it: blanks by name, no [CLS] in front, no end of text behind."""
+        ids, special = list(context), self.tokenizer.special
+        if ids and ids[0] == special.cls:
+            ids = ids[1:]
+        if ids and ids[-1] == special.eos:
+            ids = ids[:-1]
+        return self.tokenizer.decode(ids)
+
     def _result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> FillResult:
         remaining = iter(answers)
         read: list[int] = []  # the text so far, blanks filled

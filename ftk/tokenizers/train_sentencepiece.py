@@ -33,7 +33,6 @@ def train_sentencepiece(
     byte_fallback: bool = True,
     normalization: str = "identity",
     max_lines: int = 0,
-    seed: int = 0,
 ) -> Path:
     """Train a model on text and write it to `folder/sentencepiece.model`.
 
@@ -48,8 +47,7 @@ def train_sentencepiece(
         character_coverage: share of the text's characters that get a piece of their own, in (0, 1].
         byte_fallback: write rarer characters as bytes (256 pieces) instead of losing them to <unk>.
         normalization: "identity" keeps characters as they are; "nmt_nfkc" is SentencePiece's own default.
-        max_lines: train on a sample of so many lines (at least 101); 0: on all.
-        seed: of that sample.
+        max_lines: train on a sample of so many lines (at least 101), always the same one; 0: on all.
 
     Raises:
         UserError: a file is missing, there is no text, an option is out of range, or the vocabulary is too
@@ -62,7 +60,7 @@ def train_sentencepiece(
 
     lines = _Lines(text)
     model = io.BytesIO()
-    sentencepiece.set_random_generator_seed(seed)
+    sentencepiece.set_random_generator_seed(0)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),

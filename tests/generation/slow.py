@@ -27,7 +27,7 @@ def small_model(vocab_size=20, seed=0, **options):
 
 
 def next_logprobs(model, context, filled, blank, answer):
-    """log P(next token), [V], after the answers in `filled` [(blank, tokens)] and the first tokens of this one."""
+    """log P(next token), [V], after the answers in `filled`, [(blank, tokens)], and the start of this one."""
     tokens, text, block = list(context), list(range(len(context))), [0] * len(context)
     in_blocks = model.config.block_positions
     for place, ids in [*filled, (blank, answer)]:
@@ -75,7 +75,7 @@ def beam(model, context, blank, width, max_len, penalty, ends=(2,)):
         for total, tokens, token in candidates[:width]:
             if token in ends and len(done) < width:
                 done.append((tokens, total / step**penalty))
-        live = [(tokens + [token], total) for total, tokens, token in candidates if token not in ends][:width]
+        live = [([*tokens, token], total) for total, tokens, token in candidates if token not in ends][:width]
         if len(done) >= width and step < max_len:
             return max(done, key=lambda one: one[1])
     return max(done + [(tokens, total / max_len**penalty) for tokens, total in live], key=lambda one: one[1])
