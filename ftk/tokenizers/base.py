@@ -34,9 +34,7 @@ class TokenizerConfig:
     task_mask: bool = field(
         default=True, metadata={"help": "add [gMASK] and [sMASK], the blanks of documents and sentences"}
     )
-    decoder_mask: bool = field(
-        default=False, metadata={"help": "add [dBLOCK], which hides words inside answers"}
-    )
+    decoder_mask: bool = field(default=False, metadata={"help": "add [dBLOCK], which hides words inside answers"})
 
     def enabled(self) -> list[str]:
         """Which groups of command tokens exist: task_mask and decoder_mask come only with block_symbols."""

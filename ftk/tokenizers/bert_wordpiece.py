@@ -75,9 +75,7 @@ class BertWordPieceTokenizer(Tokenizer):
         self._cleaning = _Cleaning()
         self._splitting = _Splitting(drop_accents=self.lower_case)
         self._backend = tokenizers.Tokenizer(
-            tokenizers.models.WordPiece(
-                vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=_MAX_WORD_CHARACTERS
-            )
+            tokenizers.models.WordPiece(vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=_MAX_WORD_CHARACTERS)
         )
         self._backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
 

@@ -140,9 +140,7 @@ def _parse_vocab(text: str, path: Path) -> dict[str, int]:
         tokens = [token for token, id_ in vocab.items() if id_ == repeated][:2]
         raise UserError(f"{path}: tokens {tokens[0]!r} and {tokens[1]!r} have the same id {repeated}")
     if max(vocab.values()) >= len(vocab):
-        raise UserError(
-            f"{path}: {len(vocab)} tokens, but ids up to {max(vocab.values())}; gaps are not allowed"
-        )
+        raise UserError(f"{path}: {len(vocab)} tokens, but ids up to {max(vocab.values())}; gaps are not allowed")
     lacking = [byte for byte, letter in _byte_letters().items() if letter not in vocab]
     if lacking:
         raise UserError(
@@ -166,9 +164,7 @@ def _parse_merges(text: str, path: Path, vocab: dict[str, int]) -> list[tuple[st
         left, right = parts
         lacking = next((token for token in (left, right, left + right) if token not in vocab), None)
         if lacking is not None:
-            raise UserError(
-                f"{path}:{num}: {lacking!r} is not in the vocabulary; do the files belong together?"
-            )
+            raise UserError(f"{path}:{num}: {lacking!r} is not in the vocabulary; do the files belong together?")
         if (left, right) in merges:
             raise UserError(f"{path}:{num}: the same merge stands in line {merges[left, right]}")
         merges[left, right] = num

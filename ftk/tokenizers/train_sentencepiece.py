@@ -98,9 +98,7 @@ class _Lines:
         self.num_lines = 0
         self.num_replaced = 0
         self.error: BaseException | None = None
-        sources: Iterable[str | os.PathLike[str]] = (
-            [Path(text)] if isinstance(text, (str, os.PathLike)) else text
-        )
+        sources: Iterable[str | os.PathLike[str]] = [Path(text)] if isinstance(text, (str, os.PathLike)) else text
         if isinstance(sources, (list, tuple)):
             self._check_files([Path(source) for source in sources if isinstance(source, os.PathLike)])
         self._sources = sources
