@@ -11,16 +11,12 @@ from ftk.registry import TOKENIZERS
 from ftk_cli.frame import run, subcommands
 
 PROG = "ftk-checkpoint"
-DESCRIPTION = (
-    "Looks at checkpoints, checks, averages and converts them. A run's folder means its best checkpoint."
-)
+DESCRIPTION = "Looks at checkpoints, checks, averages and converts them. A run's folder means its best checkpoint."
 
 
 @dataclass(kw_only=True)
 class InspectConfig:
-    path: str = field(
-        metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "PATH"}
-    )
+    path: str = field(metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "PATH"})
     json: bool = field(default=False, metadata={"help": "print JSON, for programs"})
 
 
@@ -45,9 +41,7 @@ class AverageConfig:
             "metavar": "PATH",
         },
     )
-    last: int | None = field(
-        default=None, metadata={"help": "average the newest of the run", "unit": "checkpoints"}
-    )
+    last: int | None = field(default=None, metadata={"help": "average the newest of the run", "unit": "checkpoints"})
     output: str = field(metadata={"help": "checkpoint to write", "metavar": "PATH"})
     overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
 
@@ -85,15 +79,11 @@ class ConvertConfig:
             "metavar": "NAME",
         },
     )
-    num_attention_heads: int | None = field(
-        default=None, metadata={"help": "--from: attention heads, if not --arch"}
-    )
+    num_attention_heads: int | None = field(default=None, metadata={"help": "--from: attention heads, if not --arch"})
     model_parallel_size: int = field(default=1, metadata={"help": "--to: write so many mp_rank_XX files"})
     copy_gmask_row: bool = field(
         default=False,
-        metadata={
-            "help": "--from, for GLM-10B-Chinese: copy row 50007 to 50009, the [gMASK] of --fix-command-token"
-        },
+        metadata={"help": "--from, for GLM-10B-Chinese: copy row 50007 to 50009, the [gMASK] of --fix-command-token"},
     )
     overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
 
@@ -101,7 +91,7 @@ class ConvertConfig:
         if (self.from_format is None) == (self.to_format is None):
             yield "from_format: one of --from glm and --to glm must be given"
         if self.from_format and (self.arch is None) == (self.num_attention_heads is None):
-            yield "arch: the original does not store its number of heads; --arch or --num-attention-heads tells"
+            yield "arch: --arch or --num-attention-heads must give the number of heads; the original does not"
         if self.num_attention_heads is not None and self.num_attention_heads < 1:
             yield f"num_attention_heads is {self.num_attention_heads}; it must be at least 1"
         if self.model_parallel_size < 1:

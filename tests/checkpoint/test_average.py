@@ -32,9 +32,7 @@ def save(run: Path, updates: int, model, tokenizer: Path | None = None, **option
     )
 
 
-def test_mean_of_three_is_exact_in_float64_and_the_rest_is_the_newest(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_mean_of_three_is_exact_in_float64_and_the_rest_is_the_newest(tmp_path: Path, tokenizer_folder: Path) -> None:
     models = [Awkward(seed) for seed in range(3)]
     order = [30, 10, 20]
     folders = [save(tmp_path, updates, m, tokenizer_folder) for updates, m in zip(order, models, strict=True)]
@@ -105,7 +103,7 @@ def test_newest_checkpoints_of_a_run(tmp_path: Path) -> None:
     for updates in (9, 100, 20):
         save(tmp_path, updates, {"w": torch.zeros(1)})
     assert [folder.name for folder in newest_checkpoints(tmp_path, 2)] == ["checkpoint_20", "checkpoint_100"]
-    with pytest.raises(UserError, match="has 3 checkpoints .*, 4 are asked for"):
+    with pytest.raises(UserError, match=r"has 3 checkpoints .*, 4 are asked for"):
         newest_checkpoints(tmp_path, 4)
 
 

@@ -65,9 +65,7 @@ def test_inspect_shows_tied_weights_and_optimizer(saved: Path, capfd) -> None:
     assert "tokenizer  test" in text
     os.truncate(saved / "tokenizer" / "deeper" / "vocabulary.bin", 5)
     assert main(["inspect", str(saved)]) == 1
-    assert (
-        "PROBLEM  tokenizer/deeper/vocabulary.bin: has 5 bytes; 2304 were written" in capfd.readouterr().out
-    )
+    assert "PROBLEM  tokenizer/deeper/vocabulary.bin: has 5 bytes; 2304 were written" in capfd.readouterr().out
 
 
 def test_verify_lists_problems_and_fails(saved: Path, capfd) -> None:
@@ -98,9 +96,7 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
         tokenizer_folder=tokenizer, **options,
     )  # fmt: skip
     assert main(["average", "--inputs", str(saved), str(second), "--output", str(tmp_path / "a")]) == 0
-    assert (
-        main(["average", "--inputs", str(saved.parent), "--last", "2", "--output", str(tmp_path / "b")]) == 0
-    )
+    assert main(["average", "--inputs", str(saved.parent), "--last", "2", "--output", str(tmp_path / "b")]) == 0
     capfd.readouterr()
     weights = "model/tensors_00000_of_00001.safetensors"
     assert (tmp_path / "a" / weights).read_bytes() == (tmp_path / "b" / weights).read_bytes()

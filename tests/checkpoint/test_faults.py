@@ -76,9 +76,7 @@ FAULTS = {
     "manifest no JSON": lambda c: (c / "manifest.json").write_text("size: 3"),
     "manifest another JSON": lambda c: (c / "manifest.json").write_text("[1, 2]"),
     "manifest forgets a file": lambda c: edit_manifest(c, lambda m: m["files"].popitem()),
-    "manifest allows another size": lambda c: edit_manifest(
-        c, lambda m: m["files"]["config.yaml"].update(size=1)
-    ),
+    "manifest allows another size": lambda c: edit_manifest(c, lambda m: m["files"]["config.yaml"].update(size=1)),
     "manifest of the future": lambda c: edit_manifest(c, lambda m: m.update(version=99)),
 }
 
@@ -147,9 +145,7 @@ def test_verify_lists_every_problem(saved: Path) -> None:
 
 
 def small(folder: Path, value: float) -> Path:
-    return save_checkpoint(
-        folder, model={"w": torch.full((3,), value)}, trainer_state={"value": value}, config={}
-    )
+    return save_checkpoint(folder, model={"w": torch.full((3,), value)}, trainer_state={"value": value}, config={})
 
 
 def test_newest_whole_checkpoint_passes_over_broken_ones_and_says_so(tmp_path: Path, caplog) -> None:
