@@ -89,7 +89,8 @@ def plain(topic: str) -> str:
 def blanked(documents: list[str]) -> Iterator[str]:
     """Held-out sentences with a blank or two."""
     rng = random.Random(1)
-    sentences = [s for d in documents for s in re.split(r"(?<=[.。！？!?])\s*", d) if 50 <= len(s) <= 200 and "\n" not in s]
+    sentences = [s for d in documents for s in re.split(r"(?<=[.。！？!?])\s+|(?<=[。！？])", d)]
+    sentences = [sentence for sentence in sentences if 50 <= len(sentence) <= 200 and "\n" not in sentence]
     rng.shuffle(sentences)
     for number, sentence in enumerate(sentences[:NUM_BLANKED]):
         words = sentence.split(" ")

@@ -41,8 +41,9 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
 def data_bin(tmp_path_factory, command) -> Path:
     """A small preprocessed corpus: the docs' own sentences, SentencePiece with 400 pieces."""
     folder = tmp_path_factory.mktemp("corpus")
-    documents = [path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]]
-    lines = [line for document in documents for line in document.split("\n") if len(line) > 20 and line.isascii()]
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    lines = [line for line in text.split("\n") if len(line) > 20 and line.isascii()]
     (folder / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")
     (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
     done = command("ftk-preprocess", "--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt",

@@ -85,7 +85,7 @@ def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_opt
             default = f"; default: {slot.default}" if slot.default else ""
             parts.add_argument(slot.flag, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME",
                                help=f"{slot.help or key}: {', '.join(slot.choices.names())}{default}".replace("%", "%%"))
-    groups = [(key, title, options, {}) for key, title, options in _sections(root)]
+    groups: SlotOptions = [(key, title, options, {}) for key, title, options in _sections(root)]
     groups += [(key, f"{key}: {name}", options, filled) for key, name, options, filled in slot_options]
     for _, title, options, filled in groups:
         group = parser.add_argument_group(title)
@@ -98,7 +98,8 @@ def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_opt
         raise UserError(_unknown(unknown[0], prog, owners))
     given: Tree = {}
     for dest, value in vars(known).items():
-        if (option := by_dest.get(dest)) is not None:
+        if dest in by_dest:
+            option = by_dest[dest]
             given.setdefault(option.section, {})[option.name] = _value(option, value)
     return given
 

@@ -42,7 +42,8 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
     if common.get("user_dir") is not None:
         import_user_dir(common["user_dir"])
     sections = {key: tree.get(key) or {} for key in ("task", "dataset", "criterion")}
-    parts = build(RestoredParts, {**sections, "dataset": {**sections["dataset"], _place_of_data(sections["dataset"]): data}})
+    sections["dataset"] = {**sections["dataset"], _place_of_data(sections["dataset"]): data}
+    parts = build(RestoredParts, sections)
     task: Task = parts.task.build(corpus=parts.dataset.build(), seed=common.get("seed", 1))
     trained_with = load_tokenizer(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:

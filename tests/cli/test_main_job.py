@@ -63,7 +63,8 @@ def test_the_run_goes_on_where_it_stopped(run_folder, data_bin, tmp_path, comman
 
 
 def test_validate_agrees_with_training(run_folder, data_bin, command):
-    done = command("ftk-validate", data_bin, "--path", run_folder / "checkpoint_10", "--unigram", "--output-format", "json")
+    done = command("ftk-validate", data_bin, "--path", run_folder / "checkpoint_10", "--unigram", "--output-format",
+                   "json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]

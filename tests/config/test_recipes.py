@@ -11,7 +11,7 @@ from ftk.trainer.train_config import TrainConfig
 RECIPES = sorted(path.stem for path in recipe_folder().glob("*.yaml"))
 
 # reference: config/ds_*.sh and config_tasks/model_*.sh of the original:
-# layers, hidden, heads, positions, bert / sentence probability, updates, lr, decay updates, warm-up, floor, weight decay
+# layers, hidden, heads, positions, bert and sentence probability, updates, lr, decay updates, warm-up, floor, decay
 PUBLISHED = {
     "glm_base": (12, 768, 12, 512, 1.0, 0.0, 150_000, 4e-4, 120_000, 0.05, 0.05, 0.1),
     "glm_large": (24, 1024, 16, 512, 1.0, 0.0, 200_000, 2e-4, 160_000, 0.05, 0.05, 0.1),

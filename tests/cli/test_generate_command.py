@@ -1,0 +1,279 @@
+"""ftk-generate and ftk-interactive, on a small checkpoint with its tokenizer and a preprocessed folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ftk.checkpoint import save_checkpoint
+from ftk.models import build_model
+from ftk.tokenizers import load_tokenizer
+from ftk_cli import generate, interactive, preprocess
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "she", "reads", "long", "letters", "of", "old", "friends", "in", "silent", "rooms"]
+LINES = [
+    " ".join(WORDS[(start + step * stride) % len(WORDS)] for step in range(30)) + " ."
+    for start in range(8)
+    for stride in (1, 3, 7)
+]
+SHAPE = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 128}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with data-bin/ (train and valid), other-bin/ (another tokenizer) and run/ (a checkpoint)."""
+    folder = tmp_path_factory.mktemp("generate")
+    (folder / "text").write_text("\n".join(LINES) + "\n")
+    for name, size in (("data-bin", "290"), ("other-bin", "285")):
+        code = preprocess.main(
+            [
+                "--trainpref",
+                str(folder / "text"),
+                "--validpref",
+                str(folder / "text"),
+                "--tokenizer",
+                "sentencepiece",
+                "--vocab-size",
+                size,
+                "--destdir",
+                str(folder / name),
+            ]
+        )
+        assert code == 0
+    tokenizer = load_tokenizer(folder / "data-bin")
+    shape = {"vocab_size": tokenizer.padded_vocab_size(), **SHAPE}
+    save_checkpoint(
+        folder / "run" / "checkpoint_1",
+        model=build_model("glm", **shape),
+        trainer_state={},
+        config={"model": {"_name": "glm", **shape}, "task": {"_name": "glm_blank", "seq_length": 48}},
+        tokenizer_folder=folder / "data-bin" / "tokenizer",
+    )
+    return folder
+
+
+@pytest.fixture
+def ask(place, capsys, monkeypatch):
+    """ask(main, *arguments, stdin=bytes) -> (exit code, lines of stdout, lines of stderr); relative to the folder."""
+    monkeypatch.chdir(place)
+
+    def call(main, *arguments, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        capsys.readouterr()
+        code = main(list(arguments))
+        out, err = capsys.readouterr()
+        return code, out.splitlines(), err.splitlines()
+
+    return call
+
+
+def test_a_subset_is_printed_in_fairseqs_lines(ask):
+    code, out, _ = ask(
+        generate.main,
+        "data-bin",
+        "--path",
+        "run",
+        "--max-samples",
+        "5",
+        "--max-len",
+        "4",
+        "--scoring",
+        "exact_match,token_f1",
+    )
+    assert code == 0
+    notes, scores = [line for line in out if line.startswith("NOTE")], out[-2:]
+    assert len(notes) == 1
+    assert "natural logarithm" in notes[0]
+    assert scores[0].startswith("Generate valid with beam=1: exact_match = ")
+    assert scores[1].startswith("Generate valid with beam=1: token_f1 = ")
+    lines = [line.split("\t") for line in out[:-3]]
+    assert {line[0] for line in lines if line[0].startswith("S-")} == {f"S-{index}" for index in range(5)}
+    for index in range(5):
+        own = [line for line in lines if line[0].split("-")[1] == str(index)]
+        kinds = "".join(line[0][0] for line in own)
+        assert kinds == "S" + "THDP" * (len(kinds) // 4)
+        assert own[0][1].count("MASK]") == len(kinds) // 4
+        for reference, tokens, text, logprobs in zip(own[1::4], own[2::4], own[3::4], own[4::4], strict=True):
+            assert reference[1]
+            assert float(tokens[1]) == float(text[1])
+            values = [float(value) for value in logprobs[1].split()]
+            assert len(values) - len(tokens[2].split()) in (0, 1)
+            assert float(tokens[1]) == pytest.approx(sum(values) / len(values), abs=1e-3)
+
+
+def test_json_holds_the_same_as_text_and_only_json_is_on_stdout(ask):
+    _, text, _ = ask(generate.main, "data-bin", "--path", "run", "--max-samples", "4", "--beam", "3")
+    code, out, err = ask(
+        generate.main,
+        "data-bin",
+        "--path",
+        "run",
+        "--max-samples",
+        "4",
+        "--beam",
+        "3",
+        "--output-format",
+        "json",
+        "--scoring",
+        "token_f1",
+    )
+    assert code == 0
+    records = [json.loads(line) for line in out]
+    assert [record["id"] for record in records] == [0, 1, 2, 3]
+    assert [f"S-{record['id']}\t{record['source']}" for record in records] == [one for one in text if one[0] == "S"]
+    shown = [
+        f"D-{record['id']}\t{answer['score']:.6f}\t{answer['text']}"
+        for record in records
+        for answer in record["answers"]
+    ]
+    assert shown == [line for line in text if line[0] == "D"]
+    assert any("token_f1 = " in line for line in err)
+
+
+def test_references_are_what_the_documents_hold(ask):
+    _, out, _ = ask(
+        generate.main, "data-bin", "--path", "run", "--max-samples", "8", "--output-format", "json", "--max-len", "1"
+    )
+    for record in map(json.loads, out):
+        whole = record["source"]
+        for answer in record["answers"]:
+            whole = whole.replace(answer["blank"], f" {answer['reference']} ", 1)
+        assert "".join(whole.replace("<|endoftext|>", "").replace("[CLS]", "").split()) in "".join(LINES * 2).replace(
+            " ", ""
+        )
+
+
+def test_the_answers_do_not_depend_on_the_batch(ask):
+    _, one, _ = ask(generate.main, "data-bin", "--path", "run", "--max-samples", "6", "--batch-size", "1")
+    _, many, _ = ask(generate.main, "data-bin", "--path", "run", "--max-samples", "6", "--batch-size", "64")
+    assert [line for line in one if line[0] == "H"] == [line for line in many if line[0] == "H"]
+
+
+def test_bad_lines_are_named_by_number_and_the_others_answered(ask):
+    lines = [
+        b"the [MASK] fox",
+        b"",
+        b"\xff\xfe",
+        b"she reads",
+        b"the fox " * 200,
+        b"a\0b [sMASK] [MASK]",
+        b"   ",
+    ]
+    code, out, err = ask(generate.main, "--path", "run", "--input", "-", "--max-len", "3", stdin=b"\n".join(lines))
+    assert code == 2
+    assert [line.split("\t")[0] for line in out if line[0] == "S"] == ["S-0", "S-3", "S-5"]
+    assert [line.split("\t")[0] for line in out if line[0] == "F"] == ["F-0", "F-3", "F-5"]
+    problems = [line.split("standard input:")[1] for line in err if "standard input:" in line]
+    assert problems[0].startswith("2: the prompt is empty")
+    assert problems[1].startswith("3: not UTF-8 at byte 1")
+    assert problems[2].startswith("5: the prompt is")
+    assert "positions" in problems[2]
+    assert problems[3].startswith("7: the prompt is empty")
+    assert problems[4] == " 4 lines not answered"
+
+
+def test_prompts_from_a_file_keep_their_own_text(ask, place):
+    (place / "prompts").write_text("the [MASK] fox\nThe  Lazy\tdog [gMASK]\n")
+    code, out, _ = ask(generate.main, "--path", "run", "--input", "prompts", "--output-format", "json")
+    records = [json.loads(line) for line in out]
+    assert code == 0
+    assert [record["source"] for record in records] == ["the [MASK] fox", "The  Lazy\tdog [gMASK]"]
+    assert records[1]["text"].startswith("The  Lazy\tdog ")
+    assert [len(record["answers"]) for record in records] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--path", "nowhere", "--input", "text"], "nowhere"),
+        (["--path", "data-bin", "--input", "text"], "holds no checkpoint"),
+        (["--path", "run", "--input", "nowhere"], "--input nowhere: No such file"),
+        (["--path", "run", "--input", "run"], "--input run: Is a directory"),
+        (["--path", "run"], "a preprocessed folder or --input FILE"),
+        (["data-bin", "--path", "run", "--input", "text"], "a preprocessed folder or --input FILE"),
+        (["nowhere", "--path", "run"], "nowhere: no such data folder"),
+        (["other-bin", "--path", "run"], "other-bin was made with another tokenizer"),
+        (["data-bin", "--path", "run", "--gen-subset", "test"], "no split 'test'; there are: train, valid"),
+        (["data-bin", "--path", "run", "--scoring", "bleu"], "scoring is 'bleu'; there are: exact_match"),
+        (["--path", "run", "--input", "text", "--scoring", "token_f1"], "needs reference answers"),
+        (["data-bin", "--path", "run", "--top-k", "5"], "sampling is off"),
+        (["data-bin", "--path", "run", "--max-len", "500"], "max_len can be at most 12"),
+        (["data-bin", "--path", "run", "--bean", "5"], "did you mean --beam"),
+        (["data-bin"], "--path"),
+    ],
+)
+def test_mistakes_are_one_clear_line_and_code_2(ask, arguments, message):
+    code, out, err = ask(generate.main, *arguments)
+    assert code == 2
+    assert out == []
+    assert len(err) == 1
+    assert err[0].startswith("ftk-generate: ")
+    assert message in err[0]
+
+
+def test_a_checkpoint_without_a_tokenizer_is_named(ask, place):
+    shape = {"vocab_size": 128, **SHAPE}
+    save_checkpoint(
+        place / "bare",
+        model=build_model("glm", **shape),
+        trainer_state={},
+        config={"model": {"_name": "glm", **shape}},
+        tokenizer_folder=None,
+    )
+    code, _, err = ask(generate.main, "--path", "bare", "--input", "text")
+    assert code == 2
+    assert len(err) == 1
+    assert "tokenizer" in err[0]
+
+
+def test_interactive_reads_a_pipe(ask):
+    code, out, err = ask(
+        interactive.main, "--path", "run", "--max-len", "3", stdin=b"the [MASK] fox [sMASK] .\n\nshe reads"
+    )
+    assert code == 2
+    assert err == ["ftk-interactive: line 2: the prompt is empty; write a text, with [MASK] where something is missing"]
+    filled, first, second, _, opened, only, _ = out
+    assert filled.startswith("the ")
+    assert filled.endswith(" .")
+    assert first.startswith("  1. [MASK] = ")
+    assert second.startswith("  2. [sMASK] = ")
+    assert "p = " in first
+    assert opened.startswith("she reads")
+    assert only.startswith("  1. [gMASK] = ")
+
+
+def test_interactive_on_a_terminal_says_how_to_leave_and_leaves(place):
+    master, terminal = pty.openpty()
+    command = [sys.executable, "-c", "import sys; from ftk_cli.interactive import main; sys.exit(main())"]
+    process = subprocess.Popen(
+        [*command, "--path", "run", "--max-len", "2"],
+        cwd=place,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    os.close(terminal)
+    shown = read_until(master, "> ")
+    assert "To leave: exit, quit or Ctrl-D" in shown
+    os.write(master, b"the [MASK] fox\n")
+    shown = read_until(master, "\n> ")
+    assert "1. [MASK] = " in shown
+    os.write(master, b"quit\n")
+    assert process.wait(timeout=30) == 0
+    os.close(master)
+
+
+def read_until(master, mark, timeout_seconds=60):
+    shown, started = "", time.monotonic()
+    while mark not in shown.replace("\r", ""):
+        assert time.monotonic() - started < timeout_seconds, shown
+        shown += os.read(master, 4096).decode(errors="replace")
+    return shown
