@@ -68,7 +68,8 @@ def _import_file(file: Path) -> None:
     spec = importlib.util.spec_from_file_location(
         name, file, submodule_search_locations=[str(file.parent)] if is_package else None
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

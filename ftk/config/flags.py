@@ -75,16 +75,18 @@ def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_opt
     general = parser.add_argument_group("general")
     general.add_argument("-h", "--help", action="help", help="print this help and stop")
     general.add_argument("--traceback", action="store_true", help="show tracebacks of errors")
-    general.add_argument("--version", action="version", version=f"ftk {__version__}", help="print the version and stop")
+    version = f"ftk {__version__}"
+    general.add_argument("--version", action="version", version=version, help="print the version and stop")
     by_dest: dict[str, Option] = {}
     owners: dict[str, str] = {"--help": "--help", "--version": "--version", "--traceback": "--traceback", "-h": "--help"}
     if slots_of(root):
-        parts = parser.add_argument_group("parts" + (" (name one and add --help to see its options)" if names_only else ""))
+        hint = " (name one and add --help to see its options)" if names_only else ""
+        parts = parser.add_argument_group(f"parts{hint}")
         for key, slot in slots_of(root).items():
             _claim(owners, slot.flag, f"the choice of {key}")
             default = f"; default: {slot.default}" if slot.default else ""
-            parts.add_argument(slot.flag, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME",
-                               help=f"{slot.help or key}: {', '.join(slot.choices.names())}{default}".replace("%", "%%"))
+            text = f"{slot.help or key}: {', '.join(slot.choices.names())}{default}".replace("%", "%%")
+            parts.add_argument(slot.flag, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text)
     groups: SlotOptions = [(key, title, options, {}) for key, title, options in _sections(root)]
     groups += [(key, f"{key}: {name}", options, filled) for key, name, options, filled in slot_options]
     for _, title, options, filled in groups:
