@@ -26,8 +26,8 @@ _NUM_THREADS = 4
 def train_sentencepiece(
     text: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     folder: str | os.PathLike[str],
-    *,
     vocab_size: int = 32000,
+    *,
     model_type: str = "unigram",
     character_coverage: float = 0.9995,
     byte_fallback: bool = True,
@@ -39,8 +39,8 @@ def train_sentencepiece(
     `build_tokenizer("sentencepiece", path=folder)` reads it and puts the command tokens behind the pieces.
 
     Args:
-        text: a text file, several (`pathlib.Path`s, or a `Path` alone), or an iterable of strings, which are
-            lines of text. A `str` alone is the name of a file. Empty lines are skipped.
+        text: a text file (`Path` or `str`), several (`Path`s), or an iterable of strings, which are lines of
+            text. Empty lines are skipped.
         folder: made if it does not exist; an older model in it is replaced.
         vocab_size: number of pieces, without command tokens.
         model_type: "unigram", "bpe", "char" or "word".
@@ -101,6 +101,11 @@ class _Lines:
         sources: Iterable[str | os.PathLike[str]] = [Path(text)] if isinstance(text, (str, os.PathLike)) else text
         if isinstance(sources, (list, tuple)):
             self._check_files([Path(source) for source in sources if isinstance(source, os.PathLike)])
+            if sources and all(isinstance(source, str) and _is_file(source) for source in sources):
+                raise UserError(
+                    f"{sources[0]!r} is the name of a file, but strings in a list are lines of text; "
+                    "give pathlib.Path objects to train on files"
+                )
         self._sources = sources
 
     def __iter__(self) -> Iterator[str]:
@@ -141,6 +146,10 @@ class _Lines:
                 raise UserError(f"{path}: no such file")
             if path.is_dir():
                 raise UserError(f"{path}: is a directory, a text file is meant")
+
+
+def _is_file(text: str) -> bool:
+    return "\0" not in text and len(text) < 4096 and os.path.isfile(text)
 
 
 def _cut(line: str) -> Iterator[str]:

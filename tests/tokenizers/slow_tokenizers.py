@@ -10,15 +10,11 @@ from functools import cache
 BYTE_LETTERS: dict[int, str] = {}
 for _byte in range(256):
     _printable = 0x21 <= _byte <= 0x7E or 0xA1 <= _byte <= 0xAC or _byte >= 0xAE
-    BYTE_LETTERS[_byte] = (
-        chr(_byte) if _printable else chr(256 + sum(v >= chr(256) for v in BYTE_LETTERS.values()))
-    )
+    BYTE_LETTERS[_byte] = chr(_byte) if _printable else chr(256 + sum(v >= chr(256) for v in BYTE_LETTERS.values()))
 
 # Unicode's White_Space; Python's isspace() counts U+001C to U+001F as well, GPT-2's pattern does not.
 WHITE_SPACE = (
-    "\t\n\x0b\x0c\r \x85\xa0\u1680"
-    + "".join(map(chr, range(0x2000, 0x200B)))
-    + "\u2028\u2029\u202f\u205f\u3000"
+    "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 )
 CHINESE = [(0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
            (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)]  # fmt: skip

@@ -37,17 +37,13 @@ SETTLED = [
     if unicodedata.ucd_3_2_0.category(chr(code)) not in ("Cn", "Cs")
     and unicodedata.ucd_3_2_0.category(chr(code)) == unicodedata.category(chr(code))
 ]
-MODEST = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MODEST = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def texts(alphabet: st.SearchStrategy[str] | list[str] | None = None) -> st.SearchStrategy[str]:
     """Odd words, command-token names, white space and random characters in any order."""
     free = st.text(alphabet if alphabet is not None else st.characters(), max_size=12)
-    parts = st.one_of(
-        free, st.sampled_from(ODD), st.sampled_from(NAMES), st.sampled_from([" ", "  ", "\n", " \t "])
-    )
+    parts = st.one_of(free, st.sampled_from(ODD), st.sampled_from(NAMES), st.sampled_from([" ", "  ", "\n", " \t "]))
     return st.lists(parts, max_size=8).map("".join)
 
 
@@ -63,9 +59,7 @@ def test_wordpiece_equals_the_original(text: str, tiny_bert: Path) -> None:
 @given(text=texts(st.sampled_from(SETTLED)))
 @MODEST
 def test_byte_level_bpe_equals_the_original(text: str, tiny_gpt2: Path) -> None:
-    expected = (
-        slow.gpt2_ids(text, *_gpt2_tables(tiny_gpt2, "vocab.json", "merges.txt")) if text.strip() else []
-    )
+    expected = slow.gpt2_ids(text, *_gpt2_tables(tiny_gpt2, "vocab.json", "merges.txt")) if text.strip() else []
     assert _cached("gpt2_bpe", tiny_gpt2).encode(text) == expected
 
 
@@ -79,9 +73,7 @@ def test_published_vocabularies_equal_the_original(text: str, published: Path) -
     assert gpt2.encode(text) == (slow.gpt2_ids(text, *tables) if text.strip() else [])
 
 
-def test_every_settled_character_between_letters_equals_the_original(
-    tiny_bert: Path, tiny_gpt2: Path
-) -> None:
+def test_every_settled_character_between_letters_equals_the_original(tiny_bert: Path, tiny_gpt2: Path) -> None:
     text = "".join(f"a{character}b" for character in SETTLED)
     vocab = {token: i for i, token in enumerate(tiny_bert.read_text(encoding="utf-8").split("\n")[:-1])}
     assert _cached("bert_wordpiece", tiny_bert).encode(text) == slow.bert_ids(text, vocab)
@@ -96,9 +88,7 @@ def test_prompts_are_split_as_in_the_original(text: str, tiny: Tokenizer) -> Non
     rows = [(token.text, token.lstrip) for token in tiny.command_tokens]
     parts = slow.split_on_tokens(text, rows) if text.strip() else []
     by_text = {token.text: token for token in tiny.command_tokens}
-    expected = [
-        i for part in parts for i in ([by_text[part].id] if part in by_text else tiny._encode_text(part))
-    ]
+    expected = [i for part in parts for i in ([by_text[part].id] if part in by_text else tiny._encode_text(part))]
     assert tiny.encode(text, command_tokens=True) == expected
 
 

@@ -54,9 +54,7 @@ def test_a_saved_folder_needs_nothing_else(tiny: Tokenizer, tmp_path: Path) -> N
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_fingerprint_depends_on_options_and_content_only(
-    tiny_gpt2: Path, tiny_roberta: Path, tmp_path: Path
-) -> None:
+def test_fingerprint_depends_on_options_and_content_only(tiny_gpt2: Path, tiny_roberta: Path, tmp_path: Path) -> None:
     first = build_tokenizer("gpt2_bpe", path=tiny_gpt2)
     copied = tmp_path / "copied"
     shutil.copytree(tiny_gpt2, copied)
@@ -69,9 +67,7 @@ def test_fingerprint_depends_on_options_and_content_only(
     assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 4
 
 
-@pytest.mark.parametrize(
-    "damage", ["changed", "missing", "escaping", "not json", "other ids", "no tokenizer"]
-)
+@pytest.mark.parametrize("damage", ["changed", "missing", "escaping", "not json", "other ids", "no tokenizer"])
 def test_a_damaged_folder_is_refused(damage: str, tiny: Tokenizer, tmp_path: Path) -> None:
     tiny.save(tmp_path)
     description = tmp_path / "ftk_tokenizer.json"
@@ -111,9 +107,7 @@ def test_saving_refuses_a_vocabulary_that_changed_meanwhile(tiny_bert: Path, tmp
         tokenizer.save(tmp_path / "saved")
 
 
-def test_a_folder_with_one_vocabulary_or_either_file_is_enough(
-    tiny_gpt2: Path, tiny_sentencepiece: Path
-) -> None:
+def test_a_folder_with_one_vocabulary_or_either_file_is_enough(tiny_gpt2: Path, tiny_sentencepiece: Path) -> None:
     expected = build_tokenizer("gpt2_bpe", path=tiny_gpt2).encode(PROMPT)
     for path in (tiny_gpt2 / "vocab.json", str(tiny_gpt2 / "merges.txt")):
         assert build_tokenizer("gpt2_bpe", path=path).encode(PROMPT) == expected
@@ -232,9 +226,7 @@ def test_a_vocabulary_without_its_merges_is_refused(tiny_gpt2: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "flipped"])
-def test_what_is_not_a_sentencepiece_model_is_refused(
-    damage: str, tiny_sentencepiece: Path, tmp_path: Path
-) -> None:
+def test_what_is_not_a_sentencepiece_model_is_refused(damage: str, tiny_sentencepiece: Path, tmp_path: Path) -> None:
     whole = tiny_sentencepiece.read_bytes()
     broken = {
         "empty": b"",
@@ -244,9 +236,7 @@ def test_what_is_not_a_sentencepiece_model_is_refused(
     }[damage]
     assert broken != whole
     (tmp_path / "x.model").write_bytes(broken)
-    with pytest.raises(
-        UserError, match=r"x\.model: (not a SentencePiece model|is a SentencePiece model without)"
-    ):
+    with pytest.raises(UserError, match=r"x\.model: (not a SentencePiece model|is a SentencePiece model without)"):
         build_tokenizer("sentencepiece", path=tmp_path)
 
 

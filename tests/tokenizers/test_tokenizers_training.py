@@ -44,9 +44,7 @@ def test_a_sample_of_the_lines_is_always_the_same(tmp_path: Path) -> None:
 
 
 def test_nothing_is_lost_to_unk_with_byte_fallback(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer(
-        "sentencepiece", path=train_sentencepiece(SENTENCES * 3, tmp_path, vocab_size=320)
-    )
+    tokenizer = build_tokenizer("sentencepiece", path=train_sentencepiece(SENTENCES * 3, tmp_path, vocab_size=320))
     text = "naïve 😀 العربية ½ ﬁ ，\tone\nline\0"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -58,9 +56,7 @@ def test_without_byte_fallback_rare_characters_become_unk(tmp_path: Path) -> Non
 
 
 def test_command_tokens_stand_behind_any_number_of_pieces(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer(
-        "sentencepiece", path=train_sentencepiece(SENTENCES, tmp_path, vocab_size=310)
-    )
+    tokenizer = build_tokenizer("sentencepiece", path=train_sentencepiece(SENTENCES, tmp_path, vocab_size=310))
     assert tokenizer.num_text_tokens == 310
     assert (tokenizer.special.pad, tokenizer.special.mask, tokenizer.special.gmask) == (310, 313, 319)
     assert tokenizer.vocab_size == 320
@@ -125,6 +121,7 @@ def test_files_that_are_not_text_are_named(tmp_path: Path) -> None:
         ([SENTENCES[0], packed], "is compressed"),
         ([], "there is no text"),
         (["", " \n\t", "\0"], "there is no text"),
+        ([str(packed)], "give pathlib.Path objects"),
     ):
         with pytest.raises(UserError, match=expected):
             train_sentencepiece(source, tmp_path / "out", vocab_size=300)
