@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ftk.config import compose, section
+from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError
+from ftk.registry import DATASETS, TASKS
 from ftk_cli.frame import Body, run, subcommands
 
 
@@ -20,6 +22,32 @@ class FolderConfig:
 @dataclass(kw_only=True)
 class FolderCommand:
     data: FolderConfig = section("data")
+
+
+@dataclass(kw_only=True)
+class ShowConfig:
+    split: str = field(default="train", metadata={"help": "split to look at"})
+    index: int = field(default=0, metadata={"help": "which document of the split, from 0"})
+    draw: int = field(default=0, metadata={"help": "which of the samples that can be drawn from it, from 0"})
+    seed: int = field(default=1, metadata={"help": "fixes everything that is random"})
+    width: int | None = field(default=None, metadata={
+        "help": "width of the page; default: the terminal's", "unit": "columns"})
+    user_dir: str | None = field(default=None, metadata={
+        "help": "a package, folder or file of yours that registers tasks, datasets ...", "metavar": "PATH"})
+
+    def validate(self) -> Iterator[str]:
+        for name in ("index", "draw", "seed"):
+            if getattr(self, name) < 0:
+                yield f"{name} is {getattr(self, name)}; it must be at least 0"
+        if self.width is not None and self.width < 40:
+            yield f"width is {self.width}; it must be at least 40"
+
+
+@dataclass(kw_only=True)
+class ShowCommand:
+    show: ShowConfig = section("what to show")
+    dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed", help="where documents come from")
+    task: Chosen = slot(TASKS, flag="--task", default="glm_blank", help="what samples are made for")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +75,25 @@ def verify_body(argv: list[str]) -> int:
     return 0
 
 
+def show_body(argv: list[str]) -> int:
+    from ftk.data.blank_config import BlankInfillingConfig
+    from ftk.data.show import show
+
+    config = compose(ShowCommand, "ftk-data show", SHOW_DESCRIPTION, argv)
+    if not isinstance(config.task.config, BlankInfillingConfig):
+        raise UserError(f"--task {config.task.name}: only samples of blank-infilling tasks can be shown")
+    corpus = config.dataset.build()
+    width = config.show.width or max(60, shutil.get_terminal_size((100, 24)).columns)
+    print(show(corpus.documents(config.show.split), corpus.tokenizer(), config.task.config, index=config.show.index,
+               draw=config.show.draw, seed=config.show.seed, width=width))
+    return 0
+
+
+SHOW_DESCRIPTION = """Prints a document and the samples made of it: blanks, answers, positions, mask.
+Example: ftk-data show data-bin --split valid --index 3 --task glm_blank --seq-length 64"""
+
 COMMANDS: dict[str, tuple[str, Body]] = {
     "stats": ("counts and a histogram of document lengths", stats_body),
+    "show": ("prints a document and the samples made of it", show_body),
     "verify": ("checks the files against preprocess.json", verify_body),
 }

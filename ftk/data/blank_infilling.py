@@ -97,11 +97,11 @@ def build_sample(
     masks, starts = command_ids(len(places), number, special, sentinels)
     if special.eop is None:
         raise ValueError("the tokenizer has no end token (eop)")
-    arrays = build_arrays(
+    tokens, targets, loss_mask, position_ids, context_length = build_arrays(
         ids, places, order, masks, starts, special.eop, block_positions, append_end, position_offset,
         -1 if answer_position is None else answer_position,
     )
-    return Sample(*arrays, objective=number)
+    return Sample(tokens, targets, loss_mask, position_ids, context_length, number)
 
 
 def mask_token(special: SpecialTokens, objective: int) -> int:

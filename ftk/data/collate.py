@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    import torch
+
     from ftk.tokenizers import SpecialTokens
 
 
@@ -33,6 +34,8 @@ class Collater:
             tokens, targets int64 [B, T]; loss_mask bool [B, T]; position_ids int64 [B, 2, T];
             context_length, objective int64 [B]. T is the longest sample's length.
         """
+        import torch  # here, so that commands which only look at data start without it
+
         batch_size, longest = len(samples), max(len(sample["tokens"]) for sample in samples)
         tokens = np.full((batch_size, longest), self.pad, dtype=np.int64)
         targets = np.full((batch_size, longest), self.pad, dtype=np.int64)

@@ -92,7 +92,7 @@ class GLMBlankDataset:
     def _fill(self, text: NDArray[np.int64], blanks: Blanks, rng: SampleRandom) -> Sample:
         config, special = self.config, self.special
         spans, answer_order = blanks.spans, blanks.answer_order
-        assert special.eop is not None and special.cls is not None
+        assert special.eop is not None
         masks, starts = command_ids(len(spans), blanks.objective, special, self.sentinels)
         tokens, targets, loss_mask, position_ids, context_length = build_arrays(
             text, spans, answer_order, masks, starts, special.eop, config.block_positions, blanks.append_end,
@@ -100,6 +100,7 @@ class GLMBlankDataset:
         )
         if blanks.objective == TOKEN and config.needs_decoder_mask:
             assert special.dblock is not None
+            assert special.cls is not None
             if config.block_mask_prob > 0.0:
                 hide_answer_inputs(tokens, context_length, spans, answer_order, special.dblock,
                                    config.block_mask_prob, rng)

@@ -23,7 +23,7 @@ TOKEN, SENTENCE, DOCUMENT = 0, 1, 2
 def slow_sample(document, spans, answer_order, mask, *, block_positions=True, append_end=True, position_offset=0,
                 answer_position=None, sentinels=()):
     """The sample as plain lists, token by token: (tokens, targets, loss_mask, positions, block positions)."""
-    starts = {start: end for start, end in spans}
+    starts = dict(spans)
     masks, sops = {}, {}
     for number, (start, _) in enumerate(answer_order):
         masks[start] = sentinels[number - 1][0] if sentinels and number else mask

@@ -174,8 +174,9 @@ def test_no_sentence_end_is_found_past_the_vocabulary():
     assert sentence_start_after(tokens, 1, ENDS.astype(np.uint8)) == -1
 
 
-@pytest.mark.parametrize("text", [".", "?", "!", "end.", '."', ".)", "。", "！", "？”", "；", "…", "：", "\n", " ;", ":",
-                                  "。』"])
+@pytest.mark.parametrize(
+    "text", [".", "?", "!", "end.", '."', ".)", "。", "！", "？”", "；", "…", "：", "\n", " ;", ":", "。』"]
+)
 def test_texts_that_end_a_sentence(text):
     assert ends_sentence(text)
 

@@ -166,7 +166,7 @@ def test_random_positions_start_anywhere_and_stay_inside():
 def test_sentinels_number_the_answers():
     made = dataset(sentinel_tokens=True, lengths=[3000] * 20, bert_prob=1.0, gap_sentence_prob=0.0)
     for number in range(20):
-        text, blanks, sample = made.explain(1, number)
+        _, blanks, sample = made.explain(1, number)
         answers = sample.tokens[sample.context_length :][sample.position_ids[1][sample.context_length :] == 1]
         assert answers.tolist() == [SOP] + [1001 + 2 * n for n in range(len(blanks.spans) - 1)]
         assert (sample.position_ids[0][sample.context_length :] == 128).all()

@@ -116,7 +116,8 @@ def slow_document_span(tokens, suffix_prob, min_ratio, rng):
 
 
 packed_texts = st.lists(
-    st.lists(st.one_of(st.integers(20, 40), st.sampled_from([FULL_STOP, QUESTION])), max_size=60), min_size=1, max_size=6
+    st.lists(st.one_of(st.integers(20, 40), st.sampled_from([FULL_STOP, QUESTION])), max_size=60),
+    min_size=1, max_size=6,
 )
 
 
@@ -201,7 +202,7 @@ def test_the_token_objective_covers_fifteen_percent(documents, length):
     share = covered.mean() / 2000
     assert 0.145 < share < 0.16
     by_document = covered.reshape(documents, length + 2)[:, 1:-1].mean(axis=1) / 2000
-    assert 0.1 < by_document.min()
+    assert by_document.min() > 0.1
     assert by_document.max() < 0.3
 
 

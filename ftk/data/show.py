@@ -1,0 +1,269 @@
+"""Shows a document and the GLM samples made of it: blanks in the text, answers, both position rows, the mask."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.blank_infilling import OBJECTIVES, Sample
+from ftk.data.documents import DocumentList, Documents
+from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.data.spans import Blanks
+from ftk.errors import UserError
+from ftk.tokenizers import Tokenizer
+
+_LONGEST_TEXT = 500  # tokens
+_LARGEST_PICTURE = 28  # cells on a side
+_SHADES = "·░▒▓█"
+
+
+def show(
+    documents: Documents,
+    tokenizer: Tokenizer,
+    config: BlankInfillingConfig,
+    *,
+    index: int = 0,
+    draw: int = 0,
+    seed: int = 1,
+    width: int = 100,
+) -> str:
+    """A document, and one sample of each objective that the options allow.
+
+    A sample is made of this document alone, as with `sample_one_document`: what is packed with it in training is
+    drawn at random.
+
+    Args:
+        documents: the corpus.
+        tokenizer: of the corpus.
+        config: the objective's options.
+        index: which document.
+        draw: which of the samples that can be drawn from it.
+        seed: of the draws.
+        width: columns of the terminal.
+
+    Returns:
+        the text to print.
+
+    Raises:
+        UserError: there is no such document, it is empty, or the tokenizer lacks command tokens.
+    """
+    if not 0 <= index < len(documents):
+        raise UserError(f"--index {index}: there are {len(documents)} documents, 0 to {len(documents) - 1}")
+    document = documents[index]
+    if len(document) == 0:
+        raise UserError(f"--index {index}: this document is empty")
+    text = printable(tokenizer.decode(document[:_LONGEST_TEXT].tolist()))
+    if len(document) > _LONGEST_TEXT:
+        text += f" … ({len(document) - _LONGEST_TEXT:,} more tokens)"
+    parts = [f"document {index} of {len(documents):,}: {len(document):,} tokens\n"
+             + "\n".join(wrap_words(text, width, indent="  "))]
+    for objective, only in _single_objectives(config):
+        dataset = GLMBlankDataset(DocumentList([document]), tokenizer, only, seed)
+        packed, blanks, sample = dataset.explain(epoch=1 + draw, index=0)
+        parts.append(f"{OBJECTIVES[objective]} objective: {describe_sample(packed, blanks, sample, tokenizer, width)}")
+    return "\n\n".join(parts)
+
+
+def describe_sample(
+    text: NDArray[np.int64], blanks: Blanks, sample: Sample, tokenizer: Tokenizer, width: int = 100
+) -> str:
+    """One sample as a person wants to see it.
+
+    Args:
+        text: int64 [N], what was blanked out.
+        blanks: where.
+        sample: the arrays made of them.
+        tokenizer: names the tokens.
+        width: columns of the terminal.
+    """
+    covered = int((blanks.spans[:, 1] - blanks.spans[:, 0]).sum())
+    count = len(blanks.spans)
+    lines = [f"{count} blank{'s' * (count != 1)}, {covered} of {len(text)} tokens "
+             f"({100 * covered / len(text):.0f} %); sample: {sample.context_length} context and "
+             f"{len(sample.tokens) - sample.context_length} answer tokens"]
+    lines += ["", "text with its blanks, each with the number of its answer"]
+    lines += wrap_words(_blanked_text(text, blanks, sample, tokenizer), width, indent="  ")
+    lines += ["", "answers, in their order"]
+    lines += list(_answers(blanks, sample, tokenizer, width))
+    lines += ["", "what the model gets (position: place in the context; block: place in the answer)"]
+    lines += list(_table(sample, tokenizer, width))
+    lines += ["", *mask_picture(sample, blanks)]
+    return "\n".join(lines)
+
+
+def mask_picture(sample: Sample, blanks: Blanks, largest: int = _LARGEST_PICTURE) -> list[str]:
+    """The attention mask in characters: each row is a token that looks, each column one that is seen.
+
+    Args:
+        sample: T tokens.
+        blanks: what it was made of.
+        largest: cells on a side; a longer sample has several tokens in a cell.
+    """
+    length = len(sample.tokens)
+    step = -(-length // largest)
+    places = np.arange(length)
+    sees = (places[None, :] < sample.context_length) | (places[None, :] <= places[:, None])  # [T, T]
+    cuts = np.arange(0, length, step)
+    sums = np.add.reduceat(np.add.reduceat(sees.astype(np.int64), cuts, axis=0), cuts, axis=1)
+    sizes = np.diff(np.append(cuts, length))
+    shares = sums / np.outer(sizes, sizes)
+    shades = np.where(shares == 1, len(_SHADES) - 1, np.ceil(shares * (len(_SHADES) - 2))).astype(int)
+    numbers = _answer_numbers(sample, blanks)
+    each = "" if step == 1 else f", {step} tokens a cell"
+    lines = [f"who sees whom (rows see columns; █ yes, · no{each}; c: context, 1, 2, …: answers)"]
+    labels = [_label(numbers[cut]) for cut in cuts]
+    lines.append("    " + "".join(f"{label[-1]} " for label in labels).rstrip())
+    for label, row in zip(labels, shades, strict=True):
+        lines.append(f"{label:>3} " + "".join(_SHADES[shade] * 2 for shade in row))
+    return lines
+
+
+def printable(text: str) -> str:
+    """The text with line ends and other control characters made visible, so that columns stay where they are."""
+    shown = []
+    for character in text:
+        if character == "\n":
+            shown.append("⏎")
+        elif unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+            shown.append("�")
+        else:
+            shown.append(character)
+    return "".join(shown)
+
+
+def display_width(text: str) -> int:
+    """Columns of a terminal that a text takes: two for wide (Chinese, ...) characters, none for combining marks."""
+    columns = 0
+    for character in text:
+        if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me"):
+            continue
+        columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return columns
+
+
+def wrap_words(text: str, width: int, indent: str = "") -> list[str]:
+    """Lines of at most `width` columns, broken at spaces and between wide characters."""
+    room = max(20, width - len(indent))
+    lines, line, columns = [], "", 0
+    for piece in _breakable(text, room):
+        piece_width = display_width(piece)
+        if line and columns + display_width(piece.rstrip()) > room:
+            lines.append(indent + line.rstrip())
+            line, columns = "", 0
+        line += piece
+        columns += piece_width
+    return [*lines, indent + line.rstrip()] if line.strip() or not lines else lines
+
+
+def _breakable(text: str, room: int) -> Iterator[str]:
+    """Pieces of a text between which a line may end; none is wider than the room."""
+    piece = ""
+    for character in text:
+        wide = unicodedata.east_asian_width(character) in "WF"
+        combines = unicodedata.combining(character) != 0
+        breaks = piece and not combines and (wide or piece[-1] == " " or display_width(piece) >= room)
+        if breaks and not (character == " " and piece[-1] == " "):
+            yield piece
+            piece = ""
+        piece += character
+    if piece:
+        yield piece
+
+
+def _single_objectives(config: BlankInfillingConfig) -> Iterator[tuple[int, BlankInfillingConfig]]:
+    """The options with one objective at a time, for each that has a probability above zero."""
+    probabilities = (config.bert_prob, config.gap_sentence_prob, config.gpt_prob)
+    for objective, probability in enumerate(probabilities):
+        if probability > 1e-9 or (objective == 0 and config.single_span_prob > 0.0):
+            yield objective, dataclasses.replace(
+                config, sample_one_document=True, bert_prob=float(objective == 0),
+                gap_sentence_prob=float(objective == 1),
+                single_span_prob=config.single_span_prob if objective == 0 else 0.0)
+
+
+def _blanked_text(text: NDArray[np.int64], blanks: Blanks, sample: Sample, tokenizer: Tokenizer) -> str:
+    """The context as text, with the number of its answer behind each blank."""
+    pieces, context, start = [], sample.targets[: sample.context_length], 0
+    number_of = {int(span): number for number, span in enumerate(blanks.answer_order, start=1)}
+    removed = 0
+    for span, (first, last) in enumerate(blanks.spans.tolist()):
+        blank = first - removed
+        pieces += [tokenizer.decode(context[start:blank].tolist()),
+                   f"{tokenizer.decode([int(context[blank])])}({number_of[span]})"]
+        start = blank + 1
+        removed += last - first - 1
+    pieces.append(tokenizer.decode(context[start:].tolist()))
+    return printable(" ".join(piece.strip(" ") for piece in pieces if piece))
+
+
+def _answers(blanks: Blanks, sample: Sample, tokenizer: Tokenizer, width: int) -> Iterator[str]:
+    numbers = _answer_numbers(sample, blanks)
+    for number in range(1, len(blanks.spans) + 1):
+        places = np.flatnonzero(numbers == number)
+        heading = f"  ({number}) "
+        targets = printable(tokenizer.decode(sample.targets[places].tolist())).lstrip()
+        lines = wrap_words(targets, width - len(heading))
+        yield heading + lines[0]
+        yield from (" " * len(heading) + line for line in lines[1:])
+
+
+def _table(sample: Sample, tokenizer: Tokenizer, width: int) -> Iterator[str]:
+    """Tokens in columns under each other: input, target where there is loss, both positions; wrapped."""
+    rows = [
+        ("input", [_cell(tokenizer, token) for token in sample.tokens.tolist()]),
+        ("target", [_cell(tokenizer, token) if loss else "" for token, loss
+                    in zip(sample.targets.tolist(), sample.loss_mask.tolist(), strict=True)]),
+        ("position", [str(place) for place in sample.position_ids[0].tolist()]),
+        ("block", [str(place) for place in sample.position_ids[1].tolist()]),
+    ]
+    head = 2 + max(len(name) for name, _ in rows) + 2
+    widths = [max(display_width(cells[column]) for _, cells in rows) for column in range(len(sample.tokens))]
+    for first, last in _lines_of_columns(widths, width - head):
+        for name, cells in rows:
+            if name == "target" and not any(cells[first:last]):
+                continue
+            shown = [pad(cells[column], widths[column]) for column in range(first, last)]
+            yield (f"  {name}".ljust(head) + " ".join(shown)).rstrip()
+        if last < len(widths):
+            yield ""
+
+
+def _lines_of_columns(widths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
+    """Cuts columns into lines that fit the room; a column that is too wide has a line of its own."""
+    first, used = 0, 0
+    for column, width in enumerate(widths):
+        if column > first and used + width > room:
+            yield first, column
+            first, used = column, 0
+        used += width + 1
+    yield first, len(widths)
+
+
+def pad(text: str, width: int) -> str:
+    """The text with spaces up to a number of columns."""
+    return text + " " * (width - display_width(text))
+
+
+def _cell(tokenizer: Tokenizer, token: int) -> str:
+    """How a token is written in the table: its text where it has a readable one, else its spelling."""
+    text = tokenizer.decode([token])
+    if not text.strip() or "�" in text:
+        text = tokenizer.token_text(token) if not text.isspace() else text
+    return textwrap.shorten(printable(text).strip() or "␣", 24, placeholder="…")
+
+
+def _answer_numbers(sample: Sample, blanks: Blanks) -> NDArray[np.int64]:
+    """For each token its answer's number from 1, or 0 in the context; int64 [T]."""
+    lengths = (blanks.spans[:, 1] - blanks.spans[:, 0] + blanks.append_end)[blanks.answer_order]
+    answers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+    return np.concatenate([np.zeros(sample.context_length, dtype=np.int64), answers])
+
+
+def _label(number: int) -> str:
+    return "c" if number == 0 else str(number)
