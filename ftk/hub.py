@@ -78,7 +78,9 @@ def load_generator(path: str | Path, device: str = "cpu", **options: Any) -> Bla
     Raises:
         UserError: as `load_model`; the checkpoint has no tokenizer; an unknown option.
     """
+    from ftk.checkpoint import resolve_checkpoint
     from ftk.generation import BlankFiller, SequenceGenerator
 
-    tokenizer = load_tokenizer(path)
-    return BlankFiller(tokenizer, SequenceGenerator(load_model(path, device), tokenizer.special, **options))
+    folder = resolve_checkpoint(path)  # once, so that a run that goes on saving cannot come between
+    tokenizer = load_tokenizer(folder)
+    return BlankFiller(tokenizer, SequenceGenerator(load_model(folder, device), tokenizer.special, **options))

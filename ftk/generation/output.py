@@ -43,9 +43,9 @@ def text_lines(
     for number, answer in enumerate(answers):
         if references is not None:
             yield f"T-{index}\t{_one_line(references[number])}"
-        tokens = " ".join(_one_line(tokenizer.token_text(token)) for token in answer.tokens)
-        yield f"H-{index}\t{answer.score:.6f}\t{tokens}"
-        yield f"D-{index}\t{answer.score:.6f}\t{_one_line(answer.text)}"
+        tokens = " ".join(_one_line(tokenizer.token_text(token)).replace(" ", "▁") for token in answer.tokens)
+        yield f"H-{index}\t{answer.score:.4f}\t{tokens}"
+        yield f"D-{index}\t{answer.score:.4f}\t{_one_line(answer.text)}"
         yield f"P-{index}\t{' '.join(f'{value:.4f}' for value in answer.token_logprobs)}"
     if filled is not None:
         yield f"F-{index}\t{_one_line(filled)}"
