@@ -15,7 +15,6 @@ from ftk.data.show import describe_sample, display_width, mask_picture, pad, pri
 from ftk.data.spans import Blanks
 from ftk.errors import UserError
 
-
 NAMES = {2: "[CLS]", 3: "[MASK]", 4: "[sMASK]", 5: "[gMASK]", 6: "<s>", 7: "</s>", 0: "<eos>", FULL_STOP: "."}
 
 
