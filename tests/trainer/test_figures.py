@@ -20,8 +20,8 @@ from ftk.trainer.records import RecordFile, read_records
 CPU = torch.device("cpu")
 TRAIN = {
     "event": "train", "num_updates": 100, "epoch": 2, "lr": 2e-4, "loss": 5.12345, "ppl": 167.91,
-    "gnorm": 1.5, "clip_share": 0.25, "loss_token": 5.0, "tokens_per_second": 1234.5, "target_tokens_per_second": 222.2,
-    "updates_per_second": 2.0, "skipped_updates": 0, "seconds": 50.0,
+    "gnorm": 1.5, "clip_share": 0.25, "loss_token": 5.0, "tokens_per_second": 1234.5,
+    "target_tokens_per_second": 222.2, "updates_per_second": 2.0, "skipped_updates": 0, "seconds": 50.0,
 }
 VALID = {"event": "valid", "subset": "valid", "num_updates": 100, "epoch": 2, "loss": 5.0, "ppl": 148.41}
 

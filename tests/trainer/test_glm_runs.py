@@ -1,0 +1,168 @@
+"""Runs of the real task by the real command: stopped, killed and starved of disk, then continued."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftk.checkpoint import load_model_tensors, read_trainer_state, verify
+from ftk.config.build import build
+from ftk.trainer.records import read_records
+from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.trainer import Trainer
+from tests.trainer.toy import assert_same
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def glm_trainer(data_bin, save_dir, *, signal_at=None, **options):
+    """A Trainer of glm_tiny with dropout; with `signal_at` a SIGTERM comes in that training step."""
+    tree = {
+        "common": {"device": "cpu", "seed": 3},
+        "logging": {"log_format": "json", "log_interval": 2},
+        "dataset": {"data": str(data_bin)},
+        "task": {"seq_length": 48, "bert_prob": 0.4, "gap_sentence_prob": 0.3},
+        "model": {"arch": "glm_tiny", "dropout": 0.1, "attention_dropout": 0.1},
+        "optimizer": {"lr": 1e-3},
+        "dataloader": {"max_tokens": 200, "max_valid_samples": 6},
+        "training": {"max_update": 8, "update_freq": 2, "validate_interval_updates": 3},
+        "checkpoint": {"save_dir": str(save_dir)},
+    }
+    for key, value in options.items():
+        section, _, name = key.partition("__")
+        tree[section][name] = value
+    config = build(TrainConfig, tree)
+    task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
+    config.model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
+    torch.manual_seed(config.common.seed)
+    trainer = Trainer(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
+    if signal_at is not None:
+        train_step = task.train_step
+        steps = iter(range(1, 10**6))
+
+        def step(model, criterion, batch):
+            if next(steps) == signal_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return train_step(model, criterion, batch)
+
+        task.train_step = step
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, data_bin):
+    trainer = glm_trainer(data_bin, tmp_path_factory.mktemp("glm") / "run")
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(("signal_at", "num_workers"), [(3, 2), (6, 0), (9, 1)])
+def test_a_glm_run_resumed_in_mid_epoch_ends_with_the_same_bits(
+    tmp_path, data_bin, uninterrupted, signal_at, num_workers
+):
+    stopped = glm_trainer(data_bin, tmp_path / "run", signal_at=signal_at)
+    assert stopped.train().interrupted
+    assert stopped.state.iterator["samples_consumed"] > 0
+    resumed = glm_trainer(data_bin, tmp_path / "run", dataloader__num_workers=num_workers)
+    assert resumed.state.num_updates == (signal_at + 1) // 2
+    resumed.train()
+    assert_same(resumed, uninterrupted)
+    assert resumed.state.best == uninterrupted.state.best
+    assert resumed.state.iterator == uninterrupted.state.iterator
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_glm_learns_more_than_a_guess(tmp_path, data_bin, precision):
+    trainer = glm_trainer(
+        data_bin, tmp_path / "run", training__max_update=40, optimizer__lr=5e-3, checkpoint__no_save=True,
+        training__validate_interval_updates=20, training__precision=precision,
+    )
+    trainer.train()
+    guess = math.log(trainer.config.model.config.vocab_size)
+    assert trainer.state.best.value < guess - 1.0
+
+
+COMMAND = [sys.executable, "-c", "import sys; from ftk_cli.train import main; sys.exit(main())"]
+FLAGS = [
+    "--arch", "glm_tiny", "--seq-length", "48", "--batch-size", "2", "--lr", "1e-3", "--log-interval", "5",
+    "--log-format", "json", "--max-valid-samples", "4", "--device", "cpu",
+]
+
+
+def train_command(data_bin, save_dir, *flags, **options):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    arguments = [*COMMAND, str(data_bin), *FLAGS, "--save-dir", str(save_dir), *flags]
+    return subprocess.Popen(
+        arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tmp_path, data_bin):
+    flags = ["--max-update", "40", "--save-interval-updates", "2", "--validate-interval-updates", "20"]
+    whole = train_command(data_bin, tmp_path / "whole", *flags)
+    _, errors = whole.communicate(timeout=120)
+    assert whole.returncode == 0, errors
+    moments = random.Random(1)
+    kills = 0
+    for _ in range(12):
+        process = train_command(data_bin, tmp_path / "run", *flags)
+        if kills < 4:
+            began = newest_update(tmp_path / "run")
+            deadline = time.monotonic() + 60
+            while newest_update(tmp_path / "run") <= began and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(moments.uniform(0.0, 0.15))
+            process.send_signal(signal.SIGKILL)
+        _, errors = process.communicate(timeout=120)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors
+        kills += 1
+    assert kills == 4
+    assert process.returncode == 0
+    one, other = (load_model_tensors(tmp_path / name / "checkpoint_last") for name in ("whole", "run"))
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    states = [read_trainer_state(tmp_path / name / "checkpoint_last") for name in ("whole", "run")]
+    assert states[0]["best"] == states[1]["best"]
+    records = [
+        [(r["event"], r["num_updates"], r["loss"]) for r in read_records(tmp_path / name / "metrics.jsonl")]
+        for name in ("whole", "run")
+    ]
+    assert records[0] == records[1]
+
+
+def newest_update(folder):
+    names = [path.name for path in folder.glob("checkpoint_*") if path.name[11:].isdigit()]
+    return max((int(name[11:]) for name in names), default=0)
+
+
+def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path, data_bin):
+    first = train_command(data_bin, tmp_path / "run", "--max-update", "3")
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode == 0, errors
+
+    def small_files_only():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    second = train_command(
+        data_bin, tmp_path / "run", "--max-update", "6", preexec_fn=small_files_only
+    )
+    _, errors = second.communicate(timeout=120)
+    assert second.returncode == 1
+    assert "Traceback" not in errors
+    assert "checkpoint_6" in errors.splitlines()[-1]
+    assert verify(tmp_path / "run" / "checkpoint_3") == []
+    assert (tmp_path / "run" / "checkpoint_last").resolve().name == "checkpoint_3"
+    assert not list((tmp_path / "run").glob("*.tmp"))
