@@ -7,19 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
-from slow_tokenizers import BYTE_LETTERS
+from slow_tokenizers import BYTE_LETTERS, SENTENCES
 
 from ftk.tokenizers import Tokenizer, build_tokenizer, train_sentencepiece
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEST_DATA = Path(os.environ.get("FTK_TEST_DATA", REPOSITORY.parent / "shared")) / "data"
-
-SENTENCES = [
-    "the quick brown fox jumps over the lazy dog",
-    "she sells sea shells by the sea shore, doesn't she?",
-    "a model fills blanks in a text; it is trained on text with blanks",
-    "在 1807 年,人们为纪念而建造了凯旋门。",
-]
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The original's tokenization, slow and obviously right: what the fast paths are compared with."""
+"""The original's tokenization, slow and obviously right: what the fast paths are compared with. And a little text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import itertools
 import re
 import unicodedata
 from functools import cache
+
+SENTENCES = [
+    "the quick brown fox jumps over the lazy dog",
+    "she sells sea shells by the sea shore, doesn't she?",
+    "a model fills blanks in a text; it is trained on text with blanks",
+    "在 1807 年,人们为纪念而建造了凯旋门。",
+]
 
 BYTE_LETTERS: dict[int, str] = {}
 for _byte in range(256):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-from conftest import SENTENCES
+from slow_tokenizers import SENTENCES
 
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
