@@ -160,9 +160,7 @@ def _last_document_end(pending: bytearray, kind: str, searched: int) -> int:
         return 0
     if kind != "blank-line":
         return pending.rfind(b"\n", searched) + 1
-    start = max(
-        pending.rfind(b"\n", 0, searched), 0
-    )  # a blank line may have begun in the part searched before
+    start = max(pending.rfind(b"\n", 0, searched), 0)  # a blank line may have begun in the part searched before
     end = 0
     while (found := _BLANK_LINE.search(pending, start)) is not None:
         end = found.end()
@@ -180,7 +178,8 @@ def _sniff(path: str, start: bytes) -> Problem | None:
 def _read_chunks(path: str, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
     """The decompressed bytes of a file, in chunks, each with how far the file on disk has been read."""
     suffix = compressed_suffix(path)
-    with open(path, "rb") as raw:
+    # Unbuffered: a buffered read from a pipe loops in C, where Ctrl-C goes unheard until the next data.
+    with open(path, "rb", buffering=0) as raw:
         if suffix == ".zst":
             yield from _read_zstd(path, raw)
             return
@@ -204,9 +203,7 @@ def _read_zstd(path: str, raw: IO[bytes]) -> Iterator[tuple[bytes, int]]:
     try:
         import zstandard
     except ImportError:
-        raise UserError(
-            f"{path}: reading Zstandard files needs one more package; pip install 'ftk[zstd]'"
-        ) from None
+        raise UserError(f"{path}: reading Zstandard files needs one more package; pip install 'ftk[zstd]'") from None
     frame = None
     position = 0
     while data := raw.read(1 << 16):

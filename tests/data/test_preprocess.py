@@ -1,0 +1,426 @@
+"""ftk-preprocess from text to folder: the same whatever the workers, and whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ftk.data import IndexedDataset
+from ftk.data import encoding as encoding_module
+from ftk.data.encoding import EncoderPool, EncodingSettings
+from ftk.data.inspect_data import stats, verify
+from ftk.data.text import read_blocks
+from ftk.errors import UserError
+from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
+from ftk_cli import data as data_command
+from ftk_cli import preprocess as preprocess_command
+
+WORDS = [
+    *("the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "bird", "fly", "over", "two", "trees"),
+    *("near", "that", "old", "house", "by", "seven", "hills"),
+]
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(WORDS, size=random.integers(3, 15))) + " ." for _ in range(count)]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    """A small SentencePiece model for every test here."""
+    return train_sentencepiece(sentences(500), tmp_path_factory.mktemp("model"), vocab_size=280)
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    path = tmp_path / "train.txt"
+    path.write_text("".join(f"{line}\n" for line in sentences(3000, seed=1)), encoding="utf-8")
+    return path
+
+
+def run(*arguments: object) -> int:
+    return preprocess_command.main([str(argument) for argument in arguments])
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_the_folder_holds_the_encoded_documents_and_explains_itself(tmp_path, corpus, model, capsys):
+    valid = tmp_path / "valid.jsonl.gz"
+    valid.write_bytes(gzip.compress(b'{"body": "the cat ."}\n\n{"body": "[MASK] on a mat ."}\n'))
+    out = tmp_path / "data-bin"
+    arguments = ["--trainpref", corpus, "--validpref", valid, "--text-key", "body", "--workers", 2]
+    assert run(*arguments, "--destdir", out, "--tokenizer", "sentencepiece", "--tokenizer-path", model) == 0
+
+    tokenizer = load_tokenizer(out)
+    assert tokenizer.fingerprint == build_tokenizer("sentencepiece", path=model).fingerprint
+    lines = corpus.read_text(encoding="utf-8").splitlines()
+    train = IndexedDataset(out / "train")
+    assert [row.tolist() for row in train] == [tokenizer.encode(line) for line in lines]
+    masked = IndexedDataset(out / "valid")[1]
+    assert tokenizer.special.mask not in masked
+    assert tokenizer.decode(masked) == "[MASK] on a mat ."
+
+    record = json.loads((out / "preprocess.json").read_text(encoding="utf-8"))
+    assert record["splits"]["train"]["documents"] == 3000
+    assert record["splits"]["train"]["tokens"] == train.num_tokens
+    assert record["splits"]["train"]["bytes"] == corpus.stat().st_size
+    assert record["splits"]["valid"]["skipped"] == {"empty": 1}
+    assert record["tokenizer"] == {
+        "name": "sentencepiece",
+        "fingerprint": tokenizer.fingerprint,
+        "vocab_size": tokenizer.vocab_size,
+    }
+    assert set(record["files"]) == set(tree(out)) - {"preprocess.json"}
+    assert verify(out) == []
+
+    shown = capsys.readouterr()
+    assert "train      3,000" in shown.out
+    assert "valid: skipped 1 empty" in shown.out
+    assert f"ftk-train {out}" in shown.out
+    assert "documents/s" in shown.err
+
+
+def test_the_output_is_the_same_whatever_the_workers(tmp_path, corpus, model, monkeypatch):
+    monkeypatch.setattr("ftk.data.preprocess.read_blocks", lambda path, kind: read_blocks(path, kind, 1000))
+    for workers in (1, 2, 5):
+        out = tmp_path / f"data-{workers}"
+        assert run("--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", workers) == 0
+    assert tree(tmp_path / "data-1") == tree(tmp_path / "data-2") == tree(tmp_path / "data-5")
+
+
+def test_workers_started_anew_encode_the_same(tmp_path, corpus, model, monkeypatch):
+    """Where there is no fork, workers are spawned and get everything by message."""
+    build_tokenizer("sentencepiece", path=model).save(tmp_path / "tokenizer")
+    settings = EncodingSettings(tmp_path / "tokenizer", np.dtype("<u2"))
+
+    def tokens() -> list[int]:
+        with EncoderPool(2, settings) as pool:
+            blocks = pool.encode(read_blocks(str(corpus), "line", 20_000))
+            return np.concatenate([block.tokens for block in blocks]).tolist()
+
+    forked = tokens()
+    monkeypatch.setattr(encoding_module.sys, "platform", "elsewhere")
+    assert tokens() == forked
+
+
+def test_a_model_is_trained_where_no_vocabulary_is_given(tmp_path, corpus):
+    out = tmp_path / "data-bin"
+    assert run("--trainpref", corpus, "--destdir", out, "--vocab-size", 285, "--workers", 1) == 0
+    assert load_tokenizer(out).num_text_tokens == 285
+    assert verify(out) == []
+
+
+@pytest.mark.parametrize("name", ["line", "blank-line", "file"])
+def test_document_separators(tmp_path, model, name):
+    path = tmp_path / "a.txt"
+    path.write_text("the cat .\na mat .\n\nold house .\n", encoding="utf-8")
+    arguments = [
+        "--trainpref",
+        path,
+        "--destdir",
+        tmp_path / "out",
+        "--tokenizer-path",
+        model,
+        "--workers",
+        1,
+    ]
+    assert run(*arguments, "--document-separator", name) == 0
+    assert len(IndexedDataset(tmp_path / "out" / "train")) == {"line": 3, "blank-line": 2, "file": 1}[name]
+
+
+def test_several_files_follow_each_other(tmp_path, model):
+    for name in ("a.txt", "b.jsonl"):
+        (tmp_path / name).write_text('{"text": "old house ."}\n' if name == "b.jsonl" else "the cat .", "utf-8")
+    files = f"{tmp_path / 'b.jsonl'},{tmp_path / 'a.txt'}"
+    assert run("--testpref", files, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", 1) == 0
+    tokenizer = load_tokenizer(tmp_path / "out")
+    dataset = IndexedDataset(tmp_path / "out" / "test")
+    assert [tokenizer.decode(row) for row in dataset] == ["old house .", "the cat ."]
+
+
+def test_the_first_bad_document_stops_the_run(tmp_path, model, capsys, monkeypatch):
+    monkeypatch.setattr("ftk.data.preprocess.read_blocks", lambda path, kind: read_blocks(path, kind, 50))
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"a good line of the cat\n" * 20 + b"bad \xff\n" + b"good\n" * 9 + b"bad \xfe\n")
+    assert run("--trainpref", path, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", 2) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith(f"ftk-preprocess: {path}:21: (byte 464) invalid UTF-8 (0xFF: invalid start byte); ")
+    assert [p.name for p in tmp_path.iterdir()] == ["bad.txt"]
+
+
+def test_bad_documents_are_skipped_counted_and_listed(tmp_path, model, capsys):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"the cat\nbad \xff\n\n\nnul \x00\na mat\n\xe2\x80\x8b\xff\n")
+    arguments = ["--trainpref", path, "--destdir", tmp_path / "out", "--tokenizer-path", model]
+    assert run(*arguments, "--on-error", "skip") == 0
+    train = json.loads((tmp_path / "out" / "preprocess.json").read_text())["splits"]["train"]
+    assert train["documents"] == 2
+    assert train["skipped"] == {"empty": 2, "invalid_utf8": 2, "nul": 1}
+    assert [(p["reason"], p["line"], p["offset"]) for p in train["problems"]] == [
+        ("invalid_utf8", 2, 12),
+        ("nul", 5, 20),
+        ("invalid_utf8", 7, 31),
+    ]
+    assert "train: skipped 2 empty, 2 invalid_utf8, 1 nul; listed in" in capsys.readouterr().out
+
+
+def test_a_split_without_documents_is_refused(tmp_path, model, capsys):
+    path = tmp_path / "a.txt"
+    path.write_text("\n \n")
+    assert run("--trainpref", path, "--destdir", tmp_path / "out", "--tokenizer-path", model) == 2
+    assert "no documents for train (skipped: 2 empty)" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+USER_ERRORS = {
+    "nothing to do": ([], "give at least one"),
+    "missing file": (["--trainpref", "nowhere.txt", "--vocab-size", "280"], "nowhere.txt: no such file"),
+    "folder": (["--trainpref", ".", "--vocab-size", "280"], ".: a folder, not a file"),
+    "no vocabulary": (["--trainpref", "a.txt"], "give --tokenizer-path (a vocabulary), or --vocab-size"),
+    "both": (["--trainpref", "a.txt", "--vocab-size", "9", "--tokenizer-path", "m"], "leave out it"),
+    "other tokenizer": (["--trainpref", "a.txt", "--tokenizer", "gpt2_bpe"], "give --tokenizer-path"),
+    "unknown tokenizer": (["--trainpref", "a.txt", "--tokenizer", "gpt3"], "unknown tokenizer 'gpt3'"),
+    "training without text": (["--validpref", "a.txt", "--vocab-size", "300"], "give --trainpref"),
+    "vocabulary too large": (["--trainpref", "a.txt", "--vocab-size", "30000"], "30000"),
+    "workers": (["--trainpref", "a.txt", "--workers", "0", "--vocab-size", "300"], "workers is 0"),
+    "choice": (["--trainpref", "a.txt", "--on-error", "ignore"], "must be one of raise, skip"),
+    "bad vocabulary": (["--trainpref", "a.txt", "--tokenizer-path", "a.txt"], "a.txt"),
+    "file as destination": (
+        ["--trainpref", "a.txt", "--destdir", "a.txt", "--vocab-size", "300"],
+        "a file, not",
+    ),
+    "file as parent": (
+        ["--trainpref", "a.txt", "--destdir", "a.txt/b", "--vocab-size", "300"],
+        "is a file, not",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", USER_ERRORS)
+def test_mistakes_are_one_clear_message_and_leave_nothing(tmp_path, monkeypatch, capsys, case):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("\n".join(sentences(20)))
+    arguments, message = USER_ERRORS[case]
+    destination = [] if "--destdir" in arguments else ["--destdir", "out"]
+    assert run(*arguments, *destination) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_an_existing_folder_is_replaced_only_when_asked_and_only_if_it_is_ours(tmp_path, corpus, model, capsys):
+    out = tmp_path / "out"
+    arguments = ["--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", 1]
+    out.mkdir()  # an empty folder is as good as none
+    assert run(*arguments) == 0
+    before = tree(out)
+    assert run(*arguments) == 2
+    assert "exists already; choose another, or replace it with --overwrite" in capsys.readouterr().err
+
+    corpus.write_text("the old house .\n")
+    (out / "notes.txt").write_text("mine")
+    assert run(*arguments, "--overwrite") == 2
+    assert "did not write (notes.txt)" in capsys.readouterr().err
+    (out / "notes.txt").unlink()
+    assert tree(out) == before
+    assert run(*arguments, "--overwrite") == 0
+    assert len(IndexedDataset(out / "train")) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "train.txt"]
+
+
+def test_a_failed_overwrite_keeps_the_old_folder(tmp_path, corpus, model):
+    out = tmp_path / "out"
+    arguments = ["--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", 1]
+    assert run(*arguments) == 0
+    before = tree(out)
+    corpus.write_bytes(b"good\n\xff\n")
+    assert run(*arguments, "--overwrite") == 2
+    assert tree(out) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "train.txt"]
+
+
+@pytest.mark.parametrize(("number", "message"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_in_the_middle_leaves_nothing(tmp_path, model, number, message):
+    """The text comes through a pipe that stays open, so the run is in the middle for certain."""
+    pipe = tmp_path / "endless.txt"
+    os.mkfifo(pipe)
+    script = "import signal, sys; from ftk_cli.preprocess import main; "
+    script += "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main())"
+    arguments = ["--trainpref", pipe, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", "2"]
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    with open(pipe, "w", encoding="utf-8") as writer:
+        for line in sentences(60_000):
+            writer.write(f"{line}\n")
+        writer.flush()
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("out.tmp-*/train.bin.tmp-*")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.killpg(process.pid, number)  # as a terminal does: the workers get it too
+        _, shown = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert shown.splitlines()[-1].startswith(f"ftk-preprocess: {message}")
+    assert "Traceback" not in shown
+    assert [p.name for p in tmp_path.iterdir()] == ["endless.txt"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, corpus, model):
+    """A file-size limit stands for the disk."""
+    script = textwrap.dedent(
+        """
+        import resource, signal, sys
+        from ftk_cli.preprocess import main
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+        sys.exit(main())
+        """
+    )
+    arguments = ["--trainpref", corpus, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"ftk-preprocess: {os.strerror(errno.EFBIG)}: {tmp_path / 'out'}"
+    assert "Traceback" not in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["train.txt"]
+
+
+class _Killed:
+    """Stands for a tokenizer whose process is killed while it encodes."""
+
+    def encode_batch(self, texts):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Broken:
+    def encode_batch(self, texts):
+        raise ZeroDivisionError("inside the tokenizer")
+
+
+class _Liar:
+    def encode_batch(self, texts):
+        return [[70_000] for _ in texts]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "error", "message"),
+    [
+        (_Killed, RuntimeError, "ended with exit code -9; killed, perhaps for want of memory"),
+        (_Broken, RuntimeError, "a worker process failed: ZeroDivisionError: inside the tokenizer"),
+        (_Liar, UserError, "token id 70000 of document 0 is not in 0..65535"),
+    ],
+)
+def test_what_befalls_a_worker_is_said(tmp_path, corpus, monkeypatch, tokenizer, error, message):
+    monkeypatch.setattr(encoding_module, "_load", lambda settings: tokenizer())
+    with (
+        pytest.raises(error, match=message),
+        EncoderPool(2, EncodingSettings(tmp_path, np.dtype("<u2"))) as pool,
+    ):
+        list(pool.encode(read_blocks(str(corpus), "line", 5000)))
+
+
+def test_documents_without_tokens_are_counted(tmp_path, monkeypatch):
+    class Deaf:
+        def encode_batch(self, texts):
+            return [[] if text == "silence" else [1, 2] for text in texts]
+
+    path = tmp_path / "a.txt"
+    path.write_text("a\nsilence\nb\n\n")
+    monkeypatch.setattr(encoding_module, "_load", lambda settings: Deaf())
+    with EncoderPool(1, EncodingSettings(tmp_path, np.dtype("<u2"))) as pool:
+        (block,) = pool.encode(read_blocks(str(path), "line"))
+    assert (block.tokens.tolist(), block.lengths.tolist()) == ([1, 2, 1, 2], [2, 2])
+    assert (block.num_without_tokens, block.num_empty) == (1, 1)
+
+
+# --- stats and verify ---
+
+
+@pytest.fixture
+def made(tmp_path, corpus, model, capsys) -> Path:
+    out = tmp_path / "data-bin"
+    assert run("--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", 1) == 0
+    capsys.readouterr()
+    return out
+
+
+def test_stats_counts_what_is_there(made, capsys):
+    assert data_command.main(["stats", str(made)]) == 0
+    shown = capsys.readouterr().out
+    dataset = IndexedDataset(made / "train")
+    assert f"train: 3,000 documents, {dataset.num_tokens:,} tokens (uint16)" in shown
+    assert f"greatest {dataset.sizes.max():,}" in shown
+    for low, high in ((8, 15), (16, 31)):
+        count = int(((dataset.sizes >= low) & (dataset.sizes <= high)).sum())
+        row = next(line for line in shown.splitlines() if line.split()[:1] == [f"{low}-{high}"])
+        assert row.split()[1] == f"{count:,}"
+    assert shown == stats(made) + "\n"
+
+
+def alter(path: Path, at: int = -1) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x40
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "token": (lambda d: alter(d / "train.bin", 0), r"train.bin: its sha256 is not the one"),
+    "vocabulary": (
+        lambda d: alter(d / "train.bin", 1),
+        r"train.bin: holds token \d+, outside the vocabulary",
+    ),
+    "data cut": (lambda d: os.truncate(d / "train.bin", 100), r"train.bin: 100 bytes, but sequence"),
+    "index cut": (lambda d: os.truncate(d / "train.idx", 100), r"train.idx: 100 bytes, preprocess.json says"),
+    "index gone": (lambda d: (d / "train.idx").unlink(), r"train.idx: missing"),
+    "length": (lambda d: alter(d / "train.idx", 34), r"sequence 1 starts at byte"),
+    "stranger": (lambda d: (d / "x.txt").write_text("x"), r"x.txt: not listed in preprocess.json"),
+    "tokenizer": (
+        lambda d: alter(d / "tokenizer" / "sentencepiece.model"),
+        r"sentencepiece.model: its sha256",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_verify_finds_damage(made, capsys, case):
+    assert data_command.main(["verify", str(made)]) == 0
+    assert "all files are as ftk-preprocess wrote them" in capsys.readouterr().out
+    damage, message = DAMAGE[case]
+    damage(made)
+    assert data_command.main(["verify", str(made)]) == 2
+    shown = capsys.readouterr().err
+
+    assert re.search(message, shown)
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("command", ["stats", "verify"])
+def test_what_is_no_data_folder_is_refused(tmp_path, capsys, command):
+    (tmp_path / "file").write_text("x")
+    for name, message in (("none", "no such folder"), ("file", "a file; give the folder"), (".", "give ")):
+        assert data_command.main([command, str(tmp_path / name)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_damaged_record_is_named(made, capsys):
+    (made / "preprocess.json").write_text("{")
+    assert data_command.main(["verify", str(made)]) == 2
+    assert "preprocess.json: damaged" in capsys.readouterr().err
