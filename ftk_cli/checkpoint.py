@@ -140,11 +140,12 @@ def verify(argv: list[str]) -> int:
     config = compose(Verify, f"{PROG} verify", "Checks every file: size and sha256.", argv).verify
     from pathlib import Path
 
-    from ftk.checkpoint import is_checkpoint, numbered_checkpoints, resolve_checkpoint, verify
+    from ftk.checkpoint import verify
+    from ftk.checkpoint.layout import is_checkpoint, is_remains, numbered_checkpoints, resolve_checkpoint
 
     broken = 0
     for path in map(Path, config.paths):
-        candidates = [path] if is_checkpoint(path) else numbered_checkpoints(path)[::-1]
+        candidates = [path] if is_checkpoint(path) or is_remains(path) else numbered_checkpoints(path)[::-1]
         for folder in candidates or [resolve_checkpoint(path)]:
             problems = verify(folder)
             print(f"{folder}: " + ("whole" if not problems else f"{len(problems)} problems"))

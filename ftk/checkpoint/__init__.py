@@ -5,6 +5,7 @@ from __future__ import annotations
 from ftk.checkpoint.layout import (
     BEST,
     LAST,
+    BrokenCheckpoint,
     checkpoint_name,
     clean_leftovers,
     is_checkpoint,
@@ -21,7 +22,7 @@ from ftk.checkpoint.load import (
     read_config,
     read_trainer_state,
 )
-from ftk.checkpoint.manifest import BrokenCheckpoint, verify
+from ftk.checkpoint.manifest import verify
 from ftk.checkpoint.save import save_checkpoint
 
 __all__ = [

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.layout import BrokenCheckpoint
 from ftk.checkpoint.load import read_config, read_trainer_state
-from ftk.checkpoint.manifest import BrokenCheckpoint, find_problems, read_manifest
+from ftk.checkpoint.manifest import find_problems, read_manifest
 from ftk.checkpoint.storage import StoredTensor, read_index
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

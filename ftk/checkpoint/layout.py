@@ -28,6 +28,10 @@ REPLACED = ".replaced.tmp"
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
 
 
+class BrokenCheckpoint(UserError):
+    """A checkpoint is not what was written: a file is missing, cut or changed."""
+
+
 def checkpoint_name(num_updates: int) -> str:
     """Return the folder name of the checkpoint made after `num_updates` updates."""
     return f"checkpoint_{num_updates}"
@@ -49,6 +53,11 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
+def is_remains(folder: Path) -> bool:
+    """Tell whether `folder` looks like a checkpoint that lost its manifest."""
+    return not is_checkpoint(folder) and (folder / MODEL).is_dir()
+
+
 def resolve_checkpoint(path: str | Path) -> Path:
     """Return the checkpoint folder that `path` means.
 
@@ -61,6 +70,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
 
     Raises:
         UserError: nothing there is a checkpoint.
+        BrokenCheckpoint: it is one without its manifest.
     """
     path = Path(path)
     if is_checkpoint(path):
@@ -78,8 +88,8 @@ def resolve_checkpoint(path: str | Path) -> Path:
             f"{path}: is a checkpoint of the original GLM; make an ftk checkpoint of it with"
             f" ftk-checkpoint convert --from glm {path} DST"
         )
-    if any((path / part).exists() for part in (MODEL, CONFIG, TRAINER_STATE)):
-        raise UserError(f"{path}: has no {MANIFEST}; it is not a whole checkpoint")
+    if is_remains(path):
+        raise BrokenCheckpoint(f"{path}: has no {MANIFEST}; it is not a whole checkpoint")
     raise UserError(f"{path}: holds no checkpoint (no {MANIFEST}, no {LAST}, no {checkpoint_name(0)[:-1]}N)")
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.encoding import decode
-from ftk.checkpoint.manifest import BrokenCheckpoint, check_files, verify
+from ftk.checkpoint.layout import BrokenCheckpoint
+from ftk.checkpoint.manifest import check_files, verify
 from ftk.checkpoint.naming import model_tensors, parameter_names
 from ftk.checkpoint.storage import StoredTensor, TensorIndex, read_index, read_tensors
 from ftk.errors import UserError

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftk.checkpoint.layout import CONFIG, MANIFEST, MODEL, TRAINER_STATE
-from ftk.errors import UserError
+from ftk.checkpoint.layout import CONFIG, MANIFEST, MODEL, TRAINER_STATE, BrokenCheckpoint
 
 Buffer = bytes | bytearray | memoryview
 
@@ -19,10 +18,6 @@ _FORMAT = "ftk-checkpoint"
 _VERSION = 1
 _BLOCK_BYTES = 1 << 20
 _REQUIRED = (CONFIG, TRAINER_STATE, f"{MODEL}/index.json")
-
-
-class BrokenCheckpoint(UserError):
-    """A checkpoint is not what was written: a file is missing, cut or changed."""
 
 
 @dataclass(frozen=True)

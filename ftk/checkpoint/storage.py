@@ -37,7 +37,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from ftk.checkpoint.manifest import BrokenCheckpoint, FileRecord, json_bytes, write_file
+from ftk.checkpoint.layout import BrokenCheckpoint
+from ftk.checkpoint.manifest import FileRecord, json_bytes, write_file
 
 INDEX = "index.json"
 

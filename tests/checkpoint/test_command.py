@@ -82,6 +82,9 @@ def test_verify_lists_problems_and_fails(saved: Path, capfd) -> None:
     assert "  config.yaml: missing" in captured.out
     assert "  model/tensors_00000_of_00001.safetensors: content differs" in captured.out
     assert "ftk-checkpoint: 1 broken checkpoint" in captured.err
+    (saved / "manifest.json").unlink()
+    assert main(["verify", str(saved), str(saved.parent)]) == 2
+    assert capfd.readouterr().out.count("  manifest.json: cannot be read") == 2
 
 
 def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:

@@ -70,6 +70,7 @@ FAULTS = {
     "optimizer missing": lambda c: shutil.rmtree(c / "optimizer"),
     "optimizer cut": lambda c: os.truncate(tensors_of(c, "optimizer"), 100),
     "tokenizer file missing": lambda c: (c / "tokenizer/deeper/vocabulary.bin").unlink(),
+    "manifest missing": lambda c: (c / "manifest.json").unlink(),
     "manifest empty": lambda c: os.truncate(c / "manifest.json", 0),
     "manifest all zeros": lambda c: (c / "manifest.json").write_bytes(bytes(500)),
     "manifest cut": lambda c: os.truncate(c / "manifest.json", 300),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from ftk.checkpoint.manifest import BrokenCheckpoint
+from ftk.checkpoint.layout import BrokenCheckpoint
 from ftk.checkpoint.storage import read_index, read_tensors, write_tensors
 
 # Each rank saves its share of the rows of `rows` (7, so unevenly), of the columns of `columns`, and so on.
