@@ -113,7 +113,7 @@ class BarProgress(Progress):
 
 def one_line(record: Record, total_updates: int | None = None) -> str:
     """A record as a person reads it: `train | update 100/2000 | epoch 1 | loss 5.123 | ...`."""
-    subset = f" {record['subset']}" if "subset" in record else ""
+    subset = f" {record['subset']}" if record.get("subset", record["event"]) != record["event"] else ""
     total = f"/{total_updates}" if total_updates else ""
     parts = [f"{record['event']}{subset}", f"update {record['num_updates']}{total}"]
     parts.append(f"epoch {record['epoch']}")

@@ -136,7 +136,8 @@ def test_a_simple_line_can_be_read():
         "train | update 100/1000 | epoch 2 | loss 5.1235 | ppl 167.91 | lr 0.0002 | gnorm 1.500 | tok/s 1234"
         " | target tok/s 222 | loss_token 5.0000 | left 0:07:30"
     )
-    assert one_line(VALID) == "valid valid | update 100 | epoch 2 | loss 5.0000 | ppl 148.41"
+    assert one_line(VALID) == "valid | update 100 | epoch 2 | loss 5.0000 | ppl 148.41"
+    assert one_line({**VALID, "subset": "test"}).startswith("valid test | update 100")
     assert "loss -" in one_line({**TRAIN, "loss": math.nan, "skipped_updates": 3})
     assert "skipped 3" in one_line({**TRAIN, "loss": math.nan, "skipped_updates": 3})
 
@@ -162,7 +163,7 @@ def test_the_bar_shows_rate_loss_and_a_line_for_each_validation():
     shown = err.getvalue()
     assert "100/1000" in shown
     assert "loss=5.1235" in shown
-    assert "valid valid | update 100/1000 | epoch 2 | loss 5.0000" in shown
+    assert "valid | update 100/1000 | epoch 2 | loss 5.0000" in shown
     handlers = {type(handler).__name__ for handler in logging.getLogger().handlers}
     assert "_TqdmLoggingHandler" not in handlers  # the log is back where it was
 
