@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import weakref
@@ -89,7 +90,7 @@ class EpochBatchIterator:
             batch_size=None,
             collate_fn=_unchanged,
             num_workers=num_workers,
-            worker_init_fn=_ignore_interrupt,
+            worker_init_fn=_stand_apart,
             persistent_workers=num_workers > 0,
             multiprocessing_context=multiprocessing_context if num_workers > 0 else None,
             generator=torch.Generator(),  # else each pass draws from the global one, and dropout after a resume differs
@@ -326,6 +327,12 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _ignore_interrupt(worker: int) -> None:
-    """Ctrl-C reaches the whole process group; only the main process answers it."""
+def _stand_apart(worker: int) -> None:
+    """Leaves signals that are sent to the whole process group (Ctrl-C, a scheduler's SIGTERM) to the main process.
+
+    A worker that died of one would take the main process with it while that saves. Workers whose main process is
+    gone end by themselves (torch's watchdog).
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)

@@ -19,6 +19,7 @@ from number_corpus import NumberTokenizer, random_documents
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.collate import Collater
 from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.data.iterator import EpochBatchIterator
 from ftk.errors import UserError
 
@@ -233,6 +234,20 @@ def test_a_worker_that_dies_is_named():
         list(iterator(dataset=Dying(50), num_workers=2).batches())
 
 
+def test_samples_of_a_file_in_spawned_workers_are_those_of_memory(tmp_path):
+    documents = random_documents([20, 50, 7, 300])
+    with IndexedDatasetWriter(tmp_path / "train", np.uint16) as writer:
+        for number in range(len(documents)):
+            writer.add(documents[number])
+    tokenizer, config = NumberTokenizer(), BlankInfillingConfig(seq_length=32)
+    in_memory, on_disk = (GLMBlankDataset(corpus, tokenizer, config, 1)
+                          for corpus in (documents, IndexedDataset(tmp_path / "train")))
+    expected = EpochBatchIterator(in_memory, COLLATER, batch_size=4, seed=5)
+    spawned = EpochBatchIterator(on_disk, COLLATER, batch_size=4, seed=5, num_workers=1,
+                                 multiprocessing_context="spawn")
+    assert equal_batches(list(spawned.batches()), list(expected.batches()))
+
+
 PLUGIN = """
     import numpy as np
     from ftk.data.blank_config import BlankInfillingConfig
@@ -283,7 +298,7 @@ def test_a_plugin_dataset_reaches_spawned_workers(tmp_path):
 
 
 INTERRUPTED = """
-    import os, signal, sys, time
+    import signal, time
     from types import SimpleNamespace
     import numpy as np
     from ftk.data.collate import Collater
@@ -302,22 +317,28 @@ INTERRUPTED = """
             return {"tokens": ones, "targets": ones, "loss_mask": ones.astype(bool),
                     "position_ids": np.stack([ones, ones]), "context_length": np.int64(1), "objective": np.int64(0)}
 
+    def stop(signum, frame):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
     made = EpochBatchIterator(Slow(), Collater(SimpleNamespace(pad=0)), batch_size=2, num_workers=2)
     try:
         for batch in made.batches():
             print("batch", flush=True)
     except KeyboardInterrupt:
+        time.sleep(0.5)  # saving: a worker's death would be raised here
         print("interrupted after", made.samples_consumed, flush=True)
 """
 
 
-def test_interrupting_the_process_group_is_answered_by_the_main_process_only(tmp_path):
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_process_group_is_answered_by_the_main_process_only(tmp_path, signal_number):
     process = subprocess.Popen([sys.executable, script(tmp_path, INTERRUPTED)], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "batch\n"
     time.sleep(0.3)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal_number)
     out, err = process.communicate(timeout=60)
     assert "interrupted after" in out.splitlines()[-1]
     assert err == ""
