@@ -183,10 +183,14 @@ class EpochBatchIterator:
         if found is None:
             return None
         workers = getattr(getattr(self._loader, "_iterator", None), "_workers", [])
-        numbers = [number for number, worker in enumerate(workers) if worker.pid == int(found.group(1))]
-        which = f"{numbers[0] + 1} of {len(workers)} " if numbers else ""
-        return RuntimeError(f"data worker {which}(pid {found.group(1)}) died:{found.group(2).rstrip('. ')}; if memory "
-                            f"ran out, fewer workers (--num-workers) or smaller batches help")
+        which, how = "", found.group(2).strip(" .")
+        for number, worker in enumerate(workers, start=1):
+            if worker.pid == int(found.group(1)):
+                which = f"{number} of {len(workers)} "
+                if worker.exitcode is not None and worker.exitcode < 0:
+                    how = f"killed by {signal.Signals(-worker.exitcode).name}"
+        return RuntimeError(f"data worker {which}(pid {found.group(1)}) died: {how}; if memory ran out, fewer workers "
+                            f"(--num-workers) or smaller batches help")
 
 
 @dataclass(frozen=True)
