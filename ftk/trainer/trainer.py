@@ -71,6 +71,8 @@ class Trainer:
         self.model = model.to(self.device)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         options = config.optimizer.config
+        if not hasattr(options, "lr"):
+            raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
         self.optimizer: torch.optim.Optimizer = config.optimizer.build(
             param_groups=parameter_groups(self.model, getattr(options, "weight_decay", 0.0))
         )
@@ -112,6 +114,7 @@ class Trainer:
             self.schedule.load_state_dict(state.lr_scheduler)
             epoch = self.train_iterator.epoch
             logger.info("continuing from %s: %d updates, epoch %d", folder, state.num_updates, epoch)
+        state.validation_pending = state.validation_pending and bool(self.valid_iterators)
         state.iterator = self.train_iterator.state_dict()
         state.seed = self.config.common.seed
         state.tokenizer = tokenizer
@@ -133,7 +136,7 @@ class Trainer:
             with self.signals:
                 self.progress.start(self.state.num_updates)
                 if self.state.validation_pending:
-                    reason = self._validate_and_save(reason, validation_due=True, save_due=True)
+                    reason = self._validate_and_save(reason, save_due=True)
                 while reason is None:
                     reason = self._train_epoch()
         except Exception:
@@ -242,13 +245,14 @@ class Trainer:
         end_of_epoch = self.train_iterator.epoch != self.epoch or self.train_iterator.batches_left() == 0
         reason = self._limit_reached(end_of_epoch)
         last = reason is not None
-        if last or _due(num_updates, self.config.logging.log_interval):
-            self._log()
         validation_due = last or _due(num_updates, training.validate_interval_updates)
         validation_due |= end_of_epoch and _due(self.epoch, training.validate_interval)
+        self.state.validation_pending = validation_due and bool(self.valid_iterators)
         save_due = last or _due(num_updates, checkpoint.save_interval_updates)
         save_due |= end_of_epoch and _due(self.epoch, checkpoint.save_interval)
-        return self._validate_and_save(reason, validation_due=validation_due, save_due=save_due)
+        if last or _due(num_updates, self.config.logging.log_interval):
+            self._log()
+        return self._validate_and_save(reason, save_due)
 
     def _limit_reached(self, end_of_epoch: bool) -> str | None:
         """Which of the run's own limits is reached."""
@@ -266,11 +270,13 @@ class Trainer:
             return f"no better {self.config.checkpoint.best_metric} in {training.patience} validations"
         return None
 
-    def _validate_and_save(self, reason: str | None, *, validation_due: bool, save_due: bool) -> str | None:
-        """Validate if due, save if due, on a new best and before a stop; returns why the run is to stop."""
+    def _validate_and_save(self, reason: str | None, save_due: bool) -> str | None:
+        """Validate if it is pending; save if due, on a new best and before a stop.
+
+        Returns why the run is to stop, `reason` if it was to anyway, None if it goes on.
+        """
         is_best = False
         with self.stopwatch.aside():
-            self.state.validation_pending = validation_due and bool(self.valid_iterators)
             if self.state.validation_pending and self.signals.received is None:
                 is_best = self._validate()
                 reason = reason or self._limit_reached(end_of_epoch=False)

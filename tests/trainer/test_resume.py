@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,7 +14,8 @@ import ftk.checkpoint.save
 from ftk.checkpoint import BrokenCheckpoint, read_trainer_state, save_checkpoint
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
-from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_trainer
+from ftk.trainer.trainer import Trainer
+from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
 TIMES = {
     "seconds", "valid_seconds", "tokens_per_second", "target_tokens_per_second", "updates_per_second",
@@ -84,6 +86,25 @@ def test_a_signal_at_any_moment_changes_nothing(tmp_path, uninterrupted, call, s
     assert_same(resumed, uninterrupted)
     assert standing(resumed) == standing(uninterrupted)
     assert figures(tmp_path / "run") == figures(uninterrupted.checkpoints.folder)
+
+
+def test_a_validation_that_was_cut_short_is_done_again(tmp_path, uninterrupted):
+    stopped = toy_trainer(tmp_path, criterion=Acting(9, send(signal.SIGTERM)), **OPTIONS)
+    stopped.train()  # 8 training steps, then the validation after update 4
+    assert (stopped.state.num_updates, stopped.state.validation_pending) == (4, True)
+    assert [record["num_updates"] for record in figures(tmp_path / "run")] == [3]
+    without = toy_trainer(tmp_path, dataloader__valid_subset=None, **OPTIONS)
+    assert not without.state.validation_pending
+    resumed = toy_trainer(tmp_path, **OPTIONS)
+    resumed.train()
+    assert figures(tmp_path / "run") == figures(uninterrupted.checkpoints.folder)
+
+
+def test_an_optimizer_without_a_learning_rate_is_named(tmp_path):
+    config = toy_config(tmp_path / "run")
+    config.optimizer = dataclasses.replace(config.optimizer, config=None)
+    with pytest.raises(UserError, match="optimizer 'adamw' must have an option `lr`"):
+        Trainer(config, ToyTask(tmp_path), ToyModel(), CrossEntropy(CrossEntropyConfig()))
 
 
 def test_the_handlers_of_before_are_back_after_training(tmp_path):

@@ -1,0 +1,87 @@
+"""The Trainer follows the twenty updates of the original GLM code (tests/golden/glm_tiny/train.npz)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.models.glm.config import GLMConfig
+from ftk.models.glm.convert import from_original
+from ftk.models.glm.model import GLM
+from ftk.trainer.records import read_records
+from tests.trainer.toy import ToyTask, toy_trainer
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
+
+
+def arrays(name):
+    with np.load(GOLDEN / name) as loaded:
+        return {key: torch.from_numpy(loaded[key]) for key in loaded.files}
+
+
+class OneBatchAnEpoch:
+    """The golden batches in turn, each a whole epoch."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return 1
+
+    def sizes(self, epoch):
+        return np.array([24], dtype=np.int32)
+
+    def sample(self, epoch, index):
+        return self.batches[(epoch - 1) % 2]
+
+
+def only(samples):
+    [batch] = samples
+    return dict(batch)
+
+
+class GoldenTask(ToyTask):
+    def load_split(self, split):
+        golden = arrays("train.npz")
+        names = {"tokens": "input_ids", "context_length": "sep", "position_ids": "position_ids", "targets": "targets"}
+        batches = []
+        for turn in range(2):
+            batch = {ours: golden[theirs][turn] for ours, theirs in names.items()}
+            batches.append({**batch, "loss_mask": golden["loss_mask"][turn].bool()})
+        return OneBatchAnEpoch(batches)
+
+    def collater(self):
+        return only
+
+
+def test_twenty_updates_are_those_of_the_original(tmp_path):
+    shape = json.loads((GOLDEN / "config.json").read_text())
+    config = GLMConfig(
+        vocab_size=shape["vocab_size"],
+        num_layers=shape["num_layers"],
+        hidden_size=shape["hidden_size"],
+        num_attention_heads=shape["num_attention_heads"],
+        max_positions=shape["max_sequence_length"],
+        embedding_dropout=0.0,
+        attention_dropout=0.0,
+        dropout=0.0,
+    )
+    model = GLM(config)
+    model.load_state_dict(from_original(arrays("weights.npz"), config.num_attention_heads))
+    toy_trainer(
+        tmp_path, task=GoldenTask(tmp_path), model=model,
+        criterion=GLMCrossEntropy(GLMCrossEntropyConfig()),
+        optimizer__lr=1e-3, lr_scheduler="constant", lr_scheduler__warmup_updates=0,
+        training__max_update=20, dataloader__valid_subset=None, logging__log_interval=1,
+        checkpoint__no_save=True,
+    ).train()
+    golden = arrays("train.npz")
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
+    assert [record["loss"] for record in records] == pytest.approx(golden["losses"].tolist(), abs=1e-3)
+    assert [record["gnorm"] for record in records] == pytest.approx(golden["grad_norms"].tolist(), abs=1e-3)
+    assert records[-1]["loss"] < records[0]["loss"] - 0.5
