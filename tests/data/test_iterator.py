@@ -230,7 +230,7 @@ def test_any_other_error_keeps_its_kind(num_workers):
 
 
 def test_a_worker_that_dies_is_named():
-    with pytest.raises(RuntimeError, match=r"data worker [12] of 2 \(pid \d+\) died: killed by SIGKILL; .*--num-workers"):
+    with pytest.raises(RuntimeError, match=r"data worker [12] of 2 \(pid \d+\) died: killed by SIGKILL; .*--num-w"):
         list(iterator(dataset=Dying(50), num_workers=2).batches())
 
 
