@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Summary:
     model_bytes: int
     has_optimizer: bool
     tokenizer: str | None
-    trainer_state: dict[str, Any]  # numbers and texts only
+    trainer_state: dict[str, int | float | str]  # its numbers and texts; those within a mapping as "best.value"
     files: dict[str, int]  # name -> bytes
 
 
@@ -78,7 +79,7 @@ def inspect_checkpoint(path: str | Path) -> Summary:
         model_bytes=sum(row.bytes for row in rows),
         has_optimizer=f"{layout.OPTIMIZER}/index.json" in files,
         tokenizer=_tokenizer_name(folder),
-        trainer_state={k: v for k, v in state.items() if isinstance(v, (int, float, str))},
+        trainer_state=dict(_scalars(state)),
         files={name: record.size for name, record in files.items()},
     )
 
@@ -161,6 +162,14 @@ def _range(pattern: str, names: list[str]) -> str:
         if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
             return pattern.replace("*", f"{{{numbers[0]}..{numbers[-1]}}}")
     return f"{pattern} ({len(names)} of them)"
+
+
+def _scalars(state: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, int | float | str]]:
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            yield from _scalars(value, f"{prefix}{key}.")
+        elif isinstance(value, (int, float, str)):
+            yield f"{prefix}{key}", value
 
 
 def _tokenizer_name(folder: Path) -> str | None:

@@ -78,7 +78,7 @@ def saved(tmp_path: Path, tokenizer_folder: Path) -> Path:
         tmp_path / "run" / "checkpoint_3",
         model=model,
         optimizer=optimizer,
-        trainer_state={"num_updates": 3, "best": 1.5},
+        trainer_state={"num_updates": 3, "best": {"metric": "loss", "value": 1.5}},
         config={"model": {"_name": "awkward", "hidden_size": 6}, "note": "注"},
         tokenizer_folder=tokenizer_folder,
     )

@@ -63,6 +63,7 @@ def test_inspect_shows_tied_weights_and_optimizer(saved: Path, capfd) -> None:
     assert "head.weight is embedding.weight" in text
     assert "kept: training can go on" in text
     assert "tokenizer  test" in text
+    assert "trainer    best.value 1.5" in text
     os.truncate(saved / "tokenizer" / "deeper" / "vocabulary.bin", 5)
     assert main(["inspect", str(saved)]) == 1
     assert "PROBLEM  tokenizer/deeper/vocabulary.bin: has 5 bytes; 2304 were written" in capfd.readouterr().out
