@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -124,7 +125,7 @@ def _fill_prompts(root: GenerateRoot, source: str) -> int:
 
     as_json = root.generate.output_format == "json"
     name, failed = "standard input" if source == "-" else source, 0
-    with _open(source) as stream, _progress(root.generate.max_samples) as bar:
+    with _open(source) as stream, _progress(_num_prompts(source, root.generate.max_samples)) as bar:
         filler = open_filler(root.generate.path, root.common, root.generation)
         numbered = enumerate(itertools.islice(stream, root.generate.max_samples))
         for chunk in _chunks(numbered, root.generation.batch_size * _BATCHES_AT_ONCE):
@@ -155,6 +156,14 @@ def _open(source: str) -> Any:
         return open(source, "rb")
     except OSError as error:
         raise UserError(f"--input {source}: {error.strerror}; give a text file or -") from None
+
+
+def _num_prompts(source: str, limit: int | None) -> int | None:
+    """How many prompts will come, for the time left; None where only their end will tell."""
+    if not os.path.isfile(source) or not sys.stderr.isatty():
+        return limit
+    with open(source, "rb") as stream:
+        return sum(1 for _ in itertools.islice(stream, limit))
 
 
 def _text(line: bytes) -> str:

@@ -148,3 +148,12 @@ def test_equal_scores_are_settled_by_the_order_of_the_vocabulary():
         [1.0, 0.0, 0.0, 0.0, 0.0],
     ]
     assert [fill_table(table, beam=2, max_len=2).tokens for _ in range(3)] == [[0]] * 3
+
+
+def test_an_end_takes_no_place_from_the_hypotheses_that_go_on():
+    table = [row[:] for row in TABLE]
+    table[3] = [0.35, 0.25, 0.4, 0.0, 0.0]  # the end and 0 are the best two, but 1 must go on too
+    table[0] = [0.3, 0.3, 0.4, 0.0, 0.0]
+    table[1] = [0.0, 0.0, 1.0, 0.0, 0.0]
+    beam = fill_table(table, beam=2, max_len=2)
+    assert (beam.tokens, math.exp(2 * beam.score)) == ([1], pytest.approx(0.25))
