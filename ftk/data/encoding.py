@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ftk.data._index import flatten
-from ftk.data.records import is_empty, parse_block
+from ftk.data.records import clean_texts, is_empty, parse_block
 from ftk.data.text import Block, Problem
 from ftk.errors import UserError
 
@@ -74,18 +74,18 @@ def encode_block(block: Block, tokenizer: Any, settings: EncodingSettings) -> En
     Raises:
         UserError: the tokenizer gives an id that the dtype does not hold.
     """
-    texts: list[str] = []
     problems: list[Problem] = []
-    num_empty = 0
-    for record in parse_block(block, settings.text_key):
-        if isinstance(record, Problem):
+    found = clean_texts(block, settings.text_key)
+    if found is None:
+        found = []
+        for record in parse_block(block, settings.text_key):
+            if not isinstance(record, Problem):
+                found.append(record.text)
+                continue
             problems.append(record)
             if settings.stop_at_problem:
                 break
-        elif is_empty(record.text):
-            num_empty += 1
-        else:
-            texts.append(record.text)
+    texts = [text for text in found if not is_empty(text)]
     try:
         tokens, lengths = flatten(tokenizer.encode_batch(texts), settings.dtype)
     except OverflowError as error:
@@ -95,7 +95,7 @@ def encode_block(block: Block, tokenizer: Any, settings: EncodingSettings) -> En
         tokens=tokens,
         lengths=kept,
         num_bytes=len(block.data),
-        num_empty=num_empty,
+        num_empty=len(found) - len(texts),
         num_without_tokens=lengths.size - kept.size,
         problems=problems,
         source=block.source,

@@ -81,6 +81,42 @@ def parse_block(block: Block, text_key: str = "text") -> Iterator[Document | Pro
             yield Document(text, block.source, line, block.offset + start)
 
 
+def clean_texts(block: Block, text_key: str = "text") -> list[str] | None:
+    """The texts of a block, empty ones included, some ten times faster than `parse_block` reads them.
+
+    Returns:
+        the texts, or None where `parse_block` is needed: something cannot be read, or documents are not lines.
+    """
+    if block.problem is not None or block.kind not in ("line", "jsonl") or b"\0" in block.data:
+        return None
+    try:
+        text = block.data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    if "\r" in text:
+        lines = [line.removesuffix("\r") for line in lines]
+    return lines if block.kind == "line" else _clean_json_texts(lines, text_key)
+
+
+def _clean_json_texts(lines: list[str], key: str) -> list[str] | None:
+    texts: list[str] = []
+    for line in lines:
+        if is_empty(line):
+            texts.append("")
+            continue
+        try:
+            text = _DECODER.decode(line)[key]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            return None
+        if not isinstance(text, str) or "\0" in text or ("\\u" in line and not _is_well_formed(text)):
+            return None
+        texts.append(text)
+    return texts
+
+
 def _cut(block: Block) -> Iterator[tuple[int, int, bytes]]:
     """(line number, offset in the block, bytes without the last line end) of each document."""
     if block.kind == "file":
@@ -117,9 +153,7 @@ def _decode(source: str, line: int, offset: int, data: bytes) -> str | Problem:
     nul = data.find(b"\0")
     if nul >= 0:
         line += data.count(b"\n", 0, nul)
-        message = (
-            f"a NUL byte, which is not text (UTF-16 or binary data?); convert the file to UTF-8, {_SKIP}"
-        )
+        message = f"a NUL byte, which is not text (UTF-16 or binary data?); convert the file to UTF-8, {_SKIP}"
         return Problem("nul", source, line, offset + nul, message)
     try:
         text = data.decode("utf-8")
@@ -139,9 +173,7 @@ def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int)
         value: Any = _DECODER.decode(line_text)
     except json.JSONDecodeError as error:
         what = "more than one JSON value" if error.msg == "Extra data" else f"not JSON ({error.msg})"
-        return problem(
-            "invalid_json", f"{what}; write one object on each line (jq -c . FILE does)", error.pos
-        )
+        return problem("invalid_json", f"{what}; write one object on each line (jq -c . FILE does)", error.pos)
     except RecursionError:
         return problem("invalid_json", "JSON nested too deeply; flatten it")
     if not isinstance(value, dict):
@@ -152,16 +184,20 @@ def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int)
         return problem("missing_key", f'no field "{key}" (fields: {fields}); choose one with --text-key')
     text = value[key]
     if not isinstance(text, str):
-        return problem(
-            "wrong_type", f'field "{key}" is {_json_type(text)}, not a string; choose one with --text-key'
-        )
+        return problem("wrong_type", f'field "{key}" is {_json_type(text)}, not a string; choose one with --text-key')
     if "\0" in text:
         return problem("nul", f'field "{key}" holds a NUL character, which text does not; take it out')
-    if "\\u" in line_text and any("\ud800" <= character <= "\udfff" for character in text):
-        return problem(
-            "lone_surrogate", f'field "{key}" holds half a surrogate pair (\\uD800 to \\uDFFF); mend it'
-        )
+    if "\\u" in line_text and not _is_well_formed(text):
+        return problem("lone_surrogate", f'field "{key}" holds half a surrogate pair (\\uD800 to \\uDFFF); mend it')
     return text
+
+
+def _is_well_formed(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _json_type(value: Any) -> str:

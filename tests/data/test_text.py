@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.data.records import is_empty, parse_block, read_documents
-from ftk.data.text import Problem, expand_paths, kind_of, read_blocks
+from ftk.data.records import clean_texts, is_empty, parse_block, read_documents
+from ftk.data.text import Block, Problem, expand_paths, kind_of, read_blocks
 from ftk.errors import UserError
 
 
@@ -100,6 +100,37 @@ def test_blocks_of_any_size_give_the_same_documents_at_the_same_places(tmp_path_
     for record in whole:
         assert raw[record.offset :].decode().replace("\r\n", "\n").startswith(record.text)
         assert record.line == 1 + raw.count(b"\n", 0, record.offset)
+
+
+ODD = ["a", "é", "\n", "\r\n", "\r", "\x00", "\x85", "\u2028", " ", "　"]
+ODD_JSON = [
+    *('{"text": "a"}', '{"text": ""}', '{"text": "\\u00e9"}', '{"text": "\\ud83d\\ude00"}', "", " ", "[1]", '"text"'),
+    *('{"text": "\\ud83d"}', '{"text": "\\u0000"}', '{"text": 1}', "{}", "{", '{"text": "\t"}', '{"text":"a"}{}'),
+]
+
+
+@pytest.mark.parametrize("kind", ["line", "jsonl"])
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_fast_way_reads_what_the_slow_way_reads(kind, data):
+    if kind == "line":
+        content = "".join(data.draw(st.lists(st.sampled_from(ODD), max_size=12))).encode()
+        content += data.draw(st.sampled_from([b"", b"", b"\xff", b"\n\xe4\xbd\n"]))
+    else:
+        ending = data.draw(st.sampled_from(["\n", "\r\n"]))
+        content = "".join(
+            f"{line}{ending}" for line in data.draw(st.lists(st.sampled_from(ODD_JSON), max_size=3))
+        ).encode()
+    block = Block("a", kind, 1, 0, content, 0)
+    records = list(parse_block(block))
+    fast = clean_texts(block)
+    if any(isinstance(record, Problem) for record in records):
+        assert fast is None
+    elif kind == "line":
+        assert fast == [record.text for record in records]
+    else:  # lines of white space may be "" in one and as they are in the other: both are empty documents
+        assert [t for t in fast if not is_empty(t)] == [r.text for r in records if not is_empty(r.text)]
+        assert len(fast) == len(records)
 
 
 def test_blocks_end_where_documents_end_and_stay_small(tmp_path):
