@@ -106,6 +106,7 @@ class Checkpoints:
         Raises:
             UserError: the checkpoint was trained with another tokenizer, or does not fit the model.
         """
+        logger.info("loading %s", folder)
         own = folder.parent == self.folder.resolve()
         values = read_trainer_state(folder)
         if values.get("tokenizer") not in (None, tokenizer):

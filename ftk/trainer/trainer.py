@@ -24,6 +24,7 @@ from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
 from ftk.trainer.checkpointing import Checkpoints
 from ftk.trainer.device import autocast, count_tokens, resolve_device, to_device
+from ftk.trainer.log_file import LogFile
 from ftk.trainer.metrics import Stopwatch, Sums, TrainingFigures
 from ftk.trainer.progress import make_progress
 from ftk.trainer.records import Record, RecordFile
@@ -91,6 +92,7 @@ class Trainer:
             validation_pending=self.state.validation_pending,
         )
         self.progress = make_progress(config.logging.log_format, self.total_updates)
+        self.log_file = LogFile(config.logging.log_file, self.total_updates)
         self.signals = StopSignals()
 
         self.epoch = self.train_iterator.epoch  # of the last update
@@ -112,8 +114,6 @@ class Trainer:
         if state.num_updates > 0:
             self.train_iterator.load_state_dict(state.iterator)
             self.schedule.load_state_dict(state.lr_scheduler)
-            epoch = self.train_iterator.epoch
-            logger.info("continuing from %s: %d updates, epoch %d", folder, state.num_updates, epoch)
         state.validation_pending = state.validation_pending and bool(self.valid_iterators)
         state.iterator = self.train_iterator.state_dict()
         state.seed = self.config.common.seed
@@ -129,7 +129,15 @@ class Trainer:
         Raises:
             Exception: whatever went wrong, after a checkpoint of the last whole update was saved if possible.
         """
-        self._say_what_begins()
+        with self.log_file:
+            self._say_what_begins()
+            summary = self._summary(self._run())
+            for line in summary.lines():
+                logger.info("%s", line)
+        return summary
+
+    def _run(self) -> str:
+        """Train to the end; returns why it is the end."""
         self.stopwatch.lap()
         reason = self._limit_reached(end_of_epoch=self.train_iterator.batches_left() == 0)
         try:
@@ -145,12 +153,12 @@ class Trainer:
         finally:
             self.progress.close()
             self.records.close()
-        summary = self._summary(reason)
-        for line in summary.lines():
-            logger.info("%s", line)
-        return summary
+        return reason
 
     def _say_what_begins(self) -> None:
+        num_updates = self.state.num_updates
+        if num_updates > 0:
+            logger.info("continuing after %d updates, in epoch %d", num_updates, self.train_iterator.epoch)
         numbers = sum(parameter.numel() for parameter in self.parameters)
         length = f"up to {self.total_updates} updates" if self.total_updates else "no limit of updates"
         precision, folder = self.config.training.precision, self.checkpoints.folder
@@ -357,6 +365,7 @@ class Trainer:
     def _write(self, record: Record) -> None:
         self.records.write(record)
         self.progress.show(record)
+        self.log_file.show(record)
 
     def _save(self, *, is_best: bool = False) -> None:
         if not self.unsaved:

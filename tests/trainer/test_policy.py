@@ -157,6 +157,18 @@ def test_no_save_writes_no_checkpoint(tmp_path):
     assert not summary.saved
 
 
+def test_the_log_file_has_the_log_and_the_figures(tmp_path, caplog):
+    caplog.set_level("INFO")
+    path = tmp_path / "logs" / "run.txt"
+    toy_trainer(tmp_path, logging__log_file=str(path), training__max_update=4).train()
+    toy_trainer(tmp_path, logging__log_file=str(path), training__max_update=5).train()
+    text = path.read_text()
+    for part in ("| train | update 2/4 |", "| valid | update 4/4 |", "continuing after 4 updates", "next: ftk-"):
+        assert part in text
+    with pytest.raises(UserError, match=r"--log-file .*: cannot be written"):
+        toy_trainer(tmp_path, logging__log_file=str(tmp_path))
+
+
 def test_without_a_valid_subset_nothing_is_validated(tmp_path):
     summary = toy_trainer(tmp_path, dataloader__valid_subset=None).train()
     assert summary.best is None

@@ -1,0 +1,55 @@
+"""`--log-file`: the lines of the log and every record, as text, in a file."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import TracebackType
+
+from ftk.errors import UserError
+from ftk.trainer.progress import one_line
+from ftk.trainer.records import Record
+
+
+class LogFile:
+    """While entered, appends what is logged to a file; does nothing without a path.
+
+    Args:
+        path: of the file; its folder is made.
+        total_updates: length of the run, for the lines.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | None, total_updates: int | None) -> None:
+        self.total_updates = total_updates
+        self._handler: logging.FileHandler | None = None
+        if path is None:
+            return
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._handler = logging.FileHandler(path, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--log-file {path}: cannot be written ({error.strerror})") from error
+        self._handler.setFormatter(
+            logging.Formatter("%(asctime)s | %(levelname)s | %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+        )
+
+    def __enter__(self) -> LogFile:
+        if self._handler is not None:
+            logging.getLogger().addHandler(self._handler)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handler is not None:
+            logging.getLogger().removeHandler(self._handler)
+            self._handler.close()
+
+    def show(self, record: Record) -> None:
+        """Append a training or validation record as a readable line."""
+        if self._handler is not None:
+            line = one_line(record, self.total_updates)
+            self._handler.handle(logging.LogRecord(__name__, logging.INFO, "", 0, line, None, None))
