@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import sys
-import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ftk.data._index import flatten
+from ftk.data.child_process import death, receive, send_result, start_child, stop_child
 from ftk.data.records import clean_texts, is_empty, parse_block
 from ftk.data.text import Block, Problem
 from ftk.errors import UserError
@@ -119,24 +117,16 @@ class EncoderPool:
     def __init__(self, num_workers: int, settings: EncodingSettings) -> None:
         self._settings = settings
         self._num_workers = num_workers
-        self._workers: dict[Connection, multiprocessing.process.BaseProcess] = {}
+        self._workers: dict[Connection, BaseProcess] = {}
 
     def __enter__(self) -> EncoderPool:
-        # A fork starts in milliseconds and knows all plugins; elsewhere the workers import what they need.
-        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        mask = _block_signals()
         try:
             for _ in range(self._num_workers):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_work, args=(theirs, self._settings), daemon=True)
-                process.start()
-                theirs.close()
-                self._workers[ours] = process
+                connection, process = start_child(_work, self._settings)
+                self._workers[connection] = process
         except BaseException:
             self._stop()
             raise
-        finally:
-            _restore_signals(mask)
         return self
 
     def __exit__(
@@ -169,81 +159,43 @@ class EncoderPool:
                 continue
             ready = wait([*busy, *(self._workers[connection].sentinel for connection in busy)])
             for connection in [connection for connection in busy if connection in ready]:
-                finished[busy.pop(connection)] = self._receive(connection)
+                finished[busy.pop(connection)] = receive(connection, self._workers[connection])
                 idle.append(connection)
             for connection in [c for c in busy if self._workers[c].sentinel in ready and not c.poll()]:
-                raise self._death(connection)
+                raise death(self._workers[connection])
 
     def _send(self, connection: Connection, block: Block) -> None:
         try:
             connection.send(block)
         except OSError as error:
-            raise self._death(connection) from error
-
-    def _receive(self, connection: Connection) -> EncodedBlock:
-        try:
-            answer = connection.recv()
-        except (EOFError, OSError) as error:
-            raise self._death(connection) from error
-        if isinstance(answer, EncodedBlock):
-            return answer
-        if isinstance(answer, UserError):
-            raise answer
-        summary, trace = answer
-        raise RuntimeError(f"a worker process failed: {summary}") from RuntimeError(trace)
-
-    def _death(self, connection: Connection) -> RuntimeError:
-        process = self._workers[connection]
-        process.join(timeout=5)
-        hint = "; killed, perhaps for want of memory: try fewer --workers" if process.exitcode == -9 else ""
-        return RuntimeError(f"a worker process ended with exit code {process.exitcode}{hint}")
+            raise death(self._workers[connection]) from error
 
     def _stop(self) -> None:
         for process in self._workers.values():
-            process.terminate()
+            process.terminate()  # all at once; then each is waited for
         for connection, process in self._workers.items():
-            process.join()
-            connection.close()
+            stop_child(connection, process)
         self._workers = {}
 
 
 def _work(connection: Connection, settings: EncodingSettings) -> None:
     """The life of a worker: a block in, an `EncodedBlock` or an error out, until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent ends the workers
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _restore_signals(set())
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes share the cores
-    tokenizer = None
+    tokenizer: Any = None
+
+    def encode(block: Block) -> EncodedBlock:
+        nonlocal tokenizer
+        if tokenizer is None:
+            tokenizer = _load(settings)
+        return encode_block(block, tokenizer, settings)
+
     while True:
         try:
             block = connection.recv()
         except (EOFError, OSError):
             return
-        answer: EncodedBlock | UserError | tuple[str, str]
-        try:
-            if tokenizer is None:
-                tokenizer = _load(settings)
-            answer = encode_block(block, tokenizer, settings)
-        except UserError as error:
-            answer = error
-        except Exception as error:
-            answer = f"{type(error).__name__}: {error}", traceback.format_exc()
-        try:
-            connection.send(answer)
-        except OSError:  # the parent has gone
+        if not send_result(connection, encode, block):
             return
-
-
-def _block_signals() -> set[Any] | None:
-    """Holds back Ctrl-C and SIGTERM until a forked worker has put its own handlers in place."""
-    if not hasattr(signal, "pthread_sigmask"):
-        return None
-    return signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-
-
-def _restore_signals(mask: set[Any] | None) -> None:
-    if mask is not None and hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _load(settings: EncodingSettings) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ftk.data.child_process import call_in_child
 from ftk.data.encoding import EncodedBlock, EncoderPool, EncodingSettings
 from ftk.data.indexed_dataset import IndexedDatasetWriter, optimal_dtype
 from ftk.data.output_folder import RECORD, describe_files, whole_folder
@@ -99,7 +100,10 @@ def preprocess(
     try:
         with whole_folder(destination, output.overwrite) as folder:
             with tempfile.TemporaryDirectory(prefix="ftk-preprocess-") as scratch:
-                model = _train_tokenizer(inputs, training, files, Path(scratch)) if training else None
+                model = None
+                if training is not None:
+                    logger.info("training a SentencePiece model of %s pieces", training.vocab_size)
+                    model = call_in_child(_train_tokenizer, inputs, training, files, Path(scratch))
                 tokenizer = make_tokenizer(model)
                 tokenizer.save(folder / "tokenizer")
             settings = EncodingSettings(
@@ -115,9 +119,7 @@ def preprocess(
                     for split, paths in files.items()
                 }
             record = _record(inputs, tokenizer, settings.dtype, reports) | {"files": describe_files(folder)}
-            (folder / RECORD).write_text(
-                json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-            )
+            (folder / RECORD).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         if error.errno in _DISK_FULL and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
@@ -125,13 +127,10 @@ def preprocess(
     return _table(reports, destination)
 
 
-def _train_tokenizer(
-    inputs: InputConfig, training: TrainingConfig, files: dict[str, list[str]], folder: Path
-) -> Path:
+def _train_tokenizer(inputs: InputConfig, training: TrainingConfig, files: dict[str, list[str]], folder: Path) -> Path:
     assert training.vocab_size is not None
     if "train" not in files:
         raise UserError("--vocab-size trains a model on the training text; give --trainpref")
-    logger.info("training a SentencePiece model of %d pieces", training.vocab_size)
     ignore = (lambda problem: None) if inputs.on_error == "skip" else None  # they are counted when encoded
     documents = read_documents(
         files["train"],
@@ -247,8 +246,7 @@ def _table(reports: dict[str, SplitReport], destination: Path) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
     ]
@@ -261,8 +259,9 @@ def _table(reports: dict[str, SplitReport], destination: Path) -> str:
         "",
         f"written: {destination}",
         f"next:    ftk-data stats {destination}",
-        f"         ftk-train {destination} --task glm_blank --arch glm_tiny --save-dir run",
     ]
+    if "train" in reports:
+        lines.append(f"         ftk-train {destination} --task glm_blank --arch glm_tiny --save-dir run")
     return "\n".join(lines)
 
 

@@ -114,7 +114,7 @@ def test_workers_started_anew_encode_the_same(tmp_path, corpus, model, monkeypat
             return np.concatenate([block.tokens for block in blocks]).tolist()
 
     forked = tokens()
-    monkeypatch.setattr(encoding_module.sys, "platform", "elsewhere")
+    monkeypatch.setattr("ftk.data.child_process.sys.platform", "elsewhere")
     assert tokens() == forked
 
 
@@ -280,6 +280,24 @@ def test_a_signal_in_the_middle_leaves_nothing(tmp_path, model, number, message)
     assert shown.splitlines()[-1].startswith(f"ftk-preprocess: {message}")
     assert "Traceback" not in shown
     assert [p.name for p in tmp_path.iterdir()] == ["endless.txt"]
+
+
+def test_ctrl_c_ends_the_training_of_a_model_at_once(tmp_path):
+    """SentencePiece itself does not listen to signals."""
+    corpus = tmp_path / "train.txt"
+    corpus.write_text("\n".join(f"{line} {i * 7919 % 10007:x}" for i, line in enumerate(sentences(60_000))))
+    arguments = ["--trainpref", corpus, "--destdir", tmp_path / "out", "--vocab-size", "8000"]
+    script = "import signal, sys; from ftk_cli.preprocess import main; "
+    script += "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main())"
+    process = subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = process.stderr.readline()
+    assert "training a SentencePiece model of 8000 pieces" in said
+    process.send_signal(signal.SIGINT)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert shown.splitlines() == ["ftk-preprocess: interrupted"]
+    assert [p.name for p in tmp_path.iterdir()] == ["train.txt"]
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, corpus, model):

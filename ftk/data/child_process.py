@@ -1,0 +1,126 @@
+"""Child processes that end with their parent: at Ctrl-C, at SIGTERM, and when it dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+from ftk.errors import UserError
+
+T = TypeVar("T")
+
+
+def start_child(target: Callable[..., None], *arguments: Any) -> tuple[Connection, BaseProcess]:
+    """Starts `target(connection, *arguments)` in a process of its own.
+
+    Ctrl-C, which reaches every process of a terminal, is left to the parent; SIGTERM ends the child at once.
+
+    Returns:
+        our end of the pipe whose other end the child has, and the process.
+    """
+    # A fork starts in milliseconds and knows all plugins; elsewhere a child imports what it needs.
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(target, theirs, arguments), daemon=True)
+    mask = _block_signals()  # until the child has put its own handlers in place of its parent's
+    try:
+        process.start()
+    finally:
+        _restore_signals(mask)
+    theirs.close()
+    return ours, process
+
+
+def call_in_child(function: Callable[..., T], *arguments: Any) -> T:
+    """`function(*arguments)` in a process of its own, so that Ctrl-C ends even a library that does not listen.
+
+    Raises:
+        UserError: raised by the function.
+        RuntimeError: the function raised something else, or the process was killed.
+    """
+    connection, process = start_child(_answer, function, *arguments)
+    try:
+        return receive(connection, process)
+    finally:
+        stop_child(connection, process)
+
+
+def receive(connection: Connection, process: BaseProcess) -> Any:
+    """What a child sends: a value, or the error that `send_result` makes of an exception.
+
+    Raises:
+        UserError: the child sent it.
+        RuntimeError: the child failed or is dead.
+    """
+    try:
+        answer = connection.recv()
+    except (EOFError, OSError) as error:
+        raise death(process) from error
+    if isinstance(answer, UserError):
+        raise answer
+    if isinstance(answer, _Failure):
+        raise RuntimeError(f"a worker process failed: {answer.summary}") from RuntimeError(answer.trace)
+    return answer
+
+
+def send_result(connection: Connection, function: Callable[..., Any], *arguments: Any) -> bool:
+    """Sends what a function returns, or what it raises, to the parent; False if that has gone."""
+    try:
+        result = function(*arguments)
+    except UserError as error:
+        result = error
+    except Exception as error:
+        result = _Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+    try:
+        connection.send(result)
+    except OSError:
+        return False
+    return True
+
+
+def death(process: BaseProcess) -> RuntimeError:
+    """The error that says how a child ended."""
+    process.join(timeout=5)
+    hint = "; killed, perhaps for want of memory: try fewer --workers" if process.exitcode == -9 else ""
+    return RuntimeError(f"a worker process ended with exit code {process.exitcode}{hint}")
+
+
+def stop_child(connection: Connection, process: BaseProcess) -> None:
+    """Ends a child, if it has not ended, and waits for that."""
+    process.terminate()
+    process.join()
+    connection.close()
+
+
+class _Failure:
+    def __init__(self, summary: str, trace: str) -> None:
+        self.summary = summary
+        self.trace = trace
+
+
+def _answer(connection: Connection, function: Callable[..., Any], *arguments: Any) -> None:
+    send_result(connection, function, *arguments)
+
+
+def _run(target: Callable[..., None], connection: Connection, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _restore_signals(set())
+    target(connection, *arguments)
+
+
+def _block_signals() -> set[Any] | None:
+    if not hasattr(signal, "pthread_sigmask"):
+        return None
+    return signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
+def _restore_signals(mask: set[Any] | None) -> None:
+    if mask is not None and hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
