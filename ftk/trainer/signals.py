@@ -47,8 +47,8 @@ class StopSignals:
             raise KeyboardInterrupt(f"second signal ({name})")
 
     def _handle_in_worker(self, signum: int) -> None:
-        # Forked dataloader workers inherit this handler. Ctrl-C reaches the whole process group; the worker
-        # must live on until the trainer has finished its update, and leave when it is told to.
+        # Forked dataloader workers inherit this handler. Ctrl-C, and a service manager's SIGTERM, reach the
+        # whole process group: the worker lives on, for the trainer still needs it to finish its update. The
+        # second SIGTERM ends it: `Process.terminate` must have its way in the end.
         if signum == signal.SIGTERM:
             signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
