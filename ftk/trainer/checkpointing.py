@@ -128,10 +128,8 @@ class Checkpoints:
             logger.info("changed since this checkpoint: %s", change)
         return state
 
-    def save(
-        self, state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer, *, is_best: bool
-    ) -> None:
-        """Write a checkpoint, point `checkpoint_last` (and `checkpoint_best`) to it, prune the others.
+    def save(self, state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Write a checkpoint, point `checkpoint_last` (`checkpoint_best` if it is) to it, prune the others.
 
         Raises:
             OSError: it could not be written (a full disk); older checkpoints are untouched.
@@ -151,7 +149,7 @@ class Checkpoints:
         )
         self.last_saved = state.num_updates
         point_to(self.folder, LAST, folder)
-        if is_best:
+        if state.best is not None and state.best.num_updates == state.num_updates:
             point_to(self.folder, BEST, folder)
         self._prune(state)
 

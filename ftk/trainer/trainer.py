@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ftk.checkpoint import checkpoint_name
 from ftk.config import dump
 from ftk.errors import UserError
 from ftk.optim import (
@@ -292,7 +294,7 @@ class Trainer:
                 self.interrupted = True
                 reason = f"{self.signals.received} was received"
             if save_due or is_best or reason is not None:
-                self._save(is_best=is_best)
+                self._save()
         return reason
 
     # -- validation, figures, saving ------------------------------------------------------------------------
@@ -317,11 +319,11 @@ class Trainer:
                 raise UserError(f"split {split!r} has no target token; choose another --valid-subset")
             results[split] = figures
         is_best = self._rank(next(iter(results.values())))
+        self.state.validation_pending = False
+        self.unsaved = True
         for split, figures in results.items():
             record = {"event": "valid", "subset": split, "num_updates": self.state.num_updates}
             self._write({**record, "epoch": self.epoch, **figures, "seconds": self.stopwatch.seconds()})
-        self.state.validation_pending = False
-        self.unsaved = True
         return is_best
 
     def _rank(self, figures: Record) -> bool:
@@ -333,9 +335,11 @@ class Trainer:
             raise UserError(f"--best-metric {metric} is none of the validation's figures: {known}")
         value, best = figures[metric], self.state.best
         self.schedule.observe(value)
-        self.state.scores[f"checkpoint_{self.state.num_updates}"] = value
+        if not math.isnan(value):
+            self.state.scores[checkpoint_name(self.state.num_updates)] = value
         sign = -1.0 if options.maximize_best_metric else 1.0
-        if best is not None and best.metric == metric and not sign * value < sign * best.value:
+        is_better = best is None or best.metric != metric or sign * value < sign * best.value
+        if math.isnan(value) or not is_better:
             self.state.validations_without_best += 1
             return False
         self.state.best = Best(metric, value, self.state.num_updates)
@@ -367,14 +371,14 @@ class Trainer:
         self.progress.show(record)
         self.log_file.show(record)
 
-    def _save(self, *, is_best: bool = False) -> None:
+    def _save(self) -> None:
         if not self.unsaved:
             return
         self.unsaved = False  # even if it fails: then the disk is the reason, and trying again is no help
         self.state.figures = self.figures.state_dict()
         self.state.seconds = self.stopwatch.seconds()
         self.state.lr_scheduler = self.schedule.state_dict()
-        self.checkpoints.save(self.state, self.model, self.optimizer, is_best=is_best)
+        self.checkpoints.save(self.state, self.model, self.optimizer)
 
 
 def _add(sums: dict[str, tuple[Tensor, Tensor]], more: Sums) -> None:

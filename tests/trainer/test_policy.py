@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -57,6 +58,16 @@ def test_the_best_checkpoint_is_that_of_the_lowest_loss(tmp_path):
     assert resolve_checkpoint(tmp_path / "run" / "checkpoint_last").name == "checkpoint_6"
     assert resolve_checkpoint(tmp_path / "run").name == "checkpoint_4"
     assert saved(tmp_path) == [4, 6]
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_a_validation_that_is_not_a_number_is_never_the_best(tmp_path, maximize):
+    losses = [math.nan, 3.0, math.nan, 2.0]
+    options = {**EACH, "training__max_update": 4, "checkpoint__maximize_best_metric": maximize}
+    summary = toy_trainer(tmp_path, criterion=Scripted(losses), **options).train()
+    assert summary.best.num_updates == (2 if maximize else 4)
+    assert resolve_checkpoint(tmp_path / "run" / "checkpoint_best").name == f"checkpoint_{summary.best.num_updates}"
+    assert [record["loss"] for record in valid_records(tmp_path)] == [None, 3.0, None, 2.0]
 
 
 def test_another_metric_can_rank_and_be_maximised(tmp_path):
