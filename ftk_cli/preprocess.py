@@ -40,18 +40,14 @@ def body(argv: list[str]) -> int:
     if train and training.vocab_size is None:
         raise UserError("give --tokenizer-path (a vocabulary), or --vocab-size to train one on --trainpref")
     if not train and training.vocab_size is not None:
-        raise UserError(
-            "--vocab-size is for training a SentencePiece model; leave out it or --tokenizer-path"
-        )
+        raise UserError("--vocab-size is for training a SentencePiece model; leave out it or --tokenizer-path")
 
     from ftk.data.preprocess import preprocess
 
     def make_tokenizer(trained: Path | None) -> Tokenizer:
         if trained is None:
             return chosen.build()
-        return dataclasses.replace(
-            chosen, config=dataclasses.replace(chosen.config, path=str(trained))
-        ).build()
+        return dataclasses.replace(chosen, config=dataclasses.replace(chosen.config, path=str(trained))).build()
 
     print(preprocess(config.input, config.output, make_tokenizer, training if train else None))
     return 0
@@ -59,13 +55,8 @@ def body(argv: list[str]) -> int:
 
 def _with_path(argv: list[str]) -> list[str]:
     """The arguments with an empty --tokenizer-path where a model is to be trained and none is given."""
-    flags = [argument.split("=")[0] for argument in argv]
-    at = flags.index("--tokenizer") if "--tokenizer" in flags else None
-    name = (
-        "sentencepiece"
-        if at is None
-        else ("".join(argv[at : at + 2])).removeprefix("--tokenizer").lstrip("=")
-    )
-    if "--tokenizer-path" in flags or not name.startswith("sentencepiece"):
+    given = {flag: value for flag, value in zip(argv, [*argv[1:], ""], strict=True) if "=" not in flag}
+    given |= dict(argument.split("=", 1) for argument in argv if "=" in argument)
+    if given.get("--tokenizer", "sentencepiece") != "sentencepiece" or "--tokenizer-path" in given:
         return argv
     return [*argv, "--tokenizer-path="]

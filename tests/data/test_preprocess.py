@@ -125,6 +125,34 @@ def test_a_model_is_trained_where_no_vocabulary_is_given(tmp_path, corpus):
     assert verify(out) == []
 
 
+def test_a_plugins_tokenizer_encodes_in_the_workers(tmp_path, corpus, model):
+    plugin = tmp_path / "backwards_plugin.py"
+    plugin.write_text(
+        textwrap.dedent(
+            """
+            from ftk.registry import register_tokenizer
+            from ftk.tokenizers.sentencepiece import SentencePieceConfig, SentencePieceTokenizer
+
+            @register_tokenizer("backwards", config=SentencePieceConfig)
+            class Backwards(SentencePieceTokenizer):
+                name = "backwards"
+
+                def _encode_texts(self, texts):
+                    return [ids[::-1] for ids in super()._encode_texts(texts)]
+            """
+        )
+    )
+    script = "import sys; from ftk_cli.preprocess import main; sys.exit(main())"
+    arguments = ["--trainpref", corpus, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", "2"]
+    for name in (["--tokenizer", "backwards"], ["--tokenizer=backwards", "--overwrite"]):
+        command = [sys.executable, "-c", script, *map(str, arguments), *name, "--user-dir", str(plugin)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    plain = build_tokenizer("sentencepiece", path=model)
+    line = corpus.read_text(encoding="utf-8").split("\n")[0]
+    assert IndexedDataset(tmp_path / "out" / "train")[0].tolist() == plain.encode(line)[::-1]
+
+
 @pytest.mark.parametrize("name", ["line", "blank-line", "file"])
 def test_document_separators(tmp_path, model, name):
     path = tmp_path / "a.txt"
