@@ -129,6 +129,7 @@ class DocumentPacker:
         if used == 0 and len(document) + 2 > room:
             start = self._random_start(document, room, rng)
         assert self.special.cls is not None
+        assert self.special.eos is not None
         text[used] = self.special.cls
         length = len(document) - start
         if length + 2 <= room:

@@ -50,8 +50,8 @@ class SpecialTokens:
     `sentinels` holds a (mask, sop) pair per blank number, for tokenizers built with sentinel tokens.
     """
 
-    pad: int
-    eos: int
+    pad: int | None = None
+    eos: int | None = None
     cls: int | None = None
     mask: int | None = None
     smask: int | None = None
