@@ -32,7 +32,8 @@ class Collater:
 
         Returns:
             tokens, targets int64 [B, T]; loss_mask bool [B, T]; position_ids int64 [B, 2, T];
-            context_length, objective int64 [B]. T is the longest sample's length.
+            context_length, objective int64 [B]. T is the longest sample's length. And loss_positions int64 [N]:
+            where the flattened loss_mask is true, counted here so that no device has to be waited for.
         """
         import torch  # here, so that commands which only look at data start without it
 
@@ -51,6 +52,7 @@ class Collater:
             "tokens": tokens,
             "targets": targets,
             "loss_mask": loss_mask,
+            "loss_positions": np.flatnonzero(loss_mask),
             "position_ids": position_ids,
             "context_length": np.array([sample["context_length"] for sample in samples], dtype=np.int64),
             "objective": np.array([sample["objective"] for sample in samples], dtype=np.int64),

@@ -182,7 +182,9 @@ class EpochBatchIterator:
         found = re.search(r"DataLoader worker \(pid\(?s?\)? ?(\d+)[^)]*\)(.*)", str(error))
         if found is None:
             return None
-        workers = getattr(getattr(self._loader, "_iterator", None), "_workers", [])
+        running = getattr(self._loader, "_iterator", None)
+        _abandon_queues(running)
+        workers = getattr(running, "_workers", [])
         which, how = "", found.group(2).strip(" .")
         for number, worker in enumerate(workers, start=1):
             if worker.pid == int(found.group(1)):
@@ -320,11 +322,25 @@ class _BatchSource(torch.utils.data.Dataset):
         batch = self.collater(samples)
         if request.is_filler:
             batch["loss_mask"].zero_()
+            batch.pop("loss_positions", None)  # found anew from the mask
         return batch
 
 
 def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[..., Batch]) -> _BatchSource:
     return _BatchSource(dataset, collater, user_dir.path)
+
+
+def _abandon_queues(running: Any) -> None:
+    """Keeps the queues of a loader that failed from being closed in order.
+
+    PyTorch raises the death of a worker from a signal handler, which may strike inside `Queue.put` between taking
+    the queue's lock and the promise to release it; closing the queue, at the latest when Python exits, would then
+    wait for that lock for ever.
+    """
+    for queue in getattr(running, "_index_queues", []):
+        queue.cancel_join_thread()
+        if (closing := getattr(queue, "_close", None)) is not None:
+            closing.cancel()
 
 
 def _unchanged(batch: Any) -> Any:

@@ -24,10 +24,12 @@ def test_a_batch_holds_its_samples_and_padding_only():
         "tokens": ((10, longest), torch.int64),
         "targets": ((10, longest), torch.int64),
         "loss_mask": ((10, longest), torch.bool),
+        "loss_positions": ((int(batch["loss_mask"].sum()),), torch.int64),
         "position_ids": ((10, 2, longest), torch.int64),
         "context_length": ((10,), torch.int64),
         "objective": ((10,), torch.int64),
     }
+    assert batch["loss_mask"].flatten().nonzero().flatten().equal(batch["loss_positions"])
     for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
         for name, fill in (("tokens", 599), ("targets", 599), ("loss_mask", 0), ("position_ids", 0)):
             assert np.array_equal(batch[name][row, ..., :length].numpy(), sample[name])

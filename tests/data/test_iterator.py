@@ -20,7 +20,7 @@ from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.collate import Collater
 from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from ftk.data.iterator import EpochBatchIterator
+from ftk.data.iterator import EpochBatchIterator, _abandon_queues
 from ftk.errors import UserError
 
 
@@ -234,6 +234,18 @@ def test_a_worker_that_dies_is_named():
         list(iterator(dataset=Dying(50), num_workers=2).batches())
 
 
+def test_a_queue_whose_lock_was_left_taken_does_not_hold_up_the_exit():
+    made = iterator(num_workers=1)
+    running = iter(made.batches())
+    next(running)
+    loader = made._loader._iterator
+    queue = loader._index_queues[0]
+    queue._notempty.acquire()  # as the death of a worker may leave it
+    _abandon_queues(loader)
+    queue.close()  # returns; without the line above it waits for ever
+    queue._notempty.release()
+
+
 def test_samples_of_a_file_in_spawned_workers_are_those_of_memory(tmp_path):
     documents = random_documents([20, 50, 7, 300])
     with IndexedDatasetWriter(tmp_path / "train", np.uint16) as writer:
@@ -269,7 +281,7 @@ SPAWNING = """
     import sys
     from types import SimpleNamespace
     from ftk.data.collate import Collater
-    from ftk.data.iterator import EpochBatchIterator
+    from ftk.data.iterator import EpochBatchIterator, _abandon_queues
     from ftk.plugins import import_user_dir
 
     if __name__ == "__main__":
@@ -302,7 +314,7 @@ INTERRUPTED = """
     from types import SimpleNamespace
     import numpy as np
     from ftk.data.collate import Collater
-    from ftk.data.iterator import EpochBatchIterator
+    from ftk.data.iterator import EpochBatchIterator, _abandon_queues
 
     class Slow:
         def __len__(self):
