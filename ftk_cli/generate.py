@@ -95,17 +95,18 @@ def _fill_subset(root: GenerateRoot, data: str) -> int:
         for indices in _chunks(range(count), root.generation.batch_size * _BATCHES_AT_ONCE):
             questions = [question_of(samples.sample(0, index), tokenizer.special) for index in indices]
             found = generator.fill_ids([question.context for question in questions], progress=bar.update)
+            lines: list[str] = []
             for index, question, answers in zip(indices, questions, found, strict=True):
                 source = filler.source_text(question.context)
                 references = [tokenizer.decode(reference).strip() for reference in question.references]
                 filled = filler.describe(question.context, answers)
                 num_tokens += sum(len(answer.token_logprobs) for answer in answers)
-                lines = ([json_line(index, source, filled, references)] if as_json
-                         else text_lines(index, source, filled, tokenizer, references))
-                _print(lines)
+                lines += ([json_line(index, source, filled, references)] if as_json
+                          else text_lines(index, source, filled, tokenizer, references))
                 for scorer in scorers.values():
                     for blank, reference in zip(filled, references, strict=True):
                         scorer.add(blank.text, reference)
+            _print(lines)
     seconds = time.perf_counter() - started
     if not as_json:
         print(NOTE.format(length_penalty=root.generation.length_penalty))
@@ -137,10 +138,12 @@ def _fill_prompts(root: GenerateRoot, source: str) -> int:
                     _say(f"{name}:{index + 1}: {error}")
                     failed += 1
             results = filler.fill_encoded([prompt for _, prompt in encoded], progress=bar.update)
+            lines: list[str] = []
             for (index, _), result in zip(encoded, results, strict=True):
                 prompt = result.prompt.rstrip("\r\n")
-                _print([json_line(index, prompt, result.answers, filled=result.text)] if as_json
-                       else text_lines(index, prompt, result.answers, filler.tokenizer, filled=result.text))
+                lines += ([json_line(index, prompt, result.answers, filled=result.text)] if as_json
+                          else text_lines(index, prompt, result.answers, filler.tokenizer, filled=result.text))
+            _print(lines)
     if not as_json:
         print(NOTE.format(length_penalty=root.generation.length_penalty))
     if failed:
@@ -187,11 +190,11 @@ def _progress(total: int | None) -> Any:
 
 
 def _print(lines: Iterable[str], stream: TextIO | None = None) -> None:
+    """Prints at once, out of the way of the bar."""
     from tqdm import tqdm
 
     with tqdm.external_write_mode(file=stream or sys.stdout):
-        for line in lines:
-            print(line, file=stream or sys.stdout)
+        print("".join(f"{line}\n" for line in lines), end="", file=stream or sys.stdout, flush=True)
 
 
 def _say(message: str) -> None:

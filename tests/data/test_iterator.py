@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -235,13 +237,10 @@ def test_a_worker_that_dies_is_named():
 
 
 def test_a_queue_whose_lock_was_left_taken_does_not_hold_up_the_exit():
-    made = iterator(num_workers=1)
-    running = iter(made.batches())
-    next(running)
-    loader = made._loader._iterator
-    queue = loader._index_queues[0]
+    queue = multiprocessing.Queue()
+    queue.put(1)  # starts the thread that closing would wait for
     queue._notempty.acquire()  # as the death of a worker may leave it
-    _abandon_queues(loader)
+    _abandon_queues(SimpleNamespace(_index_queues=[queue]))
     queue.close()  # returns; without the line above it waits for ever
     queue._notempty.release()
 
