@@ -52,8 +52,9 @@ def import_entry_points() -> None:
             raise
         except Exception as error:
             package = point.dist.name if point.dist is not None else point.value
-            raise UserError(f"the plugin {point.name!r} of the package {package} failed to import:\n"
-                            f"{traceback.format_exc()}") from error
+            raise UserError(
+                f"the plugin {point.name!r} of the package {package} failed to import:\n{traceback.format_exc()}"
+            ) from error
 
 
 def _import_file(file: Path) -> None:
@@ -63,8 +64,10 @@ def _import_file(file: Path) -> None:
     if loaded is not None:
         if _source(loaded) == file:
             return
-        raise UserError(f"--user-dir: the module name {name!r} of {file} is taken by {_source(loaded) or 'Python'}; "
-                        f"rename the folder or file")
+        raise UserError(
+            f"--user-dir: the module name {name!r} of {file} is taken by {_source(loaded) or 'Python'}; "
+            f"rename the folder or file"
+        )
     spec = importlib.util.spec_from_file_location(
         name, file, submodule_search_locations=[str(file.parent)] if is_package else None
     )

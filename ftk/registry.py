@@ -137,8 +137,8 @@ register_scorer = SCORERS.register
 def register_architecture(name: str, *, model: str) -> Callable[[T], T]:
     """A decorator for a function without arguments that returns the config of `model` for this size.
 
-        @register_architecture("glm_large", model="glm")
-        def glm_large() -> GLMConfig:
-            return GLMConfig(num_layers=24, hidden_size=1024, num_attention_heads=16)
+    @register_architecture("glm_large", model="glm")
+    def glm_large() -> GLMConfig:
+        return GLMConfig(num_layers=24, hidden_size=1024, num_attention_heads=16)
     """
     return ARCHITECTURES.register(name, model=model)

@@ -14,9 +14,7 @@ from ftk_cli.frame import Body, run, subcommands
 
 @dataclass(kw_only=True)
 class FolderConfig:
-    data: str = field(
-        metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA-BIN"}
-    )
+    data: str = field(metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA-BIN"})
 
 
 @dataclass(kw_only=True)
@@ -30,10 +28,13 @@ class ShowConfig:
     index: int = field(default=0, metadata={"help": "which document of the split, from 0"})
     draw: int = field(default=0, metadata={"help": "which of the samples that can be drawn from it, from 0"})
     seed: int = field(default=1, metadata={"help": "fixes everything that is random"})
-    width: int | None = field(default=None, metadata={
-        "help": "width of the page; default: the terminal's", "unit": "columns"})
-    user_dir: str | None = field(default=None, metadata={
-        "help": "a package, folder or file of yours that registers tasks, datasets ...", "metavar": "PATH"})
+    width: int | None = field(
+        default=None, metadata={"help": "width of the page; default: the terminal's", "unit": "columns"}
+    )
+    user_dir: str | None = field(
+        default=None,
+        metadata={"help": "a package, folder or file of yours that registers tasks, datasets ...", "metavar": "PATH"},
+    )
 
     def validate(self) -> Iterator[str]:
         for name in ("index", "draw", "seed"):
@@ -51,9 +52,7 @@ class ShowCommand:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run(
-        "ftk-data", subcommands("ftk-data", "Looks at the data that ftk-preprocess wrote.", COMMANDS), argv
-    )
+    return run("ftk-data", subcommands("ftk-data", "Looks at the data that ftk-preprocess wrote.", COMMANDS), argv)
 
 
 def stats_body(argv: list[str]) -> int:
@@ -84,8 +83,17 @@ def show_body(argv: list[str]) -> int:
         raise UserError(f"--task {config.task.name}: only samples of blank-infilling tasks can be shown")
     corpus = config.dataset.build()
     width = config.show.width or max(60, shutil.get_terminal_size((100, 24)).columns)
-    print(show(corpus.documents(config.show.split), corpus.tokenizer(), config.task.config, index=config.show.index,
-               draw=config.show.draw, seed=config.show.seed, width=width))
+    print(
+        show(
+            corpus.documents(config.show.split),
+            corpus.tokenizer(),
+            config.task.config,
+            index=config.show.index,
+            draw=config.show.draw,
+            seed=config.show.seed,
+            width=width,
+        )
+    )
     return 0
 
 

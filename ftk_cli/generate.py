@@ -32,18 +32,24 @@ _BATCHES_AT_ONCE = 4  # prompts of so many batches are sorted by length together
 
 @dataclass(kw_only=True)
 class GenerateConfig:
-    data: str | None = field(default=None, metadata={
-        "help": "folder written by ftk-preprocess; not with --input", "positional": True, "metavar": "DATA"})
-    path: str = field(metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
-                                "metavar": "PATH"})
+    data: str | None = field(
+        default=None,
+        metadata={"help": "folder written by ftk-preprocess; not with --input", "positional": True, "metavar": "DATA"},
+    )
+    path: str = field(
+        metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
+    )
     gen_subset: str = field(default="valid", metadata={"help": "split of DATA to fill blanks in"})
-    input: str | None = field(default=None, metadata={
-        "help": "text file with one prompt a line, - for standard input", "metavar": "FILE"})
+    input: str | None = field(
+        default=None, metadata={"help": "text file with one prompt a line, - for standard input", "metavar": "FILE"}
+    )
     max_samples: int | None = field(default=None, metadata={"help": "stop after so many", "unit": "samples"})
-    output_format: str = field(default="text", metadata={
-        "help": "fairseq's lines, or one JSON object a line", "choices": ("text", "json")})
-    scoring: list[str] = field(default_factory=list, metadata={
-        "help": "score the answers to DATA by these, e.g. exact_match,token_f1"})
+    output_format: str = field(
+        default="text", metadata={"help": "fairseq's lines, or one JSON object a line", "choices": ("text", "json")}
+    )
+    scoring: list[str] = field(
+        default_factory=list, metadata={"help": "score the answers to DATA by these, e.g. exact_match,token_f1"}
+    )
 
     def validate(self) -> Iterator[str]:
         if (self.data is None) == (self.input is None):
@@ -101,8 +107,11 @@ def _fill_subset(root: GenerateRoot, data: str) -> int:
                 references = [tokenizer.decode(reference).strip() for reference in question.references]
                 filled = filler.describe(question.context, answers)
                 num_tokens += sum(len(answer.token_logprobs) for answer in answers)
-                lines += ([json_line(index, source, filled, references)] if as_json
-                          else text_lines(index, source, filled, tokenizer, references))
+                lines += (
+                    [json_line(index, source, filled, references)]
+                    if as_json
+                    else text_lines(index, source, filled, tokenizer, references)
+                )
                 for scorer in scorers.values():
                     for blank, reference in zip(filled, references, strict=True):
                         scorer.add(blank.text, reference)
@@ -141,8 +150,11 @@ def _fill_prompts(root: GenerateRoot, source: str) -> int:
             lines: list[str] = []
             for (index, _), result in zip(encoded, results, strict=True):
                 prompt = result.prompt.rstrip("\r\n")
-                lines += ([json_line(index, prompt, result.answers, filled=result.text)] if as_json
-                          else text_lines(index, prompt, result.answers, filler.tokenizer, filled=result.text))
+                lines += (
+                    [json_line(index, prompt, result.answers, filled=result.text)]
+                    if as_json
+                    else text_lines(index, prompt, result.answers, filler.tokenizer, filled=result.text)
+                )
             _print(lines)
     if not as_json:
         print(NOTE.format(length_penalty=root.generation.length_penalty))

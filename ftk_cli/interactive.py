@@ -27,8 +27,9 @@ LEAVE = ("exit", "quit")
 
 @dataclass(kw_only=True)
 class InteractiveConfig:
-    path: str = field(metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
-                                "metavar": "PATH"})
+    path: str = field(
+        metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
+    )
 
 
 @dataclass(kw_only=True)
@@ -47,9 +48,11 @@ def body(argv: list[str]) -> int:
     filler = open_filler(root.interactive.path, root.common, root.generation)
     typed = sys.stdin.isatty()
     if typed:
-        print(f"Write a text with {', '.join(filler.blanks)} where something is missing, or one to go on; "
-              f"answers have at most {root.generation.max_len} tokens (--max-len).\n"
-              f"To leave: {', '.join(LEAVE)} or Ctrl-D.")
+        print(
+            f"Write a text with {', '.join(filler.blanks)} where something is missing, or one to go on; "
+            f"answers have at most {root.generation.max_len} tokens (--max-len).\n"
+            f"To leave: {', '.join(LEAVE)} or Ctrl-D."
+        )
     failed = False
     for number, text in enumerate(_typed_lines() if typed else sys.stdin, start=1):
         if typed and not text.strip():

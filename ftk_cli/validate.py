@@ -22,19 +22,24 @@ perplexity, and the same for each objective. Example: ftk-validate data-bin --pa
 @dataclass(kw_only=True)
 class ValidateConfig:
     data: str = field(metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA"})
-    path: str = field(metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
-                                "metavar": "PATH"})
+    path: str = field(
+        metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
+    )
     valid_subset: str = field(default="valid", metadata={"help": "split or splits, comma-separated"})
     batch_size: int = field(default=16, metadata={"help": "samples in a batch", "unit": "samples"})
     num_workers: int = field(default=0, metadata={"help": "processes that prepare batches", "unit": "processes"})
-    max_samples: int | None = field(default=None, metadata={"help": "stop after so many of each split",
-                                                            "unit": "samples"})
+    max_samples: int | None = field(
+        default=None, metadata={"help": "stop after so many of each split", "unit": "samples"}
+    )
     precision: str = field(default="fp32", metadata={"help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")})
-    unigram: bool = field(default=False, metadata={
-        "help": "also print the loss of the training tokens' unigram distribution, a baseline to beat"})
+    unigram: bool = field(
+        default=False,
+        metadata={"help": "also print the loss of the training tokens' unigram distribution, a baseline to beat"},
+    )
     train_subset: str = field(default="train", metadata={"help": "split that --unigram counts"})
-    output_format: str = field(default="text", metadata={"help": "a table, or one JSON object a split",
-                                                         "choices": ("text", "json")})
+    output_format: str = field(
+        default="text", metadata={"help": "a table, or one JSON object a split", "choices": ("text", "json")}
+    )
 
     def validate(self) -> Iterator[str]:
         if self.batch_size < 1:
@@ -71,8 +76,12 @@ def body(argv: list[str]) -> int:
     task, parts = restore_task(options.path, options.data)
     model = load_model(options.path, str(device))
     criterion = task.build_criterion(parts.criterion)
-    loading = DataloaderConfig(batch_size=options.batch_size, num_workers=options.num_workers,
-                               valid_subset=options.valid_subset, max_valid_samples=options.max_samples)
+    loading = DataloaderConfig(
+        batch_size=options.batch_size,
+        num_workers=options.num_workers,
+        valid_subset=options.valid_subset,
+        max_valid_samples=options.max_samples,
+    )
     for split, iterator in valid_iterators(loading, root.common, task).items():
         batches = tqdm(iterator.batches(), total=iterator.batches_left(), desc=split, unit="batch", disable=None)
         figures = validate(task, model, criterion, batches, device=device, precision=options.precision) or {}

@@ -96,7 +96,7 @@ def blanked(documents: list[str]) -> Iterator[str]:
         words = sentence.split(" ")
         if len(words) < 8:  # Chinese has no spaces: blank out a few characters
             at = rng.randrange(5, len(sentence) - 5)
-            yield f"{sentence[:at]}[MASK]{sentence[at + 2:]}"
+            yield f"{sentence[:at]}[MASK]{sentence[at + 2 :]}"
             continue
         for place in rng.sample(range(1, len(words) - 1), 1 + number % 2):
             words[place] = "[MASK]"

@@ -26,13 +26,21 @@ def test_data() -> Path:
 def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `command("ftk-train", "--help")` in a process of its own."""
 
-    def run(name: str, *arguments: object, cwd: Path | None = None, timeout: float = 300,
-            **options: object) -> subprocess.CompletedProcess[str]:
+    def run(
+        name: str, *arguments: object, cwd: Path | None = None, timeout: float = 300, **options: object
+    ) -> subprocess.CompletedProcess[str]:
         module = f"ftk_cli.{name.removeprefix('ftk-').replace('-', '_')}"
         code = f"import sys; from {module} import main; sys.exit(main())"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], cwd=cwd, env=environment,
-                              capture_output=True, text=True, timeout=timeout, **options)  # type: ignore[call-overload]
+        return subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            **options,
+        )  # type: ignore[call-overload]
 
     return run
 
@@ -46,7 +54,18 @@ def data_bin(tmp_path_factory, command) -> Path:
     lines = [line for line in text.split("\n") if len(line) > 20 and line.isascii()]
     (folder / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")
     (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
-    done = command("ftk-preprocess", "--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt",
-                   "--tokenizer", "sentencepiece", "--vocab-size", 600, "--destdir", folder / "data-bin")
+    done = command(
+        "ftk-preprocess",
+        "--trainpref",
+        folder / "train.txt",
+        "--validpref",
+        folder / "valid.txt",
+        "--tokenizer",
+        "sentencepiece",
+        "--vocab-size",
+        600,
+        "--destdir",
+        folder / "data-bin",
+    )
     assert done.returncode == 0, done.stderr
     return folder / "data-bin"

@@ -25,14 +25,42 @@ ROOMS: dict[str, set[str]] = {
     "checkpoint": {"model_parallel", "models", "tokenizers", "config"},
     "evaluation": {"config"},
     "generation": {"modules", "models", "tokenizers", "evaluation", "config", "checkpoint"},
-    "tasks": {"config", "tokenizers", "data", "modules", "models", "criterions", "optim", "model_parallel",
-              "checkpoint", "generation", "evaluation"},
-    "trainer": {"config", "tokenizers", "data", "modules", "models", "criterions", "optim", "model_parallel",
-                "checkpoint", "tasks", "generation", "evaluation"},
+    "tasks": {
+        "config",
+        "tokenizers",
+        "data",
+        "modules",
+        "models",
+        "criterions",
+        "optim",
+        "model_parallel",
+        "checkpoint",
+        "generation",
+        "evaluation",
+    },
+    "trainer": {
+        "config",
+        "tokenizers",
+        "data",
+        "modules",
+        "models",
+        "criterions",
+        "optim",
+        "model_parallel",
+        "checkpoint",
+        "tasks",
+        "generation",
+        "evaluation",
+    },
     "hub": {"config", "tokenizers", "checkpoint", "generation", "models", "data", "tasks"},
 }
-FORBIDDEN = {"data": ("torch.nn", "torch.distributed"), "modules": ("torch.distributed",),
-             "models": ("torch.distributed",), "tokenizers": ("torch",), "config": ("torch",)}
+FORBIDDEN = {
+    "data": ("torch.nn", "torch.distributed"),
+    "modules": ("torch.distributed",),
+    "models": ("torch.distributed",),
+    "tokenizers": ("torch",),
+    "config": ("torch",),
+}
 
 FORBIDDEN_CALLS = ("eval", "exec", "pickle.load", "pickle.loads", "yaml.load", "os.system")
 
@@ -80,14 +108,17 @@ def test_imports_go_down(file):
             assert not f"{name}.".startswith(f"{forbidden}."), f"{file.relative_to(ROOT)} imports {name}"
 
 
-@pytest.mark.parametrize("command", ["preprocess", "train", "hydra_train", "generate", "interactive", "validate",
-                                     "checkpoint", "data"])
+@pytest.mark.parametrize(
+    "command", ["preprocess", "train", "hydra_train", "generate", "interactive", "validate", "checkpoint", "data"]
+)
 @pytest.mark.parametrize("flag", ["--help", "--version"])
 def test_help_and_version_import_no_torch(command, flag):
-    code = (f"import sys; from ftk_cli.{command} import main\n"
-            f"try: code = main([{flag!r}])\n"
-            "except SystemExit as stop: code = stop.code\n"
-            "print('CODE', code, 'TORCH', 'torch' in sys.modules)")
+    code = (
+        f"import sys; from ftk_cli.{command} import main\n"
+        f"try: code = main([{flag!r}])\n"
+        "except SystemExit as stop: code = stop.code\n"
+        "print('CODE', code, 'TORCH', 'torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "CODE 0 TORCH False"
     assert ("usage" in done.stdout) if flag == "--help" else ("ftk 0." in done.stdout)

@@ -45,8 +45,12 @@ def corpus(tmp_path_factory) -> Path:
 def test_code_blocks_run(document, corpus, tmp_path):
     for file in corpus.iterdir():
         shutil.copy(file, tmp_path)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-                   "OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "2",
+        "PYTHONPATH": str(ROOT),
+    }
     session = tmp_path / "session.py"
     for language, code in blocks(document):
         named = re.match(r"# (\S+\.py)\n", code)

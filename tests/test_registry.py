@@ -72,7 +72,9 @@ def test_every_kind_has_built_in_parts():
 
 
 def test_importing_ftk_and_listing_names_imports_neither_torch_nor_numpy():
-    code = ("import sys, ftk, ftk.registry as r; [x.names() for x in vars(r).values() if isinstance(x, r.Registry)];"
-            "print(sorted(m for m in ('torch', 'numpy', 'hydra', 'sentencepiece') if m in sys.modules))")
+    code = (
+        "import sys, ftk, ftk.registry as r; [x.names() for x in vars(r).values() if isinstance(x, r.Registry)];"
+        "print(sorted(m for m in ('torch', 'numpy', 'hydra', 'sentencepiece') if m in sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -87,9 +87,7 @@ def convert_from_original(
     output = Path(output)
     refuse_to_replace(output, overwrite=overwrite)
     if (num_attention_heads is None) == (arch is None):
-        raise UserError(
-            "the original does not store its number of heads; give --arch or --num-attention-heads"
-        )
+        raise UserError("the original does not store its number of heads; give --arch or --num-attention-heads")
     preset = _preset(arch) if arch is not None else None
     original = read_original(source)
     heads = preset.num_attention_heads if preset is not None else num_attention_heads
@@ -122,9 +120,7 @@ def convert_from_original(
         shutil.rmtree(folder_of_tokenizer, ignore_errors=True)
 
 
-def convert_to_original(
-    source: str | Path, output: str | Path, *, num_parts: int = 1, overwrite: bool = False
-) -> Path:
+def convert_to_original(source: str | Path, output: str | Path, *, num_parts: int = 1, overwrite: bool = False) -> Path:
     """Write a checkpoint's weights in the original's layout.
 
     Args:
@@ -144,9 +140,7 @@ def convert_to_original(
     _refuse_to_replace_original(output, overwrite)
     model = read_config(source).get("model") or {}
     if model.get("_name") != "glm":
-        raise UserError(
-            f"{source}: its model is {model.get('_name')!r}; only 'glm' has the original's layout"
-        )
+        raise UserError(f"{source}: its model is {model.get('_name')!r}; only 'glm' has the original's layout")
     iteration = int(read_trainer_state(source).get("num_updates") or 0)
     state_dict = names.to_original(load_model_tensors(source), int(model["num_attention_heads"]))
     parts = names.split_parts(state_dict, num_parts)
@@ -188,9 +182,7 @@ def read_original(source: str | Path) -> Original:
         raise UserError(f"{folder}: holds no mp_rank_XX_model_states.pt")
     missing = [f"{rank:02d}" for rank in range(max(ranks) + 1) if rank not in ranks]
     if missing:
-        raise UserError(
-            f"{folder}: has {len(ranks)} parts up to mp_rank_{max(ranks):02d}, but not {missing[0]}"
-        )
+        raise UserError(f"{folder}: has {len(ranks)} parts up to mp_rank_{max(ranks):02d}, but not {missing[0]}")
     parts = [_read_part(ranks[rank]) for rank in range(len(ranks))]
     iteration = parts[0].get("iteration")
     if not isinstance(iteration, int):
@@ -300,9 +292,7 @@ def _check_names(tensors: dict[str, torch.Tensor], config: GLMConfig, folder: Pa
             raise UserError(f"{folder}: the weight that ftk calls {name} {where}")
         if tensors[name].shape != expected[name].shape:
             found, wanted = list(tensors[name].shape), list(expected[name].shape)
-            raise UserError(
-                f"{folder}: the weight that ftk calls {name} is {found}; {wanted} fits the others"
-            )
+            raise UserError(f"{folder}: the weight that ftk calls {name} is {found}; {wanted} fits the others")
 
 
 def _with_gmask_row(tensors: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:

@@ -59,9 +59,7 @@ def inspect_checkpoint(path: str | Path) -> Summary:
     folder = layout.resolve_checkpoint(path)
     files = read_manifest(folder)
     problems = find_problems(folder, files, contents=lambda name: False)
-    fatal = [
-        p for p in problems if p.startswith((layout.CONFIG, layout.TRAINER_STATE, f"{layout.MODEL}/index"))
-    ]
+    fatal = [p for p in problems if p.startswith((layout.CONFIG, layout.TRAINER_STATE, f"{layout.MODEL}/index"))]
     if fatal:
         raise BrokenCheckpoint(f"{folder}: is not whole: {'; '.join(problems)}")
     index = read_index(folder / layout.MODEL)

@@ -61,9 +61,7 @@ def load_model_state(
         else:
             targets[found] = tensor
     known = {name for names in tied_names.values() for name in names} | set(wanted)
-    unexpected = sorted(
-        name for name in index.tensors if name not in known and not _alias_in(index, name, known)
-    )
+    unexpected = sorted(name for name in index.tensors if name not in known and not _alias_in(index, name, known))
     wrong = [
         f"{name} is {list(sources[name][1].shape)} in the checkpoint, {list(tensor.shape)} in the model"
         for name, tensor in targets.items()
@@ -241,8 +239,7 @@ def _match_groups(
     if now != then:
         difference = _mismatch(sorted(now - then), sorted(then - now), [])
         raise UserError(
-            f"{folder}: its optimizer has other parameters: {difference};"
-            " only the weights can be taken from it"
+            f"{folder}: its optimizer has other parameters: {difference}; only the weights can be taken from it"
         )
     if members == stored_members:
         return list(zip(stored_groups, optimizer.param_groups, strict=True))
@@ -252,10 +249,7 @@ def _match_groups(
             f"{folder}: its optimizer groups the parameters otherwise (for example {moved});"
             " only the weights can be taken from it"
         )
-    return [
-        (stored_groups[stored_members.index(m)], g)
-        for m, g in zip(members, optimizer.param_groups, strict=True)
-    ]
+    return [(stored_groups[stored_members.index(m)], g) for m, g in zip(members, optimizer.param_groups, strict=True)]
 
 
 def _group_of(name: str, members: list[list[str]]) -> list[str]:
@@ -270,9 +264,7 @@ def _owner_and_entry(path: str, parameters: Mapping[str, Any]) -> tuple[str, str
     return path[:at], path[at + 1 :]
 
 
-def _empty_state(
-    parameter: torch.Tensor, group: dict[str, Any], entry: str, stored: StoredTensor
-) -> torch.Tensor:
+def _empty_state(parameter: torch.Tensor, group: dict[str, Any], entry: str, stored: StoredTensor) -> torch.Tensor:
     """Return a tensor to read a state entry into, placed as the optimizer would place it."""
     if stored.shape == tuple(parameter.shape) and entry != "step":
         return torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)

@@ -85,9 +85,7 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise BrokenCheckpoint(
-            f"{path}: cannot be read ({error.strerror}); not a whole checkpoint"
-        ) from error
+        raise BrokenCheckpoint(f"{path}: cannot be read ({error.strerror}); not a whole checkpoint") from error
     if not text.strip(b"\0 \n"):
         raise BrokenCheckpoint(f"{path}: empty")
     try:
@@ -97,16 +95,12 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise BrokenCheckpoint(f"{path}: is not the manifest of an ftk checkpoint")
     if content.get("version") != _VERSION:
-        raise BrokenCheckpoint(
-            f"{path}: has version {content.get('version')}; this ftk reads version {_VERSION}"
-        )
+        raise BrokenCheckpoint(f"{path}: has version {content.get('version')}; this ftk reads version {_VERSION}")
     entries = content.get("files")
     if not isinstance(entries, dict) or content.get("digest") != _digest(entries):
         raise BrokenCheckpoint(f"{path}: was changed after it was written (its own digest does not match)")
     try:
-        files = {
-            name: FileRecord(int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()
-        }
+        files = {name: FileRecord(int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise BrokenCheckpoint(f"{path}: an entry lacks its size or sha256") from error
     for name in files:

@@ -101,9 +101,7 @@ def _write_parts(
     """Write everything but the manifest; return the records of the files by name."""
     files = {
         layout.CONFIG: write_file(folder / layout.CONFIG, [_yaml_bytes(config)]),
-        layout.TRAINER_STATE: write_file(
-            folder / layout.TRAINER_STATE, [json_bytes(encode(dict(trainer_state)))]
-        ),
+        layout.TRAINER_STATE: write_file(folder / layout.TRAINER_STATE, [json_bytes(encode(dict(trainer_state)))]),
     }
     if tokenizer_folder is not None:
         files.update(_copy_folder(Path(tokenizer_folder), folder, layout.TOKENIZER))

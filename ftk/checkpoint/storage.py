@@ -167,9 +167,7 @@ def read_index(folder: Path) -> TensorIndex:
         raise BrokenCheckpoint(f"{path}: is not JSON ({error})") from error
     try:
         if content["format"] != _FORMAT or content["version"] != _VERSION:
-            raise ValueError(
-                f"format {content['format']} {content['version']} instead of {_FORMAT} {_VERSION}"
-            )
+            raise ValueError(f"format {content['format']} {content['version']} instead of {_FORMAT} {_VERSION}")
         tensors = {name: _stored_tensor(entry) for name, entry in content["tensors"].items()}
         return TensorIndex(tensors, dict(content["extra"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -276,14 +274,10 @@ class _TensorReader(StorageReader):
         stored = {}
         for name, tensor in self.index.tensors.items():
             boxes = [ChunkStorageMetadata(torch.Size(c.offset), torch.Size(c.shape)) for c in tensor.chunks]
-            stored[name] = TensorStorageMetadata(
-                TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), boxes
-            )
+            stored[name] = TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), boxes)
         return Metadata(state_dict_metadata=dict(stored))
 
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         return None
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:

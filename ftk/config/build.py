@@ -25,8 +25,11 @@ def build(root: type[R], tree: Tree) -> R:
         UserError: unknown sections, options or names, values of a wrong type or out of range, options that
             must be given and are not: all of them, one a line.
     """
-    errors = [_unknown("section", key, [f.name for f in dataclasses.fields(root)])  # type: ignore[arg-type]
-              for key in tree if key not in {f.name for f in dataclasses.fields(root)}]  # type: ignore[arg-type]
+    errors = [
+        _unknown("section", key, [f.name for f in dataclasses.fields(root)])  # type: ignore[arg-type]
+        for key in tree
+        if key not in {f.name for f in dataclasses.fields(root)}
+    ]  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, (_, config_type) in sections_of(root).items():
         values[key] = _build_section(key, config_type, _mapping(key, tree, errors), errors)
@@ -88,8 +91,9 @@ def _build_slot(key: str, slot: Slot, values: Tree, errors: list[str]) -> Chosen
 
 def _build_section(key: str, config_type: type, values: Tree, errors: list[str]) -> Any:
     options = {option.name: option for option in options_of(key, config_type)}
-    found = [_unknown("option", f"{key}.{name}", [f"{key}.{o}" for o in options])
-             for name in values if name not in options]
+    found = [
+        _unknown("option", f"{key}.{name}", [f"{key}.{o}" for o in options]) for name in values if name not in options
+    ]
     converted: Tree = {}
     for name, option in options.items():
         if name in values:

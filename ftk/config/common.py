@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 @dataclass(kw_only=True)
 class CommonConfig:
     seed: int = field(default=1, metadata={"help": "fixes everything that is random"})
-    device: str = field(default="auto", metadata={
-        "help": "auto (a GPU if there is one), cpu, cuda or cuda:N"})
-    num_threads: int | None = field(default=None, metadata={
-        "help": "CPU threads of PyTorch; default: PyTorch's own choice", "unit": "threads"})
-    user_dir: str | None = field(default=None, metadata={
-        "help": "a package, folder or file of yours that registers tasks, models, criterions ...",
-        "metavar": "PATH"})
+    device: str = field(default="auto", metadata={"help": "auto (a GPU if there is one), cpu, cuda or cuda:N"})
+    num_threads: int | None = field(
+        default=None, metadata={"help": "CPU threads of PyTorch; default: PyTorch's own choice", "unit": "threads"}
+    )
+    user_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "a package, folder or file of yours that registers tasks, models, criterions ...",
+            "metavar": "PATH",
+        },
+    )
 
     def validate(self) -> Iterator[str]:
         if self.seed < 0:
@@ -29,10 +33,16 @@ class CommonConfig:
 
 @dataclass(kw_only=True)
 class LoggingConfig:
-    log_interval: int = field(default=100, metadata={
-        "help": "one line of training figures every so many updates", "unit": "updates"})
-    log_format: str = field(default="tqdm", metadata={
-        "help": "a progress bar, lines of text, or one JSON object a line", "choices": ("tqdm", "simple", "json")})
+    log_interval: int = field(
+        default=100, metadata={"help": "one line of training figures every so many updates", "unit": "updates"}
+    )
+    log_format: str = field(
+        default="tqdm",
+        metadata={
+            "help": "a progress bar, lines of text, or one JSON object a line",
+            "choices": ("tqdm", "simple", "json"),
+        },
+    )
     log_file: str | None = field(default=None, metadata={"help": "also write the log lines here"})
 
     def validate(self) -> Iterator[str]:
@@ -44,8 +54,13 @@ class LoggingConfig:
 class CommandConfig:
     """What steers the command itself and is not part of the run's configuration."""
 
-    config: str | None = field(default=None, metadata={
-        "help": "start from this YAML file: a run's config.yaml, a recipe, or a built-in recipe's name",
-        "metavar": "FILE"})
-    dry_run: bool = field(default=False, metadata={
-        "help": "print the resolved configuration and the sizes that follow from it, and stop"})
+    config: str | None = field(
+        default=None,
+        metadata={
+            "help": "start from this YAML file: a run's config.yaml, a recipe, or a built-in recipe's name",
+            "metavar": "FILE",
+        },
+    )
+    dry_run: bool = field(
+        default=False, metadata={"help": "print the resolved configuration and the sizes that follow from it, and stop"}
+    )

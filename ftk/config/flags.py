@@ -32,8 +32,14 @@ class _Parser(argparse.ArgumentParser):
     """argparse that raises instead of exiting, and never guesses at abbreviations."""
 
     def __init__(self, prog: str = "", description: str | None = None, usage: str | None = None) -> None:
-        super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False,
-                         formatter_class=_formatter, usage=usage)
+        super().__init__(
+            prog=prog,
+            description=description,
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=_formatter,
+            usage=usage,
+        )
 
     def error(self, message: str) -> Any:
         raise UserError(message)
@@ -54,8 +60,9 @@ def read_early(root: type, argv: Sequence[str]) -> Early:
     return Early(known.user_dir, known.config if has_config else None, names, known.help, known.version)
 
 
-def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_options: SlotOptions,
-          names_only: bool = False) -> Tree:
+def parse(
+    root: type, prog: str, description: str, argv: Sequence[str], slot_options: SlotOptions, names_only: bool = False
+) -> Tree:
     """The options that were given explicitly: section -> field -> value.
 
     Args:
@@ -78,7 +85,12 @@ def parse(root: type, prog: str, description: str, argv: Sequence[str], slot_opt
     version = f"ftk {__version__}"
     general.add_argument("--version", action="version", version=version, help="print the version and stop")
     by_dest: dict[str, Option] = {}
-    owners: dict[str, str] = {"--help": "--help", "--version": "--version", "--traceback": "--traceback", "-h": "--help"}
+    owners: dict[str, str] = {
+        "--help": "--help",
+        "--version": "--version",
+        "--traceback": "--traceback",
+        "-h": "--help",
+    }
     if slots_of(root):
         hint = " (name one and add --help to see its options)" if names_only else ""
         parts = parser.add_argument_group(f"parts{hint}")
@@ -112,22 +124,32 @@ def _sections(root: type) -> list[tuple[str, str, list[Option]]]:
 
 def _claim(owners: dict[str, str], flag: str, owner: str) -> None:
     if flag in owners:
-        raise UserError(f"{owners[flag]} and {owner} both want the flag {flag}; give one of the fields another "
-                        f"name, or metadata {{'flag': '--other'}}")
+        raise UserError(
+            f"{owners[flag]} and {owner} both want the flag {flag}; give one of the fields another "
+            f"name, or metadata {{'flag': '--other'}}"
+        )
     owners[flag] = owner
 
 
 def _add(group: Any, option: Option, default: Any) -> None:
     text = _help(option, default)
     if option.positional:
-        group.add_argument(option.key, nargs="*" if option.is_list else "?", default=argparse.SUPPRESS,
-                           metavar=option.flag, help=text)
+        group.add_argument(
+            option.key, nargs="*" if option.is_list else "?", default=argparse.SUPPRESS, metavar=option.flag, help=text
+        )
     elif option.kind is bool and not option.is_list:
-        group.add_argument(option.flag, dest=option.key, default=argparse.SUPPRESS,
-                           action=argparse.BooleanOptionalAction, help=text)
+        group.add_argument(
+            option.flag, dest=option.key, default=argparse.SUPPRESS, action=argparse.BooleanOptionalAction, help=text
+        )
     else:
-        group.add_argument(option.flag, dest=option.key, default=argparse.SUPPRESS, metavar=_metavar(option),
-                           nargs="+" if option.several else None, help=text)
+        group.add_argument(
+            option.flag,
+            dest=option.key,
+            default=argparse.SUPPRESS,
+            metavar=_metavar(option),
+            nargs="+" if option.several else None,
+            help=text,
+        )
 
 
 def _value(option: Option, value: Any) -> Any:

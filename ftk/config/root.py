@@ -77,8 +77,9 @@ def section(title: str, *, saved: bool = True) -> Any:
     return dataclasses.field(metadata={"section": Section(title, saved)})
 
 
-def slot(registry: Registry, *, flag: str, default: str | None = None, architectures: Registry | None = None,
-         help: str = "") -> Any:
+def slot(
+    registry: Registry, *, flag: str, default: str | None = None, architectures: Registry | None = None, help: str = ""
+) -> Any:
     """A field of a root dataclass that holds a registered part."""
     return dataclasses.field(metadata={"slot": Slot(registry, flag, default, architectures, help)})
 

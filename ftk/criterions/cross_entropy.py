@@ -54,9 +54,7 @@ class CrossEntropy:
         where = loss_positions(batch)  # [N]
         logits = model(batch["tokens"])  # [B, T, V]
         targets = batch["targets"].flatten().index_select(0, where)  # [N]
-        losses, nll = token_losses(
-            logits.flatten(0, 1).index_select(0, where), targets, self.config.label_smoothing
-        )
+        losses, nll = token_losses(logits.flatten(0, 1).index_select(0, where), targets, self.config.label_smoothing)
         num_targets = targets.new_full((), targets.numel())
         meters = {"nll_loss": (nll.detach().sum(), num_targets)} if self.config.label_smoothing else {}
         return LossOutput(losses.sum(), num_targets, meters)

@@ -18,17 +18,19 @@ class BlankInfillingConfig:
 
     seq_length: int = field(
         default=512,
-        metadata={"help": "text of one sample before it is blanked out, [CLS] and end-of-document tokens included; "
-                          "a sample is somewhat longer, because each blank adds a mask and a start token",
-                  "unit": "tokens"},
+        metadata={
+            "help": "text of one sample before it is blanked out, [CLS] and end-of-document tokens included; "
+            "a sample is somewhat longer, because each blank adds a mask and a start token",
+            "unit": "tokens",
+        },
     )
-    bert_prob: float = field(
-        default=0.5, metadata={"help": "probability of the token objective: short random spans"}
-    )
+    bert_prob: float = field(default=0.5, metadata={"help": "probability of the token objective: short random spans"})
     gap_sentence_prob: float = field(
         default=0.3,
-        metadata={"help": "probability of the sentence objective: whole sentences; what bert-prob and "
-                          "gap-sentence-prob leave of 1 is the document objective"},
+        metadata={
+            "help": "probability of the sentence objective: whole sentences; what bert-prob and "
+            "gap-sentence-prob leave of 1 is the document objective"
+        },
     )
     single_span_prob: float = field(
         default=0.0,
@@ -48,8 +50,10 @@ class BlankInfillingConfig:
     )
     gpt_infill_prob: float = field(
         default=0.5,
-        metadata={"help": "document objective: probability that the end of the document is generated; "
-                          "otherwise a span inside it is"},
+        metadata={
+            "help": "document objective: probability that the end of the document is generated; "
+            "otherwise a span inside it is"
+        },
     )
     gpt_min_ratio: float = field(
         default=0.5, metadata={"help": "document objective: least share of the document that is generated"}
@@ -60,16 +64,20 @@ class BlankInfillingConfig:
     )
     non_sentence_start: float = field(
         default=0.0,
-        metadata={"help": "probability that a document too long for a sample is cut anywhere instead of at the "
-                          "start of a sentence"},
+        metadata={
+            "help": "probability that a document too long for a sample is cut anywhere instead of at the "
+            "start of a sentence"
+        },
     )
     sample_one_document: bool = field(
         default=False, metadata={"help": "one document a sample, instead of packing several to seq-length"}
     )
     block_positions: bool = field(
         default=True,
-        metadata={"help": "count positions inside an answer in the second position row; without it that row is "
-                          "1 in every answer"},
+        metadata={
+            "help": "count positions inside an answer in the second position row; without it that row is "
+            "1 in every answer"
+        },
     )
     shuffle_blocks: bool = field(
         default=True, metadata={"help": "answers in random order; without it in the order of their blanks"}
@@ -80,8 +88,9 @@ class BlankInfillingConfig:
     )
     context_mask_ratio: float = field(
         default=0.0,
-        metadata={"help": "token objective: share of the text, in context tokens near blanks, that is replaced "
-                          "by [dBLOCK]"},
+        metadata={
+            "help": "token objective: share of the text, in context tokens near blanks, that is replaced by [dBLOCK]"
+        },
     )
     context_mask_range: int = field(
         default=3, metadata={"help": "how far from a blank context-mask-ratio reaches", "unit": "tokens"}
@@ -91,8 +100,10 @@ class BlankInfillingConfig:
     )
     sentinel_tokens: bool = field(
         default=False,
-        metadata={"help": "number the masks and start tokens in the order of their answers ([MASK], [MASK1], ...) "
-                          "and give all answers the position seq-length"},
+        metadata={
+            "help": "number the masks and start tokens in the order of their answers ([MASK], [MASK1], ...) "
+            "and give all answers the position seq-length"
+        },
     )
 
     @property
@@ -108,13 +119,24 @@ class BlankInfillingConfig:
     def validate(self) -> Iterator[str]:
         if self.seq_length < MIN_SEQ_LENGTH:
             yield f"seq_length is {self.seq_length}; it must be at least {MIN_SEQ_LENGTH} tokens"
-        for name in ("bert_prob", "gap_sentence_prob", "single_span_prob", "gpt_infill_prob", "gpt_min_ratio",
-                     "short_seq_prob", "non_sentence_start", "block_mask_prob", "context_mask_ratio"):
+        for name in (
+            "bert_prob",
+            "gap_sentence_prob",
+            "single_span_prob",
+            "gpt_infill_prob",
+            "gpt_min_ratio",
+            "short_seq_prob",
+            "non_sentence_start",
+            "block_mask_prob",
+            "context_mask_ratio",
+        ):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 yield f"{name} is {getattr(self, name)}; it must be in [0, 1]"
         if self.bert_prob + self.gap_sentence_prob > 1.0 + 1e-9:
-            yield (f"bert_prob is {self.bert_prob} and gap_sentence_prob is {self.gap_sentence_prob}; "
-                   f"together they must be at most 1")
+            yield (
+                f"bert_prob is {self.bert_prob} and gap_sentence_prob is {self.gap_sentence_prob}; "
+                f"together they must be at most 1"
+            )
         for name in ("bert_ratio", "gap_sentence_ratio"):
             if not 0.0 < getattr(self, name) <= 0.5:
                 yield f"{name} is {getattr(self, name)}; it must be in (0, 0.5]"

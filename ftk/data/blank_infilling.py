@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("token", "sentence", "document")  # a sample's objective number is its place here
 _OBJECTIVE_NUMBERS = {
-    "token": 0, "sentence": 1, "document": 2,
+    "token": 0,
+    "sentence": 1,
+    "document": 2,
     # the original's names
-    "bert": 0, "gap_sentence": 1, "generation": 2, "gpt": 2,
+    "bert": 0,
+    "gap_sentence": 1,
+    "generation": 2,
+    "gpt": 2,
 }
 
 
@@ -98,7 +103,15 @@ def build_sample(
     if special.eop is None:
         raise ValueError("the tokenizer has no end token (eop)")
     tokens, targets, loss_mask, position_ids, context_length = build_arrays(
-        ids, places, order, masks, starts, special.eop, block_positions, append_end, position_offset,
+        ids,
+        places,
+        order,
+        masks,
+        starts,
+        special.eop,
+        block_positions,
+        append_end,
+        position_offset,
         -1 if answer_position is None else answer_position,
     )
     return Sample(tokens, targets, loss_mask, position_ids, context_length, number)

@@ -16,16 +16,20 @@ from ftk.errors import UserError
 T = TypeVar("T")
 
 
-def start_child(target: Callable[..., None], *arguments: Any) -> tuple[Connection, BaseProcess]:
+def start_child(target: Callable[..., None], *arguments: Any, fresh: bool = False) -> tuple[Connection, BaseProcess]:
     """Starts `target(connection, *arguments)` in a process of its own.
 
     Ctrl-C, which reaches every process of a terminal, is left to the parent; SIGTERM ends the child at once.
+
+    Args:
+        target, arguments: importable and picklable.
+        fresh: start a new Python instead of a copy of this process.
 
     Returns:
         our end of the pipe whose other end the child has, and the process.
     """
     # A fork starts in milliseconds and knows all plugins; elsewhere a child imports what it needs.
-    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" and not fresh else "spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(target, theirs, arguments), daemon=True)
     mask = _block_signals()  # until the child has put its own handlers in place of its parent's
@@ -38,13 +42,16 @@ def start_child(target: Callable[..., None], *arguments: Any) -> tuple[Connectio
 
 
 def call_in_child(function: Callable[..., T], *arguments: Any) -> T:
-    """`function(*arguments)` in a process of its own, so that Ctrl-C ends even a library that does not listen.
+    """`function(*arguments)` in a new Python, so that Ctrl-C ends even a library that does not listen.
+
+    Not in a fork: a library that starts threads (SentencePiece's trainer) can crash in the copy of a process that
+    has threads of its own (PyTorch's).
 
     Raises:
         UserError: raised by the function.
         RuntimeError: the function raised something else, or the process was killed.
     """
-    connection, process = start_child(_answer, function, *arguments)
+    connection, process = start_child(_answer, function, *arguments, fresh=True)
     try:
         return receive(connection, process)
     finally:

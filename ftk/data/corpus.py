@@ -79,8 +79,10 @@ class IndexedCorpus:
         tokenizer = load_tokenizer(self.folder)
         made_with = self._recorded_fingerprint()
         if made_with is not None and made_with != tokenizer.fingerprint:
-            raise UserError(f"{self.folder}/tokenizer is not the tokenizer that made this data (preprocess.json "
-                            f"says {made_with[:12]}, found {tokenizer.fingerprint[:12]}); run ftk-preprocess again")
+            raise UserError(
+                f"{self.folder}/tokenizer is not the tokenizer that made this data (preprocess.json "
+                f"says {made_with[:12]}, found {tokenizer.fingerprint[:12]}); run ftk-preprocess again"
+            )
         return tokenizer
 
     @property

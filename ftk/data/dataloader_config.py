@@ -8,20 +8,31 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True)
 class DataloaderConfig:
-    batch_size: int | None = field(default=None, metadata={
-        "help": "samples in a batch; default: 8 where --max-tokens is not given either", "unit": "samples"})
-    max_tokens: int | None = field(default=None, metadata={
-        "help": "tokens in a batch, padding counted", "unit": "tokens"})
-    required_batch_size_multiple: int = field(default=1, metadata={
-        "help": "with --max-tokens, make the number of samples a multiple of this where possible",
-        "unit": "samples"})
-    num_workers: int = field(default=0, metadata={
-        "help": "processes that prepare batches; 0: the training process itself", "unit": "processes"})
+    batch_size: int | None = field(
+        default=None,
+        metadata={"help": "samples in a batch; default: 8 where --max-tokens is not given either", "unit": "samples"},
+    )
+    max_tokens: int | None = field(
+        default=None, metadata={"help": "tokens in a batch, padding counted", "unit": "tokens"}
+    )
+    required_batch_size_multiple: int = field(
+        default=1,
+        metadata={
+            "help": "with --max-tokens, make the number of samples a multiple of this where possible",
+            "unit": "samples",
+        },
+    )
+    num_workers: int = field(
+        default=0,
+        metadata={"help": "processes that prepare batches; 0: the training process itself", "unit": "processes"},
+    )
     train_subset: str = field(default="train", metadata={"help": "split to train on"})
-    valid_subset: str | None = field(default="valid", metadata={
-        "help": "split or splits, comma-separated, to validate on; none: no validation"})
-    max_valid_samples: int | None = field(default=None, metadata={
-        "help": "validate on the first so many samples of each split", "unit": "samples"})
+    valid_subset: str | None = field(
+        default="valid", metadata={"help": "split or splits, comma-separated, to validate on; none: no validation"}
+    )
+    max_valid_samples: int | None = field(
+        default=None, metadata={"help": "validate on the first so many samples of each split", "unit": "samples"}
+    )
 
     def validate(self) -> Iterator[str]:
         for name in ("batch_size", "max_tokens", "required_batch_size_multiple", "max_valid_samples"):

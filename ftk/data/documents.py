@@ -16,7 +16,7 @@ from ftk.errors import UserError
 if TYPE_CHECKING:
     from ftk.tokenizers import SpecialTokens, Tokenizer
 
-SENTENCE_END_CHARACTERS = ".?!;:\n" "。？！；：…"
+SENTENCE_END_CHARACTERS = ".?!;:\n。？！；：…"
 _CLOSING_CHARACTERS = "\"'”’」』）)]》】 "
 _LEAST_ROOM = 3  # [CLS], a token, end of document
 _SHORTEST_CUT = 32
@@ -63,7 +63,10 @@ class DocumentPacker:
     """
 
     def __init__(
-        self, documents: Documents, special: SpecialTokens, config: BlankInfillingConfig,
+        self,
+        documents: Documents,
+        special: SpecialTokens,
+        config: BlankInfillingConfig,
         sentence_ends: NDArray[np.bool_],
     ) -> None:
         self.documents = documents

@@ -57,8 +57,10 @@ class GLMBlankDataset:
         first = self.packer.first_document_sizes(self.seed, epoch, np.arange(len(self)))
         text = np.minimum(first + 2, config.seq_length)  # [len]
         blanks = np.ones(len(self), dtype=np.int64)
-        for probability, ratio in ((config.bert_prob, config.bert_ratio),
-                                   (config.gap_sentence_prob, config.gap_sentence_ratio)):
+        for probability, ratio in (
+            (config.bert_prob, config.bert_ratio),
+            (config.gap_sentence_prob, config.gap_sentence_ratio),
+        ):
             if probability > 0.0:
                 blanks = np.maximum(blanks, (ratio * text).astype(np.int64))
         return (text + 2 * blanks).astype(np.int32)
@@ -95,19 +97,36 @@ class GLMBlankDataset:
         assert special.eop is not None
         masks, starts = command_ids(len(spans), blanks.objective, special, self.sentinels)
         tokens, targets, loss_mask, position_ids, context_length = build_arrays(
-            text, spans, answer_order, masks, starts, special.eop, config.block_positions, blanks.append_end,
-            self._draw_offset(text, spans, rng), config.seq_length if config.sentinel_tokens else -1,
+            text,
+            spans,
+            answer_order,
+            masks,
+            starts,
+            special.eop,
+            config.block_positions,
+            blanks.append_end,
+            self._draw_offset(text, spans, rng),
+            config.seq_length if config.sentinel_tokens else -1,
         )
         if blanks.objective == TOKEN and config.needs_decoder_mask:
             assert special.dblock is not None
             assert special.cls is not None
             if config.block_mask_prob > 0.0:
-                hide_answer_inputs(tokens, context_length, spans, answer_order, special.dblock,
-                                   config.block_mask_prob, rng)
+                hide_answer_inputs(
+                    tokens, context_length, spans, answer_order, special.dblock, config.block_mask_prob, rng
+                )
             if config.context_mask_ratio > 0.0:
-                hide_context_inputs(tokens, context_length, spans, config.context_mask_range,
-                                    int(config.context_mask_ratio * len(text)), special.cls, special.eos,
-                                    special.dblock, rng)
+                hide_context_inputs(
+                    tokens,
+                    context_length,
+                    spans,
+                    config.context_mask_range,
+                    int(config.context_mask_ratio * len(text)),
+                    special.cls,
+                    special.eos,
+                    special.dblock,
+                    rng,
+                )
         return Sample(tokens, targets, loss_mask, position_ids, context_length, blanks.objective)
 
     def _draw_offset(self, text: NDArray[np.int64], spans: NDArray[np.int64], rng: SampleRandom) -> int:
@@ -123,12 +142,17 @@ def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> 
     special = tokenizer.special
     missing = [name for name in ("cls", "mask", "sop", "eop") if getattr(special, name) is None]
     if missing:
-        raise UserError(f"the tokenizer {tokenizer.name} has no {', '.join(missing)}, which blank infilling needs; "
-                        f"preprocess with --block-symbols")
+        raise UserError(
+            f"the tokenizer {tokenizer.name} has no {', '.join(missing)}, which blank infilling needs; "
+            f"preprocess with --block-symbols"
+        )
     if config.needs_decoder_mask and special.dblock is None:
-        raise UserError("--block-mask-prob and --context-mask-ratio need the command token [dBLOCK]; "
-                        "preprocess with --decoder-mask")
+        raise UserError(
+            "--block-mask-prob and --context-mask-ratio need the command token [dBLOCK]; preprocess with --decoder-mask"
+        )
     numbered = (max_sample_length(config) - config.seq_length) // 2 - 1
     if config.sentinel_tokens and len(special.sentinels) < numbered:
-        raise UserError(f"--sentinel-tokens needs {numbered} numbered masks for --seq-length {config.seq_length}; "
-                        f"the tokenizer {tokenizer.name} has {len(special.sentinels)}")
+        raise UserError(
+            f"--sentinel-tokens needs {numbered} numbered masks for --seq-length {config.seq_length}; "
+            f"the tokenizer {tokenizer.name} has {len(special.sentinels)}"
+        )

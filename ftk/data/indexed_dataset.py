@@ -188,9 +188,7 @@ class IndexedDatasetWriter:
         overwrite: replace a pair that exists; without it, that is refused.
     """
 
-    def __init__(
-        self, prefix: str | os.PathLike[str], dtype: npt.DTypeLike, *, overwrite: bool = False
-    ) -> None:
+    def __init__(self, prefix: str | os.PathLike[str], dtype: npt.DTypeLike, *, overwrite: bool = False) -> None:
         self.prefix = os.fspath(prefix)
         self.dtype = np.dtype(dtype).newbyteorder("<")
         dtype_code(self.dtype)
@@ -267,9 +265,7 @@ class IndexedDatasetWriter:
 
     def _write(self, array: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
         if lengths.size and int(lengths.max()) > np.iinfo(np.int32).max:
-            raise UserError(
-                f"{self.prefix}: {int(lengths.max())} tokens in a sequence; the most is 2147483647"
-            )
+            raise UserError(f"{self.prefix}: {int(lengths.max())} tokens in a sequence; the most is 2147483647")
         if array.size:
             self._bin_file.write(self._converted(array).data)
         self._sizes.extend(lengths)

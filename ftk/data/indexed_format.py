@@ -37,8 +37,7 @@ FAIRSEQ_SIZES_AT = 26
 
 # fairseq wrote 6 for float64 and took 7 for it as well; Megatron means float32 by 7 and knows no 9 and 10.
 MEGATRON_DTYPES: dict[int, np.dtype[Any]] = {
-    code: np.dtype(name)
-    for code, name in enumerate(("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
+    code: np.dtype(name) for code, name in enumerate(("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
 FAIRSEQ_DTYPES = MEGATRON_DTYPES | {7: np.dtype("<f8"), 9: np.dtype("<u4"), 10: np.dtype("<u8")}
 

@@ -134,9 +134,11 @@ class EpochBatchIterator:
             UserError: there are fewer samples than were consumed: the data is not the same.
         """
         if state["samples_consumed"] > len(self.dataset):
-            raise UserError(f"the checkpoint has consumed {state['samples_consumed']} samples of epoch "
-                            f"{state['epoch']}, but the data has {len(self.dataset)}; "
-                            f"is it other data than the run began with?")
+            raise UserError(
+                f"the checkpoint has consumed {state['samples_consumed']} samples of epoch "
+                f"{state['epoch']}, but the data has {len(self.dataset)}; "
+                f"is it other data than the run began with?"
+            )
         self.epoch = state["epoch"]
         self._samples_consumed = state["samples_consumed"]
         self._plan = None
@@ -175,7 +177,7 @@ class EpochBatchIterator:
             raise named from error
         if isinstance(made, _Refusal):
             raise UserError(made.message)
-        return made
+        return made if self.num_workers == 0 else _as_tensors(made)
 
     def _worker_death(self, error: RuntimeError) -> RuntimeError | None:
         """The loader's error for a worker that died, with the worker's number; None for any other error."""
@@ -191,8 +193,10 @@ class EpochBatchIterator:
                 which = f"{number} of {len(workers)} "
                 if worker.exitcode is not None and worker.exitcode < 0:
                     how = f"killed by {signal.Signals(-worker.exitcode).name}"
-        return RuntimeError(f"data worker {which}(pid {found.group(1)}) died: {how}; if memory ran out, fewer workers "
-                            f"(--num-workers) or smaller batches help")
+        return RuntimeError(
+            f"data worker {which}(pid {found.group(1)}) died: {how}; if memory ran out, fewer workers "
+            f"(--num-workers) or smaller batches help"
+        )
 
 
 @dataclass(frozen=True)
@@ -214,9 +218,7 @@ class _Plan:
         world_size: batches in a round.
     """
 
-    def __init__(
-        self, epoch: int, order: NDArray[np.int64], bounds: NDArray[np.int64], world_size: int
-    ) -> None:
+    def __init__(self, epoch: int, order: NDArray[np.int64], bounds: NDArray[np.int64], world_size: int) -> None:
         self.epoch = epoch
         self.order = order
         self.bounds = bounds
@@ -323,7 +325,7 @@ class _BatchSource(torch.utils.data.Dataset):
         if request.is_filler:
             batch["loss_mask"].zero_()
             batch.pop("loss_positions", None)  # found anew from the mask
-        return batch
+        return batch if torch.utils.data.get_worker_info() is None else _as_arrays(batch)
 
 
 def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[..., Batch]) -> _BatchSource:
@@ -341,6 +343,20 @@ def _abandon_queues(running: Any) -> None:
         queue.cancel_join_thread()
         if (closing := getattr(queue, "_close", None)) is not None:
             closing.cancel()
+
+
+def _as_arrays(batch: Batch) -> Batch:
+    """A batch on its way out of a worker, its tensors as arrays.
+
+    Arrays go through the pipe as bytes. Tensors would go through shared memory, which containers keep short, and
+    through a server thread in the worker, which complains when the run stops.
+    """
+    return {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
+def _as_tensors(batch: Batch) -> Batch:
+    """The same batch once it has arrived."""
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
 
 
 def _unchanged(batch: Any) -> Any:

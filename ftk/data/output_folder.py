@@ -34,9 +34,7 @@ def check_destination(destination: Path, overwrite: bool) -> None:
     if not any(destination.iterdir()):
         return
     if not overwrite:
-        raise UserError(
-            f"--destdir {destination}: exists already; choose another, or replace it with --overwrite"
-        )
+        raise UserError(f"--destdir {destination}: exists already; choose another, or replace it with --overwrite")
     foreign = foreign_files(destination)
     if foreign:
         shown = ", ".join(foreign[:3]) + (" ..." if len(foreign) > 3 else "")
@@ -49,9 +47,7 @@ def check_destination(destination: Path, overwrite: bool) -> None:
 def foreign_files(folder: Path) -> list[str]:
     """Files in `folder` that its `preprocess.json` does not list (all of them if it has none)."""
     listed = {RECORD}
-    with contextlib.suppress(
-        OSError, ValueError, TypeError, KeyError
-    ):  # no record: nothing in it is known as ours
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # no record: nothing in it is known as ours
         listed |= set(read_record(folder)["files"])
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
     return sorted(name for name in found if listed == {RECORD} or name not in listed)
@@ -97,8 +93,7 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Name, bytes and sha256 of every file in a folder, in the order of the names."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-        for path in files
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in files
     }
 
 

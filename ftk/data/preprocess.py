@@ -261,7 +261,9 @@ def _table(reports: dict[str, SplitReport], destination: Path) -> str:
         f"next:    ftk-data stats {destination}",
     ]
     if "train" in reports:
-        lines.append(f"         ftk-train {destination} --task glm_blank --arch glm_tiny --save-dir run")
+        lines.append(
+            f"         ftk-train {destination} --task glm_blank --arch glm_tiny --max-update 1000 --save-dir run"
+        )
     return "\n".join(lines)
 
 

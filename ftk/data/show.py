@@ -61,8 +61,10 @@ def show(
     text = printable(tokenizer.decode(document[:_LONGEST_TEXT].tolist()))
     if len(document) > _LONGEST_TEXT:
         text += f" … ({len(document) - _LONGEST_TEXT:,} more tokens)"
-    parts = [f"document {index} of {len(documents):,}: {len(document):,} tokens\n"
-             + "\n".join(wrap_words(text, width, indent="  "))]
+    parts = [
+        f"document {index} of {len(documents):,}: {len(document):,} tokens\n"
+        + "\n".join(wrap_words(text, width, indent="  "))
+    ]
     for objective, only in _single_objectives(config):
         dataset = GLMBlankDataset(DocumentList([document]), tokenizer, only, seed)
         packed, blanks, sample = dataset.explain(epoch=1 + draw, index=0)
@@ -84,9 +86,11 @@ def describe_sample(
     """
     covered = int((blanks.spans[:, 1] - blanks.spans[:, 0]).sum())
     count = len(blanks.spans)
-    lines = [f"{count} blank{'s' * (count != 1)}, {covered} of {len(text)} tokens "
-             f"({100 * covered / len(text):.0f} %); sample: {sample.context_length} context and "
-             f"{len(sample.tokens) - sample.context_length} answer tokens"]
+    lines = [
+        f"{count} blank{'s' * (count != 1)}, {covered} of {len(text)} tokens "
+        f"({100 * covered / len(text):.0f} %); sample: {sample.context_length} context and "
+        f"{len(sample.tokens) - sample.context_length} answer tokens"
+    ]
     lines += ["", "text with its blanks, each with the number of its answer"]
     lines += wrap_words(_blanked_text(text, blanks, sample, tokenizer), width, indent="  ")
     lines += ["", "answers, in their order"]
@@ -181,10 +185,16 @@ def _single_objectives(config: BlankInfillingConfig) -> Iterator[tuple[int, Blan
     probabilities = (config.bert_prob, config.gap_sentence_prob, config.gpt_prob)
     for objective, probability in enumerate(probabilities):
         if probability > 1e-9 or (objective == 0 and config.single_span_prob > 0.0):
-            yield objective, dataclasses.replace(
-                config, sample_one_document=True, bert_prob=float(objective == 0),
-                gap_sentence_prob=float(objective == 1),
-                single_span_prob=config.single_span_prob if objective == 0 else 0.0)
+            yield (
+                objective,
+                dataclasses.replace(
+                    config,
+                    sample_one_document=True,
+                    bert_prob=float(objective == 0),
+                    gap_sentence_prob=float(objective == 1),
+                    single_span_prob=config.single_span_prob if objective == 0 else 0.0,
+                ),
+            )
 
 
 def _blanked_text(text: NDArray[np.int64], blanks: Blanks, sample: Sample, tokenizer: Tokenizer) -> str:
@@ -194,8 +204,10 @@ def _blanked_text(text: NDArray[np.int64], blanks: Blanks, sample: Sample, token
     removed = 0
     for span, (first, last) in enumerate(blanks.spans.tolist()):
         blank = first - removed
-        pieces += [tokenizer.decode(context[start:blank].tolist()),
-                   f"{tokenizer.decode([int(context[blank])])}({number_of[span]})"]
+        pieces += [
+            tokenizer.decode(context[start:blank].tolist()),
+            f"{tokenizer.decode([int(context[blank])])}({number_of[span]})",
+        ]
         start = blank + 1
         removed += last - first - 1
     pieces.append(tokenizer.decode(context[start:].tolist()))
@@ -217,8 +229,13 @@ def _table(sample: Sample, tokenizer: Tokenizer, width: int) -> Iterator[str]:
     """Tokens in columns under each other: input, target where there is loss, both positions; wrapped."""
     rows = [
         ("input", [_cell(tokenizer, token) for token in sample.tokens.tolist()]),
-        ("target", [_cell(tokenizer, token) if loss else "" for token, loss
-                    in zip(sample.targets.tolist(), sample.loss_mask.tolist(), strict=True)]),
+        (
+            "target",
+            [
+                _cell(tokenizer, token) if loss else ""
+                for token, loss in zip(sample.targets.tolist(), sample.loss_mask.tolist(), strict=True)
+            ],
+        ),
         ("position", [str(place) for place in sample.position_ids[0].tolist()]),
         ("block", [str(place) for place in sample.position_ids[1].tolist()]),
     ]

@@ -45,9 +45,7 @@ class SpanSampler:
         sentence_ends: bool [V], true for ids whose text ends a sentence (`documents.sentence_end_ids`).
     """
 
-    def __init__(
-        self, special: SpecialTokens, config: BlankInfillingConfig, sentence_ends: NDArray[np.bool_]
-    ) -> None:
+    def __init__(self, special: SpecialTokens, config: BlankInfillingConfig, sentence_ends: NDArray[np.bool_]) -> None:
         self.special = special
         self.config = config
         self.sentence_ends = np.ascontiguousarray(sentence_ends, dtype=np.uint8)

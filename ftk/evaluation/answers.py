@@ -11,9 +11,7 @@ from ftk.registry import register_scorer
 
 _ARTICLES = frozenset(("a", "an", "the"))
 # One Chinese or Japanese character, or Korean syllable, is a word by itself.
-_IDEOGRAPH = re.compile(
-    "[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
-)
+_IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
 _PUNCTUATION = re.compile(r"[\W_]")
 
 

@@ -63,9 +63,7 @@ def next_chunk(answer: Sequence[int], previous: int, sop: int, blank: int, in_bl
     return Chunk([*answer, sop], [previous] * len(answer) + [blank], [*blocks, 1])
 
 
-def check_positions(
-    context_length: int, num_blanks: int, max_len: int, max_positions: int, in_blocks: bool
-) -> None:
+def check_positions(context_length: int, num_blanks: int, max_len: int, max_positions: int, in_blocks: bool) -> None:
     """Refuses a context, or a length of answers, that the position tables do not reach.
 
     Args:
@@ -81,8 +79,7 @@ def check_positions(
     num_rows = max_positions + 1 if in_blocks else max_positions
     if context_length > num_rows:
         raise UserError(
-            f"the prompt is {context_length} tokens long, but the model has {num_rows} positions; "
-            "shorten the prompt"
+            f"the prompt is {context_length} tokens long, but the model has {num_rows} positions; shorten the prompt"
         )
     last = max_len + (1 if num_blanks > 1 else 0)  # a full answer is read whole only if another blank follows
     if in_blocks and last >= num_rows:

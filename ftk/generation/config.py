@@ -17,9 +17,7 @@ class GenerationConfig:
 
     beam: int = field(default=1, metadata={"help": "hypotheses kept per prompt; 1 is greedy decoding"})
     max_len: int = field(default=24, metadata={"help": "longest answer of a blank", "unit": "tokens"})
-    min_len: int = field(
-        default=0, metadata={"help": "shortest answer of a blank; no end before", "unit": "tokens"}
-    )
+    min_len: int = field(default=0, metadata={"help": "shortest answer of a blank; no end before", "unit": "tokens"})
     length_penalty: float = field(
         default=1.0,
         metadata={"help": "score = sum of log-probabilities / length ** this; above 1 favours long answers"},

@@ -115,9 +115,7 @@ class CachedDecoder:
         hidden = self.model.embed(tokens.reshape(-1, 1), position_ids)  # [N W, 1, H]
         prefix_length = int(self.prefix_lengths.max())
         for layer, prefix, branch in zip(self.model.layers, self.prefixes, self.branches, strict=True):
-            attend = _BranchAttention(
-                prefix, branch, prefix_length, self._prefix_mask, self.branch_length, width
-            )
+            attend = _BranchAttention(prefix, branch, prefix_length, self._prefix_mask, self.branch_length, width)
             hidden = layer(hidden, attend)
         self.branch_length += 1
         return self.model.logits(self.model.final_norm(hidden[:, 0])).unflatten(0, (num_rows, width))

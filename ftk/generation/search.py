@@ -281,9 +281,7 @@ def search_class(config: GenerationConfig) -> type[Search]:
     return BeamSearch if config.beam > 1 else GreedySearch
 
 
-def _answer(
-    tokens: list[int], logprobs: list[float], length: int, ended: bool, length_penalty: float
-) -> Answer:
+def _answer(tokens: list[int], logprobs: list[float], length: int, ended: bool, length_penalty: float) -> Answer:
     """An answer of the first `length` of its tokens, of which the last is the end token if it `ended`."""
     logprobs = logprobs[:length]
     score = sum(logprobs) / length**length_penalty

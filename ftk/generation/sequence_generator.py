@@ -43,9 +43,7 @@ class SequenceGenerator:
         UserError: a special token is missing, an option is unknown or not allowed.
     """
 
-    def __init__(
-        self, model: nn.Module, special: Any, config: GenerationConfig | None = None, **options: Any
-    ) -> None:
+    def __init__(self, model: nn.Module, special: Any, config: GenerationConfig | None = None, **options: Any) -> None:
         self.model: Any = model
         self.config = generation_config(config, **options)
         for name, meaning in (("sop", "start of piece"), ("eop", "end of piece")):
@@ -85,8 +83,7 @@ class SequenceGenerator:
         if len(seeds) != len(contexts):
             raise UserError(f"{len(seeds)} seeds for {len(contexts)} contexts; give one for each")
         prompts = [
-            _Prompt(list(map(int, context)), self.masks, seed)
-            for context, seed in zip(contexts, seeds, strict=True)
+            _Prompt(list(map(int, context)), self.masks, seed) for context, seed in zip(contexts, seeds, strict=True)
         ]
         for prompt in prompts:
             self.check(prompt.context)

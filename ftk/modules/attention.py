@@ -28,9 +28,7 @@ class Attention(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
         if hidden_size % num_heads:
-            raise UserError(
-                f"num_attention_heads {num_heads} does not divide hidden_size {hidden_size}; change one"
-            )
+            raise UserError(f"num_attention_heads {num_heads} does not divide hidden_size {hidden_size}; change one")
         self.head_size = hidden_size // num_heads
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
         self.output = nn.Linear(hidden_size, hidden_size)

@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class GLMBlankConfig(BlankInfillingConfig):
-    make_vocab_size_divisible_by: int = field(default=128, metadata={
-        "help": "the vocabulary is padded to a multiple of this, so that matrix sizes are round", "unit": "tokens"})
+    make_vocab_size_divisible_by: int = field(
+        default=128,
+        metadata={
+            "help": "the vocabulary is padded to a multiple of this, so that matrix sizes are round",
+            "unit": "tokens",
+        },
+    )
 
     def validate(self) -> Iterator[str]:
         yield from super().validate()

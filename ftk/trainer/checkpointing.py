@@ -48,9 +48,7 @@ class Checkpoints:
         UserError: `save_dir` cannot be a folder.
     """
 
-    def __init__(
-        self, config: CheckpointConfig, run_config: dict[str, Any], tokenizer_folder: Path | None
-    ) -> None:
+    def __init__(self, config: CheckpointConfig, run_config: dict[str, Any], tokenizer_folder: Path | None) -> None:
         self.config = config
         self.run_config = run_config
         self.tokenizer_folder = tokenizer_folder
@@ -67,9 +65,7 @@ class Checkpoints:
             raise UserError(f"--save-dir {self.folder}: no permission to write there") from error
         clean_leftovers(self.folder)
         temporary = self.folder / "config.yaml.tmp"
-        temporary.write_text(
-            yaml.safe_dump(self.run_config, sort_keys=False, allow_unicode=True), encoding="utf-8"
-        )
+        temporary.write_text(yaml.safe_dump(self.run_config, sort_keys=False, allow_unicode=True), encoding="utf-8")
         os.replace(temporary, self.folder / "config.yaml")
 
     def find(self) -> Path | None:

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 class TrainingConfig:
     """What one update is, when to validate, when to stop."""
 
-    max_update: int | None = field(
-        default=None, metadata={"help": "stop after this many updates", "unit": "updates"}
-    )
+    max_update: int | None = field(default=None, metadata={"help": "stop after this many updates", "unit": "updates"})
     max_epoch: int | None = field(
         default=None, metadata={"help": "stop after this many passes over the data", "unit": "epochs"}
     )
@@ -23,9 +21,7 @@ class TrainingConfig:
     update_freq: int = field(
         default=1, metadata={"help": "batches whose gradients are added up for one update", "unit": "batches"}
     )
-    clip_norm: float = field(
-        default=1.0, metadata={"help": "gradients are scaled down to this norm; 0: no clipping"}
-    )
+    clip_norm: float = field(default=1.0, metadata={"help": "gradients are scaled down to this norm; 0: no clipping"})
     precision: str = field(
         default="fp32",
         metadata={"help": "fp32, or bf16 by autocast over fp32 weights", "choices": ("fp32", "bf16")},
@@ -73,15 +69,11 @@ class TrainingConfig:
 class CheckpointConfig:
     """Where checkpoints are written, how often, and which are kept."""
 
-    save_dir: str = field(
-        default="checkpoints", metadata={"help": "folder of the run; a run found in it is continued"}
-    )
+    save_dir: str = field(default="checkpoints", metadata={"help": "folder of the run; a run found in it is continued"})
     save_interval_updates: int = field(
         default=1000, metadata={"help": "save every so many updates; 0: do not", "unit": "updates"}
     )
-    save_interval: int = field(
-        default=0, metadata={"help": "save every so many epochs; 0: do not", "unit": "epochs"}
-    )
+    save_interval: int = field(default=0, metadata={"help": "save every so many epochs; 0: do not", "unit": "epochs"})
     no_save: bool = field(default=False, metadata={"help": "write no checkpoint at all"})
     keep_last: int = field(
         default=2, metadata={"help": "newest checkpoints that are kept; 0: all", "unit": "checkpoints"}
@@ -100,15 +92,11 @@ class CheckpointConfig:
             "its weights where it has no more"
         },
     )
-    best_metric: str = field(
-        default="loss", metadata={"help": "field of the validation record that ranks checkpoints"}
-    )
+    best_metric: str = field(default="loss", metadata={"help": "field of the validation record that ranks checkpoints"})
     maximize_best_metric: bool = field(default=False, metadata={"help": "the larger the better"})
 
     def validate(self) -> Iterator[str]:
-        yield from _not_negative(
-            self, "save_interval_updates", "save_interval", "keep_last", "keep_interval_updates"
-        )
+        yield from _not_negative(self, "save_interval_updates", "save_interval", "keep_last", "keep_interval_updates")
         if self.keep_best < 1:
             yield f"keep_best is {self.keep_best}; it must be 1 or more: the best checkpoint is never removed"
         if not self.save_dir:

@@ -23,9 +23,7 @@ def train_iterator(config: DataloaderConfig, common: CommonConfig, task: Task) -
     return batch_iterator(config, common, task, task.load_split(config.train_subset), shuffle=True)
 
 
-def valid_iterators(
-    config: DataloaderConfig, common: CommonConfig, task: Task
-) -> dict[str, EpochBatchIterator]:
+def valid_iterators(config: DataloaderConfig, common: CommonConfig, task: Task) -> dict[str, EpochBatchIterator]:
     """Batches of each validation split, in order, by the split's name; empty if there is none."""
     splits = [name.strip() for name in (config.valid_subset or "").split(",") if name.strip()]
     return {

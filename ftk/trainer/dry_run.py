@@ -43,8 +43,12 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module) -> str:
         ("updates per epoch", f"{per_epoch:,}"),
         ("updates in all", f"{_updates(config, per_epoch):,}"),
         ("memory, weights", f"{weights / GIB:.2f} GiB (weights, gradients, optimizer state)"),
-        ("memory, activations", f"about {activations / GIB:.2f} GiB (estimate for one batch)" if activations
-         else "not estimated (unknown model shape)"),
+        (
+            "memory, activations",
+            f"about {activations / GIB:.2f} GiB (estimate for one batch)"
+            if activations
+            else "not estimated (unknown model shape)",
+        ),
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]

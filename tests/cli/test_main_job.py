@@ -15,8 +15,22 @@ import yaml
 import ftk
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ["--arch", "glm_tiny", "--seq-length", 64, "--batch-size", 4, "--lr", "2e-3", "--save-interval-updates", 5,
-        "--validate-interval-updates", 5, "--log-interval", 5]
+TINY = [
+    "--arch",
+    "glm_tiny",
+    "--seq-length",
+    64,
+    "--batch-size",
+    4,
+    "--lr",
+    "2e-3",
+    "--save-interval-updates",
+    5,
+    "--validate-interval-updates",
+    5,
+    "--log-interval",
+    5,
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +61,10 @@ def test_a_repeated_run_from_its_config_is_equal(run_folder, tmp_path, command):
     assert second["checkpoint"].pop("save_dir") == str(again)
     first["checkpoint"].pop("save_dir")
     assert first == second
-    losses = [[json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-              for folder in (run_folder, again)]
+    losses = [
+        [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (run_folder, again)
+    ]
     assert losses[0] == losses[1]
 
 
@@ -63,8 +79,9 @@ def test_the_run_goes_on_where_it_stopped(run_folder, data_bin, tmp_path, comman
 
 
 def test_validate_agrees_with_training(run_folder, data_bin, command):
-    done = command("ftk-validate", data_bin, "--path", run_folder / "checkpoint_10", "--unigram", "--output-format",
-                   "json")
+    done = command(
+        "ftk-validate", data_bin, "--path", run_folder / "checkpoint_10", "--unigram", "--output-format", "json"
+    )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
@@ -93,9 +110,17 @@ def test_prompts_by_standard_input_and_in_python_agree(run_folder, command):
 
 
 def test_hydra_composes_the_same_run(data_bin, tmp_path, command):
-    done = command("ftk-hydra-train", "--config-name", "glm_tiny", f"dataset.data={data_bin}", "task.seq_length=64",
-                   "training.max_update=2", f"checkpoint.save_dir={tmp_path / 'run'}", f"hydra.run.dir={tmp_path}",
-                   cwd=tmp_path)
+    done = command(
+        "ftk-hydra-train",
+        "--config-name",
+        "glm_tiny",
+        f"dataset.data={data_bin}",
+        "task.seq_length=64",
+        "training.max_update=2",
+        f"checkpoint.save_dir={tmp_path / 'run'}",
+        f"hydra.run.dir={tmp_path}",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["task"]["seq_length"] == 64
 
@@ -148,10 +173,24 @@ USER_ERRORS = [
     (["ftk-checkpoint", "explode"], "unknown command 'explode'"),
     (["ftk-data", "stats", "/nowhere"], "/nowhere"),
     (["ftk-data", "show", "/nowhere"], "/nowhere"),
-    (["ftk-preprocess", "--trainpref", "/nowhere.txt", "--destdir", "OUT", "--tokenizer", "sentencepiece",
-      "--vocab-size", "100"], "/nowhere.txt"),
-    (["ftk-preprocess", "--trainpref", "DATA", "--destdir", "OUT", "--tokenizer", "bert_wordpiec"],
-     "did you mean 'bert_wordpiece'"),
+    (
+        [
+            "ftk-preprocess",
+            "--trainpref",
+            "/nowhere.txt",
+            "--destdir",
+            "OUT",
+            "--tokenizer",
+            "sentencepiece",
+            "--vocab-size",
+            "100",
+        ],
+        "/nowhere.txt",
+    ),
+    (
+        ["ftk-preprocess", "--trainpref", "DATA", "--destdir", "OUT", "--tokenizer", "bert_wordpiec"],
+        "did you mean 'bert_wordpiece'",
+    ),
     (["ftk-hydra-train", "--config-name", "nothing"], "nothing"),
     (["ftk-hydra-train", "--config-name", "glm_tiny", "training.max_updat=3"], "max_updat"),
 ]
@@ -170,13 +209,25 @@ def test_a_user_error_is_one_clear_line(argv, message, data_bin, run_folder, tmp
 
 
 def test_another_tokenizer_is_noticed(run_folder, data_bin, tmp_path, command):
-    done = command("ftk-preprocess", "--trainpref", data_bin.parent / "train.txt", "--validpref",
-                   data_bin.parent / "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", 500, "--destdir",
-                   tmp_path / "other")
+    done = command(
+        "ftk-preprocess",
+        "--trainpref",
+        data_bin.parent / "train.txt",
+        "--validpref",
+        data_bin.parent / "valid.txt",
+        "--tokenizer",
+        "sentencepiece",
+        "--vocab-size",
+        500,
+        "--destdir",
+        tmp_path / "other",
+    )
     assert done.returncode == 0, done.stderr
-    for argv in (["ftk-validate", tmp_path / "other", "--path", run_folder],
-                 ["ftk-generate", tmp_path / "other", "--path", run_folder],
-                 ["ftk-train", tmp_path / "other", *TINY, "--max-update", 12, "--save-dir", run_folder]):
+    for argv in (
+        ["ftk-validate", tmp_path / "other", "--path", run_folder],
+        ["ftk-generate", tmp_path / "other", "--path", run_folder],
+        ["ftk-train", tmp_path / "other", *TINY, "--max-update", 12, "--save-dir", run_folder],
+    ):
         done = command(*argv)
         assert done.returncode == 2, done.stderr
         assert "another tokenizer" in done.stderr

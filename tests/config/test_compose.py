@@ -128,8 +128,15 @@ def test_all_errors_are_reported_at_once():
         build(Root, tree)
     message = str(caught.value)
     assert message.startswith("7 errors in the configuration:")
-    for part in ("plain.steps", "plain.rate", "plain.betas", "plain.colour", "section planet", "part.radius",
-                 "plain.data"):
+    for part in (
+        "plain.steps",
+        "plain.rate",
+        "plain.betas",
+        "plain.colour",
+        "section planet",
+        "part.radius",
+        "plain.data",
+    ):
         assert part in message
 
 

@@ -23,8 +23,18 @@ PUBLISHED = {
 
 
 def test_there_is_a_recipe_for_every_published_size():
-    assert set(RECIPES) >= {"glm_tiny", "glm_base", "glm_large", "glm_large_chinese", "glm_roberta_large", "glm_410m",
-                            "glm_515m", "glm_2b", "glm_10b", "glm_10b_chinese"}
+    assert set(RECIPES) >= {
+        "glm_tiny",
+        "glm_base",
+        "glm_large",
+        "glm_large_chinese",
+        "glm_roberta_large",
+        "glm_410m",
+        "glm_515m",
+        "glm_2b",
+        "glm_10b",
+        "glm_10b_chinese",
+    }
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -43,9 +53,20 @@ def test_the_values_are_the_published_ones(name):
     model, task = config.model.config, config.task.config
     schedule, optimizer = config.lr_scheduler.config, config.optimizer.config
     warmup_share = schedule.warmup_updates / schedule.decay_updates
-    assert (model.num_layers, model.hidden_size, model.num_attention_heads, model.max_positions, task.bert_prob,
-            task.gap_sentence_prob, config.training.max_update, optimizer.lr, schedule.decay_updates, warmup_share,
-            schedule.min_lr_ratio, optimizer.weight_decay) == pytest.approx(PUBLISHED[name])
+    assert (
+        model.num_layers,
+        model.hidden_size,
+        model.num_attention_heads,
+        model.max_positions,
+        task.bert_prob,
+        task.gap_sentence_prob,
+        config.training.max_update,
+        optimizer.lr,
+        schedule.decay_updates,
+        warmup_share,
+        schedule.min_lr_ratio,
+        optimizer.weight_decay,
+    ) == pytest.approx(PUBLISHED[name])
 
 
 def test_a_flag_wins_over_the_recipe():

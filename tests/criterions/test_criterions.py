@@ -33,9 +33,7 @@ def small_batch(loss_share: float = 0.4) -> dict[str, Tensor]:
 
 def slow_losses(model: GLM, batch: dict[str, Tensor], label_smoothing: float) -> Tensor:
     """[B, T], 0 where there is no loss: from all logits and a written-out target distribution."""
-    logits = model(
-        batch["tokens"], position_ids=batch["position_ids"], context_length=batch["context_length"]
-    )
+    logits = model(batch["tokens"], position_ids=batch["position_ids"], context_length=batch["context_length"])
     vocab_size = logits.size(-1)
     target = torch.full_like(logits, label_smoothing / vocab_size)
     target.scatter_(2, batch["targets"][..., None], 1 - label_smoothing + label_smoothing / vocab_size)
@@ -102,9 +100,7 @@ def test_positions_from_the_collater_stand_in_for_the_mask() -> None:
     expected = criterion(model, batch)
     positions = torch.tensor([i for i, loss in enumerate(batch["loss_mask"].flatten().tolist()) if loss])
     assert torch.equal(loss_positions(batch), positions)
-    given = {name: value for name, value in batch.items() if name != "loss_mask"} | {
-        "loss_positions": positions
-    }
+    given = {name: value for name, value in batch.items() if name != "loss_mask"} | {"loss_positions": positions}
     computed = criterion(model, given)
     assert torch.equal(computed.loss, expected.loss)
     assert torch.equal(computed.num_targets, expected.num_targets)

@@ -21,9 +21,20 @@ class NumberTokenizer:
     vocab_size = VOCAB_SIZE
 
     def __init__(self, **changes):
-        special = {"pad": PAD, "eos": EOS, "cls": CLS, "mask": MASK, "smask": SMASK, "gmask": GMASK, "sop": SOP,
-                   "eop": EOP, "sep": SEP, "unk": UNK, "dblock": DBLOCK,
-                   "sentinels": tuple((1000 + 2 * n, 1001 + 2 * n) for n in range(200))}
+        special = {
+            "pad": PAD,
+            "eos": EOS,
+            "cls": CLS,
+            "mask": MASK,
+            "smask": SMASK,
+            "gmask": GMASK,
+            "sop": SOP,
+            "eop": EOP,
+            "sep": SEP,
+            "unk": UNK,
+            "dblock": DBLOCK,
+            "sentinels": tuple((1000 + 2 * n, 1001 + 2 * n) for n in range(200)),
+        }
         self.special = SimpleNamespace(**{**special, **changes})
 
     def decode(self, ids):
@@ -41,4 +52,3 @@ def random_documents(lengths, seed=0, sentence_length=12):
         document[ends] = generator.choice([FULL_STOP, CHINESE_STOP, QUESTION], size=ends.sum())
         documents.append(document)
     return DocumentList(documents)
-

@@ -17,7 +17,8 @@ def slow_bounds(sizes, batch_size, max_tokens, multiple):
     while bounds[-1] < len(sizes):
         start = bounds[-1]
         fitting = [
-            stop for stop in range(start + 1, len(sizes) + 1)
+            stop
+            for stop in range(start + 1, len(sizes) + 1)
             if (batch_size is None or stop - start <= batch_size)
             and (max_tokens is None or max(sizes[start:stop]) * (stop - start) <= max_tokens)
         ]
@@ -26,8 +27,12 @@ def slow_bounds(sizes, batch_size, max_tokens, multiple):
     return bounds
 
 
-@given(st.lists(st.integers(1, 50), max_size=60), st.none() | st.integers(1, 12), st.none() | st.integers(50, 300),
-       st.integers(1, 8))
+@given(
+    st.lists(st.integers(1, 50), max_size=60),
+    st.none() | st.integers(1, 12),
+    st.none() | st.integers(50, 300),
+    st.integers(1, 8),
+)
 @settings(max_examples=400, deadline=None)
 def test_bounds_equal_the_slow_version(sizes, batch_size, max_tokens, multiple):
     if batch_size is None and max_tokens is None:
@@ -36,8 +41,9 @@ def test_bounds_equal_the_slow_version(sizes, batch_size, max_tokens, multiple):
     bounds = batch_by_size(array, batch_size=batch_size, max_tokens=max_tokens, required_batch_size_multiple=multiple)
     assert bounds.tolist() == slow_bounds(sizes, batch_size, max_tokens, multiple)
     for place in bounds.tolist()[1:-1]:
-        rest = batch_by_size(array[place:], batch_size=batch_size, max_tokens=max_tokens,
-                             required_batch_size_multiple=multiple)
+        rest = batch_by_size(
+            array[place:], batch_size=batch_size, max_tokens=max_tokens, required_batch_size_multiple=multiple
+        )
         assert set((rest + place).tolist()) == {bound for bound in bounds.tolist() if bound >= place}
 
 

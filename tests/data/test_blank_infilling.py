@@ -20,8 +20,18 @@ SPECIAL = SimpleNamespace(pad=90, eos=90, cls=91, mask=92, smask=93, gmask=94, s
 TOKEN, SENTENCE, DOCUMENT = 0, 1, 2
 
 
-def slow_sample(document, spans, answer_order, mask, *, block_positions=True, append_end=True, position_offset=0,
-                answer_position=None, sentinels=()):
+def slow_sample(
+    document,
+    spans,
+    answer_order,
+    mask,
+    *,
+    block_positions=True,
+    append_end=True,
+    position_offset=0,
+    answer_position=None,
+    sentinels=(),
+):
     """The sample as plain lists, token by token: (tokens, targets, loss_mask, positions, block positions)."""
     starts = dict(spans)
     masks, sops = {}, {}
@@ -53,17 +63,36 @@ def slow_sample(document, spans, answer_order, mask, *, block_positions=True, ap
 
 
 def as_lists(sample):
-    return [sample.tokens.tolist(), sample.targets.tolist(), sample.loss_mask.tolist(),
-            sample.position_ids[0].tolist(), sample.position_ids[1].tolist()]
+    return [
+        sample.tokens.tolist(),
+        sample.targets.tolist(),
+        sample.loss_mask.tolist(),
+        sample.position_ids[0].tolist(),
+        sample.position_ids[1].tolist(),
+    ]
 
 
 @pytest.mark.parametrize("number", range(len(GOLDEN["cases"])))
 def test_equal_to_the_original(number):
     case, ids = GOLDEN["cases"][number], GOLDEN["ids"]
-    special = SimpleNamespace(pad=ids["eos"], eos=ids["eos"], cls=ids["ENC"], mask=ids["MASK"], smask=ids["sMASK"],
-                              gmask=ids["gMASK"], sop=ids["sop"], eop=ids["eop"])
-    sample = build_sample(case["document"], case["spans"], case["answer_order"], objective=case["task"],
-                          special=special, block_positions=case["block_position_encoding"])
+    special = SimpleNamespace(
+        pad=ids["eos"],
+        eos=ids["eos"],
+        cls=ids["ENC"],
+        mask=ids["MASK"],
+        smask=ids["sMASK"],
+        gmask=ids["gMASK"],
+        sop=ids["sop"],
+        eop=ids["eop"],
+    )
+    sample = build_sample(
+        case["document"],
+        case["spans"],
+        case["answer_order"],
+        objective=case["task"],
+        special=special,
+        block_positions=case["block_position_encoding"],
+    )
     assert sample.tokens.tolist() == case["tokens"]
     assert sample.targets.tolist() == case["targets"]
     assert sample.loss_mask.astype(int).tolist() == case["loss_mask"]
@@ -82,18 +111,24 @@ def test_equal_to_the_original(number):
         pytest.param([1, 2, 3, 4], [[3, 4]], [[3, 4]], id="last token"),
         pytest.param([1, 2, 3, 4], [[0, 2], [2, 4]], [[2, 4], [0, 2]], id="touching, both ends"),
         pytest.param([1, 2, 3, 4, 5], [[1, 2], [2, 3], [3, 5]], [[2, 3], [3, 5], [1, 2]], id="three touching"),
-        pytest.param([91, 1, 2, 90, 91, 3, 4, 90, 91, 5], [[1, 2], [5, 7], [9, 10]], [[9, 10], [1, 2], [5, 7]],
-                     id="several documents"),
+        pytest.param(
+            [91, 1, 2, 90, 91, 3, 4, 90, 91, 5],
+            [[1, 2], [5, 7], [9, 10]],
+            [[9, 10], [1, 2], [5, 7]],
+            id="several documents",
+        ),
         pytest.param([1, 2, 3], [], [], id="no blank"),
     ],
 )
 @pytest.mark.parametrize("block_positions", [True, False])
 @pytest.mark.parametrize("append_end", [True, False])
 def test_edges_equal_the_slow_version(document, spans, answer_order, block_positions, append_end):
-    sample = build_sample(document, spans, answer_order, special=SPECIAL, block_positions=block_positions,
-                          append_end=append_end)
-    assert as_lists(sample) == slow_sample(document, spans, answer_order, SPECIAL.mask,
-                                           block_positions=block_positions, append_end=append_end)
+    sample = build_sample(
+        document, spans, answer_order, special=SPECIAL, block_positions=block_positions, append_end=append_end
+    )
+    assert as_lists(sample) == slow_sample(
+        document, spans, answer_order, SPECIAL.mask, block_positions=block_positions, append_end=append_end
+    )
     assert sample.context_length == len(document) - sum(end - start for start, end in spans) + len(spans)
 
 
@@ -106,27 +141,37 @@ def blanked_documents(draw):
     return document, spans, draw(st.permutations(spans))
 
 
-@given(blanked_documents(), st.sampled_from([TOKEN, SENTENCE, DOCUMENT]), st.booleans(), st.booleans(), st.booleans(),
-       st.integers(0, 9), st.sampled_from([None, 64]))
+@given(
+    blanked_documents(),
+    st.sampled_from([TOKEN, SENTENCE, DOCUMENT]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 9),
+    st.sampled_from([None, 64]),
+)
 @settings(max_examples=300, deadline=None)
 def test_any_blanks_equal_the_slow_version(
     blanks, objective, block_positions, append_end, numbered, position_offset, answer_position
 ):
     document, spans, answer_order = blanks
-    options = {"block_positions": block_positions, "append_end": append_end, "position_offset": position_offset,
-               "answer_position": answer_position}
+    options = {
+        "block_positions": block_positions,
+        "append_end": append_end,
+        "position_offset": position_offset,
+        "answer_position": answer_position,
+    }
     sentinels = [(200 + 2 * number, 201 + 2 * number) for number in range(20)] if numbered else []
     name = ("token", "sentence", "document")[objective]
-    sample = build_sample(document, spans[::-1], answer_order, objective=name, special=SPECIAL,
-                          sentinels=sentinels, **options)
+    sample = build_sample(
+        document, spans[::-1], answer_order, objective=name, special=SPECIAL, sentinels=sentinels, **options
+    )
     mask = (SPECIAL.mask, SPECIAL.smask, SPECIAL.gmask)[objective]
     if objective != TOKEN:  # the numbered masks are the token objective's
         sentinels = [(mask, start) for _, start in sentinels]
     expected = slow_sample(document, spans, answer_order, mask, sentinels=sentinels, **options)
     assert as_lists(sample) == expected
     assert sample.objective == objective
-
-
 
 
 def test_without_task_masks_every_objective_has_the_plain_mask():
@@ -163,8 +208,9 @@ def test_unknown_objective_and_missing_sentinels_are_refused():
     with pytest.raises(ValueError, match="objective is 'masked'"):
         build_sample([1, 2], [[0, 1]], [[0, 1]], "masked", special=SPECIAL)
     with pytest.raises(ValueError, match="3 spans need 2 sentinels"):
-        build_sample([1, 2, 3], [[0, 1], [1, 2], [2, 3]], [[0, 1], [1, 2], [2, 3]], special=SPECIAL,
-                     sentinels=[(200, 201)])
+        build_sample(
+            [1, 2, 3], [[0, 1], [1, 2], [2, 3]], [[0, 1], [1, 2], [2, 3]], special=SPECIAL, sentinels=[(200, 201)]
+        )
 
 
 def test_hidden_answer_inputs_keep_start_tokens_and_context():
@@ -188,8 +234,9 @@ def test_hidden_context_is_near_blanks_and_of_the_right_size(count):
     spans = np.array([[2, 4], [8, 9]])
     sample = build_sample(document, spans, spans, special=SPECIAL)
     hidden = sample.tokens.copy()
-    hide_context_inputs(hidden, sample.context_length, spans, 2, count, SPECIAL.cls, SPECIAL.eos, SPECIAL.dblock,
-                        SampleRandom(1, 1, 1))
+    hide_context_inputs(
+        hidden, sample.context_length, spans, 2, count, SPECIAL.cls, SPECIAL.eos, SPECIAL.dblock, SampleRandom(1, 1, 1)
+    )
     changed = set(np.flatnonzero(hidden != sample.tokens).tolist())
     # context: 91 1 M 4 5 6 7 M 9 10 11 90; near blanks and neither [CLS], blank nor eos:
     near = {1, 3, 4, 5, 6, 8, 9}

@@ -45,8 +45,12 @@ def find(part, document):
     return None
 
 
-@given(st.lists(st.integers(0, 150), min_size=1, max_size=8).filter(any), st.integers(0, 10**6), st.integers(8, 100),
-       st.sampled_from([{}, {"sample_one_document": True}, {"short_seq_prob": 1.0}, {"non_sentence_start": 1.0}]))
+@given(
+    st.lists(st.integers(0, 150), min_size=1, max_size=8).filter(any),
+    st.integers(0, 10**6),
+    st.integers(8, 100),
+    st.sampled_from([{}, {"sample_one_document": True}, {"short_seq_prob": 1.0}, {"non_sentence_start": 1.0}]),
+)
 @settings(max_examples=300, deadline=None)
 def test_a_packed_text_is_made_of_pieces_of_documents(lengths, seed, seq_length, options):
     corpus = random_documents(lengths, seed)
@@ -160,8 +164,11 @@ def test_narrow_integer_types_are_read_as_they_are():
 def test_sentence_starts_equal_the_slow_version(tokens, place):
     place = min(place, len(tokens))
     ends = ENDS.astype(np.uint8)
-    starts = [start for start in range(1, len(tokens) + 1)
-              if ends[tokens[start - 1]] and (start == len(tokens) or not ends[tokens[start]])]
+    starts = [
+        start
+        for start in range(1, len(tokens) + 1)
+        if ends[tokens[start - 1]] and (start == len(tokens) or not ends[tokens[start]])
+    ]
     array = np.array(tokens, dtype=np.int64)
     before = [start for start in starts if start <= place]
     after = [start for start in starts if place <= start < len(tokens)]

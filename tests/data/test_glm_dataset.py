@@ -40,8 +40,13 @@ def test_shapes_and_types():
     sample = dataset().sample(1, 0)
     length = len(sample["tokens"])
     assert {name: array.dtype.name for name, array in sample.items()} == {
-        "tokens": "int64", "targets": "int64", "loss_mask": "bool", "position_ids": "int64",
-        "context_length": "int64", "objective": "int64"}
+        "tokens": "int64",
+        "targets": "int64",
+        "loss_mask": "bool",
+        "position_ids": "int64",
+        "context_length": "int64",
+        "objective": "int64",
+    }
     assert sample["targets"].shape == sample["loss_mask"].shape == (length,)
     assert sample["position_ids"].shape == (2, length)
     assert sample["context_length"].shape == sample["objective"].shape == ()
@@ -84,10 +89,16 @@ def test_samples_keep_within_their_limits(options):
         assert blanks.append_end or blanks.objective == 2
         assert text[0] == CLS
         rebuilt = build_sample(
-            text, blanks.spans, blanks.spans[blanks.answer_order], ("token", "sentence", "document")[blanks.objective],
-            special=made.special, append_end=blanks.append_end, sentinels=made.sentinels,
+            text,
+            blanks.spans,
+            blanks.spans[blanks.answer_order],
+            ("token", "sentence", "document")[blanks.objective],
+            special=made.special,
+            append_end=blanks.append_end,
+            sentinels=made.sentinels,
             position_offset=int(sample.position_ids[0, 0]),
-            answer_position=made.config.seq_length if made.config.sentinel_tokens else None)
+            answer_position=made.config.seq_length if made.config.sentinel_tokens else None,
+        )
         assert np.array_equal(rebuilt.tokens, sample.tokens)
         assert np.array_equal(rebuilt.position_ids, sample.position_ids)
         checked += bool(sample.loss_mask.any())
@@ -140,8 +151,9 @@ def test_answers_in_the_order_of_their_blanks_without_shuffling():
 
 def test_hidden_answer_and_context_tokens():
     plain = dataset(lengths=[3000] * 20, bert_prob=1.0, gap_sentence_prob=0.0)
-    hidden = dataset(lengths=[3000] * 20, bert_prob=1.0, gap_sentence_prob=0.0, block_mask_prob=0.3,
-                     context_mask_ratio=0.1)
+    hidden = dataset(
+        lengths=[3000] * 20, bert_prob=1.0, gap_sentence_prob=0.0, block_mask_prob=0.3, context_mask_ratio=0.1
+    )
     answer_tokens = answer_hidden = 0
     for number in range(40):
         before, after = plain.sample(1, number), hidden.sample(1, number)

@@ -140,9 +140,7 @@ def test_many_sequences_pass_through_the_buffers_of_fixed_size(tmp_path, monkeyp
         for start, length in zip(np.cumsum(lengths)[39:-1], lengths[40:], strict=True):
             writer.add(tokens[start : start + length])
     rows = np.split(tokens, np.cumsum(lengths)[:-1])
-    assert (tmp_path / "d.idx").read_bytes() == megatron_bytes(
-        [r.tolist() for r in rows], "int32", list(range(101))
-    )
+    assert (tmp_path / "d.idx").read_bytes() == megatron_bytes([r.tolist() for r in rows], "int32", list(range(101)))
     dataset = IndexedDataset(tmp_path / "d")
     for index, row in enumerate(rows):
         np.testing.assert_array_equal(dataset[index], row)
@@ -443,9 +441,7 @@ def test_flatten_is_concatenate(dtype, rows):
     assert lengths.tolist() == [len(row) for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "token"), [("uint16", 65536), ("uint16", -1), ("int32", 2**31), ("uint8", 256)]
-)
+@pytest.mark.parametrize(("dtype", "token"), [("uint16", 65536), ("uint16", -1), ("int32", 2**31), ("uint8", 256)])
 def test_flatten_refuses_a_token_that_does_not_fit(dtype, token):
     with pytest.raises(OverflowError, match=f"token id {token} of document 1"):
         flatten([[1], [2, token]], dtype)

@@ -41,9 +41,14 @@ class Numbers:
     def sample(self, epoch, index):
         length = int(self.sizes(epoch)[index])
         tokens = np.full(length, index, dtype=np.int64)
-        return {"tokens": tokens, "targets": tokens + epoch * 1000, "loss_mask": np.ones(length, dtype=bool),
-                "position_ids": np.zeros((2, length), dtype=np.int64), "context_length": np.int64(0),
-                "objective": np.int64(0)}
+        return {
+            "tokens": tokens,
+            "targets": tokens + epoch * 1000,
+            "loss_mask": np.ones(length, dtype=bool),
+            "position_ids": np.zeros((2, length), dtype=np.int64),
+            "context_length": np.int64(0),
+            "objective": np.int64(0),
+        }
 
 
 class Refusing(Numbers):
@@ -117,8 +122,14 @@ def test_the_state_counts_what_was_handed_out():
     assert made.batches_left() == 7
 
 
-@given(count=st.integers(1, 60), stop=st.integers(0, 30), limits=st.sampled_from([(6, None), (None, 40), (4, 40)]),
-       multiple=st.sampled_from([1, 4]), world_size=st.integers(1, 5), other_world_size=st.integers(1, 5))
+@given(
+    count=st.integers(1, 60),
+    stop=st.integers(0, 30),
+    limits=st.sampled_from([(6, None), (None, 40), (4, 40)]),
+    multiple=st.sampled_from([1, 4]),
+    world_size=st.integers(1, 5),
+    other_world_size=st.integers(1, 5),
+)
 @settings(max_examples=200, deadline=None)
 def test_ranks_share_an_epoch_and_others_may_finish_it(count, stop, limits, multiple, world_size, other_world_size):
     """Stop all ranks after some batches; ranks of another number hand out exactly the rest."""
@@ -161,14 +172,16 @@ def glm_iterator(num_workers=0, **options):
     tokenizer = NumberTokenizer()
     config = BlankInfillingConfig(seq_length=32, short_seq_prob=0.2)
     dataset = GLMBlankDataset(random_documents([20, 50, 7, 300] * 10), tokenizer, config, 1)
-    return EpochBatchIterator(dataset, Collater(tokenizer.special), seed=5, num_workers=num_workers,
-                              **{"batch_size": 8, **options})
+    return EpochBatchIterator(
+        dataset, Collater(tokenizer.special), seed=5, num_workers=num_workers, **{"batch_size": 8, **options}
+    )
 
 
 def equal_batches(left, right):
     return len(left) == len(right) and all(
         a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-        for a, b in zip(left, right, strict=True))
+        for a, b in zip(left, right, strict=True)
+    )
 
 
 @pytest.mark.parametrize(("first_workers", "second_workers"), [(0, 2), (2, 0), (1, 2)])
@@ -251,11 +264,13 @@ def test_samples_of_a_file_in_spawned_workers_are_those_of_memory(tmp_path):
         for number in range(len(documents)):
             writer.add(documents[number])
     tokenizer, config = NumberTokenizer(), BlankInfillingConfig(seq_length=32)
-    in_memory, on_disk = (GLMBlankDataset(corpus, tokenizer, config, 1)
-                          for corpus in (documents, IndexedDataset(tmp_path / "train")))
+    in_memory, on_disk = (
+        GLMBlankDataset(corpus, tokenizer, config, 1) for corpus in (documents, IndexedDataset(tmp_path / "train"))
+    )
     expected = EpochBatchIterator(in_memory, COLLATER, batch_size=4, seed=5)
-    spawned = EpochBatchIterator(on_disk, COLLATER, batch_size=4, seed=5, num_workers=1,
-                                 multiprocessing_context="spawn")
+    spawned = EpochBatchIterator(
+        on_disk, COLLATER, batch_size=4, seed=5, num_workers=1, multiprocessing_context="spawn"
+    )
     assert equal_batches(list(spawned.batches()), list(expected.batches()))
 
 
@@ -302,8 +317,9 @@ def test_a_plugin_dataset_reaches_spawned_workers(tmp_path):
     plugin = tmp_path / "elsewhere" / "plugin_of_constants"
     plugin.mkdir(parents=True)
     (plugin / "__init__.py").write_text(textwrap.dedent(PLUGIN))
-    done = subprocess.run([sys.executable, script(tmp_path, SPAWNING), plugin], capture_output=True, text=True,
-                          timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, script(tmp_path, SPAWNING), plugin], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "12"
 
@@ -344,8 +360,13 @@ INTERRUPTED = """
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_process_group_is_answered_by_the_main_process_only(tmp_path, signal_number):
-    process = subprocess.Popen([sys.executable, script(tmp_path, INTERRUPTED)], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, script(tmp_path, INTERRUPTED)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "batch\n"
     time.sleep(0.3)

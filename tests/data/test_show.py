@@ -25,8 +25,10 @@ class NamedTokenizer(NumberTokenizer):
         return NAMES.get(token, f"<unused {token}>")
 
     def decode(self, ids):
-        return "".join(NAMES.get(token) or (chr(token - FIRST_WORD + ord("a")) if token < FIRST_WORD + 26
-                                                 else chr(0x4E00 + token)) for token in ids)
+        return "".join(
+            NAMES.get(token) or (chr(token - FIRST_WORD + ord("a")) if token < FIRST_WORD + 26 else chr(0x4E00 + token))
+            for token in ids
+        )
 
 
 TOKENIZER = NamedTokenizer()
@@ -42,7 +44,9 @@ def sample_of(spans, order):
 
 def test_a_sample_as_a_person_sees_it():
     text, blanks, sample = sample_of([[1, 3], [7, 8]], [1, 0])
-    assert describe_sample(text, blanks, sample, TOKENIZER, 100) == """\
+    assert (
+        describe_sample(text, blanks, sample, TOKENIZER, 100)
+        == """\
 2 blanks, 3 of 9 tokens (33 %); sample: 8 context and 5 answer tokens
 
 text with its blanks, each with the number of its answer
@@ -73,13 +77,15 @@ who sees whom (rows see columns; █ yes, · no; c: context, 1, 2, …: answers)
   2 ██████████████████████····
   2 ████████████████████████··
   2 ██████████████████████████"""
+    )
 
 
 def test_columns_stand_under_each_other_and_lines_keep_to_the_width():
     text, blanks, sample = sample_of([[1, 3], [7, 8]], [1, 0])
     lines = describe_sample(text, blanks, sample, TOKENIZER, 44).split("\n")
-    first, last = (lines.index(next(line for line in lines if line.startswith(start)))
-                   for start in ("what the model", "who sees"))
+    first, last = (
+        lines.index(next(line for line in lines if line.startswith(start))) for start in ("what the model", "who sees")
+    )
     table = lines[first + 1 : last]
     assert all(display_width(line) <= 44 for line in table)
     assert sum(line.startswith("  input") for line in table) > 1
@@ -105,7 +111,10 @@ def test_one_sample_is_shown_for_each_objective_of_the_options():
     both = show(documents, TOKENIZER, BlankInfillingConfig(seq_length=64, bert_prob=0.5, gap_sentence_prob=0.0))
     assert both.startswith("document 0 of 3: 40 tokens\n")
     assert [name in both for name in ("token objective:", "sentence objective:", "document objective:")] == [
-        True, False, True]
+        True,
+        False,
+        True,
+    ]
     assert "[MASK](1)" in both
     assert "[gMASK](1)" in both
     long = show(documents, TOKENIZER, BlankInfillingConfig(seq_length=64), index=2)
@@ -148,9 +157,12 @@ def test_the_command(command, data_bin):
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("document 3 of ")
     assert "who sees whom" in shown.stdout
-    for arguments, message in ((["--index", "99999"], "--index 99999: there are"),
-                               (["--index", "-1"], "index is -1"), (["--split", "test"], "no split 'test'"),
-                               (["--bert-prob", "2"], "bert_prob is 2.0")):
+    for arguments, message in (
+        (["--index", "99999"], "--index 99999: there are"),
+        (["--index", "-1"], "index is -1"),
+        (["--split", "test"], "no split 'test'"),
+        (["--bert-prob", "2"], "bert_prob is 2.0"),
+    ):
         refused = command("ftk-data", "show", data_bin, *arguments)
         assert refused.returncode == 2, refused.stderr
         assert message in refused.stderr

@@ -66,8 +66,9 @@ def slow_token_spans(tokens, ratio, weights, single, rng):
         seen += end - start
         taken = []
         while True:
-            fitting = [place for place, length in enumerate(remaining)
-                       if sum(taken) + length + len(taken) <= end - start]
+            fitting = [
+                place for place, length in enumerate(remaining) if sum(taken) + length + len(taken) <= end - start
+            ]
             if not fitting:
                 break
             middle = covered + sum(taken) + Fraction(remaining[fitting[0]], 2)
@@ -117,7 +118,8 @@ def slow_document_span(tokens, suffix_prob, min_ratio, rng):
 
 packed_texts = st.lists(
     st.lists(st.one_of(st.integers(20, 40), st.sampled_from([FULL_STOP, QUESTION])), max_size=60),
-    min_size=1, max_size=6,
+    min_size=1,
+    max_size=6,
 )
 
 
@@ -126,8 +128,14 @@ def pack(documents, cut):
     return np.array(tokens[: len(tokens) - cut], dtype=np.int64)
 
 
-@given(packed_texts, st.integers(0, 1), st.integers(0, 1000), st.sampled_from([0.05, 0.15, 0.5]), st.booleans(),
-       st.sampled_from([0.3, 3.0, 20.0]))
+@given(
+    packed_texts,
+    st.integers(0, 1),
+    st.integers(0, 1000),
+    st.sampled_from([0.05, 0.15, 0.5]),
+    st.booleans(),
+    st.sampled_from([0.3, 3.0, 20.0]),
+)
 @settings(max_examples=400, deadline=None)
 def test_token_spans_equal_the_slow_version(documents, cut, seed, ratio, single, mean):
     tokens, weights = pack(documents, cut), poisson_weights(mean, 39)

@@ -16,10 +16,39 @@ def run_folder(tmp_path_factory, data_bin, command) -> Path:
     """The example as its docstring says, in a worker process too, by a relative --user-dir."""
     out = tmp_path_factory.mktemp("run")
     done = command(
-        "ftk-train", data_bin.parent, "--user-dir", EXAMPLE.name, "--dataset", "text_lines", "--tokenizer-folder",
-        data_bin, "--task", "next_token", "--window", 16, "--arch", "lstm_tiny", "--criterion", "focal_loss",
-        "--optimizer", "sign_sgd", "--lr-scheduler", "constant", "--lr", "3e-3", "--max-update", 40, "--num-workers", 1,
-        "--log-format", "json", "--log-interval", 10, "--save-dir", out, cwd=EXAMPLE.parent,
+        "ftk-train",
+        data_bin.parent,
+        "--user-dir",
+        EXAMPLE.name,
+        "--dataset",
+        "text_lines",
+        "--tokenizer-folder",
+        data_bin,
+        "--task",
+        "next_token",
+        "--window",
+        16,
+        "--arch",
+        "lstm_tiny",
+        "--criterion",
+        "focal_loss",
+        "--optimizer",
+        "sign_sgd",
+        "--lr-scheduler",
+        "constant",
+        "--lr",
+        "3e-3",
+        "--max-update",
+        40,
+        "--num-workers",
+        1,
+        "--log-format",
+        "json",
+        "--log-interval",
+        10,
+        "--save-dir",
+        out,
+        cwd=EXAMPLE.parent,
     )
     assert done.returncode == 0, done.stderr
     losses = [row["nll_loss"] for row in map(json.loads, done.stdout.splitlines()) if row["event"] == "train"]
@@ -30,7 +59,11 @@ def run_folder(tmp_path_factory, data_bin, command) -> Path:
 def test_the_parts_are_in_the_saved_configuration(run_folder):
     config = yaml.safe_load((run_folder / "config.yaml").read_text())
     assert [config[key]["_name"] for key in ("dataset", "task", "criterion", "optimizer")] == [
-        "text_lines", "next_token", "focal_loss", "sign_sgd"]
+        "text_lines",
+        "next_token",
+        "focal_loss",
+        "sign_sgd",
+    ]
     assert config["model"]["arch"] == "lstm_tiny"
     assert Path(config["common"]["user_dir"]) == EXAMPLE
 

@@ -56,9 +56,7 @@ def published(name, file, **options):
     if not (PUBLISHED / file).exists():
         pytest.skip(f"{PUBLISHED} is absent; set FTK_TEST_DATA to the folder that holds data/tokenizers")
     path = PUBLISHED / file
-    return build_tokenizer(
-        name, path=str(path if path.suffix in (".txt", ".model") else PUBLISHED), **options
-    )
+    return build_tokenizer(name, path=str(path if path.suffix in (".txt", ".model") else PUBLISHED), **options)
 
 
 @pytest.fixture(params=["own", "bert", "chinese", "gpt2"])

@@ -46,9 +46,7 @@ def assert_equals_golden(answers, case, atol):
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_context_alone_gives_the_original_answers(model, case):
-    (answers,) = SequenceGenerator(model, SPECIAL, beam=1, max_len=FILLED["max_len"]).fill_ids(
-        [case["context"]]
-    )
+    (answers,) = SequenceGenerator(model, SPECIAL, beam=1, max_len=FILLED["max_len"]).fill_ids([case["context"]])
     assert_equals_golden(answers, case, 1e-4)
 
 

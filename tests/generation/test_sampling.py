@@ -102,9 +102,7 @@ def test_tokens_behind_the_first_are_distributed_as_the_model_says():
     model, context, draws = small_model(seed=4), [7, 3, 9], 6000
     with torch.no_grad():
         model.token_embedding.weight.mul_(0.3)
-    generator = SequenceGenerator(
-        model, SPECIAL, max_len=2, min_len=2, sampling=True, top_k=3, batch_size=500
-    )
+    generator = SequenceGenerator(model, SPECIAL, max_len=2, min_len=2, sampling=True, top_k=3, batch_size=500)
     answers = generator.fill_ids([context] * draws, seeds=range(draws))
     counts = Counter(tuple(answer.tokens) for (answer,) in answers)
     probabilities = {}

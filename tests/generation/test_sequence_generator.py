@@ -46,9 +46,7 @@ def assert_same(answers, expected, atol):
         np.testing.assert_allclose(answer.token_logprobs, logprobs, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"block_positions": False}, {"num_layers": 1, "num_attention_heads": 4}]
-)
+@pytest.mark.parametrize("options", [{}, {"block_positions": False}, {"num_layers": 1, "num_attention_heads": 4}])
 @pytest.mark.parametrize("max_len", [1, 2, 7])
 def test_cached_greedy_equals_the_uncached_model(options, max_len):
     model = small_model(**options)
@@ -64,9 +62,7 @@ def test_answers_of_random_weights_end_at_once_in_the_middle_and_never():
     lengths = set()
     for seed in range(3):
         generator = SequenceGenerator(small_model(seed=seed), SPECIAL, max_len=7)
-        lengths |= {
-            (len(a.tokens), a.ended) for row in generator.fill_ids(random_contexts(seed, 40)) for a in row
-        }
+        lengths |= {(len(a.tokens), a.ended) for row in generator.fill_ids(random_contexts(seed, 40)) for a in row}
     assert (0, True) in lengths
     assert (7, False) in lengths
     assert any(0 < length < 7 and ended for length, ended in lengths)
@@ -127,9 +123,7 @@ def test_the_end_of_text_token_ends_an_answer_where_there_is_one(model):
 
 
 def test_special_tokens_may_be_any_object_with_what_is_used(model):
-    (answers,) = SequenceGenerator(model, SimpleNamespace(sop=1, eop=2, mask=3), max_len=3).fill_ids(
-        [[7, 3, 4]]
-    )
+    (answers,) = SequenceGenerator(model, SimpleNamespace(sop=1, eop=2, mask=3), max_len=3).fill_ids([[7, 3, 4]])
     assert len(answers) == 1  # 4 is no blank for it
 
 
@@ -141,9 +135,7 @@ def test_contexts_without_blanks_have_no_answers(model):
 
 def test_score_is_the_sum_over_length_to_the_power_of_the_penalty(model):
     for penalty in (0.0, 0.5, 1.0):
-        (answers,) = SequenceGenerator(model, SPECIAL, max_len=5, length_penalty=penalty).fill_ids(
-            [CONTEXTS[1]]
-        )
+        (answers,) = SequenceGenerator(model, SPECIAL, max_len=5, length_penalty=penalty).fill_ids([CONTEXTS[1]])
         for answer in answers:
             expected = sum(answer.token_logprobs) / len(answer.token_logprobs) ** penalty
             assert answer.score == pytest.approx(expected, abs=1e-6)

@@ -33,9 +33,7 @@ def test_original_weights_survive_the_round_trip(original_weights: dict[str, Ten
     assert equal(to_original(ours, HEADS), original_weights)
 
 
-def test_converted_names_are_exactly_the_models(
-    original_weights: dict[str, Tensor], golden_config: GLMConfig
-) -> None:
+def test_converted_names_are_exactly_the_models(original_weights: dict[str, Tensor], golden_config: GLMConfig) -> None:
     expected = {name: value.shape for name, value in GLM(golden_config).state_dict().items()}
     assert {name: v.shape for name, v in from_original(original_weights, HEADS).items()} == expected
 
@@ -55,9 +53,7 @@ def test_huggingface_names_differ_by_their_prefix(original_weights: dict[str, Te
     assert equal(to_huggingface(ours, HEADS), theirs)
 
 
-def test_config_is_read_from_the_shapes(
-    original_weights: dict[str, Tensor], golden_config: GLMConfig
-) -> None:
+def test_config_is_read_from_the_shapes(original_weights: dict[str, Tensor], golden_config: GLMConfig) -> None:
     found = config_from_original(original_weights, HEADS)
     for field in ("vocab_size", "num_layers", "hidden_size", "num_attention_heads", "max_positions"):
         assert getattr(found, field) == getattr(golden_config, field), field

@@ -57,14 +57,10 @@ def test_every_gradient_is_that_of_the_original(
     gradients = to_original(gradients, golden_model.config.num_attention_heads)
     assert gradients.keys() == golden_gradients.keys()
     for name, expected in golden_gradients.items():
-        torch.testing.assert_close(
-            gradients[name], expected, atol=1e-4, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(gradients[name], expected, atol=1e-4, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_twenty_steps_of_adamw_follow_the_original(
-    golden_model: GLM, golden_training: dict[str, Tensor]
-) -> None:
+def test_twenty_steps_of_adamw_follow_the_original(golden_model: GLM, golden_training: dict[str, Tensor]) -> None:
     optimizer = torch.optim.AdamW(
         parameter_groups(golden_model, weight_decay=0.1), lr=1e-3, betas=(0.9, 0.98), eps=1e-6, fused=True
     )
@@ -82,9 +78,7 @@ def test_twenty_steps_of_adamw_follow_the_original(
     assert losses[-1] < losses[0] - 0.5  # it learned, so the trajectory is worth following
 
 
-def test_slow_reference_forward_gives_the_same_hidden_states(
-    golden_model: GLM, golden_step: dict[str, Tensor]
-) -> None:
+def test_slow_reference_forward_gives_the_same_hidden_states(golden_model: GLM, golden_step: dict[str, Tensor]) -> None:
     """Attention as the textbook writes it, with the additive mask, in place of the fused kernel."""
     tokens, context_length = golden_step["input_ids"], golden_step["sep"]
     mask = additive_mask(context_length, tokens.size(1))

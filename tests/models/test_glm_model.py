@@ -52,9 +52,7 @@ def test_defaults_are_plain_positions_and_causal_attention() -> None:
     assert torch.equal(model(tokens), explicit)
 
 
-@pytest.mark.parametrize(
-    ("changed", "context", "first_affected"), [(7, 0, 7), (7, 4, 7), (3, 4, 0), (3, 3, 3)]
-)
+@pytest.mark.parametrize(("changed", "context", "first_affected"), [(7, 0, 7), (7, 4, 7), (3, 4, 0), (3, 3, 3)])
 def test_a_token_reaches_all_of_the_context_and_nothing_before_itself(
     changed: int, context: int, first_affected: int
 ) -> None:
@@ -178,9 +176,7 @@ def test_build_model_takes_overrides_and_names_what_it_does_not_know() -> None:
     model = build_model("glm_tiny", vocab_size=64, num_layers=1)
     assert isinstance(model, GLM)
     assert (model.config.vocab_size, model.config.num_layers, model.config.hidden_size) == (64, 1, 64)
-    assert isinstance(
-        build_model("glm", num_layers=1, hidden_size=8, num_attention_heads=2, vocab_size=8), GLM
-    )
+    assert isinstance(build_model("glm", num_layers=1, hidden_size=8, num_attention_heads=2, vocab_size=8), GLM)
     with pytest.raises(UserError, match=r"unknown architecture or model 'glm_huge'.*glm_tiny"):
         build_model("glm_huge")
     with pytest.raises(UserError, match=r"no field 'layers'.*num_layers"):

@@ -61,20 +61,14 @@ SHAPES = [
     pytest.param({"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1}, id="one head"),
     pytest.param({"num_layers": 3, "hidden_size": 24, "num_attention_heads": 3}, id="three heads"),
     pytest.param({"num_layers": 2, "hidden_size": 16, "num_attention_heads": 16}, id="heads of size one"),
-    pytest.param(
-        {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "ffn_hidden_size": 40}, id="ffn"
-    ),
-    pytest.param(
-        {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 77}, id="odd vocab"
-    ),
+    pytest.param({"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "ffn_hidden_size": 40}, id="ffn"),
+    pytest.param({"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 77}, id="odd vocab"),
 ]
 
 
 @pytest.mark.parametrize("block_positions", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_any_shape_computes_what_the_plain_forward_computes(
-    shape: dict[str, int], block_positions: bool
-) -> None:
+def test_any_shape_computes_what_the_plain_forward_computes(shape: dict[str, int], block_positions: bool) -> None:
     config = GLMConfig(**({"vocab_size": 64} | shape), max_positions=20, block_positions=block_positions)
     model = GLM(config, seed=0).eval()
     generator = torch.Generator().manual_seed(0)

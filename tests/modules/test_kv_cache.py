@@ -24,9 +24,7 @@ def test_rows_of_different_lengths_lie_without_holes_and_padding_is_not_written(
     cache.write(more_key, more_value, places((0, 3, 0), (1, 1, 0), (1, 2, 1)))
     keys, values = cache.read(4)
     torch.testing.assert_close(keys[0], torch.cat((key[0], more_key[0, :, :1]), dim=1), rtol=0, atol=0)
-    torch.testing.assert_close(
-        values[1, :, :3], torch.cat((value[1, :, :1], more_value[1]), dim=1), rtol=0, atol=0
-    )
+    torch.testing.assert_close(values[1, :, :3], torch.cat((value[1, :, :1], more_value[1]), dim=1), rtol=0, atol=0)
     assert not keys[1, :, 3].any()
 
 

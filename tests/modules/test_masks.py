@@ -31,9 +31,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("context", "num_tokens", "documents"), CASES)
-def test_all_forms_equal_the_slow_one(
-    context: list[int], num_tokens: int, documents: list[list[int]] | None
-) -> None:
+def test_all_forms_equal_the_slow_one(context: list[int], num_tokens: int, documents: list[list[int]] | None) -> None:
     expected = slow_mask(context, num_tokens, documents)
     context_length = torch.tensor(context)
     document_ids = None if documents is None else torch.tensor(documents)
@@ -80,9 +78,7 @@ def test_flex_attention_gives_what_the_boolean_mask_gives() -> None:
 
     context_length, num_tokens = torch.tensor([5, 0, 20]), 24
     query, key, value = (torch.randn(3, 2, num_tokens, 16) for _ in range(3))
-    expected = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=boolean_mask(context_length, num_tokens)
-    )
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=boolean_mask(context_length, num_tokens))
     computed = flex_attention(query, key, value, block_mask=block_mask(context_length, num_tokens))
     torch.testing.assert_close(computed, expected, atol=1e-5, rtol=0)
 

@@ -17,13 +17,16 @@ TABLES = [
     ("constant", {"warmup_updates": 4, "warmup_init_lr": 0.2}, 1.0, None, {0: 0.4, 1: 0.6, 3: 1.0}),
     ("constant", {"warmup_ratio": 0.1}, 1.0, 40, {0: 0.25, 3: 1.0, 39: 1.0}),
     ("linear", {}, 1.0, 10, {0: 1.0, 5: 0.5, 9: 0.1, 10: 0.0, 99: 0.0}),
-    ("linear", {"warmup_updates": 2, "min_lr": 0.2}, 1.0, 10,
-     {0: 0.5, 1: 1.0, 2: 1.0, 6: 0.6, 10: 0.2, 99: 0.2}),
+    ("linear", {"warmup_updates": 2, "min_lr": 0.2}, 1.0, 10, {0: 0.5, 1: 1.0, 2: 1.0, 6: 0.6, 10: 0.2, 99: 0.2}),
     ("linear", {"min_lr_ratio": 0.1, "decay_updates": 4}, 2.0, 100, {0: 2.0, 2: 1.1, 4: 0.2, 50: 0.2}),
-    ("cosine", {}, 1.0, 8,
-     {0: 1.0, 2: (1 + math.sqrt(0.5)) / 2, 4: 0.5, 6: (1 - math.sqrt(0.5)) / 2, 8: 0.0}),
-    ("cosine", {"warmup_updates": 2, "min_lr_ratio": 0.05, "decay_updates": 4}, 4e-4, None,
-     {0: 2e-4, 1: 4e-4, 2: 4e-4, 4: 2.1e-4, 6: 2e-5, 1000: 2e-5}),
+    ("cosine", {}, 1.0, 8, {0: 1.0, 2: (1 + math.sqrt(0.5)) / 2, 4: 0.5, 6: (1 - math.sqrt(0.5)) / 2, 8: 0.0}),
+    (
+        "cosine",
+        {"warmup_updates": 2, "min_lr_ratio": 0.05, "decay_updates": 4},
+        4e-4,
+        None,
+        {0: 2e-4, 1: 4e-4, 2: 4e-4, 4: 2.1e-4, 6: 2e-5, 1000: 2e-5},
+    ),
     ("polynomial", {"power": 2.0}, 1.0, 10, {0: 1.0, 5: 0.25, 9: 0.01, 10: 0.0}),
     ("polynomial", {"power": 0.5, "min_lr": 0.5}, 1.5, 4, {0: 1.5, 3: 1.0, 4: 0.5}),
     ("exponential", {"decay_rate": 0.01}, 1.0, 10, {0: 1.0, 5: 0.1, 10: 0.01, 20: 1e-4}),
@@ -31,8 +34,13 @@ TABLES = [
     ("inverse_sqrt", {"warmup_updates": 4}, 1.0, None, {0: 0.25, 3: 1.0, 4: 1.0, 16: 0.5, 64: 0.25}),
     ("inverse_sqrt", {"warmup_updates": 4, "min_lr": 0.3}, 1.0, None, {16: 0.5, 64: 0.3}),
     ("inverse_sqrt", {}, 1.0, None, {0: 1.0, 1: 1.0, 4: 0.5}),
-    ("noam", {"warmup_updates": 4, "model_size": 16}, 2.0, None,
-     {0: 2 / 4 * 1 / 8, 1: 2 / 4 * 2 / 8, 3: 2 / 4 / 2, 8: 2 / 4 / 3, 15: 2 / 4 / 4}),
+    (
+        "noam",
+        {"warmup_updates": 4, "model_size": 16},
+        2.0,
+        None,
+        {0: 2 / 4 * 1 / 8, 1: 2 / 4 * 2 / 8, 3: 2 / 4 / 2, 8: 2 / 4 / 3, 15: 2 / 4 / 4},
+    ),
     ("noam", {"warmup_updates": 4, "model_size": 1, "min_lr": 0.25}, 1.0, None, {3: 0.5, 15: 0.25, 99: 0.25}),
 ]
 
@@ -60,9 +68,7 @@ def test_a_decay_without_a_length_is_refused(name):
 
 def test_the_published_schedule_of_glm_base():
     # the original's AnnealingLR after its warm-up: lr * (0.05 + 0.95 * (1 + cos(pi * i / 120000)) / 2)
-    schedule = build(
-        "cosine", {"warmup_updates": 6000, "decay_updates": 120_000, "min_lr_ratio": 0.05}, 4e-4, 150_000
-    )
+    schedule = build("cosine", {"warmup_updates": 6000, "decay_updates": 120_000, "min_lr_ratio": 0.05}, 4e-4, 150_000)
     for i in (0, 1, 30_000, 60_000, 119_999, 130_000):
         expected = 4e-4 * (0.05 + 0.95 * (1 + math.cos(math.pi * min(1.0, i / 120_000))) / 2)
         assert schedule.lr(6000 + i) == pytest.approx(expected, rel=1e-12)

@@ -19,9 +19,20 @@ from ftk.trainer.records import RecordFile, read_records
 
 CPU = torch.device("cpu")
 TRAIN = {
-    "event": "train", "num_updates": 100, "epoch": 2, "lr": 2e-4, "loss": 5.12345, "ppl": 167.91,
-    "gnorm": 1.5, "clip_share": 0.25, "loss_token": 5.0, "tokens_per_second": 1234.5,
-    "target_tokens_per_second": 222.2, "updates_per_second": 2.0, "skipped_updates": 0, "seconds": 50.0,
+    "event": "train",
+    "num_updates": 100,
+    "epoch": 2,
+    "lr": 2e-4,
+    "loss": 5.12345,
+    "ppl": 167.91,
+    "gnorm": 1.5,
+    "clip_share": 0.25,
+    "loss_token": 5.0,
+    "tokens_per_second": 1234.5,
+    "target_tokens_per_second": 222.2,
+    "updates_per_second": 2.0,
+    "skipped_updates": 0,
+    "seconds": 50.0,
 }
 VALID = {"event": "valid", "subset": "valid", "num_updates": 100, "epoch": 2, "loss": 5.0, "ppl": 148.41}
 
@@ -107,7 +118,10 @@ def test_records_beyond_the_resumed_update_are_taken_out(tmp_path):
         stream.write('{"event": "tr')
     RecordFile(path, 20).close()
     assert [(r["event"], r["num_updates"]) for r in read_records(path)] == [
-        ("train", 10), ("valid", 10), ("train", 20), ("valid", 20),
+        ("train", 10),
+        ("valid", 10),
+        ("train", 20),
+        ("valid", 20),
     ]
     RecordFile(path, 20, validation_pending=True).close()
     assert [(r["event"], r["num_updates"]) for r in read_records(path)][2:] == [("train", 20)]
@@ -168,9 +182,7 @@ def test_the_bar_shows_rate_loss_and_a_line_for_each_validation():
     assert "_TqdmLoggingHandler" not in handlers  # the log is back where it was
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (3725, "1:02:05"), (-1, "0:00:00")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (3725, "1:02:05"), (-1, "0:00:00")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
 

@@ -85,8 +85,13 @@ def test_a_glm_run_resumed_in_mid_epoch_ends_with_the_same_bits(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_glm_learns_more_than_a_guess(tmp_path, data_bin, precision):
     trainer = glm_trainer(
-        data_bin, tmp_path / "run", training__max_update=40, optimizer__lr=5e-3, checkpoint__no_save=True,
-        training__validate_interval_updates=20, training__precision=precision,
+        data_bin,
+        tmp_path / "run",
+        training__max_update=40,
+        optimizer__lr=5e-3,
+        checkpoint__no_save=True,
+        training__validate_interval_updates=20,
+        training__precision=precision,
     )
     trainer.train()
     guess = math.log(trainer.config.model.config.vocab_size)
@@ -95,8 +100,22 @@ def test_glm_learns_more_than_a_guess(tmp_path, data_bin, precision):
 
 COMMAND = [sys.executable, "-c", "import sys; from ftk_cli.train import main; sys.exit(main())"]
 FLAGS = [
-    "--arch", "glm_tiny", "--seq-length", "48", "--batch-size", "2", "--lr", "1e-3", "--log-interval", "5",
-    "--log-format", "json", "--max-valid-samples", "4", "--device", "cpu",
+    "--arch",
+    "glm_tiny",
+    "--seq-length",
+    "48",
+    "--batch-size",
+    "2",
+    "--lr",
+    "1e-3",
+    "--log-interval",
+    "5",
+    "--log-format",
+    "json",
+    "--max-valid-samples",
+    "4",
+    "--device",
+    "cpu",
 ]
 
 
@@ -172,9 +191,7 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path, data_bin
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-    second = train_command(
-        data_bin, tmp_path / "run", "--max-update", "6", preexec_fn=small_files_only
-    )
+    second = train_command(data_bin, tmp_path / "run", "--max-update", "6", preexec_fn=small_files_only)
     _, errors = second.communicate(timeout=120)
     assert second.returncode == 1
     assert "Traceback" not in errors

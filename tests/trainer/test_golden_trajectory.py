@@ -74,10 +74,16 @@ def test_twenty_updates_are_those_of_the_original(tmp_path):
     model = GLM(config)
     model.load_state_dict(from_original(arrays("weights.npz"), config.num_attention_heads))
     toy_trainer(
-        tmp_path, task=GoldenTask(tmp_path), model=model,
+        tmp_path,
+        task=GoldenTask(tmp_path),
+        model=model,
         criterion=GLMCrossEntropy(GLMCrossEntropyConfig()),
-        optimizer__lr=1e-3, lr_scheduler="constant", lr_scheduler__warmup_updates=0,
-        training__max_update=20, dataloader__valid_subset=None, logging__log_interval=1,
+        optimizer__lr=1e-3,
+        lr_scheduler="constant",
+        lr_scheduler__warmup_updates=0,
+        training__max_update=20,
+        dataloader__valid_subset=None,
+        logging__log_interval=1,
         checkpoint__no_save=True,
     ).train()
     golden = arrays("train.npz")

@@ -130,9 +130,15 @@ def test_pruning_keeps_the_last_the_best_and_the_intervals(tmp_path, options, ke
 
 def test_epochs_end_with_a_validation_and_the_run_with_its_last_epoch(tmp_path):
     summary = toy_trainer(  # 24 samples in batches of 5, two at a time: 3 updates an epoch
-        tmp_path, training__max_update=None, training__max_epoch=3, training__validate_interval=2,
-        training__validate_interval_updates=0, training__update_freq=2, dataloader__batch_size=5,
-        checkpoint__save_interval=1, checkpoint__keep_last=0,
+        tmp_path,
+        training__max_update=None,
+        training__max_epoch=3,
+        training__validate_interval=2,
+        training__validate_interval_updates=0,
+        training__update_freq=2,
+        dataloader__batch_size=5,
+        checkpoint__save_interval=1,
+        checkpoint__keep_last=0,
     ).train()
     assert (summary.num_updates, summary.epoch) == (9, 3)
     assert [(r["num_updates"], r["epoch"]) for r in valid_records(tmp_path)] == [(6, 2), (9, 3)]

@@ -18,7 +18,11 @@ from ftk.trainer.trainer import Trainer
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
 TIMES = {
-    "seconds", "valid_seconds", "tokens_per_second", "target_tokens_per_second", "updates_per_second",
+    "seconds",
+    "valid_seconds",
+    "tokens_per_second",
+    "target_tokens_per_second",
+    "updates_per_second",
 }
 OPTIONS = {
     "training__max_update": 17,
@@ -196,11 +200,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path):
 
 def times(folder):
     """When each file was written, but for those that are written at every start."""
-    return {
-        path: path.stat().st_mtime_ns
-        for path in folder.rglob("*")
-        if path.is_file() and path.parent != folder
-    }
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.parent != folder}
 
 
 def test_another_tokenizer_is_refused(tmp_path):

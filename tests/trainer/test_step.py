@@ -24,8 +24,13 @@ def records(tmp_path, event="train", save_dir="run"):
 
 def test_updates_are_those_of_the_slow_way(tmp_path):
     trainer = toy_trainer(
-        tmp_path, model=ToyModel(dropout=0.0), training__update_freq=2, training__clip_norm=0.7,
-        dataloader__batch_size=5, training__max_update=5, logging__log_interval=1,
+        tmp_path,
+        model=ToyModel(dropout=0.0),
+        training__update_freq=2,
+        training__clip_norm=0.7,
+        dataloader__batch_size=5,
+        training__max_update=5,
+        logging__log_interval=1,
     )
     expected = ToyModel(dropout=0.0)
     expected.load_state_dict(trainer.model.state_dict())
@@ -33,7 +38,10 @@ def test_updates_are_those_of_the_slow_way(tmp_path):
     others = [p for p in expected.parameters() if p.ndim <= 1]
     slow = torch.optim.AdamW(
         [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
-        betas=(0.9, 0.98), eps=1e-6, foreach=False, fused=False,
+        betas=(0.9, 0.98),
+        eps=1e-6,
+        foreach=False,
+        fused=False,
     )
     iterator = toy_trainer(tmp_path, save_dir="other", dataloader__batch_size=5).train_iterator
     groups = []

@@ -20,9 +20,7 @@ class GLMConfig:
     )
     num_layers: int = field(default=12, metadata={"help": "transformer layers"})
     hidden_size: int = field(default=768, metadata={"help": "width of the residual path"})
-    num_attention_heads: int = field(
-        default=12, metadata={"help": "attention heads; must divide hidden_size"}
-    )
+    num_attention_heads: int = field(default=12, metadata={"help": "attention heads; must divide hidden_size"})
     max_positions: int = field(
         default=512, metadata={"help": "longest sequence the position tables are made for", "unit": "tokens"}
     )
@@ -37,21 +35,15 @@ class GLMConfig:
             "derived": True,
         },
     )
-    embedding_dropout: float = field(
-        default=0.1, metadata={"help": "dropout of the summed embeddings, in [0, 1)"}
-    )
-    attention_dropout: float = field(
-        default=0.1, metadata={"help": "dropout of attention weights, in [0, 1)"}
-    )
+    embedding_dropout: float = field(default=0.1, metadata={"help": "dropout of the summed embeddings, in [0, 1)"})
+    attention_dropout: float = field(default=0.1, metadata={"help": "dropout of attention weights, in [0, 1)"})
     dropout: float = field(
         default=0.1, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
     )
     layer_norm_eps: float = field(default=1e-5, metadata={"help": "added to the variance in layer norms"})
     init_std: float = field(
         default=0.02,
-        metadata={
-            "help": "standard deviation of initial weights; output layers divide it by sqrt(2 * num_layers)"
-        },
+        metadata={"help": "standard deviation of initial weights; output layers divide it by sqrt(2 * num_layers)"},
     )
 
     @property
@@ -67,10 +59,7 @@ class GLMConfig:
         if self.ffn_hidden_size is not None and self.ffn_hidden_size < 1:
             yield f"ffn_hidden_size is {self.ffn_hidden_size}; it must be at least 1, or not given"
         if self.num_attention_heads >= 1 and self.hidden_size % self.num_attention_heads:
-            yield (
-                f"num_attention_heads is {self.num_attention_heads}; "
-                f"it must divide hidden_size {self.hidden_size}"
-            )
+            yield (f"num_attention_heads is {self.num_attention_heads}; it must divide hidden_size {self.hidden_size}")
         for name in ("embedding_dropout", "attention_dropout", "dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 yield f"{name} is {getattr(self, name)}; it must be in [0, 1)"

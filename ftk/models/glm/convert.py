@@ -98,8 +98,7 @@ def merge_parts(parts: Sequence[StateDict]) -> dict[str, Tensor]:
         different = sorted(part.keys() ^ parts[0].keys())
         if different:
             raise UserError(
-                f"mp_rank_{rank:02d} and mp_rank_00 do not belong together: "
-                f"only one of them holds {different[0]!r}"
+                f"mp_rank_{rank:02d} and mp_rank_00 do not belong together: only one of them holds {different[0]!r}"
             )
     return {name: _merge(name, [part[name] for part in parts]) for name in parts[0]}
 
@@ -125,9 +124,7 @@ def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig:
         UserError: a parameter that tells the shape is missing, or the heads do not fit.
     """
     shapes = {name.removeprefix(HUGGINGFACE_PREFIX): value.shape for name, value in state_dict.items()}
-    layers = {
-        int(match[1]) for match in map(re.compile(r"transformer\.layers\.(\d+)\.").match, shapes) if match
-    }
+    layers = {int(match[1]) for match in map(re.compile(r"transformer\.layers\.(\d+)\.").match, shapes) if match}
     needed = [
         "word_embeddings.weight",
         "transformer.position_embeddings.weight",
@@ -154,9 +151,7 @@ def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig:
     return config
 
 
-def _translate(
-    name: str, outer: Mapping[str, str], inner: Mapping[str, str], layers_from: str, layers_to: str
-) -> str:
+def _translate(name: str, outer: Mapping[str, str], inner: Mapping[str, str], layers_from: str, layers_to: str) -> str:
     stem, _, kind = name.rpartition(".")
     layer = re.fullmatch(rf"{re.escape(layers_from)}\.(\d+)\.(.+)", stem)
     if layer and layer[2] in inner:
@@ -188,9 +183,7 @@ def _check_heads(value: Tensor, num_heads: int) -> None:
 
 def _merge(name: str, pieces: list[Tensor]) -> Tensor:
     if _CUT_IN_THIRDS.search(name):
-        return torch.cat(
-            [torch.cat(kind) for kind in zip(*(piece.chunk(3) for piece in pieces), strict=True)]
-        )
+        return torch.cat([torch.cat(kind) for kind in zip(*(piece.chunk(3) for piece in pieces), strict=True)])
     if _CUT_BY_ROWS.search(name):
         return torch.cat(pieces)
     if _CUT_BY_COLUMNS.search(name):

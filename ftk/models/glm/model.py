@@ -62,9 +62,7 @@ class GLM(nn.Module):
         Raises:
             UserError: without position_ids, if T is more than max_positions.
         """
-        return self.logits(
-            self.hidden_states(tokens, position_ids=position_ids, context_length=context_length)
-        )
+        return self.logits(self.hidden_states(tokens, position_ids=position_ids, context_length=context_length))
 
     def hidden_states(
         self, tokens: Tensor, *, position_ids: Tensor | None = None, context_length: Tensor | None = None

@@ -22,9 +22,7 @@ class LRSchedulerConfig:
     )
     warmup_init_lr: float = field(default=0.0, metadata={"help": "rate from which the warm-up rises"})
     min_lr: float = field(default=0.0, metadata={"help": "floor of the rate after the warm-up"})
-    min_lr_ratio: float = field(
-        default=0.0, metadata={"help": "floor as a share of --lr; instead of --min-lr"}
-    )
+    min_lr_ratio: float = field(default=0.0, metadata={"help": "floor as a share of --lr; instead of --min-lr"})
 
     def validate(self) -> Iterator[str]:
         for name in ("warmup_updates", "warmup_init_lr", "min_lr"):
@@ -76,9 +74,7 @@ class LRScheduler:
         UserError: the schedule needs the length of the run, and there is none.
     """
 
-    def __init__(
-        self, config: LRSchedulerConfig, *, base_lr: float, total_updates: int | None = None
-    ) -> None:
+    def __init__(self, config: LRSchedulerConfig, *, base_lr: float, total_updates: int | None = None) -> None:
         self.base_lr = base_lr
         self.floor = config.min_lr_ratio * base_lr if config.min_lr_ratio else config.min_lr
         self.warmup_init_lr = config.warmup_init_lr

@@ -28,9 +28,7 @@ class ExponentialConfig(DecayConfig):
 class Exponential(DecayingScheduler):
     """base_lr * decay_rate ** (updates after the warm-up / decay_updates), on and on down to the floor."""
 
-    def __init__(
-        self, config: ExponentialConfig, *, base_lr: float, total_updates: int | None = None
-    ) -> None:
+    def __init__(self, config: ExponentialConfig, *, base_lr: float, total_updates: int | None = None) -> None:
         super().__init__(config, base_lr=base_lr, total_updates=total_updates)
         self.decay_rate = config.decay_rate
 
