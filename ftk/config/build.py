@@ -25,11 +25,8 @@ def build(root: type[R], tree: Tree) -> R:
         UserError: unknown sections, options or names, values of a wrong type or out of range, options that
             must be given and are not: all of them, one a line.
     """
-    errors = [
-        _unknown("section", key, [f.name for f in dataclasses.fields(root)])  # type: ignore[arg-type]
-        for key in tree
-        if key not in {f.name for f in dataclasses.fields(root)}
-    ]  # type: ignore[arg-type]
+    known = [*sections_of(root), *slots_of(root)]
+    errors = [_unknown("section", key, known) for key in tree if key not in known]
     values: dict[str, Any] = {}
     for key, (_, config_type) in sections_of(root).items():
         values[key] = _build_section(key, config_type, _mapping(key, tree, errors), errors)
