@@ -64,6 +64,8 @@ def body(argv: list[str]) -> int:
             print(f"{PROG}: {place}{error}", file=sys.stderr, flush=True)
             failed = True
             continue
+        if not typed:  # what came by a pipe has not been seen yet
+            print("> " + text.rstrip("\r\n"))
         print("\n".join(_shown(result)), flush=True)
     return 2 if failed and not typed else 0
 

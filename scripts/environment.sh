@@ -2,7 +2,9 @@
 
 # ftk_environment [EXTRA]: $FTK_VENV (default .venv), ftk editable with the optional dependencies EXTRA.
 # A stamp remembers what was installed, so that a second call takes no time.
+# With FTK_NO_INSTALL=1 the environment that is active already is taken as it is.
 ftk_environment() {
+    if [ "${FTK_NO_INSTALL:-}" = 1 ]; then return; fi
     local extra="${1:-}" venv="${FTK_VENV:-.venv}" python="${PYTHON:-python3}" wanted stamp
     if [ ! -x "$venv/bin/python" ]; then
         echo "making the virtual environment $venv with $("$python" --version)" >&2
@@ -14,7 +16,8 @@ ftk_environment() {
     wanted="$(cat pyproject.toml setup.py constraints.txt $(find ftk -name '*.pyx' -o -name '*.pxd' | sort) | cksum) $PWD"
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         echo "installing ftk${extra:+[$extra]} (a few minutes the first time)" >&2
-        python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".${extra:+[$extra]}"
+        python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+            --editable ".${extra:+[$extra]}"
         echo "$wanted" > "$stamp"
     fi
 }

@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 text="${1:+$(realpath "$1")}"
 out="${FTK_QUICKSTART_DIR:-quickstart}"
-updates="${FTK_QUICKSTART_UPDATES:-600}"
+updates="${FTK_QUICKSTART_UPDATES:-3000}"
 trap 'echo "quickstart: stopped; nothing is broken, run it again to start afresh" >&2; exit 1' INT TERM
 
 source scripts/environment.sh
@@ -19,16 +19,16 @@ python scripts/quickstart_text.py "$out/text" ${text:+"$text"}
 
 echo "== 2. tokenizer and data"
 ftk-preprocess --trainpref "$out/text/train.jsonl" --validpref "$out/text/valid.jsonl" --text-key text \
-    --tokenizer sentencepiece --vocab-size 4000 --destdir "$out/data-bin" --workers 2
+    --tokenizer sentencepiece --vocab-size "$(cat "$out/text/vocab_size")" --destdir "$out/data-bin" --workers 2
 
-echo "== 3. training ($updates updates of a GLM of 4 layers)"
+echo "== 3. training ($updates updates of a GLM of 3 layers)"
 ftk-train "$out/data-bin" --config configs/quickstart.yaml --max-update "$updates" --save-dir "$out/run"
 
 echo "== 4. validation"
 ftk-validate "$out/data-bin" --path "$out/run" --unigram
 
 echo "== 5. blanks of held-out sentences"
-ftk-generate --path "$out/run" --input "$out/text/blanks.txt"
+ftk-interactive --path "$out/run" --beam 4 --max-len 8 < "$out/text/blanks.txt"
 
 echo
 echo "text: $out/text   data: $out/data-bin   checkpoints, config.yaml, metrics.jsonl: $out/run"

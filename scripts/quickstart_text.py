@@ -2,8 +2,8 @@
 
     python scripts/quickstart_text.py OUT [FILE_OR_FOLDER]
 
-writes OUT/train.jsonl and OUT/valid.jsonl ({"text": ...} a line) and OUT/blanks.txt: held-out sentences with one or
-two words replaced by [MASK].
+writes OUT/train.jsonl and OUT/valid.jsonl ({"text": ...} a line), OUT/blanks.txt (held-out sentences with one or two
+words replaced by [MASK]) and OUT/vocab_size (for SentencePiece; a Chinese text needs room for its characters).
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import json
 import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 VALID_SHARE = 0.06
+COVERED = 0.9995  # SentencePiece's default character coverage; the rest is spelled in bytes
+NUM_BYTES, NUM_WORDS = 260, 1600  # pieces for the bytes, and for what is longer than a character
 NUM_BLANKED = 8
 CHUNK = 4000  # characters; a long file becomes several documents, so that some can be held out
 
@@ -40,9 +43,20 @@ def main() -> int:
     write(out / "valid.jsonl", documents[:num_valid])
     write(out / "train.jsonl", documents[num_valid:])
     (out / "blanks.txt").write_text("\n".join(blanked(documents[:num_valid])) + "\n", encoding="utf-8")
-    characters = sum(map(len, documents))
-    print(f"{len(documents)} documents, {characters:,} characters, {num_valid} of them held out")
+    characters = Counter("".join(documents[num_valid:]))
+    (out / "vocab_size").write_text(f"{num_covering(characters) + NUM_BYTES + NUM_WORDS}\n")
+    print(f"{len(documents)} documents, {characters.total():,} characters, {num_valid} documents held out")
     return 0
+
+
+def num_covering(characters: Counter[str]) -> int:
+    """How many of the most frequent characters make up COVERED of the text."""
+    missing = COVERED * characters.total()
+    for number, (_, count) in enumerate(characters.most_common(), start=1):
+        missing -= count
+        if missing <= 0:
+            return number
+    return len(characters)
 
 
 def language_reference() -> Iterator[str]:
@@ -90,7 +104,7 @@ def blanked(documents: list[str]) -> Iterator[str]:
     """Held-out sentences with a blank or two."""
     rng = random.Random(1)
     sentences = [s for d in documents for s in re.split(r"(?<=[.。！？!?])\s+|(?<=[。！？])", d)]
-    sentences = [sentence for sentence in sentences if 50 <= len(sentence) <= 200 and "\n" not in sentence]
+    sentences = [s for s in sentences if 50 <= len(s) <= 160 and "\n" not in s and "|" not in s]
     rng.shuffle(sentences)
     for number, sentence in enumerate(sentences[:NUM_BLANKED]):
         words = sentence.split(" ")

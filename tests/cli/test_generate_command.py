@@ -234,7 +234,8 @@ def test_interactive_reads_a_pipe(ask):
     )
     assert code == 2
     assert err == ["ftk-interactive: line 2: the prompt is empty; write a text, with [MASK] where something is missing"]
-    filled, first, second, _, opened, only, _ = out
+    asked, filled, first, second, _, asked_last, opened, only, _ = out
+    assert (asked, asked_last) == ("> the [MASK] fox [sMASK] .", "> she reads")
     assert filled.startswith("the ")
     assert filled.endswith(" .")
     assert first.startswith("  1. [MASK] = ")
