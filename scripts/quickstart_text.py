@@ -103,15 +103,17 @@ def plain(topic: str) -> str:
 def blanked(documents: list[str]) -> Iterator[str]:
     """Held-out sentences with a blank or two."""
     rng = random.Random(1)
-    sentences = [s for d in documents for s in re.split(r"(?<=[.。！？!?])\s+|(?<=[。！？])", d)]
-    sentences = [s for s in sentences if 50 <= len(s) <= 160 and "\n" not in s and "|" not in s]
-    rng.shuffle(sentences)
-    for number, sentence in enumerate(sentences[:NUM_BLANKED]):
-        words = sentence.split(" ")
-        if len(words) < 8:  # Chinese has no spaces: blank out a few characters
-            at = rng.randrange(5, len(sentence) - 5)
+    sentences = [s.strip() for d in documents for s in re.split(r"(?<=[.!?])\s+|(?<=[。！？])|\n", d)]
+    spaced = [s for s in sentences if 50 <= len(s) <= 160 and s.count(" ") >= 8 and "|" not in s]
+    dense = [s for s in sentences if 10 <= len(s) <= 80 and " " not in s]  # Chinese: no spaces between words
+    chosen = spaced if len(spaced) >= NUM_BLANKED else spaced + dense
+    rng.shuffle(chosen)
+    for number, sentence in enumerate(chosen[:NUM_BLANKED]):
+        if " " not in sentence:
+            at = rng.randrange(2, len(sentence) - 4)
             yield f"{sentence[:at]}[MASK]{sentence[at + 2 :]}"
             continue
+        words = sentence.split(" ")
         for place in rng.sample(range(1, len(words) - 1), 1 + number % 2):
             words[place] = "[MASK]"
         yield " ".join(words)
