@@ -14,7 +14,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from ftk.data._index import SequenceTable, find_document_fault
+from ftk.data._index import SequenceTable
+from ftk.data.indexed_check import check_index, forget_pages
 from ftk.data.indexed_format import SIZES_AT, dtype_code, file_size, pack_header, read_layout
 from ftk.errors import UserError
 
@@ -22,13 +23,19 @@ _EAGER_CHECK_BYTES = 1 << 24  # a larger index is checked at the first access, s
 _SPILL_NUMBERS = 1 << 16
 _COPY_NUMBERS = 1 << 20
 
+FileState = tuple[int, int, int, int]  # device, inode, bytes, time of the last change
+FileStates = tuple[FileState, "FileState | None"]  # of the .idx and of the .bin, which may be empty
 
-class IndexedDataset:
+
+class IndexedDataset(SequenceTable):
     """Reads `PREFIX.bin` and `PREFIX.idx`, written by ftk, Megatron or fairseq (layout: `indexed_format`).
 
     The files are memory maps: opening costs nothing, tokens are views, processes share the pages. Everything
-    that the index says is checked before the first token is handed out. Objects can be sent to worker
-    processes; there the files are opened, and checked, anew.
+    that the index says is checked before the first token is handed out: when the dataset is opened or, for an
+    index above 16 MiB, at the first access. Objects can be sent to worker processes; there the files are opened
+    anew, and checked anew if they have changed since.
+
+    `dataset[i]`, `get`, `gather` and `gather_packed` are compiled (`_index.pyx`).
 
     Args:
         prefix: path of the pair without `.bin` and `.idx`.
@@ -42,136 +49,85 @@ class IndexedDataset:
         UserError: a file is missing, truncated, altered, or something else; the message says which and how.
     """
 
-    def __init__(self, prefix: str | os.PathLike[str]) -> None:
+    def __init__(self, prefix: str | os.PathLike[str], *, checked: FileStates | None = None) -> None:
         self.prefix = os.fspath(prefix)
-        self._idx_path, self._bin_path = paths_of(self.prefix)
-        self._layout = read_layout(self._idx_path)
-        self.dialect = self._layout.dialect
-        self.dtype = self._layout.dtype
-        self._num_bytes = file_size(self._bin_path)
-        if self._num_bytes % self.dtype.itemsize:
+        self.paths = paths_of(self.prefix)
+        idx_path, bin_path = self.paths
+        self.layout = read_layout(idx_path)
+        self.dialect = self.layout.dialect
+        self.dtype = self.layout.dtype
+        num_bytes = file_size(bin_path)
+        if num_bytes % self.dtype.itemsize:
             raise UserError(
-                f"{self._bin_path}: {self._num_bytes} bytes do not divide into {self.dtype.name} tokens; "
+                f"{bin_path}: {num_bytes} bytes do not divide into {self.dtype.name} tokens; "
                 "it is truncated or altered, make it again"
             )
-        self._index = _map(self._idx_path)
+        self.index, index_state = _map(idx_path)
         self._tokens: npt.NDArray[Any] = np.empty(0, dtype=self.dtype)
-        if self._num_bytes:
-            self._tokens = np.frombuffer(_map(self._bin_path), dtype=self.dtype)
-        layout = self._layout
-        self._table = SequenceTable(
-            self._index, self._tokens, layout.num_sequences, layout.sizes_at, layout.pointers_at
-        )
-        self._checked = False
+        bin_state = None
+        if num_bytes:
+            data, bin_state = _map(bin_path)
+            self._tokens = np.frombuffer(data, dtype=self.dtype, count=num_bytes // self.dtype.itemsize)
+        self._states: FileStates = (index_state, bin_state)
         self._sizes: npt.NDArray[np.int32] | None = None
-        if len(self._index) <= _EAGER_CHECK_BYTES:
-            self._check()
+        layout = self.layout
+        super().__init__(self.index, self._tokens, layout.num_sequences, layout.sizes_at, layout.pointers_at)
+        if checked == self._states:
+            self.accept()
+        elif len(self.index) <= _EAGER_CHECK_BYTES:
+            self.check()
 
-    def __len__(self) -> int:
-        """Number of sequences; ftk-preprocess writes one for each document."""
-        return self._layout.num_sequences
-
-    def __getitem__(self, index: int) -> npt.NDArray[Any]:
-        """The tokens of one sequence, [length], as a read-only view of the file."""
-        if not self._checked:
-            self._check()
-        return self._table.get(index)
-
-    def get(self, index: int, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
-        """A part of one sequence, without touching the rest of it.
-
-        Args:
-            index: the sequence.
-            offset: first token of the part.
-            length: tokens in the part; all that follow if None.
-
-        Returns:
-            [length], a read-only view of the file.
+    def check(self) -> None:
+        """Reads the whole index, unless that has been done: one pass, in bounded memory.
 
         Raises:
-            IndexError: there is no such sequence, or the part is not within it.
+            UserError: the index contradicts itself or the `.bin` file.
         """
-        if not self._checked:
-            self._check()
-        if length is not None and length < 0:
-            raise IndexError(f"a length of {length} tokens")
-        return self._table.get(index, offset, -1 if length is None else length)
+        if not self.accepted:
+            check_index(self)
+            self.accept()
 
     @property
     def sizes(self) -> npt.NDArray[np.int32]:
         """Length of each sequence in tokens, [sequences]; copied once, since in the file it is unaligned."""
         if self._sizes is None:
-            self._check()
-            view = np.frombuffer(self._index, "<i4", count=len(self), offset=self._layout.sizes_at)
+            self.check()
+            view = np.frombuffer(self.index, "<i4", count=len(self), offset=self.layout.sizes_at)
             self._sizes = view.astype(np.int32)
             self._sizes.flags.writeable = False
+            forget_pages(self.index, self.layout.sizes_at, self.layout.pointers_at)
         return self._sizes
 
     @property
     def document_index(self) -> npt.NDArray[np.int64]:
         """Document d is the sequences document_index[d] to document_index[d + 1], [documents + 1]."""
-        self._check()
+        self.check()
         if self.dialect == "fairseq":
             return np.arange(len(self) + 1, dtype=np.int64)
-        marks = np.frombuffer(self._index, "<i8", count=self._layout.num_marks, offset=self._layout.marks_at)
+        marks = np.frombuffer(self.index, "<i8", count=self.layout.num_marks, offset=self.layout.marks_at)
         return marks.astype(np.int64)
 
     @property
     def num_documents(self) -> int:
-        return len(self) if self.dialect == "fairseq" else self._layout.num_marks - 1
+        return len(self) if self.dialect == "fairseq" else self.layout.num_marks - 1
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all sequences."""
-        return self._num_bytes // self.dtype.itemsize
+        return int(self._tokens.size)
 
     @property
     def tokens(self) -> npt.NDArray[Any]:
         """All sequences back to back, [num_tokens], a read-only view of the file."""
-        self._check()
+        self.check()
         return self._tokens
 
-    def __getstate__(self) -> str:
-        return self.prefix
-
-    def __setstate__(self, state: str) -> None:
-        self.__init__(state)  # type: ignore[misc]  # files are opened anew in the receiving process
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_again, (type(self), self.prefix, self._states if self.accepted else None)
 
     def __repr__(self) -> str:
         counts = f"{len(self)} sequences, {self.num_tokens} tokens"
         return f"IndexedDataset({self.prefix!r}: {counts}, {self.dtype.name})"
-
-    def _check(self) -> None:
-        if self._checked:
-            return
-        fault = self._table.find_fault()
-        if fault is not None:
-            raise UserError(self._describe(*fault))
-        if self.dialect == "megatron":
-            marks = self._layout.marks_at, self._layout.num_marks
-            document_fault = find_document_fault(self._index, *marks, len(self))
-            if document_fault is not None:
-                position, found, expected = document_fault
-                raise UserError(
-                    f"{self._idx_path}: entry {position} of the document index is {found}, not {expected} "
-                    "(it starts at 0, never falls and ends at the number of sequences); make the file again"
-                )
-        self._checked = True
-
-    def _describe(self, kind: str, sequence: int, found: int, expected: int) -> str:
-        if kind in ("beyond", "unused"):
-            what = f"sequence {sequence} ends" if kind == "beyond" else "all sequences end"
-            return (
-                f"{self._bin_path}: {self._num_bytes} bytes, but {what} at byte {found} according to "
-                f"{self._idx_path.name}; one of them is truncated, altered or another's, make both again"
-            )
-        how = {
-            "negative_length": f"has a length of {found} tokens",
-            "negative_pointer": f"starts at byte {found}",
-            "overlap": f"starts at byte {found}, inside the one before it, which ends at {expected}",
-            "gap": f"starts at byte {found}, but the one before it ends at {expected}",
-        }
-        return f"{self._idx_path}: sequence {sequence} {how[kind]}; the file is altered, make it again"
 
 
 class IndexedDatasetWriter:
@@ -371,6 +327,13 @@ class _Spill:
         self._used = 0
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path) -> tuple[mmap.mmap, FileState]:
+    """A file as a memory map, with what tells whether it is the same file when it is opened again."""
     with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        status = os.fstat(file.fileno())
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return mapped, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _open_again(kind: type[IndexedDataset], prefix: str, checked: FileStates | None) -> IndexedDataset:
+    return kind(prefix, checked=checked)
