@@ -184,24 +184,34 @@ cdef class SequenceTable:
                             filler.view(np.uint8))
         return out
 
-    def gather_packed(self, indices, *, dtype=None):
+    def gather_packed(self, indices, *, dtype=None, out=None):
         """Many sequences back to back; the copying is done without the GIL.
 
         Args:
             indices: which sequences, [N] integers, as for `gather`.
             dtype: of the tokens, as for `gather`.
+            out: array to write to, contiguous [at least the sum of lengths], instead of a new one.
 
         Returns:
             tokens [sum of lengths], and offsets [N + 1] int64: row i is tokens[offsets[i] : offsets[i + 1]].
 
         Raises:
-            IndexError: there is no such sequence.
-            ValueError: `dtype` does not fit.
+            IndexError: there is no such sequence; nothing has been written then.
+            ValueError: `out` or `dtype` does not fit.
         """
         starts, sizes, _, total = self._locate(indices)
+        if out is not None:
+            if dtype is not None:
+                raise ValueError("out fixes the dtype; leave it out")
+            if not isinstance(out, np.ndarray) or out.ndim != 1 or out.shape[0] < total:
+                raise ValueError(f"out must be an array of one dimension that holds {total} tokens")
+            if not out.flags.c_contiguous or not out.flags.writeable:
+                raise ValueError("out must be C-contiguous and writeable")
+            dtype = out.dtype
         offsets = np.zeros(starts.shape[0] + 1, dtype=np.int64)
         np.cumsum(sizes, out=offsets[1:])
-        tokens = np.empty(total, dtype=self._target_dtype(dtype))
+        wanted = self._target_dtype(dtype)
+        tokens = np.empty(total, dtype=wanted) if out is None else out[:total]
         if total:
             self._copy_rows(starts, sizes, offsets, tokens.view(np.uint8), 0, tokens.itemsize,
                             np.zeros(tokens.itemsize, dtype=np.uint8))

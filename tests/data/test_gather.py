@@ -63,6 +63,22 @@ def test_gather_is_a_loop_over_rows(tmp_path_factory, dtype, data):
         np.testing.assert_array_equal(tokens[offsets[place] : offsets[place + 1]], np.array(rows[index], dtype=dtype))
 
 
+def test_packed_rows_go_to_an_array_that_is_used_again(tmp_path):
+    dataset = write(tmp_path / "d", [[1], [2, 3], [4, 5, 6]], "uint16")
+    room = np.full(8, 9, dtype=np.int64)
+    tokens, offsets = dataset.gather_packed([2, 0], out=room)
+    assert tokens.base is room
+    assert room.tolist() == [4, 5, 6, 1, 9, 9, 9, 9]
+    assert offsets.tolist() == [0, 3, 4]
+    for bad, message in (
+        (np.zeros(3, "u2"), "holds 4 tokens"),
+        (np.zeros(8, "f4"), "not as float32"),
+        (room[::2], "C-"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dataset.gather_packed([2, 0], out=bad)
+
+
 def test_many_rows_with_prefetching_equal_the_loop(tmp_path):
     generator = np.random.default_rng(0)
     rows = [generator.integers(0, 60000, size=size).tolist() for size in generator.integers(0, 300, size=500)]
