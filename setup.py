@@ -1,10 +1,10 @@
-"""Builds the Cython extensions; everything else about the package stands in pyproject.toml."""
+"""Names the packages and builds the Cython extensions; everything else stands in pyproject.toml."""
 
 from pathlib import Path
 
 import numpy
 from Cython.Build import cythonize
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).parent
 
@@ -22,8 +22,12 @@ def extension(source: Path) -> Extension:
 
 
 setup(
+    packages=[*find_packages(include=["ftk*", "ftk_cli*"]), "ftk.recipes"],
+    package_dir={"ftk.recipes": "configs"},  # in a checkout the recipes are a folder of their own
+    package_data={"ftk.recipes": ["*.yaml"]},
     ext_modules=cythonize(
         [extension(source) for source in sorted(ROOT.glob("ftk/**/*.pyx"))],
+        build_dir="build/cython",  # keeps the generated C out of the package
         compiler_directives={"language_level": "3", "boundscheck": False, "wraparound": False, "cdivision": True},
     )
 )

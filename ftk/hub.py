@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, slot
 from ftk.config.build import build
+from ftk.plugins import import_plugins, naming_plugin
 from ftk.registry import ARCHITECTURES, MODELS
 
 if TYPE_CHECKING:
@@ -24,47 +25,54 @@ class _ModelSection:
     model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES)
 
 
-def load_model(path: str | Path, device: str = "cpu") -> nn.Module:
+def load_model(path: str | Path, device: str = "cpu", *, user_dir: str | Path | None = None) -> nn.Module:
     """The model of a checkpoint, in evaluation mode.
 
     Args:
         path: a checkpoint folder, or a run's folder (its best checkpoint, else its last).
         device: where to put it, as for `torch.device`.
+        user_dir: the plugin that registers the model, where it is none of ftk's. What a checkpoint says of its
+            plugin is never imported by itself.
 
     Raises:
-        UserError: no checkpoint there, or its model's code (`--user-dir`) is gone.
+        UserError: no checkpoint there, or its model is unknown.
         BrokenCheckpoint: a file of it is damaged.
     """
     from ftk.checkpoint import load_model_state, read_config, resolve_checkpoint
-    from ftk.plugins import import_entry_points, import_user_dir
 
     folder = resolve_checkpoint(path)
     tree = read_config(folder)
-    import_entry_points()
-    user_dir = (tree.get("common") or {}).get("user_dir")
-    if user_dir is not None:
-        import_user_dir(user_dir)
-    model: nn.Module = build(_ModelSection, {"model": tree.get("model")}).model.build()
+    import_plugins(user_dir)
+    with naming_plugin((tree.get("common") or {}).get("user_dir")):
+        chosen = build(_ModelSection, {"model": tree.get("model")}).model
+    model: nn.Module = chosen.build()
     load_model_state(folder, model)
     return model.to(device).eval()
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
+def load_tokenizer(path: str | Path, *, user_dir: str | Path | None = None) -> Tokenizer:
     """The tokenizer of a checkpoint, of a run, or of a folder written by ftk-preprocess.
 
+    Args:
+        path: one of these folders.
+        user_dir: the plugin that registers the tokenizer, where it is none of ftk's.
+
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it is unknown.
     """
     from ftk import tokenizers
-    from ftk.checkpoint import is_checkpoint, resolve_checkpoint
+    from ftk.checkpoint import is_checkpoint, numbered_checkpoints, resolve_checkpoint
 
+    import_plugins(user_dir)
     folder = Path(path)
-    if not (folder / "tokenizer").is_dir() and not is_checkpoint(folder) and (folder / "checkpoint_last").exists():
+    if not (folder / "tokenizer").is_dir() and not is_checkpoint(folder) and numbered_checkpoints(folder):
         folder = resolve_checkpoint(folder)
     return tokenizers.load_tokenizer(folder)
 
 
-def load_generator(path: str | Path, device: str = "cpu", **options: Any) -> BlankFiller:
+def load_generator(
+    path: str | Path, device: str = "cpu", *, user_dir: str | Path | None = None, **options: Any
+) -> BlankFiller:
     """A generator that fills the blanks of texts with a checkpoint's model.
 
         generator = ftk.load_generator("run", beam=4)
@@ -73,6 +81,7 @@ def load_generator(path: str | Path, device: str = "cpu", **options: Any) -> Bla
     Args:
         path: as for `load_model`; the tokenizer stands beside the model.
         device: where the model runs.
+        user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
         options: fields of `ftk.generation.GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed.
 
     Raises:
@@ -82,5 +91,5 @@ def load_generator(path: str | Path, device: str = "cpu", **options: Any) -> Bla
     from ftk.generation import BlankFiller, SequenceGenerator
 
     folder = resolve_checkpoint(path)  # once, so that a run that goes on saving cannot come between
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, user_dir=user_dir)
     return BlankFiller(tokenizer, SequenceGenerator(load_model(folder, device), tokenizer.special, **options))

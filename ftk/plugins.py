@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -55,6 +57,31 @@ def import_entry_points() -> None:
             raise UserError(
                 f"the plugin {point.name!r} of the package {package} failed to import:\n{traceback.format_exc()}"
             ) from error
+
+
+def import_plugins(user_dir: str | Path | None = None) -> None:
+    """Imports what installed packages offer, then the user's own plugin if there is one."""
+    import_entry_points()
+    if user_dir is not None:
+        import_user_dir(user_dir)
+
+
+@contextlib.contextmanager
+def naming_plugin(recorded: str | None) -> Iterator[None]:
+    """While parts of a checkpoint are built: an error also says which plugin the checkpoint was made with.
+
+    A checkpoint's own record is never imported by itself: whoever opens a checkpoint from elsewhere would run code
+    of its choosing.
+    """
+    try:
+        yield
+    except UserError as error:
+        if recorded is None:
+            raise
+        raise UserError(
+            f"{error}\nthe checkpoint was made with the plugin {recorded}; give it with --user-dir "
+            f"(in Python: user_dir=...)"
+        ) from error
 
 
 def _import_file(file: Path) -> None:

@@ -39,7 +39,7 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         format="%(asctime)s | %(levelname)s | %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
-        level=os.environ.get("LOGLEVEL", "INFO").upper(),
+        level=logging.INFO,
         stream=sys.stderr,
     )
     try:

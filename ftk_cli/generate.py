@@ -39,7 +39,9 @@ class GenerateConfig:
     path: str = field(
         metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
     )
-    gen_subset: str = field(default="valid", metadata={"help": "split of DATA to fill blanks in"})
+    gen_subset: str | None = field(
+        default=None, metadata={"help": "split of DATA to fill blanks in; valid if not given"}
+    )
     input: str | None = field(
         default=None, metadata={"help": "text file with one prompt a line, - for standard input", "metavar": "FILE"}
     )
@@ -54,6 +56,8 @@ class GenerateConfig:
     def validate(self) -> Iterator[str]:
         if (self.data is None) == (self.input is None):
             yield "data and input: give a preprocessed folder or --input FILE, one of the two"
+        if self.gen_subset is not None and self.data is None:
+            yield "gen_subset names a split of DATA; it does not go with --input"
         if self.max_samples is not None and self.max_samples < 1:
             yield f"max_samples is {self.max_samples}; it must be at least 1"
         if self.scoring and self.data is None:
@@ -91,7 +95,8 @@ def _fill_subset(root: GenerateRoot, data: str) -> int:
 
     options = root.generate
     task, _ = restore_task(options.path, data)
-    samples = task.load_split(options.gen_subset)
+    subset = options.gen_subset or "valid"
+    samples = task.load_split(subset)
     filler = open_filler(options.path, root.common, root.generation)
     count = min(len(samples), options.max_samples or len(samples))
     scorers = {name: build_scorer(name) for name in options.scoring}
@@ -125,7 +130,7 @@ def _fill_subset(root: GenerateRoot, data: str) -> int:
         for name, value in scorer.result().items():
             search = "sampling" if root.generation.sampling else f"beam={root.generation.beam}"
             stream = sys.stderr if as_json else sys.stdout
-            print(f"Generate {options.gen_subset} with {search}: {name} = {value:.2f} %", file=stream)
+            print(f"Generate {subset} with {search}: {name} = {value:.2f} %", file=stream)
     return 0
 
 

@@ -66,13 +66,21 @@ def _launch(argv: list[str]) -> int:
 
     def job(composed: DictConfig) -> int:
         codes.append(train(build(TrainConfig, to_tree(composed))))
+        if codes[-1] != 0:  # a signal ended this job, and with it the whole sweep
+            raise KeyboardInterrupt
         return codes[-1]
 
     # Hydra reads the process's own arguments; and with this variable it lets errors through to `run`.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.argv = ["ftk-hydra-train", *argv]
+    # Hydra's own logging would write to stdout, which belongs to the figures.
+    quiet = [f"hydra/{kind}=none" for kind in ("job_logging", "hydra_logging") if not _names(argv, f"hydra/{kind}")]
+    sys.argv = ["ftk-hydra-train", *argv, *quiet]
     try:
         hydra.main(version_base="1.3", config_path=str(recipe_folder()), config_name="glm_base")(job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(" ".join(str(error).split())) from error
     return max(codes, default=0)
+
+
+def _names(argv: list[str], key: str) -> bool:
+    return any(argument.lstrip("+~").startswith(f"{key}=") for argument in argv)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
-from ftk.data.preprocess_config import InputConfig, OutputConfig, TrainingConfig
+from ftk.data.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.errors import UserError
 from ftk.registry import TOKENIZERS
 from ftk_cli.frame import run
@@ -24,6 +24,7 @@ Example: ftk-preprocess --trainpref train.txt --validpref valid.txt --destdir da
 @dataclass(kw_only=True)
 class PreprocessConfig:
     input: InputConfig = section("input")
+    documents: DocumentConfig = section("documents")
     output: OutputConfig = section("output")
     training: TrainingConfig = section("training a SentencePiece model")
     tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", default="sentencepiece")
@@ -49,7 +50,7 @@ def body(argv: list[str]) -> int:
             return chosen.build()
         return dataclasses.replace(chosen, config=dataclasses.replace(chosen.config, path=str(trained))).build()
 
-    print(preprocess(config.input, config.output, make_tokenizer, training if train else None))
+    print(preprocess(config.input, config.output, make_tokenizer, training if train else None, config.documents))
     return 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ftk.config import compose
 from ftk.trainer.train_config import TrainConfig
-from ftk_cli.frame import FAILURE, run
+from ftk_cli.frame import run
 
 DESCRIPTION = """Trains a model. A run found in --save-dir is continued where it stopped.
 Example: ftk-train data-bin --task glm_blank --arch glm_large --lr 2e-4 --max-update 200000 --save-dir run"""
@@ -45,5 +45,4 @@ def train(config: TrainConfig) -> int:
     torch.manual_seed(config.common.seed)
     model = task.build_model(config.model)
     criterion = task.build_criterion(config.criterion)
-    summary = Trainer(config, task, model, criterion).train()
-    return FAILURE if summary.interrupted else 0
+    return Trainer(config, task, model, criterion).train().exit_code

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
-from ftk.config.common import CommonConfig
 from ftk.data.dataloader_config import DataloaderConfig
 from ftk_cli.frame import run
+from ftk_cli.inference_options import DeviceConfig
 
 if TYPE_CHECKING:
     from ftk.tasks.base import Task
@@ -51,7 +51,7 @@ class ValidateConfig:
 @dataclass(kw_only=True)
 class ValidateRoot:
     validation: ValidateConfig = section("validation")
-    common: CommonConfig = section("common")
+    common: DeviceConfig = section("common")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

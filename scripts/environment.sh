@@ -6,9 +6,9 @@
 ftk_environment() {
     if [ "${FTK_NO_INSTALL:-}" = 1 ]; then return; fi
     local extra="${1:-}" venv="${FTK_VENV:-.venv}" python="${PYTHON:-python3}" wanted stamp
-    if [ ! -x "$venv/bin/python" ]; then
+    if ! "$venv/bin/python" -m pip --version > /dev/null 2>&1; then  # missing, or interrupted while it was made
         echo "making the virtual environment $venv with $("$python" --version)" >&2
-        "$python" -m venv "$venv"
+        "$python" -m venv --clear "$venv"
     fi
     # shellcheck disable=SC1091
     source "$venv/bin/activate"

@@ -4,9 +4,10 @@
 # Without an argument the text is Python's own language reference. Everything is written to quickstart/
 # ($FTK_QUICKSTART_DIR); a second call starts afresh there. $FTK_QUICKSTART_UPDATES: length of the training.
 set -euo pipefail
+text="${1:+$(realpath -m "$1")}"  # relative to where the user stands, not to the project
+out="${FTK_QUICKSTART_DIR:+$(realpath -m "$FTK_QUICKSTART_DIR")}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-text="${1:+$(realpath "$1")}"
-out="${FTK_QUICKSTART_DIR:-quickstart}"
+out="${out:-quickstart}"
 updates="${FTK_QUICKSTART_UPDATES:-3000}"
 trap 'echo "quickstart: stopped; nothing is broken, run it again to start afresh" >&2; exit 1' INT TERM
 
@@ -14,7 +15,14 @@ source scripts/environment.sh
 ftk_environment
 
 echo "== 1. text"
+if [ -e "$out" ] && [ ! -e "$out/.ftk-quickstart" ]; then
+    echo "quickstart: $out is there already and was not made by this script; set FTK_QUICKSTART_DIR to another" >&2
+    exit 2
+fi
+case "$text/" in "$(realpath -m "$out")"/*) echo "quickstart: $text lies in $out, which is made anew" >&2; exit 2 ;; esac
 rm -rf "$out"
+mkdir -p "$out"
+touch "$out/.ftk-quickstart"
 python scripts/quickstart_text.py "$out/text" ${text:+"$text"}
 
 echo "== 2. tokenizer and data"

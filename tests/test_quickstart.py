@@ -43,6 +43,22 @@ def test_it_goes_all_the_way_and_twice(environment, tmp_path):
     assert (tmp_path / "out" / "run" / "checkpoint_best").is_dir()
 
 
+def test_the_model_learns_more_than_how_often_tokens_come(environment):
+    environment["FTK_QUICKSTART_UPDATES"] = "700"
+    done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    figures = dict(re.findall(r"^(loss|unigram_loss) +(\d+\.\d+)$", done.stdout, re.MULTILINE))
+    assert float(figures["loss"]) < float(figures["unigram_loss"]) - 0.3
+
+
+def test_a_folder_of_the_users_is_not_removed(environment, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious.txt").write_text("mine")
+    done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert (tmp_path / "out" / "precious.txt").read_text() == "mine"
+
+
 def test_own_text_in_chinese(environment, test_data, tmp_path):
     own = test_data / "chinese" / "valid.jsonl"
     done = subprocess.run([*SCRIPT, str(own)], env=environment, capture_output=True, text=True, timeout=300)

@@ -43,7 +43,7 @@ class LoggingConfig:
             "choices": ("tqdm", "simple", "json"),
         },
     )
-    log_file: str | None = field(default=None, metadata={"help": "also write the log lines here"})
+    log_file: str | None = field(default=None, metadata={"help": "also write the log lines here", "metavar": "PATH"})
 
     def validate(self) -> Iterator[str]:
         if self.log_interval < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,12 +36,9 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     """
     early = flags.read_early(root, argv)
     import_entry_points()
-    tree: Tree = {}
-    if early.config is not None:
-        tree = read_config_file(root, early.config)
-    user_dir = early.user_dir or tree.get("common", {}).get("user_dir")
-    if user_dir is not None:
-        import_user_dir(user_dir)
+    if early.user_dir is not None:
+        import_user_dir(early.user_dir)
+    tree: Tree = read_config_file(root, early.config, early.user_dir) if early.config is not None else {}
 
     for key, name in early.names.items():
         _choose(tree, key, slots_of(root)[key].architectures is not None, name)
@@ -53,19 +51,28 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     return build(root, tree)
 
 
-def read_config_file(root: type, path: str) -> Tree:
+def read_config_file(root: type, path: str, user_dir: str | None = None) -> Tree:
     """The tree of a YAML file: a run's config.yaml, or a recipe with a Hydra `defaults` list.
 
-    A bare name such as `glm_large` means a recipe that comes with ftk.
+    A bare name such as `glm_large` means a recipe that comes with ftk. The file's own `common.user_dir` is imported
+    before it is composed, unless `user_dir` was given instead.
     """
     from ftk.config.hydra import compose_file, recipe_folder
 
     file = Path(path)
     if not file.suffix and not file.exists() and (recipe_folder() / f"{path}.yaml").exists():
         file = recipe_folder() / f"{path}.yaml"
+    if not file.exists() and not file.suffix:
+        names = sorted(recipe.stem for recipe in recipe_folder().glob("*.yaml"))
+        close = difflib.get_close_matches(path, names, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"--config {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(names)}")
     if file.is_dir():
         raise UserError(f"--config {path} is a folder; give the YAML file itself, e.g. {file / 'config.yaml'}")
     tree = load_yaml(file)
+    recorded = _as_mapping(tree.get("common")).get("user_dir")
+    if user_dir is None and recorded is not None:
+        import_user_dir(recorded)
     return compose_file(root, file) if "defaults" in tree else tree
 
 

@@ -53,7 +53,7 @@ def read_early(root: type, argv: Sequence[str]) -> Early:
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--version", action="store_true")
     for key, slot in slots_of(root).items():
-        parser.add_argument(slot.flag, dest=f"slot:{key}")
+        parser.add_argument(*slot.flags, dest=f"slot:{key}")
     known, _ = parser.parse_known_args(list(argv))
     names = {key: name for key in slots_of(root) if (name := getattr(known, f"slot:{key}")) is not None}
     has_config = any(o.flag == "--config" for _, _, options in _sections(root) for o in options)
@@ -76,7 +76,8 @@ def parse(
         UserError: an unknown flag (with the closest known one), a bad value, two options that want one flag.
         SystemExit: after --help or --version.
     """
-    places = [o.flag for _, _, options in _sections(root) for o in options if o.positional]
+    places = [slot.place for slot in slots_of(root).values() if slot.place] if names_only else []
+    places += [o.flag for _, _, options in _sections(root) for o in options if o.positional]
     places += [o.flag for _, _, options, _ in slot_options for o in options if o.positional]
     parser = _Parser(prog, description, usage=" ".join([prog, *places, "[options]"]))
     general = parser.add_argument_group("general")
@@ -98,7 +99,7 @@ def parse(
             _claim(owners, slot.flag, f"the choice of {key}")
             default = f"; default: {slot.default}" if slot.default else ""
             text = f"{slot.help or key}: {', '.join(slot.choices.names())}{default}".replace("%", "%%")
-            parts.add_argument(slot.flag, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text)
+            parts.add_argument(*slot.flags, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text)
     groups: SlotOptions = [(key, title, options, {}) for key, title, options in _sections(root)]
     groups += [(key, f"{key}: {name}", options, filled) for key, name, options, filled in slot_options]
     for _, title, options, filled in groups:
@@ -111,10 +112,16 @@ def parse(
     if unknown:
         raise UserError(_unknown(unknown[0], prog, owners))
     given: Tree = {}
+    errors = []
     for dest, value in vars(known).items():
         if dest in by_dest:
             option = by_dest[dest]
-            given.setdefault(option.section, {})[option.name] = _value(option, value)
+            try:
+                given.setdefault(option.section, {})[option.name] = option.convert(value)
+            except ValueError as error:
+                errors.append(str(error).replace(option.key, option.flag, 1))
+    if errors:
+        raise UserError("\n  ".join(errors))
     return given
 
 
@@ -150,13 +157,6 @@ def _add(group: Any, option: Option, default: Any) -> None:
             nargs="+" if option.several else None,
             help=text,
         )
-
-
-def _value(option: Option, value: Any) -> Any:
-    try:
-        return option.convert(value)
-    except ValueError as error:
-        raise UserError(str(error).replace(option.key, option.flag, 1)) from None
 
 
 def _help(option: Option, default: Any) -> str:

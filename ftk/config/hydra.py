@@ -10,7 +10,6 @@ A recipe (configs/*.yaml) lists what it is made of and then what differs:
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from ftk.errors import UserError
 
 
 def recipe_folder() -> Path:
-    """Where the recipes are: `configs/` of a checkout, or `share/ftk/configs` of an installed wheel."""
-    checkout = Path(__file__).resolve().parents[2] / "configs"
-    return checkout if checkout.is_dir() else Path(sys.prefix) / "share" / "ftk" / "configs"
+    """Where the recipes are: `configs/` of a checkout, `ftk/recipes/` of an installed wheel."""
+    package = Path(__file__).resolve().parents[1]
+    return package / "recipes" if (package / "recipes").is_dir() else package.parent / "configs"
 
 
 def register_groups(root: type) -> None:

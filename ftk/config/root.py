@@ -58,7 +58,8 @@ class Section:
 class Slot:
     """A place for one registered part, chosen by `flag`. `default` None: there must be a choice.
 
-    With `architectures` the flag chooses an architecture, whose model is the part.
+    With `architectures` the flag chooses an architecture, whose model is the part. `short` is another flag, of one
+    letter. `place` is what the part takes by place on the command line, for the usage line when no part is chosen yet.
     """
 
     registry: Registry
@@ -66,6 +67,12 @@ class Slot:
     default: str | None = None
     architectures: Registry | None = None
     help: str = ""
+    short: str | None = None
+    place: str | None = None
+
+    @property
+    def flags(self) -> list[str]:
+        return [self.short, self.flag] if self.short else [self.flag]
 
     @property
     def choices(self) -> Registry:
@@ -78,10 +85,17 @@ def section(title: str, *, saved: bool = True) -> Any:
 
 
 def slot(
-    registry: Registry, *, flag: str, default: str | None = None, architectures: Registry | None = None, help: str = ""
+    registry: Registry,
+    *,
+    flag: str,
+    default: str | None = None,
+    architectures: Registry | None = None,
+    help: str = "",
+    short: str | None = None,
+    place: str | None = None,
 ) -> Any:
-    """A field of a root dataclass that holds a registered part."""
-    return dataclasses.field(metadata={"slot": Slot(registry, flag, default, architectures, help)})
+    """A field of a root dataclass that holds a registered part; the arguments are those of `Slot`."""
+    return dataclasses.field(metadata={"slot": Slot(registry, flag, default, architectures, help, short, place)})
 
 
 def sections_of(root: type) -> dict[str, tuple[Section, type]]:

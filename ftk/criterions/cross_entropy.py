@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftk.criterions.base import LossOutput
+from ftk.errors import UserError
 from ftk.registry import register_criterion
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ class CrossEntropy:
             Sum and count; under label smoothing also the meter "nll_loss", the likelihood without it.
         """
         from ftk.criterions.token_loss import loss_positions, token_losses
+
+        if "context_length" in batch:
+            raise UserError(
+                "criterion cross_entropy gives the model tokens alone, but these samples have a context "
+                "with blanks; use --criterion glm_cross_entropy"
+            )
 
         where = loss_positions(batch)  # [N]
         logits = model(batch["tokens"])  # [B, T, V]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ftk.errors import UserError
 from ftk.generation.blanks import find_blanks, mask_ids
 
 
@@ -28,6 +29,11 @@ def question_of(sample: Mapping[str, Any], special: Any) -> Question:
         answers sorted by their blanks, whatever order they were emitted in; without the end token.
     """
     length = int(sample["context_length"])
+    if any(mask in sample["tokens"][:length] for mask, _ in getattr(special, "sentinels", ())):
+        raise UserError(
+            "samples with numbered masks (--sentinel-tokens) cannot be answered: generation fills blanks "
+            "one after the other, each at its own place; train without --sentinel-tokens for that"
+        )
     context = np.asarray(sample["tokens"])[:length].tolist()
     text_positions = np.asarray(sample["position_ids"])[0]
     starts = np.flatnonzero(np.asarray(sample["tokens"])[length:] == special.sop) + length

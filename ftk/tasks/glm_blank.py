@@ -50,7 +50,10 @@ class GLMBlankTask(Task):
 
     def complete_model_config(self, config: Any) -> Any:
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
-        if self.config.seq_length > config.max_positions:
+        # Numbered blanks put their answers at the position seq_length; the tables have a row for it, one more than
+        # max_positions, only where there are block positions.
+        needed = self.config.seq_length + (self.config.sentinel_tokens and not self.config.block_positions)
+        if needed > config.max_positions:
             raise UserError(
                 f"--seq-length {self.config.seq_length} is beyond the model's {config.max_positions} positions; "
                 f"lower --seq-length or raise --max-positions"

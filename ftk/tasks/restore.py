@@ -11,7 +11,7 @@ from ftk.config.build import build
 from ftk.config.options import options_of
 from ftk.config.root import Tree
 from ftk.errors import UserError
-from ftk.plugins import import_user_dir
+from ftk.plugins import naming_plugin
 from ftk.registry import CRITERIONS, DATASETS, TASKS
 from ftk.tasks.base import Task
 from ftk.tokenizers import load_tokenizer
@@ -27,7 +27,7 @@ class RestoredParts:
 
 
 def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
-    """The checkpoint's task on the folder `data`.
+    """The checkpoint's task on the folder `data`. Its plugin, if it has one, must have been imported.
 
     Args:
         path: a checkpoint, or a run's folder.
@@ -39,11 +39,10 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
     folder = resolve_checkpoint(path)
     tree = read_config(folder)
     common = tree.get("common") or {}
-    if common.get("user_dir") is not None:
-        import_user_dir(common["user_dir"])
     sections = {key: tree.get(key) or {} for key in ("task", "dataset", "criterion")}
-    sections["dataset"] = {**sections["dataset"], _place_of_data(sections["dataset"]): data}
-    parts = build(RestoredParts, sections)
+    with naming_plugin(common.get("user_dir")):
+        sections["dataset"] = {**sections["dataset"], _place_of_data(sections["dataset"]): data}
+        parts = build(RestoredParts, sections)
     task: Task = parts.task.build(corpus=parts.dataset.build(), seed=common.get("seed", 1))
     trained_with = load_tokenizer(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:

@@ -56,14 +56,16 @@ class Checkpoints:
         self.last_saved: int | None = None  # number of updates of the newest checkpoint on disk
 
     def prepare_folder(self) -> None:
-        """Make the run's folder with `config.yaml`; remove what a killed process left half-written."""
+        """Make the run's folder with its `config.yaml`.
+
+        Called once the run is known to begin or to go on, so that a refused one changes nothing.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise UserError(f"--save-dir {self.folder}: a file is in the way; name a folder") from error
         except PermissionError as error:
             raise UserError(f"--save-dir {self.folder}: no permission to write there") from error
-        clean_leftovers(self.folder)
         temporary = self.folder / "config.yaml.tmp"
         temporary.write_text(yaml.safe_dump(self.run_config, sort_keys=False, allow_unicode=True), encoding="utf-8")
         os.replace(temporary, self.folder / "config.yaml")
@@ -77,6 +79,8 @@ class Checkpoints:
         Raises:
             BrokenCheckpoint: there are checkpoints and none is whole.
         """
+        if self.folder.is_dir():
+            clean_leftovers(self.folder)  # what a killed process left half-written
         last = self.folder / LAST
         if is_checkpoint(last) and not verify(last):
             return last.resolve()
@@ -130,7 +134,7 @@ class Checkpoints:
         Raises:
             OSError: it could not be written (a full disk); older checkpoints are untouched.
         """
-        if self.config.no_save:
+        if not self.config.save:
             return
         name = checkpoint_name(state.num_updates)
         known = {path.name for path in numbered_checkpoints(self.folder)} | {name}

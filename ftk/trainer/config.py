@@ -69,12 +69,14 @@ class TrainingConfig:
 class CheckpointConfig:
     """Where checkpoints are written, how often, and which are kept."""
 
-    save_dir: str = field(default="checkpoints", metadata={"help": "folder of the run; a run found in it is continued"})
+    save_dir: str = field(
+        default="checkpoints", metadata={"help": "folder of the run; a run found in it is continued", "metavar": "PATH"}
+    )
     save_interval_updates: int = field(
         default=1000, metadata={"help": "save every so many updates; 0: do not", "unit": "updates"}
     )
     save_interval: int = field(default=0, metadata={"help": "save every so many epochs; 0: do not", "unit": "epochs"})
-    no_save: bool = field(default=False, metadata={"help": "write no checkpoint at all"})
+    save: bool = field(default=True, metadata={"help": "write checkpoints"})
     keep_last: int = field(
         default=2, metadata={"help": "newest checkpoints that are kept; 0: all", "unit": "checkpoints"}
     )

@@ -18,11 +18,15 @@ class TrainConfig:
     common: CommonConfig = section("common")
     logging: LoggingConfig = section("logging")
     task: Chosen = slot(TASKS, flag="--task", default="glm_blank", help="what is learned")
-    model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model")
+    model: Chosen = slot(
+        MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model", short="-a"
+    )
     criterion: Chosen = slot(CRITERIONS, flag="--criterion", default="glm_cross_entropy", help="the loss")
     optimizer: Chosen = slot(OPTIMIZERS, flag="--optimizer", default="adamw", help="optimizer")
     lr_scheduler: Chosen = slot(LR_SCHEDULERS, flag="--lr-scheduler", default="cosine", help="learning rate over time")
-    dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed", help="where documents come from")
+    dataset: Chosen = slot(
+        DATASETS, flag="--dataset", default="indexed", help="where documents come from", place="DATA"
+    )
     dataloader: DataloaderConfig = section("data loading")
     training: TrainingConfig = section("training")
     checkpoint: CheckpointConfig = section("checkpoints")

@@ -82,8 +82,8 @@ class Trainer:
         self.schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=self.total_updates)
 
         self.checkpoints = Checkpoints(config.checkpoint, dump(config), task.corpus.tokenizer_folder)
-        self.checkpoints.prepare_folder()
         self.state = self._begin_or_continue()
+        self.checkpoints.prepare_folder()
         self.stopwatch = Stopwatch(self.state.seconds, clock)
         self.figures = TrainingFigures(self.device, self.stopwatch)
         if self.state.figures:

@@ -223,6 +223,7 @@ def test_another_tokenizer_is_noticed(run_folder, data_bin, tmp_path, command):
         tmp_path / "other",
     )
     assert done.returncode == 0, done.stderr
+    before = (run_folder / "config.yaml").read_text()
     for argv in (
         ["ftk-validate", tmp_path / "other", "--path", run_folder],
         ["ftk-generate", tmp_path / "other", "--path", run_folder],
@@ -231,6 +232,7 @@ def test_another_tokenizer_is_noticed(run_folder, data_bin, tmp_path, command):
         done = command(*argv)
         assert done.returncode == 2, done.stderr
         assert "another tokenizer" in done.stderr
+    assert (run_folder / "config.yaml").read_text() == before  # a refused run changes nothing
 
 
 def test_a_checkpoint_without_its_tokenizer_is_named(run_folder, tmp_path, command):

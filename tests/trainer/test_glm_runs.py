@@ -89,7 +89,7 @@ def test_glm_learns_more_than_a_guess(tmp_path, data_bin, precision):
         tmp_path / "run",
         training__max_update=40,
         optimizer__lr=5e-3,
-        checkpoint__no_save=True,
+        checkpoint__save=False,
         training__validate_interval_updates=20,
         training__precision=precision,
     )

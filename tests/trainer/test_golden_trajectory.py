@@ -84,7 +84,7 @@ def test_twenty_updates_are_those_of_the_original(tmp_path):
         training__max_update=20,
         dataloader__valid_subset=None,
         logging__log_interval=1,
-        checkpoint__no_save=True,
+        checkpoint__save=False,
     ).train()
     golden = arrays("train.npz")
     records = read_records(tmp_path / "run" / "metrics.jsonl")

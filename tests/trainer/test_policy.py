@@ -169,7 +169,7 @@ def test_hours_count_over_restarts(tmp_path):
 
 
 def test_no_save_writes_no_checkpoint(tmp_path):
-    summary = toy_trainer(tmp_path, checkpoint__no_save=True).train()
+    summary = toy_trainer(tmp_path, checkpoint__save=False).train()
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "metrics.jsonl"]
     assert not summary.saved
 

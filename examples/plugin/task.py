@@ -1,0 +1,71 @@
+"""A task: predict the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ftk.data.corpus import Documents
+from ftk.registry import register_task
+from ftk.tasks.base import Batch, Task
+
+
+@dataclass(kw_only=True)
+class NextTokenConfig:
+    window: int = field(default=64, metadata={"help": "length of a sample", "unit": "tokens"})
+
+    def validate(self) -> Iterator[str]:
+        if self.window < 1:
+            yield f"window is {self.window}; it must be at least 1"
+
+
+class Windows:
+    """All documents in a row, cut into windows; the order is shuffled by the iterator."""
+
+    def __init__(self, documents: Documents, window: int, eos: int) -> None:
+        pieces = [part for i in range(len(documents)) for part in (documents[i], np.array([eos]))]
+        self.stream = np.concatenate(pieces).astype(np.int64)  # [N]
+        self.window = window
+
+    def __len__(self) -> int:
+        return max(1, (len(self.stream) - 1) // self.window)
+
+    def sample(self, epoch: int, index: int) -> dict[str, Any]:
+        piece = self.stream[index * self.window : (index + 1) * self.window + 1]
+        return {"tokens": piece[:-1], "targets": piece[1:]}
+
+    def sizes(self, epoch: int) -> np.ndarray:
+        return np.full(len(self), self.window, dtype=np.int32)
+
+
+def collate(samples: Sequence[dict[str, Any]]) -> Batch:
+    """Samples of one length -> tokens, targets [B, T] int64, loss_mask [B, T] bool."""
+    length = max(len(sample["tokens"]) for sample in samples)
+    batch = {name: torch.zeros(len(samples), length, dtype=torch.int64) for name in ("tokens", "targets")}
+    mask = torch.zeros(len(samples), length, dtype=torch.bool)
+    for row, sample in enumerate(samples):
+        for name in ("tokens", "targets"):
+            batch[name][row, : len(sample[name])] = torch.from_numpy(sample[name])
+        mask[row, : len(sample["tokens"])] = True
+    return {**batch, "loss_mask": mask}
+
+
+@register_task("next_token", config=NextTokenConfig)
+class NextTokenTask(Task):
+    """Left-to-right language modeling."""
+
+    config: NextTokenConfig
+
+    def load_split(self, split: str) -> Windows:
+        return Windows(self.corpus.documents(split), self.config.window, self.tokenizer.special.eos)
+
+    def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
+        return collate
+
+    def complete_model_config(self, config: Any) -> Any:
+        config.vocab_size = self.tokenizer.padded_vocab_size(8)
+        return config
