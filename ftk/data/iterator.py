@@ -1,39 +1,32 @@
-"""The iterator of an epoch's batches: shuffled, sharded over ranks, prepared by workers, resumable anywhere."""
+"""The iterator of an epoch's batches: ordered, shared among ranks, prepared by workers, resumable anywhere."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch.utils.data
-from numpy.typing import NDArray
 
-from ftk.data.batching import batch_by_size
-from ftk.data.random import SampleRandom
+from ftk.data.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
+from ftk.data.sample_dataset import SampleDataset, samples_of
 from ftk.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 Batch = dict[str, Any]
-_ORDER_STREAM = -1  # the index of the stream that orders an epoch; samples have 0, 1, ...
-
-
-class SampleDataset(Protocol):
-    """Samples that are pure functions of (seed, epoch, index)."""
-
-    def __len__(self) -> int: ...
-    def sample(self, epoch: int, index: int) -> dict[str, Any]: ...
-    def sizes(self, epoch: int) -> NDArray[np.integer]: ...
 
 
 class EpochBatchIterator:
     """Hands out the batches of one epoch after the other.
 
-    The order of an epoch is a permutation drawn by (seed, epoch), and batches are contiguous in it. With several
+    The order of an epoch is drawn by (seed, epoch) (see `ftk.data.order`), and batches are contiguous in it. With several
     ranks, `world_size` successive batches make a round, one for each rank; where the last round lacks batches,
     its largest are halved, and a rank that still gets none has one sample without loss. So every rank has the
     same number of batches, every sample is handed out once, and the number of samples consumed says all about
@@ -45,6 +38,9 @@ class EpochBatchIterator:
         batch_size, max_tokens, required_batch_size_multiple: as of `batch_by_size`.
         seed: of the order.
         shuffle: whether the order is random; otherwise it is 0, 1, 2, ...
+        bucket_window: so many samples are sorted by length, cut into batches, and the batches shuffled; 0: none are.
+        short_first: so many rounds at the start of the first epoch have the shortest samples first; -1: all of them.
+        drop_long: leave out samples that are longer than max_tokens; otherwise they are an error.
         num_workers: processes that prepare batches; 0: this one.
         rank, world_size: which share of the batches is ours.
         user_dir: the plugin folder, imported in each worker before the dataset arrives there.
@@ -64,6 +60,9 @@ class EpochBatchIterator:
         required_batch_size_multiple: int = 1,
         seed: int = 1,
         shuffle: bool = True,
+        bucket_window: int = 0,
+        short_first: int = 0,
+        drop_long: bool = False,
         num_workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -73,17 +72,18 @@ class EpochBatchIterator:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}; it must be in 0 .. {world_size - 1}")
         self.dataset = dataset
-        self.batch_size = batch_size
-        self.max_tokens = max_tokens
-        self.required_batch_size_multiple = required_batch_size_multiple
+        self.limits = Limits(batch_size, max_tokens, required_batch_size_multiple)
         self.seed = seed
         self.shuffle = shuffle
         self.num_workers = num_workers
         self.rank = rank
         self.world_size = world_size
         self.epoch = 1
+        self.dropped = 0  # samples of the present epoch that are too long
+        self._wanted = Ordering(self.limits, bucket_window, max(-1, short_first * world_size), drop_long)
+        self._ordering: Ordering | None = None  # of the present epoch; None: as wanted now
         self._samples_consumed = 0
-        self._plan: _Plan | None = None
+        self._plan: Plan | None = None
         self._loader: torch.utils.data.DataLoader = torch.utils.data.DataLoader(
             _BatchSource(dataset, collater, user_dir),
             sampler=_Requests(self),
@@ -118,54 +118,67 @@ class EpochBatchIterator:
             yield made
         self.epoch += 1
         self._samples_consumed = 0
+        self._ordering = None
 
     def batches_left(self) -> int:
         """How many batches of this epoch are still to come on each rank."""
         return len(self._current_plan().stops_after(self._samples_consumed))
 
-    def state_dict(self) -> dict[str, int]:
-        """Where the iterator stands, by what was handed out, not by what was prepared ahead."""
-        return {"epoch": self.epoch, "samples_consumed": self._samples_consumed}
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iterator stands, by what was handed out, not by what was prepared ahead.
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes to a saved place.
+        In an epoch whose order depends on more than (seed, epoch) it says on what, under "ordering".
+        """
+        state: dict[str, Any] = {"epoch": self.epoch, "samples_consumed": self._samples_consumed}
+        if self._samples_consumed and self._ordering is not None and not self._ordering.is_plain:
+            state["ordering"] = self._ordering.to_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to a saved place. The epoch keeps the order it began with, whatever the options are now.
 
         Raises:
             UserError: there are fewer samples than were consumed: the data is not the same.
         """
-        if state["samples_consumed"] > len(self.dataset):
+        ordering = None
+        if "ordering" in state:
+            ordering = Ordering.from_dict(state["ordering"])
+        elif state["samples_consumed"]:
+            ordering = Ordering(self.limits)
+        if ordering != self._ordering:
+            self._plan = None
+        self.epoch, self._samples_consumed, self._ordering = state["epoch"], state["samples_consumed"], ordering
+        if self._samples_consumed and self._samples_consumed > (count := len(self._current_plan().indices)):
             raise UserError(
-                f"the checkpoint has consumed {state['samples_consumed']} samples of epoch "
-                f"{state['epoch']}, but the data has {len(self.dataset)}; "
-                f"is it other data than the run began with?"
+                f"the checkpoint has consumed {self._samples_consumed} samples of epoch {self.epoch}, but the data "
+                f"has {count}; is it other data than the run began with?"
             )
-        self.epoch = state["epoch"]
-        self._samples_consumed = state["samples_consumed"]
-        self._plan = None
 
-    def requests(self) -> Iterator[_Request]:
+    def requests(self) -> Iterator[Request]:
         """What the workers are to prepare for this rank, from the current place to the epoch's end."""
         return self._current_plan().requests(self._samples_consumed, self.rank)
 
-    def _current_plan(self) -> _Plan:
+    def _current_plan(self) -> Plan:
         """The order and the rounds of the epoch; made anew where the current place is not at a round's start."""
         plan = self._plan
         if plan is None or plan.epoch != self.epoch or not plan.has_place(self._samples_consumed):
-            count = len(self.dataset)
-            if self.shuffle:
-                order = SampleRandom(self.seed, self.epoch, _ORDER_STREAM).permutation(count)
-            else:
-                order = np.arange(count, dtype=np.int64)
-            rest = order[self._samples_consumed :]
-            bounds = batch_by_size(
-                np.asarray(self.dataset.sizes(self.epoch))[rest],
-                batch_size=self.batch_size,
-                max_tokens=self.max_tokens,
-                required_batch_size_multiple=self.required_batch_size_multiple,
-            )
-            plan = _Plan(self.epoch, order, bounds + self._samples_consumed, self.world_size)
+            self._plan = None  # its memory serves the next one
+            if self._ordering is None:
+                self._ordering = self._wanted if self.epoch == 1 else replace(self._wanted, short_first=0)
+            order = order_epoch(self.dataset, self.seed, self.epoch, self.shuffle, self._ordering)
+            self._count_dropped(order.dropped, len(order.indices))
+            place = min(self._samples_consumed, len(order.indices))
+            plan = make_plan(self.epoch, order, self._ordering, self.limits, place, self.world_size)
             self._plan = plan
         return plan
+
+    def _count_dropped(self, dropped: int, kept: int) -> None:
+        self.dropped = dropped
+        if dropped and self.rank == 0:
+            total, limit = dropped + kept, self.limits.max_tokens
+            logger.warning(
+                "epoch %d leaves out %d of %d samples, longer than --max-tokens %s", self.epoch, dropped, total, limit
+            )
 
     def _receive(self, handed_out: Iterator[Any]) -> Batch:
         try:
@@ -199,65 +212,6 @@ class EpochBatchIterator:
         )
 
 
-@dataclass(frozen=True)
-class _Request:
-    """One batch to prepare; a filler has no loss."""
-
-    epoch: int
-    indices: NDArray[np.int64]  # [B]
-    is_filler: bool = False
-
-
-class _Plan:
-    """The rounds of an epoch from some place on.
-
-    Args:
-        epoch: its number.
-        order: int64 [N], sample numbers in the order of the epoch.
-        bounds: int64 [batches + 1], places in the order.
-        world_size: batches in a round.
-    """
-
-    def __init__(self, epoch: int, order: NDArray[np.int64], bounds: NDArray[np.int64], world_size: int) -> None:
-        self.epoch = epoch
-        self.order = order
-        self.bounds = bounds
-        self.world_size = world_size
-        rounds = -(-(len(bounds) - 1) // world_size)
-        ends = np.minimum(np.arange(1, rounds + 1) * world_size, len(bounds) - 1)
-        self.places = np.concatenate([bounds[:1], bounds[ends]])  # [rounds + 1], where rounds begin and end
-
-    def has_place(self, place: int) -> bool:
-        """Whether a round starts or ends there."""
-        found = int(np.searchsorted(self.places, place))
-        return found < len(self.places) and bool(self.places[found] == place)
-
-    def stops_after(self, place: int) -> NDArray[np.int64]:
-        """Where the rounds from a place on end."""
-        return self.places[np.searchsorted(self.places, place) + 1 :]
-
-    def requests(self, place: int, rank: int) -> Iterator[_Request]:
-        """The batches of one rank from a place on."""
-        for number in range(int(np.searchsorted(self.places, place)), len(self.places) - 1):
-            bounds = self.bounds[number * self.world_size : (number + 1) * self.world_size + 1].tolist()
-            while len(bounds) <= self.world_size and _halve_largest(bounds):
-                pass
-            if rank + 1 < len(bounds):
-                yield _Request(self.epoch, self.order[bounds[rank] : bounds[rank + 1]])
-            else:
-                yield _Request(self.epoch, self.order[bounds[0] : bounds[0] + 1], is_filler=True)
-
-
-def _halve_largest(bounds: list[int]) -> bool:
-    """Halves the batch with the most samples, in place; False where all have one."""
-    sizes = [stop - start for start, stop in zip(bounds, bounds[1:], strict=False)]
-    largest = sizes.index(max(sizes))
-    if sizes[largest] < 2:
-        return False
-    bounds.insert(largest + 1, bounds[largest] + sizes[largest] // 2)
-    return True
-
-
 class _Requests:
     """The loader's sampler: asks the iterator anew at the start of each pass.
 
@@ -267,7 +221,7 @@ class _Requests:
     def __init__(self, owner: EpochBatchIterator) -> None:
         self._owner = weakref.ref(owner)
 
-    def __iter__(self) -> Iterator[_Request]:
+    def __iter__(self) -> Iterator[Request]:
         owner = self._owner()
         assert owner is not None
         return owner.requests()
@@ -316,9 +270,9 @@ class _BatchSource(torch.utils.data.Dataset):
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _restore, (self.user_dir, self.dataset, self.collater)
 
-    def __getitem__(self, request: _Request) -> Batch | _Refusal:
+    def __getitem__(self, request: Request) -> Batch | _Refusal:
         try:
-            samples = [self.dataset.sample(request.epoch, int(index)) for index in request.indices]
+            samples = samples_of(self.dataset, request.epoch, request.indices)
         except UserError as error:
             return _Refusal(str(error))
         batch = self.collater(samples)

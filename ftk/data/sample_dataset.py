@@ -1,0 +1,38 @@
+"""What a dataset of samples offers to the iterator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class SampleDataset(Protocol):
+    """Samples that are pure functions of (seed, epoch, index).
+
+    A dataset may also have
+
+    - `samples(epoch, indices)`: a sequence of several samples made in one call;
+    - `epoch_order(epoch)`: int64 [N] indices and int32 [N] sizes, an order of its own, taken where samples are shuffled.
+      Indices in it may go beyond 0 .. len - 1;
+    - `lengths`: the numbers of samples of successive epochs, repeating, where they differ.
+    """
+
+    def __len__(self) -> int: ...
+    def sample(self, epoch: int, index: int) -> dict[str, Any]: ...
+    def sizes(self, epoch: int) -> NDArray[np.integer]: ...
+
+
+def samples_of(dataset: SampleDataset, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, Any]]:
+    """Several samples, made in one call where the dataset has one for many."""
+    make_many = getattr(dataset, "samples", None)
+    if make_many is not None:
+        return make_many(epoch, indices)
+    return [dataset.sample(epoch, int(index)) for index in indices]
+
+
+def lengths_of(dataset: SampleDataset) -> NDArray[np.int64]:
+    """Samples of successive epochs of a dataset, repeating: one number, or one for each shard."""
+    return np.asarray(getattr(dataset, "lengths", [len(dataset)]), dtype=np.int64)
