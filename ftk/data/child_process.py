@@ -29,7 +29,7 @@ def start_child(target: Callable[..., None], *arguments: Any, fresh: bool = Fals
         our end of the pipe whose other end the child has, and the process.
     """
     # A fork starts in milliseconds and knows all plugins; elsewhere a child imports what it needs.
-    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" and not fresh else "spawn")
+    context: Any = multiprocessing.get_context("fork" if can_fork() and not fresh else "spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(target, theirs, arguments), daemon=True)
     mask = _block_signals()  # until the child has put its own handlers in place of its parent's
@@ -39,6 +39,11 @@ def start_child(target: Callable[..., None], *arguments: Any, fresh: bool = Fals
         _restore_signals(mask)
     theirs.close()
     return ours, process
+
+
+def can_fork() -> bool:
+    """Whether children are copies of this process, which share what it has in memory."""
+    return sys.platform == "linux"
 
 
 def call_in_child(function: Callable[..., T], *arguments: Any) -> T:

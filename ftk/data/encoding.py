@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import os
-from collections.abc import Iterable, Iterator
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -15,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ftk.data._index import flatten
-from ftk.data.child_process import death, receive, send_result, start_child, stop_child
+from ftk.data.child_process import can_fork, death, receive, send_result, start_child, stop_child
 from ftk.data.records import clean_texts, is_empty, parse_block
-from ftk.data.text import Block, Problem
+from ftk.data.text import Block, Part, Problem, read_part
 from ftk.errors import UserError
 
 _AHEAD = 4  # blocks per worker that may be finished before the one whose turn it is
@@ -25,14 +29,18 @@ _AHEAD = 4  # blocks per worker that may be finished before the one whose turn i
 
 @dataclass(frozen=True)
 class EncodingSettings:
-    """What a worker needs to turn blocks into tokens.
+    """What a worker needs to turn text into tokens.
 
     Attributes:
-        tokenizer_folder: written by `Tokenizer.save`; each worker loads it.
+        tokenizer_folder: written by `Tokenizer.save`; a worker that is no fork loads it.
         dtype: dtype of the tokens.
         text_key: field of JSON objects that holds the text.
-        stop_at_problem: leave out what follows the first document of a block that cannot be read.
+        stop_at_problem: leave out what follows the first document that cannot be read.
         user_dir: plugins to import first.
+        normalize: Unicode normal form ("nfc", "nfkc") to bring texts into, or "none".
+        min_tokens, max_tokens: leave out documents of fewer and of more tokens; None: no limit.
+        end_token: put behind each document and not counted by the limits; None: nothing.
+        with_hashes: give the hash of each document.
     """
 
     tokenizer_folder: Path
@@ -40,89 +48,165 @@ class EncodingSettings:
     text_key: str = "text"
     stop_at_problem: bool = True
     user_dir: str | None = None
+    normalize: str = "none"
+    min_tokens: int = 1
+    max_tokens: int | None = None
+    end_token: int | None = None
+    with_hashes: bool = False
 
 
 @dataclass
 class EncodedBlock:
-    """The documents of one block.
+    """The documents of one block, or of several small files.
 
     Attributes:
         tokens: all documents back to back, [tokens].
         lengths: tokens of each document, [documents] int32, all above 0.
-        num_bytes: bytes of the block.
-        num_empty: documents left out because they hold nothing but white space.
-        num_without_tokens: documents left out because the tokenizer makes nothing of them.
+        hashes: of the text of each document, [documents] uint64, or [0] where they were not asked for.
+        num_bytes, num_lines: bytes and line ends that were read.
+        skipped: reason -> documents left out, those of `problems` excepted.
         problems: documents that could not be read.
-        source, disk_bytes: the file and how far it had been read, from the block.
+        source, disk_bytes: the file and how far it has been read; of several files the last.
+        starts_anew: lines are counted from the beginning of the file, not of a part behind its first.
     """
 
     tokens: npt.NDArray[Any]
     lengths: npt.NDArray[np.int32]
+    hashes: npt.NDArray[np.uint64]
     num_bytes: int = 0
-    num_empty: int = 0
-    num_without_tokens: int = 0
+    num_lines: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
     source: str = ""
     disk_bytes: int = 0
+    starts_anew: bool = True
 
 
-def encode_block(block: Block, tokenizer: Any, settings: EncodingSettings) -> EncodedBlock:
-    """Reads and encodes the documents of one block; command tokens in the text are letters like others.
+def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: EncodingSettings) -> EncodedBlock:
+    """Reads and encodes documents; command tokens in the text are letters like others.
+
+    Args:
+        items: a part or a block, or parts that are whole files; at least one.
 
     Raises:
         UserError: the tokenizer gives an id that the dtype does not hold.
     """
+    found: list[str] = []
     problems: list[Problem] = []
-    found = clean_texts(block, settings.text_key)
-    if found is None:
-        found = []
-        for record in parse_block(block, settings.text_key):
-            if not isinstance(record, Problem):
-                found.append(record.text)
-                continue
-            problems.append(record)
-            if settings.stop_at_problem:
-                break
+    num_bytes = num_lines = 0
+    for item in items:
+        block = read_part(item) if isinstance(item, Part) else item
+        num_bytes += len(block.data)
+        num_lines = block.data.count(b"\n")
+        found += _texts(block, settings, problems)
+        if problems and settings.stop_at_problem:
+            break
+    if settings.normalize != "none":
+        found = [normalized(text, settings.normalize) for text in found]
     texts = [text for text in found if not is_empty(text)]
     try:
         tokens, lengths = flatten(tokenizer.encode_batch(texts), settings.dtype)
     except OverflowError as error:
         raise UserError(f"{block.source}: {error}; the tokenizer's vocab_size is wrong") from error
-    kept = lengths[lengths > 0]
+    hashes = hash_texts(texts) if settings.with_hashes else np.empty(0, dtype=np.uint64)
+    skipped = Counter(empty=len(found) - len(texts))
+    tokens, lengths, hashes = _within_limits(tokens, lengths, hashes, settings, skipped)
+    if settings.end_token is not None and lengths.size:
+        tokens = np.insert(tokens, np.cumsum(lengths), settings.end_token)
+        lengths = lengths + 1
     return EncodedBlock(
         tokens=tokens,
-        lengths=kept,
-        num_bytes=len(block.data),
-        num_empty=len(found) - len(texts),
-        num_without_tokens=lengths.size - kept.size,
+        lengths=lengths,
+        hashes=hashes,
+        num_bytes=num_bytes,
+        num_lines=num_lines,
+        skipped=skipped,
         problems=problems,
         source=block.source,
         disk_bytes=block.disk_bytes,
+        starts_anew=not isinstance(item, Part) or item.is_first,
     )
 
 
+def normalized(text: str, form: str) -> str:
+    """`text` in a Unicode normal form: "nfc", "nfkc", or as it is with "none"."""
+    if form == "none" or text.isascii():
+        return text
+    return unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text)
+
+
+def hash_texts(texts: Iterable[str]) -> npt.NDArray[np.uint64]:
+    """BLAKE2b of each text in UTF-8, 64 bits, [texts] uint64: the same on every machine."""
+    digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+
+
+def select(
+    keep: npt.NDArray[np.bool_], tokens: npt.NDArray[Any], lengths: npt.NDArray[Any], hashes: npt.NDArray[np.uint64]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.uint64]]:
+    """The tokens, lengths and hashes (if there are any) of the documents where `keep`, [documents], is true."""
+    if keep.all():
+        return tokens, lengths, hashes
+    return tokens[np.repeat(keep, lengths)], lengths[keep], hashes[keep] if hashes.size else hashes
+
+
+def _texts(block: Block, settings: EncodingSettings, problems: list[Problem]) -> list[str]:
+    texts = clean_texts(block, settings.text_key)
+    if texts is not None:
+        return texts
+    texts = []
+    for record in parse_block(block, settings.text_key):
+        if not isinstance(record, Problem):
+            texts.append(record.text)
+            continue
+        problems.append(record)
+        if settings.stop_at_problem:
+            break
+    return texts
+
+
+def _within_limits(
+    tokens: npt.NDArray[Any],
+    lengths: npt.NDArray[np.int32],
+    hashes: npt.NDArray[np.uint64],
+    settings: EncodingSettings,
+    skipped: Counter[str],
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.uint64]]:
+    """Leaves out what has no tokens, too few or too many, and counts it in `skipped`."""
+    skipped["no_tokens"] = int((lengths == 0).sum())
+    skipped["too_short"] = int((lengths < settings.min_tokens).sum()) - skipped["no_tokens"]
+    keep = lengths >= settings.min_tokens
+    if settings.max_tokens is not None:
+        short_enough = lengths <= settings.max_tokens
+        skipped["too_long"] = int((~short_enough).sum())
+        keep &= short_enough
+    return select(keep, tokens, lengths, hashes)
+
+
 class EncoderPool:
-    """Worker processes that encode blocks.
+    """Worker processes that read and encode text.
 
         with EncoderPool(2, settings) as pool:
-            for encoded in pool.encode(blocks): ...
+            for encoded in pool.encode([block] for block in blocks): ...
 
     They end with the block, at once if it ends by an exception, and by themselves if this process dies.
 
     Args:
         num_workers: processes, at least 1.
         settings: sent to each of them.
+        tokenizer: the one in `tokenizer_folder`; forks share it, other processes load their own.
     """
 
-    def __init__(self, num_workers: int, settings: EncodingSettings) -> None:
+    def __init__(self, num_workers: int, settings: EncodingSettings, tokenizer: Any = None) -> None:
         self._settings = settings
+        self._tokenizer = tokenizer if can_fork() else None
         self._num_workers = num_workers
         self._workers: dict[Connection, BaseProcess] = {}
 
     def __enter__(self) -> EncoderPool:
         try:
             for _ in range(self._num_workers):
-                connection, process = start_child(_work, self._settings)
+                connection, process = start_child(_work, self._settings, self._tokenizer)
                 self._workers[connection] = process
         except BaseException:
             self._stop()
@@ -134,14 +218,14 @@ class EncoderPool:
     ) -> None:
         self._stop()
 
-    def encode(self, blocks: Iterable[Block]) -> Iterator[EncodedBlock]:
-        """Encodes blocks; the results come in the order of the blocks.
+    def encode(self, tasks: Iterable[Sequence[Part | Block]]) -> Iterator[EncodedBlock]:
+        """Does `encode_blocks` for each of `tasks`; the results come in their order.
 
         Raises:
-            UserError: from reading the blocks or from a worker.
+            UserError: from making the tasks or from a worker.
             RuntimeError: a worker failed or was killed.
         """
-        source = enumerate(blocks)
+        source = enumerate(tasks)
         pending = next(source, None)
         idle = list(self._workers)
         busy: dict[Connection, int] = {}
@@ -152,7 +236,7 @@ class EncoderPool:
                 connection = idle.pop()
                 busy[connection] = pending[0]
                 self._send(connection, pending[1])
-                pending = next(source, None)  # read the next while the worker works
+                pending = next(source, None)  # made while the worker works
             if turn in finished:
                 yield finished.pop(turn)
                 turn += 1
@@ -164,9 +248,9 @@ class EncoderPool:
             for connection in [c for c in busy if self._workers[c].sentinel in ready and not c.poll()]:
                 raise death(self._workers[connection])
 
-    def _send(self, connection: Connection, block: Block) -> None:
+    def _send(self, connection: Connection, task: Sequence[Part | Block]) -> None:
         try:
-            connection.send(block)
+            connection.send(task)
         except OSError as error:
             raise death(self._workers[connection]) from error
 
@@ -178,23 +262,23 @@ class EncoderPool:
         self._workers = {}
 
 
-def _work(connection: Connection, settings: EncodingSettings) -> None:
-    """The life of a worker: a block in, an `EncodedBlock` or an error out, until nobody asks any more."""
+def _work(connection: Connection, settings: EncodingSettings, tokenizer: Any) -> None:
+    """The life of a worker: a task in, an `EncodedBlock` or an error out, until nobody asks any more."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes share the cores
-    tokenizer: Any = None
+    gc.disable()  # lists of ids by the thousand and no cycles: collecting is 3 % of the time and finds nothing
 
-    def encode(block: Block) -> EncodedBlock:
+    def encode(task: Sequence[Part | Block]) -> EncodedBlock:
         nonlocal tokenizer
         if tokenizer is None:
             tokenizer = _load(settings)
-        return encode_block(block, tokenizer, settings)
+        return encode_blocks(task, tokenizer, settings)
 
     while True:
         try:
-            block = connection.recv()
+            task = connection.recv()
         except (EOFError, OSError):
             return
-        if not send_result(connection, encode, block):
+        if not send_result(connection, encode, task):
             return
 
 

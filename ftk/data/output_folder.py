@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +89,17 @@ def whole_folder(destination: Path, overwrite: bool) -> Iterator[Path]:
         raise
 
 
-def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Name, bytes and sha256 of every file in a folder, in the order of the names."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+def describe_files(folder: Path, known: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Name, bytes and sha256 of every file in a folder, in the order of the names.
+
+    Args:
+        folder: the folder.
+        known: name -> sha256, of files that need not be read for it.
+    """
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in files
+        name: {"bytes": path.stat().st_size, "sha256": known.get(name) or sha256_of(path)}
+        for name, path in files.items()
     }
 
 

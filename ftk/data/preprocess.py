@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import logging
@@ -9,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,13 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from ftk.data._hash_set import HashSet
 from ftk.data.child_process import call_in_child
-from ftk.data.encoding import EncodedBlock, EncoderPool, EncodingSettings
-from ftk.data.indexed_dataset import IndexedDatasetWriter, optimal_dtype
+from ftk.data.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_texts, normalized
+from ftk.data.indexed_dataset import optimal_dtype
 from ftk.data.output_folder import RECORD, describe_files, whole_folder
-from ftk.data.preprocess_config import InputConfig, OutputConfig, TrainingConfig
+from ftk.data.preprocess_config import SPLITS, DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.data.records import read_documents
-from ftk.data.text import Block, Problem, expand_paths, kind_of, read_blocks
+from ftk.data.split_writer import SplitWriter, held_out_documents
+from ftk.data.text import BLOCK_BYTES, Block, Part, Problem, cut_file, expand_paths, kind_of
 from ftk.errors import UserError
 from ftk.tokenizers import Tokenizer, train_sentencepiece
 from ftk.version import __version__
@@ -40,13 +44,16 @@ class SplitReport:
 
     Attributes:
         sources: file -> bytes on disk.
-        documents, tokens, num_bytes: written documents, their tokens, bytes of text read.
-        skipped: reason -> documents left out.
+        held_out_of: the split whose files its documents come from, where it has none of its own.
+        documents, tokens: what was written.
+        num_bytes: bytes of text read.
+        skipped: reason -> documents left out, those that would have been held out for other splits included.
         problems: those that could not be read, the first `MAX_LISTED_PROBLEMS`.
         seconds: time it took.
     """
 
     sources: dict[str, int]
+    held_out_of: str | None = None
     documents: int = 0
     tokens: int = 0
     num_bytes: int = 0
@@ -54,23 +61,25 @@ class SplitReport:
     problems: list[Problem] = field(default_factory=list)
     seconds: float = 0.0
 
-    def add(self, block: EncodedBlock) -> None:
-        self.documents += block.lengths.size
-        self.tokens += block.tokens.size
+    def add(self, block: EncodedBlock, problems: list[Problem]) -> None:
         self.num_bytes += block.num_bytes
-        self.skipped["empty"] += block.num_empty
-        self.skipped["no_tokens"] += block.num_without_tokens
-        self.skipped.update(problem.reason for problem in block.problems)
-        self.problems += block.problems[: MAX_LISTED_PROBLEMS - len(self.problems)]
+        self.skipped.update(block.skipped)
+        self.skipped.update(problem.reason for problem in problems)
+        self.problems += problems[: MAX_LISTED_PROBLEMS - len(self.problems)]
+
+    def reasons(self) -> dict[str, int]:
+        """Reason -> documents left out, where there are any, in the order of the names."""
+        return {reason: count for reason, count in sorted(self.skipped.items()) if count}
 
     def record(self) -> dict[str, Any]:
         """Its part of preprocess.json: nothing that differs between two runs on the same text."""
-        return {
+        held_out = {} if self.held_out_of is None else {"held_out_of": self.held_out_of}
+        return held_out | {
             "sources": [{"path": path, "bytes": size} for path, size in self.sources.items()],
             "documents": self.documents,
             "tokens": self.tokens,
             "bytes": self.num_bytes,
-            "skipped": {reason: count for reason, count in sorted(self.skipped.items()) if count},
+            "skipped": self.reasons(),
             "problems": [problem._asdict() for problem in self.problems],
         }
 
@@ -80,6 +89,7 @@ def preprocess(
     output: OutputConfig,
     make_tokenizer: Callable[[Path | None], Tokenizer],
     training: TrainingConfig | None = None,
+    documents: DocumentConfig | None = None,
 ) -> str:
     """Encodes the splits and writes the data folder, whole or not at all.
 
@@ -87,6 +97,7 @@ def preprocess(
         inputs, output: the options.
         make_tokenizer: builds the tokenizer; gets the path of the model trained here, or None.
         training: train a SentencePiece model on the training text first.
+        documents: which documents are left out, and what is done to the others.
 
     Returns:
         a table of what was written, for people.
@@ -94,31 +105,40 @@ def preprocess(
     Raises:
         UserError: a file, a document (unless those are skipped), an option or the destination is wrong.
     """
+    documents = documents or DocumentConfig()
     files = {split: expand_paths(names, inputs.document_separator) for split, names in inputs.files().items()}
     destination = Path(output.destdir)
-    skip = inputs.on_error == "skip"
     try:
         with whole_folder(destination, output.overwrite) as folder:
             with tempfile.TemporaryDirectory(prefix="ftk-preprocess-") as scratch:
                 model = None
                 if training is not None:
                     logger.info("training a SentencePiece model of %s pieces", training.vocab_size)
-                    model = call_in_child(_train_tokenizer, inputs, training, files, Path(scratch))
+                    model = call_in_child(_train_tokenizer, inputs, training, documents, files, Path(scratch))
                 tokenizer = make_tokenizer(model)
                 tokenizer.save(folder / "tokenizer")
             settings = EncodingSettings(
                 tokenizer_folder=folder / "tokenizer",
                 dtype=optimal_dtype(tokenizer.vocab_size),
                 text_key=inputs.text_key,
-                stop_at_problem=not skip,
+                stop_at_problem=inputs.on_error == "raise",
                 user_dir=output.user_dir,
+                normalize=documents.normalize,
+                min_tokens=documents.min_tokens,
+                max_tokens=documents.max_tokens_per_document,
+                end_token=_end_token(tokenizer) if documents.append_eos else None,
+                with_hashes=documents.dedup or bool(inputs.held_out("train")),
             )
-            with EncoderPool(output.workers or _num_cores(), settings) as pool:
-                reports = {
-                    split: _write_split(split, paths, inputs, pool, folder, settings.dtype)
-                    for split, paths in files.items()
-                }
-            record = _record(inputs, tokenizer, settings.dtype, reports) | {"files": describe_files(folder)}
+            reports: dict[str, SplitReport] = {}
+            checksums: dict[str, str] = {}
+            with EncoderPool(output.workers or _num_cores(), settings, tokenizer) as pool:
+                for split, paths in files.items():
+                    writer = SplitWriter(folder, split, inputs.held_out(split), settings.dtype, dedup=documents.dedup)
+                    reports |= _write_split(split, paths, inputs, pool, writer)
+                    checksums |= writer.checksums()
+            reports = {split: reports[split] for split in SPLITS if split in reports}
+            record = _record(inputs, documents, tokenizer, settings.dtype, reports)
+            record["files"] = describe_files(folder, checksums)
             (folder / RECORD).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         if error.errno in _DISK_FULL and error.filename is None:
@@ -127,20 +147,24 @@ def preprocess(
     return _table(reports, destination)
 
 
-def _train_tokenizer(inputs: InputConfig, training: TrainingConfig, files: dict[str, list[str]], folder: Path) -> Path:
+def _end_token(tokenizer: Tokenizer) -> int:
+    if tokenizer.special.eos is None:
+        raise UserError(f"--append-eos: the tokenizer {tokenizer.name} has no end token; leave it out")
+    return tokenizer.special.eos
+
+
+def _train_tokenizer(
+    inputs: InputConfig,
+    training: TrainingConfig,
+    documents: DocumentConfig,
+    files: dict[str, list[str]],
+    folder: Path,
+) -> Path:
     assert training.vocab_size is not None
     if "train" not in files:
         raise UserError("--vocab-size trains a model on the training text; give --trainpref")
-    ignore = (lambda problem: None) if inputs.on_error == "skip" else None  # they are counted when encoded
-    documents = read_documents(
-        files["train"],
-        format=inputs.format,
-        separator=inputs.document_separator,
-        text_key=inputs.text_key,
-        on_problem=ignore,
-    )
     return train_sentencepiece(
-        (document.text for document in documents),
+        _training_texts(inputs, documents, files["train"]),
         folder,
         vocab_size=training.vocab_size,
         model_type=training.model_type,
@@ -149,28 +173,74 @@ def _train_tokenizer(inputs: InputConfig, training: TrainingConfig, files: dict[
     )
 
 
+def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[str]) -> Iterator[str]:
+    """The texts of the split train, as they will be encoded: normalized, without repeats and what is held out."""
+    documents = read_documents(
+        paths,
+        format=inputs.format,
+        separator=inputs.document_separator,
+        text_key=inputs.text_key,
+        on_problem=(lambda problem: None) if inputs.on_error == "skip" else None,  # counted when encoded
+    )
+    held_out = inputs.held_out("train")
+    seen = HashSet()
+    for document in documents:
+        text = normalized(document.text, options.normalize)
+        if options.dedup or held_out:
+            hashes = hash_texts([text])
+            if options.dedup and not seen.add(hashes)[0]:
+                continue
+            if any(mask[0] for _, mask in held_out_documents(hashes, held_out)):
+                continue
+        yield text
+
+
 def _write_split(
-    split: str, paths: list[str], inputs: InputConfig, pool: EncoderPool, folder: Path, dtype: np.dtype[Any]
-) -> SplitReport:
+    split: str, paths: list[str], inputs: InputConfig, pool: EncoderPool, writer: SplitWriter
+) -> dict[str, SplitReport]:
+    """The reports of the split and of those held out of it."""
     report = SplitReport({path: os.path.getsize(path) for path in paths})
     started = time.monotonic()
-    with IndexedDatasetWriter(folder / split, dtype) as writer, _Progress(split, report.sources) as progress:
-        for block in pool.encode(_blocks(paths, inputs)):
-            if block.problems and inputs.on_error == "raise":
-                raise UserError(str(block.problems[0]))
-            writer.add_documents(block.tokens, block.lengths)
-            report.add(block)
-            progress.show(block, report.documents)
+    lines = 0  # of this file, in the parts before
+    with writer, _Progress(split, report.sources) as progress:
+        for block in pool.encode(_tasks(paths, inputs)):
+            lines = 0 if block.starts_anew else lines
+            problems = [problem._replace(line=problem.line + lines) for problem in block.problems]
+            lines += block.num_lines
+            if problems and inputs.on_error == "raise":
+                raise UserError(str(problems[0]))
+            writer.add(block)
+            report.add(block, problems)
+            progress.show(block, sum(writer.documents.values()))
+    report.skipped["duplicate"] = writer.duplicates
     report.seconds = time.monotonic() - started
-    if not report.documents:
-        skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(report.skipped.items()) if count)
-        raise UserError(f"{', '.join(paths)}: no documents for {split} (skipped: {skipped or 'none'})")
-    return report
+    reports = {split: report} | {name: SplitReport({}, held_out_of=split) for name in inputs.held_out(split)}
+    for name, its_report in reports.items():
+        its_report.documents, its_report.tokens = writer.documents[name], writer.tokens[name]
+        if not its_report.documents:
+            skipped = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()) or "none"
+            ratio = "" if name == split else f"; {name}_ratio is {inputs.held_out(split)[name]}"
+            raise UserError(f"{', '.join(paths)}: no documents for {name} (skipped: {skipped}){ratio}")
+    return reports
 
 
-def _blocks(paths: list[str], inputs: InputConfig) -> Iterator[Block]:
+def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]]:
+    """Parts of files, or several small files together: enough work to be worth sending."""
+    small: list[Part | Block] = []
+    num_bytes = 0
     for path in paths:
-        yield from read_blocks(path, kind_of(path, inputs.format, inputs.document_separator))
+        for item in cut_file(path, kind_of(path, inputs.format, inputs.document_separator)):
+            is_whole = isinstance(item, Part) and item.is_first and item.is_last
+            if small and (not is_whole or num_bytes + item.disk_bytes > BLOCK_BYTES):
+                yield small
+                small, num_bytes = [], 0
+            if is_whole:
+                small.append(item)
+                num_bytes += item.disk_bytes
+            else:
+                yield [item]
+    if small:
+        yield small
 
 
 class _Progress:
@@ -209,8 +279,13 @@ class _Progress:
 
 
 def _record(
-    inputs: InputConfig, tokenizer: Tokenizer, dtype: np.dtype[Any], reports: dict[str, SplitReport]
+    inputs: InputConfig,
+    documents: DocumentConfig,
+    tokenizer: Tokenizer,
+    dtype: np.dtype[Any],
+    reports: dict[str, SplitReport],
 ) -> dict[str, Any]:
+    normalized_by = {} if documents.normalize == "none" else {"unicode_version": unicodedata.unidata_version}
     return {
         "ftk_version": __version__,
         "settings": {
@@ -218,6 +293,10 @@ def _record(
             "document_separator": inputs.document_separator,
             "text_key": inputs.text_key,
             "on_error": inputs.on_error,
+            "valid_ratio": inputs.valid_ratio,
+            "test_ratio": inputs.test_ratio,
+            **dataclasses.asdict(documents),
+            **normalized_by,
         },
         "tokenizer": {
             "name": tokenizer.name,
@@ -239,8 +318,8 @@ def _table(reports: dict[str, SplitReport], destination: Path) -> str:
                 f"{report.tokens:,}",
                 f"{report.tokens / report.documents:.1f}",
                 f"{sum(report.skipped.values()):,}",
-                f"{report.seconds:.1f}",
-                f"{report.num_bytes / 1e6 / max(report.seconds, 1e-9):.2f}",
+                "" if report.held_out_of else f"{report.seconds:.1f}",
+                "" if report.held_out_of else f"{report.num_bytes / 1e6 / max(report.seconds, 1e-9):.2f}",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -251,7 +330,7 @@ def _table(reports: dict[str, SplitReport], destination: Path) -> str:
         for row in rows
     ]
     for split, report in reports.items():
-        counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(report.skipped.items()) if count)
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in report.reasons().items())
         if counts:
             where = f"; listed in {destination / RECORD}" if report.problems else ""
             lines.append(f"{split}: skipped {counts}{where}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ftk.data.text import FORMATS, SEPARATORS
 
 SPLITS = ("train", "valid", "test")
+NORMAL_FORMS = ("none", "nfc", "nfkc")
 
 
 @dataclass(kw_only=True)
@@ -18,6 +19,11 @@ class InputConfig:
     )
     validpref: str | None = field(default=None, metadata={"help": "validation text", "metavar": "F[,F...]"})
     testpref: str | None = field(default=None, metadata={"help": "test text", "metavar": "F[,F...]"})
+    valid_ratio: float = field(
+        default=0.0,
+        metadata={"help": "share of trainpref's documents held out for valid, chosen by a hash of their text"},
+    )
+    test_ratio: float = field(default=0.0, metadata={"help": "the same for test"})
     format: str = field(
         default="auto",
         metadata={
@@ -46,11 +52,59 @@ class InputConfig:
             yield "trainpref, validpref and testpref are empty; give at least one"
         if not self.text_key:
             yield "text_key is empty; it must name a field"
+        for name, ratio in (("valid", self.valid_ratio), ("test", self.test_ratio)):
+            if not 0.0 <= ratio < 1.0:
+                yield f"{name}_ratio is {ratio}; it must be at least 0 and below 1"
+            elif ratio and self.trainpref is None:
+                yield f"{name}_ratio is {ratio}, but there is no trainpref to take documents from"
+            elif ratio and name in self.files():
+                yield f"{name}_ratio and {name}pref both make the split {name}; give one of them"
+        if self.valid_ratio < 1.0 and self.test_ratio < 1.0 <= self.valid_ratio + self.test_ratio:
+            yield f"valid_ratio + test_ratio is {self.valid_ratio + self.test_ratio}; it must be below 1"
 
     def files(self) -> dict[str, str]:
         """Split -> comma-separated files, for the splits that are given."""
         given = {"train": self.trainpref, "valid": self.validpref, "test": self.testpref}
         return {split: files for split, files in given.items() if files is not None}
+
+    def held_out(self, split: str) -> dict[str, float]:
+        """Split -> share of the documents of `split` that go there instead."""
+        ratios = {"test": self.test_ratio, "valid": self.valid_ratio}
+        return {name: ratio for name, ratio in ratios.items() if ratio and split == "train"}
+
+
+@dataclass(kw_only=True)
+class DocumentConfig:
+    """What is done to documents, and which are left out."""
+
+    normalize: str = field(
+        default="none",
+        metadata={"help": "Unicode normal form to bring text into before all else", "choices": NORMAL_FORMS},
+    )
+    dedup: bool = field(
+        default=False,
+        metadata={
+            "help": "leave out documents whose text stood in the same split before, in any of its files; "
+            "between splits nothing is compared, but documents that are held out leave no copy in train"
+        },
+    )
+    min_tokens: int = field(default=1, metadata={"help": "leave out documents of fewer tokens", "unit": "tokens"})
+    max_tokens_per_document: int | None = field(
+        default=None, metadata={"help": "leave out documents of more tokens", "unit": "tokens"}
+    )
+    append_eos: bool = field(
+        default=False,
+        metadata={"help": "put the tokenizer's end token behind each document; the limits do not count it"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.min_tokens < 1:
+            yield f"min_tokens is {self.min_tokens}; it must be at least 1"
+        if self.max_tokens_per_document is not None and self.max_tokens_per_document < self.min_tokens:
+            yield (
+                f"max_tokens_per_document is {self.max_tokens_per_document}; "
+                f"it must be at least min_tokens, which is {self.min_tokens}"
+            )
 
 
 @dataclass(kw_only=True)

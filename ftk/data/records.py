@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from ftk.data._json_texts import json_texts
 from ftk.data.text import Block, Problem, kind_of, read_blocks
 from ftk.errors import UserError
 
@@ -93,28 +95,25 @@ def clean_texts(block: Block, text_key: str = "text") -> list[str] | None:
         text = block.data.decode("utf-8")
     except UnicodeDecodeError:
         return None
+    if block.kind == "jsonl":
+        return json_texts(text, text_key, functools.partial(_clean_json_text, key=text_key))
     lines = text.split("\n")
     if not lines[-1]:
         lines.pop()
-    if "\r" in text:
-        lines = [line.removesuffix("\r") for line in lines]
-    return lines if block.kind == "line" else _clean_json_texts(lines, text_key)
+    return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
 
 
-def _clean_json_texts(lines: list[str], key: str) -> list[str] | None:
-    texts: list[str] = []
-    for line in lines:
-        if is_empty(line):
-            texts.append("")
-            continue
-        try:
-            text = _DECODER.decode(line)[key]
-        except (ValueError, RecursionError, TypeError, KeyError):
-            return None
-        if not isinstance(text, str) or "\0" in text or ("\\u" in line and not _is_well_formed(text)):
-            return None
-        texts.append(text)
-    return texts
+def _clean_json_text(line: str, key: str) -> str | None:
+    """The text of one line, "" for an empty line, None where something is wrong with it."""
+    if is_empty(line):
+        return ""
+    try:
+        text = _DECODER.decode(line)[key]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+    if not isinstance(text, str) or "\0" in text or ("\\u" in line and not _is_well_formed(text)):
+        return None
+    return text
 
 
 def _cut(block: Block) -> Iterator[tuple[int, int, bytes]]:

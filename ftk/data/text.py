@@ -11,6 +11,7 @@ import gzip
 import lzma
 import os
 import re
+import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,6 +77,29 @@ class Block:
     data: bytes
     disk_bytes: int
     problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a file, for `read_part`: the documents that begin in it.
+
+    Attributes:
+        source, kind: as in `Block`.
+        start, stop: byte offsets; `start` of the first part is where the text begins.
+        is_first, is_last: there is no part before it, or behind it.
+    """
+
+    source: str
+    kind: str
+    start: int
+    stop: int
+    is_first: bool
+    is_last: bool
+
+    @property
+    def disk_bytes(self) -> int:
+        """How far the file has been read with this part."""
+        return self.stop
 
 
 def expand_paths(files: str, separator: str = "line") -> list[str]:
@@ -152,6 +176,63 @@ def read_blocks(path: str, kind: str, block_bytes: int = BLOCK_BYTES) -> Iterato
             parts_searched -= end
     if pending:
         yield Block(path, kind, line, offset, bytes(pending), disk_bytes)
+
+
+def cut_file(path: str, kind: str, part_bytes: int = BLOCK_BYTES) -> Iterator[Part | Block]:
+    """A file as parts that many processes can read, or as blocks where only one can.
+
+    One must where the bytes of the file are not the text (compressed files), where they cannot be read twice
+    (pipes) and where documents end at blank lines.
+
+    Args:
+        path: file.
+        kind: from `kind_of`.
+        part_bytes: bytes of a part; with kind "file", a part is the whole file.
+    """
+    with open(path, "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        whole = compressed_suffix(path) == "" and stat.S_ISREG(status.st_mode) and kind != "blank-line"
+        start = file.read(8) if whole else b""
+    problem = _sniff(path, start)
+    if not whole or problem is not None:
+        yield from read_blocks(path, kind)
+        return
+    first = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
+    size = status.st_size
+    step = part_bytes if kind != "file" else max(size, 1)
+    for begin in range(0 if size > first else size, size, step):
+        end = min(begin + step, size)
+        yield Part(path, kind, max(begin, first), end, is_first=begin == 0, is_last=end == size)
+
+
+def read_part(part: Part) -> Block:
+    """The documents that begin in a part; the last of them may reach beyond its end.
+
+    The lines of the block are counted from 1 in each part.
+    """
+    before = 0 if part.is_first else 1  # a line that begins at `start` is known by the "\n" before it
+    with open(part.source, "rb", buffering=0) as file:
+        file.seek(part.start - before)
+        data = _read_exactly(file, part.stop - part.start + before)
+        begin = 0
+        if not part.is_first:
+            begin = data.find(b"\n", 0, len(data) - 1) + 1 or len(data)
+        if begin < len(data) and part.kind != "file" and not data.endswith(b"\n"):
+            rest = bytearray()
+            while b"\n" not in rest and (chunk := file.read(max(1 << 16, len(rest)))):
+                rest += chunk
+            end = rest.find(b"\n") + 1 or len(rest)
+            data += bytes(rest[:end])
+    data = data[begin:]
+    return Block(part.source, part.kind, 1, part.start - before + begin, data, part.stop)
+
+
+def _read_exactly(file: IO[bytes], size: int) -> bytes:
+    """`size` bytes, fewer only at the end of the file: one call gives at most 2 GiB."""
+    data = file.read(size)
+    while len(data) < size and (more := file.read(size - len(data))):
+        data += more
+    return data
 
 
 def _last_document_end(pending: bytearray, kind: str, searched: int) -> int:

@@ -144,8 +144,11 @@ class Tokenizer(ABC):
 
         With TOKENIZERS_PARALLELISM=false in the environment (worker processes), one thread does it.
         """
-        texts = [well_formed(text) for text in texts]
-        return self._encode_texts([text if text.strip() else "" for text in texts])
+        try:
+            "".join(texts).encode("utf-8")  # one test for all of them; a pair of halves from two texts is no pair
+        except UnicodeEncodeError:
+            texts = [well_formed(text) for text in texts]
+        return self._encode_texts(["" if text.isspace() else text for text in texts])
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:

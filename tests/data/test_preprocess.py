@@ -21,7 +21,7 @@ from ftk.data import IndexedDataset
 from ftk.data import encoding as encoding_module
 from ftk.data.encoding import EncoderPool, EncodingSettings
 from ftk.data.inspect_data import stats, verify
-from ftk.data.text import read_blocks
+from ftk.data.text import cut_file, read_blocks
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
 from ftk_cli import data as data_command
@@ -96,7 +96,7 @@ def test_the_folder_holds_the_encoded_documents_and_explains_itself(tmp_path, co
 
 
 def test_the_output_is_the_same_whatever_the_workers(tmp_path, corpus, model, monkeypatch):
-    monkeypatch.setattr("ftk.data.preprocess.read_blocks", lambda path, kind: read_blocks(path, kind, 1000))
+    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda path, kind: cut_file(path, kind, 1000))
     for workers in (1, 2, 5):
         out = tmp_path / f"data-{workers}"
         assert run("--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", workers) == 0
@@ -110,7 +110,7 @@ def test_workers_started_anew_encode_the_same(tmp_path, corpus, model, monkeypat
 
     def tokens() -> list[int]:
         with EncoderPool(2, settings) as pool:
-            blocks = pool.encode(read_blocks(str(corpus), "line", 20_000))
+            blocks = pool.encode([part] for part in cut_file(str(corpus), "line", 20_000))
             return np.concatenate([block.tokens for block in blocks]).tolist()
 
     forked = tokens()
@@ -182,7 +182,7 @@ def test_several_files_follow_each_other(tmp_path, model):
 
 
 def test_the_first_bad_document_stops_the_run(tmp_path, model, capsys, monkeypatch):
-    monkeypatch.setattr("ftk.data.preprocess.read_blocks", lambda path, kind: read_blocks(path, kind, 50))
+    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda path, kind: cut_file(path, kind, 50))
     path = tmp_path / "bad.txt"
     path.write_bytes(b"a good line of the cat\n" * 20 + b"bad \xff\n" + b"good\n" * 9 + b"bad \xfe\n")
     assert run("--trainpref", path, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", 2) == 2
@@ -380,7 +380,7 @@ def test_what_befalls_a_worker_is_said(tmp_path, corpus, monkeypatch, tokenizer,
         pytest.raises(error, match=message),
         EncoderPool(2, EncodingSettings(tmp_path, np.dtype("<u2"))) as pool,
     ):
-        list(pool.encode(read_blocks(str(corpus), "line", 5000)))
+        list(pool.encode([part] for part in cut_file(str(corpus), "line", 5000)))
 
 
 def test_documents_without_tokens_are_counted(tmp_path, monkeypatch):
@@ -392,9 +392,9 @@ def test_documents_without_tokens_are_counted(tmp_path, monkeypatch):
     path.write_text("a\nsilence\nb\n\n")
     monkeypatch.setattr(encoding_module, "_load", lambda settings: Deaf())
     with EncoderPool(1, EncodingSettings(tmp_path, np.dtype("<u2"))) as pool:
-        (block,) = pool.encode(read_blocks(str(path), "line"))
+        (block,) = pool.encode([block] for block in read_blocks(str(path), "line"))
     assert (block.tokens.tolist(), block.lengths.tolist()) == ([1, 2, 1, 2], [2, 2])
-    assert (block.num_without_tokens, block.num_empty) == (1, 1)
+    assert +block.skipped == {"no_tokens": 1, "empty": 1}
 
 
 # --- stats and verify ---
