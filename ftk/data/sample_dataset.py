@@ -15,7 +15,7 @@ class SampleDataset(Protocol):
     A dataset may also have
 
     - `samples(epoch, indices)`: a sequence of several samples made in one call;
-    - `epoch_order(epoch)`: int64 [N] indices and int32 [N] sizes, an order of its own, taken where samples are shuffled.
+    - `epoch_order(epoch)`: int64 [N] indices and int32 [N] sizes, its own order, taken where samples are shuffled.
       Indices in it may go beyond 0 .. len - 1;
     - `lengths`: the numbers of samples of successive epochs, repeating, where they differ.
     """
