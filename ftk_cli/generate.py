@@ -16,7 +16,7 @@ from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.registry import SCORERS
 from ftk_cli.frame import run
-from ftk_cli.inference_options import DeviceConfig, open_filler
+from ftk_cli.inference_options import DeviceConfig, decode_line, open_filler
 
 if TYPE_CHECKING:
     from ftk.generation.fill import EncodedPrompt
@@ -147,7 +147,7 @@ def _fill_prompts(root: GenerateRoot, source: str) -> int:
             encoded: list[tuple[int, EncodedPrompt]] = []
             for index, line in chunk:
                 try:
-                    encoded.append((index, filler.encode(_text(line))))
+                    encoded.append((index, filler.encode(decode_line(line))))
                 except UserError as error:
                     _say(f"{name}:{index + 1}: {error}")
                     failed += 1
@@ -184,13 +184,6 @@ def _num_prompts(source: str, limit: int | None) -> int | None:
         return limit
     with open(source, "rb") as stream:
         return sum(1 for _ in itertools.islice(stream, limit))
-
-
-def _text(line: bytes) -> str:
-    try:
-        return line.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 at byte {error.start + 1}; convert the file to UTF-8") from None
 
 
 def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

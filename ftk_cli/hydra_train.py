@@ -62,6 +62,7 @@ def _launch(argv: list[str]) -> int:
         if name == "common.user_dir":
             import_user_dir(value)
     register_groups(TrainConfig)
+    _check_recipe(argv)
     codes: list[int] = []
 
     def job(composed: DictConfig) -> int:
@@ -84,3 +85,15 @@ def _launch(argv: list[str]) -> int:
 
 def _names(argv: list[str], key: str) -> bool:
     return any(argument.lstrip("+~").startswith(f"{key}=") for argument in argv)
+
+
+def _check_recipe(argv: list[str]) -> None:
+    """Names the recipes that there are before Hydra says that it finds none."""
+    from ftk.config.compose import recipe_file
+
+    given = [argument.partition("=") for argument in argv]
+    if any(name in ("--config-dir", "-cd", "--config-path", "-cp") for name, _, _ in given):
+        return
+    for place, (name, _, value) in enumerate(given):
+        if name in ("--config-name", "-cn"):
+            recipe_file(value or (argv[place + 1] if place + 1 < len(argv) else ""))

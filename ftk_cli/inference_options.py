@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftk.config.common import CommonConfig
+from ftk.errors import UserError
 
 if TYPE_CHECKING:
     from ftk.generation import BlankFiller, GenerationConfig
@@ -31,3 +32,15 @@ def open_filler(path: str, device: DeviceConfig, generation: GenerationConfig) -
         torch.set_num_threads(device.num_threads)
     options = {one.name: getattr(generation, one.name) for one in dataclasses.fields(generation)}
     return load_generator(path, str(resolve_device(device.device)), **options)
+
+
+def decode_line(line: bytes) -> str:
+    """A prompt from a file or a pipe.
+
+    Raises:
+        UserError: it is not UTF-8.
+    """
+    try:
+        return line.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 at byte {error.start + 1} of the line; convert the file to UTF-8") from None

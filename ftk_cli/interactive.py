@@ -14,7 +14,7 @@ from ftk.config import compose, section
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk_cli.frame import run
-from ftk_cli.inference_options import DeviceConfig, open_filler
+from ftk_cli.inference_options import DeviceConfig, decode_line, open_filler
 
 if TYPE_CHECKING:
     from ftk.generation import FillResult
@@ -54,10 +54,11 @@ def body(argv: list[str]) -> int:
             f"To leave: {', '.join(LEAVE)} or Ctrl-D."
         )
     failed = False
-    for number, text in enumerate(_typed_lines() if typed else sys.stdin, start=1):
-        if typed and not text.strip():
+    for number, line in enumerate(_typed_lines() if typed else sys.stdin.buffer, start=1):
+        if typed and not line.strip():
             continue
         try:
+            text = line if isinstance(line, str) else decode_line(line)
             (result,) = filler.fill([text])
         except UserError as error:
             place = "" if typed else f"line {number}: "

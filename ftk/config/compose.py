@@ -57,23 +57,35 @@ def read_config_file(root: type, path: str, user_dir: str | None = None) -> Tree
     A bare name such as `glm_large` means a recipe that comes with ftk. The file's own `common.user_dir` is imported
     before it is composed, unless `user_dir` was given instead.
     """
-    from ftk.config.hydra import compose_file, recipe_folder
+    from ftk.config.hydra import compose_file
 
-    file = Path(path)
-    if not file.suffix and not file.exists() and (recipe_folder() / f"{path}.yaml").exists():
-        file = recipe_folder() / f"{path}.yaml"
-    if not file.exists() and not file.suffix:
-        names = sorted(recipe.stem for recipe in recipe_folder().glob("*.yaml"))
-        close = difflib.get_close_matches(path, names, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"--config {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(names)}")
-    if file.is_dir():
-        raise UserError(f"--config {path} is a folder; give the YAML file itself, e.g. {file / 'config.yaml'}")
+    file = recipe_file(path)
     tree = load_yaml(file)
     recorded = _as_mapping(tree.get("common")).get("user_dir")
     if user_dir is None and recorded is not None:
         import_user_dir(recorded)
     return compose_file(root, file) if "defaults" in tree else tree
+
+
+def recipe_file(path: str) -> Path:
+    """The file that `--config` names: a YAML file, or the name of a recipe that comes with ftk.
+
+    Raises:
+        UserError: it is neither; names the recipes.
+    """
+    from ftk.config.hydra import recipe_folder
+
+    file, recipe = Path(path), recipe_folder() / f"{path}.yaml"
+    if file.is_dir():
+        raise UserError(f"--config {path} is a folder; give the YAML file itself, e.g. {file / 'config.yaml'}")
+    if file.suffix or file.exists():
+        return file
+    if not recipe.exists():
+        names = sorted(recipe.stem for recipe in recipe_folder().glob("*.yaml"))
+        close = difflib.get_close_matches(path, names, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"--config {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(names)}")
+    return recipe
 
 
 def _choose(tree: Tree, key: str, is_architecture: bool, name: str) -> None:
