@@ -43,8 +43,9 @@ class GLMCrossEntropy:
         Args:
             model: offers `hidden_states` and `logits`, see `ftk.models.base.LanguageModel`.
             batch: tokens [B, T], targets [B, T], position_ids [B, 2, T], context_length [B], all int64, and
-                loss_mask [B, T] bool; optionally objective [B] int64 (see `OBJECTIVES`) and loss_positions
-                [N] int64, the places of the flattened loss_mask that are True.
+                loss_mask [B, T] bool; optionally document_ids [B, T] int64, which goes to the model,
+                objective [B] int64 (see `OBJECTIVES`) and loss_positions [N] int64, the places of the flattened
+                loss_mask that are True.
 
         Returns:
             Sum and count; with `objective` in the batch the meters "loss_token", "loss_sentence" and
@@ -53,8 +54,9 @@ class GLMCrossEntropy:
         from ftk.criterions.token_loss import loss_positions, token_losses
 
         where = loss_positions(batch)  # [N]
+        apart = {"document_ids": batch["document_ids"]} if "document_ids" in batch else {}
         hidden = model.hidden_states(
-            batch["tokens"], position_ids=batch["position_ids"], context_length=batch["context_length"]
+            batch["tokens"], position_ids=batch["position_ids"], context_length=batch["context_length"], **apart
         )  # [B, T, H]
         logits = model.logits(hidden.flatten(0, 1).index_select(0, where))  # [N, V]
         targets = batch["targets"].flatten().index_select(0, where)  # [N]

@@ -4,6 +4,7 @@ import numpy as np
 
 from libc.stdint cimport int64_t, uint8_t
 
+from ftk.data._span cimport Span, sort_segments_by_length, sort_spans, sort_values
 from ftk.data.random cimport (
     RandomState,
     SampleRandom,
@@ -13,67 +14,156 @@ from ftk.data.random cimport (
     shuffle_indices,
 )
 
+cdef int TOKEN = 0, SENTENCE = 1, DOCUMENT = 2
+
+
+cdef class SpanDrawer:
+    """Draws the objective of a text, its blanks and the order of their answers.
+
+    Args:
+        eos_id, cls_id: command tokens, which no blank takes (but the end of a document that is generated).
+        probabilities: of a single span, of the token, sentence and document objective.
+        ratios: of the token and the sentence objective; the document objective's least share.
+        gpt_infill_prob: as of `document_span`.
+        length_weights: as of `token_spans`.
+        sentence_ends: as of `sentence_spans`.
+        shuffle_blocks: whether answers are in random order.
+    """
+
+    def __init__(
+        self,
+        int64_t eos_id,
+        int64_t cls_id,
+        probabilities,
+        ratios,
+        double gpt_infill_prob,
+        length_weights,
+        sentence_ends,
+        bint shuffle_blocks,
+    ):
+        self.arguments = (
+            eos_id, cls_id, probabilities, ratios, gpt_infill_prob, length_weights, sentence_ends, shuffle_blocks
+        )
+        self.eos_id, self.cls_id = eos_id, cls_id
+        self.single_span_prob, self.bert_prob, self.gap_sentence_prob, self.gpt_prob = probabilities
+        self.bert_ratio, self.gap_sentence_ratio, self.gpt_min_ratio = ratios
+        self.gpt_infill_prob = gpt_infill_prob
+        self.shuffle_blocks = shuffle_blocks
+        self.ends_array = np.array(sentence_ends, dtype=np.uint8)
+        self.weights_array = np.array(length_weights, dtype=np.float64)
+        cdef uint8_t[::1] ends = self.ends_array
+        cdef double[::1] weights = self.weights_array
+        self.ends = ends_of(ends)
+        self.weights = &weights[0]
+        self.num_weights = weights.shape[0]
+
+    def __reduce__(self):
+        return SpanDrawer, self.arguments
+
+    def sample(self, const int64_t[::1] tokens, SampleRandom rng):
+        """The blanks of one text, int64 [N].
+
+        Returns:
+            the objective's number, spans int64 [K, 2], the order of their answers int64 [K], append_end.
+        """
+        cdef Py_ssize_t size = tokens.shape[0]
+        spans_array = np.empty((size + 1, 2), dtype=np.int64)
+        order_array = np.empty(size + 1, dtype=np.int64)
+        cdef int64_t[:, ::1] spans = spans_array
+        cdef int64_t[::1] order = order_array, scratch = np.empty(scratch_size(size), dtype=np.int64)
+        cdef Drawn drawn
+        with nogil:
+            drawn = self.draw(&rng.state, first(tokens), size, &scratch[0], <Span*>&spans[0, 0], &order[0])
+        return (
+            drawn.objective,
+            spans_array[: drawn.count].copy(),
+            order_array[: drawn.count].copy(),
+            bool(drawn.append_end),
+        )
+
+    cdef Drawn draw(
+        self, RandomState* state, const int64_t* tokens, Py_ssize_t size, int64_t* scratch, Span* spans, int64_t* order
+    ) noexcept nogil:
+        """The blanks of a text of `size` tokens.
+
+        Args:
+            state: the sample's random stream.
+            scratch: [scratch_size(size)].
+            spans, order: written; room for as many as may be drawn (`blank_config.max_sample_length`).
+        """
+        cdef Drawn drawn
+        cdef bint single = False, is_suffix = False
+        cdef Py_ssize_t number
+        drawn.objective = TOKEN
+        if next_uniform(state) < self.single_span_prob:
+            single = True
+        else:
+            drawn.objective = self.draw_objective(next_uniform(state))
+        if drawn.objective == TOKEN:
+            drawn.count = draw_token_spans(
+                state, tokens, size, self.eos_id, self.cls_id, self.bert_ratio, self.weights, self.num_weights,
+                single, scratch, spans
+            )
+        elif drawn.objective == SENTENCE:
+            drawn.count = draw_sentence_spans(
+                state, tokens, size, self.eos_id, self.cls_id, self.gap_sentence_ratio, self.ends, scratch, spans
+            )
+        else:
+            drawn.count = draw_document_span(
+                state, tokens, size, self.eos_id, self.cls_id, self.gpt_infill_prob, self.gpt_min_ratio,
+                scratch, spans, &is_suffix
+            )
+        drawn.append_end = not is_suffix
+        for number in range(drawn.count):
+            order[number] = number
+        if self.shuffle_blocks:
+            shuffle_indices(state, order, drawn.count)
+        return drawn
+
+    cdef int draw_objective(self, double drawn) noexcept nogil:
+        if drawn < self.bert_prob:
+            return TOKEN
+        if drawn < self.bert_prob + self.gap_sentence_prob or self.gpt_prob < 1e-9:
+            return SENTENCE if self.gap_sentence_prob > 0.0 else TOKEN
+        return DOCUMENT
+
+
+cdef inline const int64_t* first(const int64_t[::1] values) noexcept nogil:
+    return &values[0] if values.shape[0] else NULL
+
 
 cdef Py_ssize_t find_segments(
-    const int64_t[::1] tokens, int64_t eos_id, int64_t cls_id, int64_t[:, ::1] segments
+    const int64_t* tokens, Py_ssize_t size, int64_t eos_id, int64_t cls_id, Span* segments
 ) noexcept nogil:
-    """Writes [start, end) of each run of text between [CLS] and end-of-document tokens; returns their number."""
+    """Writes each run of text between [CLS] and end-of-document tokens; returns their number."""
     cdef Py_ssize_t place, count = 0, start = 0
-    for place in range(tokens.shape[0] + 1):
-        if place == tokens.shape[0] or tokens[place] == eos_id or tokens[place] == cls_id:
+    for place in range(size + 1):
+        if place == size or tokens[place] == eos_id or tokens[place] == cls_id:
             if place > start:
-                segments[count, 0] = start
-                segments[count, 1] = place
+                segments[count].start = start
+                segments[count].end = place
                 count += 1
             start = place + 1
     return count
 
 
-cdef void sort_segments_by_length(int64_t[:, ::1] segments, Py_ssize_t count) noexcept nogil:
-    """Shortest first; equally long ones stay in order."""
-    cdef Py_ssize_t place, other
-    cdef int64_t start, end
-    for place in range(1, count):
-        start = segments[place, 0]
-        end = segments[place, 1]
-        other = place
-        while other > 0 and segments[other - 1, 1] - segments[other - 1, 0] > end - start:
-            segments[other, 0] = segments[other - 1, 0]
-            segments[other, 1] = segments[other - 1, 1]
-            other -= 1
-        segments[other, 0] = start
-        segments[other, 1] = end
-
-
-cdef Py_ssize_t draw_segment(RandomState* state, const int64_t[:, ::1] segments, Py_ssize_t count) noexcept nogil:
+cdef Py_ssize_t draw_segment(RandomState* state, const Span* segments, Py_ssize_t count) noexcept nogil:
     """A segment, with probability in proportion to its length."""
     cdef Py_ssize_t number
     cdef int64_t total = 0, drawn
     for number in range(count):
-        total += segments[number, 1] - segments[number, 0]
+        total += segments[number].end - segments[number].start
     drawn = next_below(state, total)
     for number in range(count):
-        drawn -= segments[number, 1] - segments[number, 0]
+        drawn -= segments[number].end - segments[number].start
         if drawn < 0:
             return number
     return count - 1
 
 
-cdef void sort_small(int64_t* values, Py_ssize_t count) noexcept nogil:
-    cdef Py_ssize_t place, other
-    cdef int64_t kept
-    for place in range(1, count):
-        kept = values[place]
-        other = place
-        while other > 0 and values[other - 1] > kept:
-            values[other] = values[other - 1]
-            other -= 1
-        values[other] = kept
-
-
 cdef void place_spans(
     RandomState* state, int64_t start, int64_t length, const int64_t* span_lengths, Py_ssize_t count,
-    int64_t* scratch, int64_t[:, ::1] spans, Py_ssize_t first
+    int64_t* scratch, Span* spans
 ) noexcept nogil:
     """Puts `count` spans, in their order, at random into a segment, at least one token apart from each other."""
     cdef int64_t free = length
@@ -83,11 +173,148 @@ cdef void place_spans(
     free -= count - 1
     for number in range(count):
         scratch[number] = next_below(state, free + 1)
-    sort_small(scratch, count)
+    sort_values(scratch, count)
     for number in range(count):
-        spans[first + number, 0] = start + scratch[number]
-        spans[first + number, 1] = start + scratch[number] + span_lengths[number]
+        spans[number].start = start + scratch[number]
+        spans[number].end = start + scratch[number] + span_lengths[number]
         start += span_lengths[number] + 1
+
+
+cdef Py_ssize_t first_that_fits(
+    const int64_t* lengths, Py_ssize_t first, Py_ssize_t stop, int64_t room
+) noexcept nogil:
+    """The first of the lengths first .. stop - 1 that is at most room; stop if there is none."""
+    while first < stop and lengths[first] > room:
+        first += 1
+    return first
+
+
+cdef void swap(int64_t* values, Py_ssize_t left, Py_ssize_t right) noexcept nogil:
+    cdef int64_t kept = values[left]
+    values[left] = values[right]
+    values[right] = kept
+
+
+cdef Py_ssize_t draw_token_spans(
+    RandomState* state, const int64_t* tokens, Py_ssize_t size, int64_t eos_id, int64_t cls_id, double ratio,
+    const double* weights, Py_ssize_t num_weights, bint single, int64_t* scratch, Span* spans
+) noexcept nogil:
+    """As `token_spans`; returns the number of spans written."""
+    cdef Span* segments = <Span*>scratch
+    cdef int64_t* lengths = scratch + 2 * (size + 1)
+    cdef int64_t* places = lengths + size + 1
+    cdef Py_ssize_t segment_count, drawn = 0, used = 0, taken, number, found
+    cdef int64_t wanted, drawn_total = 0, text_total = 0, longest = 0, length, seen = 0, covered = 0, covered_here
+    segment_count = find_segments(tokens, size, eos_id, cls_id, segments)
+    if segment_count == 0:
+        return 0
+    for number in range(segment_count):
+        length = segments[number].end - segments[number].start
+        text_total += length
+        longest = max(longest, length)
+    wanted = 1 if single else max(1, <int64_t>(ratio * size))
+    while drawn_total < wanted:
+        length = 1 + search_cumulative(weights, num_weights, next_uniform(state) * weights[num_weights - 1])
+        lengths[drawn] = min(length, max(1, longest - 1))
+        drawn_total += lengths[drawn]
+        drawn += 1
+
+    if single:
+        number = draw_segment(state, segments, segment_count)
+        length = segments[number].end - segments[number].start
+        lengths[0] = min(lengths[0], max(1, length - 1))  # a token stays where there are two or more
+        place_spans(state, segments[number].start, length, lengths, 1, places, spans)
+        return 1
+    # the draw that reached the mark is longer than the others on average: it must not always come last
+    shuffle_indices(state, lengths, drawn)
+    sort_segments_by_length(segments, segment_count)
+    for number in range(segment_count):
+        length = segments[number].end - segments[number].start
+        seen += length
+        taken = 0
+        covered_here = 0
+        while True:
+            found = first_that_fits(lengths, used + taken, drawn, length - covered_here - taken)
+            if found == drawn:
+                break
+            if (
+                number < segment_count - 1
+                and (2 * (covered + covered_here) + lengths[found]) * text_total > 2 * drawn_total * seen
+            ):
+                break
+            swap(lengths, found, used + taken)
+            covered_here += lengths[used + taken]
+            taken += 1
+        if taken > 0:
+            place_spans(state, segments[number].start, length, lengths + used, taken, places, spans + used)
+            used += taken
+            covered += covered_here
+    if segment_count > 1:
+        sort_spans(spans, used)
+    return used
+
+
+cdef Py_ssize_t draw_sentence_spans(
+    RandomState* state, const int64_t* tokens, Py_ssize_t size, int64_t eos_id, int64_t cls_id, double ratio,
+    SentenceEnds ends, int64_t* scratch, Span* spans
+) noexcept nogil:
+    """As `sentence_spans`; returns the number of spans written."""
+    cdef Span* segments = <Span*>scratch
+    cdef Span* sentences = segments + size + 1
+    cdef int64_t* order = <int64_t*>(sentences + size + 1)
+    cdef Py_ssize_t segment_count, count = 0, number, place, used = 0
+    cdef int64_t start, end, covered = 0, wanted
+    segment_count = find_segments(tokens, size, eos_id, cls_id, segments)
+    for number in range(segment_count):
+        start = segments[number].start
+        end = segments[number].end
+        for place in range(start, end):
+            if place == end - 1 or ends_sentence(tokens, place, end, ends):
+                sentences[count].start = start
+                sentences[count].end = place + 1
+                start = place + 1
+                order[count] = count
+                count += 1
+    shuffle_indices(state, order, count)
+    wanted = max(1, <int64_t>(ratio * size))
+    while used < count and covered < wanted:
+        number = order[used]
+        covered += sentences[number].end - sentences[number].start
+        used += 1
+    sort_values(order, used)
+    for number in range(used):
+        spans[number] = sentences[order[number]]
+    return used
+
+
+cdef Py_ssize_t draw_document_span(
+    RandomState* state, const int64_t* tokens, Py_ssize_t size, int64_t eos_id, int64_t cls_id, double suffix_prob,
+    double min_ratio, int64_t* scratch, Span* spans, bint* is_suffix
+) noexcept nogil:
+    """As `document_span`; returns the number of spans written."""
+    cdef Span* segments = <Span*>scratch
+    cdef Py_ssize_t count = find_segments(tokens, size, eos_id, cls_id, segments), number
+    cdef int64_t start, end, shortest, longest, length
+    is_suffix[0] = False
+    if count == 0:
+        return 0
+    number = draw_segment(state, segments, count)
+    start = segments[number].start
+    end = segments[number].end
+    longest = max(1, end - start - 1)
+    shortest = min(longest, max(1, <int64_t>(min_ratio * (end - start))))
+    length = shortest + next_below(state, longest - shortest + 1)
+    if count > 1 or next_uniform(state) < suffix_prob:
+        is_suffix[0] = True
+        start = end - length
+        if end < size and tokens[end] == eos_id:
+            end += 1
+    else:
+        start += next_below(state, end - start - length + 1)
+        end = start + length
+    spans[0].start = start
+    spans[0].end = end
+    return 1
 
 
 def token_spans(
@@ -116,87 +343,16 @@ def token_spans(
     Returns:
         int64 [K, 2] half-open spans, sorted; empty only where there is no text at all.
     """
-    cdef Py_ssize_t size = tokens.shape[0]
-    segments_array = np.empty((size + 1, 2), dtype=np.int64)
-    lengths_array = np.empty((2, size + 1), dtype=np.int64)
+    cdef Py_ssize_t size = tokens.shape[0], count
+    cdef int64_t[::1] scratch = np.empty(scratch_size(size), dtype=np.int64)
     spans_array = np.empty((size + 1, 2), dtype=np.int64)
-    cdef int64_t[:, ::1] segments = segments_array, spans = spans_array, lengths_and_scratch = lengths_array
-    cdef int64_t* lengths = &lengths_and_scratch[0, 0]
-    cdef int64_t* scratch = &lengths_and_scratch[1, 0]
-    cdef RandomState* state = &rng.state
-    cdef Py_ssize_t weights = length_weights.shape[0], segment_count, drawn = 0, used = 0, taken, number, found
-    cdef int64_t wanted, drawn_total = 0, text_total = 0, longest = 0, length, seen = 0, covered = 0, covered_here
+    cdef int64_t[:, ::1] spans = spans_array
     with nogil:
-        segment_count = find_segments(tokens, eos_id, cls_id, segments)
-        for number in range(segment_count):
-            length = segments[number, 1] - segments[number, 0]
-            text_total += length
-            longest = max(longest, length)
-        wanted = 1 if single else max(1, <int64_t>(ratio * size))
-        while segment_count > 0 and drawn_total < wanted:
-            length = 1 + search_cumulative(
-                &length_weights[0], weights, next_uniform(state) * length_weights[weights - 1]
-            )
-            lengths[drawn] = min(length, max(1, longest - 1))
-            drawn_total += lengths[drawn]
-            drawn += 1
-
-        if segment_count > 0 and single:
-            number = draw_segment(state, segments, segment_count)
-            used = place_one(state, segments[number, 0], segments[number, 1], lengths, scratch, spans)
-        elif segment_count > 0:
-            # the draw that reached the mark is longer than the others on average: it must not always come last
-            shuffle_indices(state, lengths, drawn)
-            sort_segments_by_length(segments, segment_count)
-            for number in range(segment_count):
-                length = segments[number, 1] - segments[number, 0]
-                seen += length
-                taken = 0
-                covered_here = 0
-                while True:
-                    found = first_that_fits(lengths, used + taken, drawn, length - covered_here - taken)
-                    if found == drawn:
-                        break
-                    if (
-                        number < segment_count - 1
-                        and (2 * (covered + covered_here) + lengths[found]) * text_total > 2 * drawn_total * seen
-                    ):
-                        break
-                    swap(lengths, found, used + taken)
-                    covered_here += lengths[used + taken]
-                    taken += 1
-                if taken > 0:
-                    place_spans(state, segments[number, 0], length, lengths + used, taken, scratch, spans, used)
-                    used += taken
-                    covered += covered_here
-    result = spans_array[:used]
-    if segment_count > 1 and used > 1:
-        result = result[np.argsort(result[:, 0])]
-    return np.ascontiguousarray(result)
-
-
-cdef Py_ssize_t first_that_fits(
-    const int64_t* lengths, Py_ssize_t first, Py_ssize_t stop, int64_t room
-) noexcept nogil:
-    """The first of the lengths first .. stop - 1 that is at most room; stop if there is none."""
-    while first < stop and lengths[first] > room:
-        first += 1
-    return first
-
-
-cdef void swap(int64_t* values, Py_ssize_t left, Py_ssize_t right) noexcept nogil:
-    cdef int64_t kept = values[left]
-    values[left] = values[right]
-    values[right] = kept
-
-
-cdef Py_ssize_t place_one(
-    RandomState* state, int64_t start, int64_t end, int64_t* lengths, int64_t* scratch, int64_t[:, ::1] spans
-) noexcept nogil:
-    """One span of the first length, cut so that a token of the segment stays where it has two or more."""
-    lengths[0] = min(lengths[0], max(1, end - start - 1))
-    place_spans(state, start, end - start, lengths, 1, scratch, spans, 0)
-    return 1
+        count = draw_token_spans(
+            &rng.state, first(tokens), size, eos_id, cls_id, ratio, &length_weights[0], length_weights.shape[0],
+            single, &scratch[0], <Span*>&spans[0, 0]
+        )
+    return spans_array[:count].copy()
 
 
 def sentence_spans(
@@ -219,37 +375,16 @@ def sentence_spans(
     Returns:
         int64 [K, 2] half-open spans, sorted; they may touch. Empty only where there is no text at all.
     """
-    cdef Py_ssize_t size = tokens.shape[0]
-    cdef int64_t[:, ::1] segments = np.empty((size + 1, 2), dtype=np.int64)
-    cdef int64_t[:, ::1] sentences = np.empty((size + 1, 2), dtype=np.int64)
+    cdef Py_ssize_t size = tokens.shape[0], count
+    cdef int64_t[::1] scratch = np.empty(scratch_size(size), dtype=np.int64)
     spans_array = np.empty((size + 1, 2), dtype=np.int64)
     cdef int64_t[:, ::1] spans = spans_array
-    cdef int64_t[::1] order = np.empty(size + 1, dtype=np.int64)
-    cdef Py_ssize_t segment_count, count = 0, number, place, used = 0
-    cdef int64_t start, end, covered = 0, wanted
+    cdef SentenceEnds ends = ends_of(sentence_ends)
     with nogil:
-        segment_count = find_segments(tokens, eos_id, cls_id, segments)
-        for number in range(segment_count):
-            start = segments[number, 0]
-            end = segments[number, 1]
-            for place in range(start, end):
-                if place == end - 1 or ends_sentence(tokens, place, end, sentence_ends):
-                    sentences[count, 0] = start
-                    sentences[count, 1] = place + 1
-                    start = place + 1
-                    order[count] = count
-                    count += 1
-        shuffle_indices(&rng.state, &order[0], count)
-        wanted = max(1, <int64_t>(ratio * size))
-        while used < count and covered < wanted:
-            number = order[used]
-            covered += sentences[number, 1] - sentences[number, 0]
-            used += 1
-        sort_small(&order[0], used)
-        for number in range(used):
-            spans[number, 0] = sentences[order[number], 0]
-            spans[number, 1] = sentences[order[number], 1]
-    return np.ascontiguousarray(spans_array[:used])
+        count = draw_sentence_spans(
+            &rng.state, first(tokens), size, eos_id, cls_id, ratio, ends, &scratch[0], <Span*>&spans[0, 0]
+        )
+    return spans_array[:count].copy()
 
 
 def document_span(
@@ -270,26 +405,14 @@ def document_span(
     Returns:
         int64 [1, 2] (or [0, 2] where there is no text), and whether it is the end of a document.
     """
-    cdef int64_t[:, ::1] segments = np.empty((tokens.shape[0] + 1, 2), dtype=np.int64)
-    cdef RandomState* state = &rng.state
-    cdef Py_ssize_t count = find_segments(tokens, eos_id, cls_id, segments), number
-    if count == 0:
-        return np.empty((0, 2), dtype=np.int64), False
-    cdef int64_t start, end, shortest, longest, length
-    cdef bint suffix
+    cdef Py_ssize_t size = tokens.shape[0], count
+    cdef int64_t[::1] scratch = np.empty(scratch_size(size), dtype=np.int64)
+    spans_array = np.empty((size + 1, 2), dtype=np.int64)
+    cdef int64_t[:, ::1] spans = spans_array
+    cdef bint is_suffix = False
     with nogil:
-        number = draw_segment(state, segments, count)
-        start = segments[number, 0]
-        end = segments[number, 1]
-        longest = max(1, end - start - 1)
-        shortest = min(longest, max(1, <int64_t>(min_ratio * (end - start))))
-        length = shortest + next_below(state, longest - shortest + 1)
-        suffix = count > 1 or next_uniform(state) < suffix_prob
-        if suffix:
-            start = end - length
-            if end < tokens.shape[0] and tokens[end] == eos_id:
-                end += 1
-        else:
-            start += next_below(state, end - start - length + 1)
-            end = start + length
-    return np.array([[start, end]], dtype=np.int64), bool(suffix)
+        count = draw_document_span(
+            &rng.state, first(tokens), size, eos_id, cls_id, suffix_prob, min_ratio, &scratch[0],
+            <Span*>&spans[0, 0], &is_suffix
+        )
+    return spans_array[:count].copy(), bool(is_suffix)

@@ -72,6 +72,10 @@ class BlankInfillingConfig:
     sample_one_document: bool = field(
         default=False, metadata={"help": "one document a sample, instead of packing several to seq-length"}
     )
+    document_mask: bool = field(
+        default=False,
+        metadata={"help": "documents packed into one sample do not see each other; otherwise all of them do"},
+    )
     block_positions: bool = field(
         default=True,
         metadata={
@@ -146,6 +150,11 @@ class BlankInfillingConfig:
             yield f"max_block_length is {self.max_block_length}; it must be at least 1"
         if self.context_mask_range < 1:
             yield f"context_mask_range is {self.context_mask_range}; it must be at least 1"
+
+
+def max_blanks(config: BlankInfillingConfig) -> int:
+    """The most blanks a sample can have; see `max_sample_length`."""
+    return (max_sample_length(config) - config.seq_length) // 2
 
 
 def max_sample_length(config: BlankInfillingConfig) -> int:

@@ -39,6 +39,8 @@ class Sample:
             the context, 1, 2, ... in an answer (start token included).
         context_length: number of context tokens, blanks included; they see each other, answers see what precedes.
         objective: 0 token, 1 sentence, 2 document.
+        document_ids: int64 [T] where packed documents do not see each other, else None: the number of each
+            token's document in the text; an answer has its blank's.
     """
 
     tokens: NDArray[np.int64]
@@ -47,6 +49,7 @@ class Sample:
     position_ids: NDArray[np.int64]
     context_length: int
     objective: int
+    document_ids: NDArray[np.int64] | None = None
 
 
 def build_sample(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ftk.data._documents import draw_document, sentence_start_after, sentence_start_before
+from ftk.data._documents import TextPacker
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.random import SampleRandom, hash_uniform
 from ftk.errors import UserError
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 SENTENCE_END_CHARACTERS = ".?!;:\n。？！；：…"
 _CLOSING_CHARACTERS = "\"'”’」』）)]》】 "
-_LEAST_ROOM = 3  # [CLS], a token, end of document
-_SHORTEST_CUT = 32
 
 
 class Documents(Protocol):
-    """Token ids by document: an IndexedDataset, or any sequence of arrays with their sizes."""
+    """Token ids by document: an IndexedDataset, or any sequence of arrays with their sizes.
+
+    Documents that also offer `tokens`, an array of all of them back to back, are read from there without Python.
+    """
 
     @property
     def sizes(self) -> NDArray[np.integer]: ...
@@ -70,12 +71,21 @@ class DocumentPacker:
         sentence_ends: NDArray[np.bool_],
     ) -> None:
         self.documents = documents
-        self.special = special
-        self.config = config
-        self.sentence_ends = np.ascontiguousarray(sentence_ends, dtype=np.uint8)
         self.cumulative = np.cumsum(documents.sizes, dtype=np.int64)  # [D]
         if len(documents) == 0 or self.cumulative[-1] == 0:
             raise UserError("the data has no tokens: every document is empty")
+        assert special.cls is not None
+        self.kernel = TextPacker(
+            documents,
+            self.cumulative,
+            sentence_ends,
+            special.eos,
+            special.cls,
+            config.seq_length,
+            config.short_seq_prob,
+            config.non_sentence_start,
+            config.sample_one_document,
+        )
 
     @property
     def total_tokens(self) -> int:
@@ -101,66 +111,7 @@ class DocumentPacker:
         Returns:
             int64 [N], N <= seq_length.
         """
-        number = draw_document(self.cumulative, rng)
-        room = self._draw_room(rng)
-        text = np.empty(room, dtype=np.int64)
-        used, whole = self._append(text, 0, self._without_end(number), rng)
-        while whole and not self.config.sample_one_document and room - used >= _LEAST_ROOM:
-            document = self._without_end(draw_document(self.cumulative, rng))
-            used, whole = self._append(text, used, document, rng)
-        return text[:used]
-
-    def _draw_room(self, rng: SampleRandom) -> int:
-        """seq_length, or a shorter length for the share of short samples."""
-        seq_length = self.config.seq_length
-        if self.config.short_seq_prob > 0.0 and rng.uniform() < self.config.short_seq_prob:
-            shortest = min(_SHORTEST_CUT, seq_length // 2)
-            return shortest + rng.below(seq_length - shortest)
-        return seq_length
-
-    def _without_end(self, number: int) -> NDArray[np.integer]:
-        """A document without the end-of-document token that preprocessing may have stored with it."""
-        document = self.documents[number]
-        return document[:-1] if len(document) and document[-1] == self.special.eos else document
-
-    def _append(
-        self, text: NDArray[np.int64], used: int, document: NDArray[np.integer], rng: SampleRandom
-    ) -> tuple[int, bool]:
-        """Adds a document; returns the tokens used then, and whether the document's end was reached."""
-        room = len(text) - used
-        start = 0
-        if used == 0 and len(document) + 2 > room:
-            start = self._random_start(document, room, rng)
-        assert self.special.cls is not None
-        assert self.special.eos is not None
-        text[used] = self.special.cls
-        length = len(document) - start
-        if length + 2 <= room:
-            text[used + 1 : used + 1 + length] = document[start:]
-            text[used + 1 + length] = self.special.eos
-            return used + length + 2, True
-        text[used + 1 :] = document[start : start + room - 1]
-        end = sentence_start_before(text[used:], room, self.sentence_ends)
-        return used + (end if end >= max(2, room // 2) else room), False
-
-    def _random_start(self, document: NDArray[np.integer], room: int, rng: SampleRandom) -> int:
-        """Where to cut a document that is too long: at random, so that even the last place fills the room.
-
-        The place moves to the start of a sentence, the nearest before or the nearest after it, if there is one
-        within half the room.
-        """
-        start = rng.below(len(document) + 2 - room + 1)
-        if start == 0 or rng.uniform() < self.config.non_sentence_start:
-            return start
-        reach = room // 2
-        first = max(0, start - reach)
-        window = np.ascontiguousarray(document[first : start + reach + 1], dtype=np.int64)
-        before = sentence_start_before(window, start - first, self.sentence_ends)
-        if before < 0 and first == 0:
-            before = 0
-        after = sentence_start_after(window, start - first, self.sentence_ends)
-        moved = (before, after) if rng.uniform() < 0.5 else (after, before)
-        return first + next((place for place in moved if place >= 0), start - first)
+        return self.kernel.pack(rng)
 
 
 def sentence_end_ids(tokenizer: Tokenizer, size: int | None = None) -> NDArray[np.bool_]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ftk.data._blank_infilling import build_arrays, hide_answer_inputs, hide_context_inputs
-from ftk.data.blank_config import BlankInfillingConfig, max_sample_length
-from ftk.data.blank_infilling import Sample, command_ids
+from ftk.data._samples import SampleMaker
+from ftk.data.blank_config import BlankInfillingConfig, max_blanks, max_sample_length
+from ftk.data.blank_infilling import OBJECTIVES, Sample, command_ids
+from ftk.data.collate import SampleBatch
 from ftk.data.documents import DocumentPacker, Documents, sentence_end_ids
-from ftk.data.random import SampleRandom
-from ftk.data.spans import TOKEN, Blanks, SpanSampler
+from ftk.data.spans import Blanks, SpanSampler
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class GLMBlankDataset:
         self.sampler = SpanSampler(self.special, config, sentence_ends)
         self.sentinels = self.special.sentinels if config.sentinel_tokens else ()
         self._length = max(1, math.ceil(self.packer.total_tokens / config.seq_length))
+        self._maker = self._build_maker()
 
     def __len__(self) -> int:
         return self._length
@@ -70,71 +71,55 @@ class GLMBlankDataset:
 
         Returns:
             tokens, targets: int64 [T]; loss_mask: bool [T]; position_ids: int64 [2, T]; context_length and
-            objective: int64 [].
+            objective: int64 []; with a document mask document_ids: int64 [T].
         """
-        _, _, made = self.explain(epoch, index)
-        return {
-            "tokens": made.tokens,
-            "targets": made.targets,
-            "loss_mask": made.loss_mask,
-            "position_ids": made.position_ids,
-            "context_length": np.asarray(made.context_length, dtype=np.int64),
-            "objective": np.asarray(made.objective, dtype=np.int64),
-        }
+        return self.samples(epoch, np.array([index], dtype=np.int64))[0]
+
+    def samples(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
+        """Several samples in one call, already padded to the longest of them: the same as `sample` gives.
+
+        Args:
+            epoch: its number.
+            indices: integers [B].
+        """
+        self._check_indices(indices)
+        return SampleBatch(*self._maker.samples(self.seed, epoch, indices))
 
     def explain(self, epoch: int, index: int) -> tuple[NDArray[np.int64], Blanks, Sample]:
         """One sample with what it was made of: the packed text, int64 [N], and its blanks."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        rng = SampleRandom(self.seed, epoch, index)
-        text = self.packer.pack(rng)
-        blanks = self.sampler.sample(text, rng)
-        return text, blanks, self._fill(text, blanks, rng)
+        self._check_indices(np.array([index]))
+        text, _, spans, answer_order, append_end, arrays, lengths = self._maker.explain(self.seed, epoch, index)
+        made = SampleBatch(arrays, lengths)[0]
+        made["context_length"], made["objective"] = int(made["context_length"]), int(made["objective"])
+        return text, Blanks(made["objective"], spans, answer_order, append_end), Sample(**made)
 
-    def _fill(self, text: NDArray[np.int64], blanks: Blanks, rng: SampleRandom) -> Sample:
+    def _check_indices(self, indices: NDArray[np.integer]) -> None:
+        wrong = indices[(indices < 0) | (indices >= len(self))]
+        if len(wrong):
+            raise IndexError(f"sample {wrong[0]} of {len(self)}")
+
+    def _build_maker(self) -> SampleMaker:
         config, special = self.config, self.special
-        spans, answer_order = blanks.spans, blanks.answer_order
-        assert special.eop is not None
-        masks, starts = command_ids(len(spans), blanks.objective, special, self.sentinels)
-        tokens, targets, loss_mask, position_ids, context_length = build_arrays(
-            text,
-            spans,
-            answer_order,
-            masks,
-            starts,
-            special.eop,
+        most = max_blanks(config)
+        commands = [command_ids(most, objective, special, self.sentinels) for objective in range(len(OBJECTIVES))]
+        return SampleMaker(
+            self.packer.kernel,
+            self.sampler.kernel,
+            most,
+            np.stack([masks for masks, _ in commands]),
+            commands[0][1],
+            tuple(
+                0 if token is None else token
+                for token in (special.pad, special.eos, special.cls, special.eop, special.dblock)
+            ),
             config.block_positions,
-            blanks.append_end,
-            self._draw_offset(text, spans, rng),
+            config.document_mask,
             config.seq_length if config.sentinel_tokens else -1,
+            config.seq_length if config.random_position else -1,
+            config.block_mask_prob,
+            config.context_mask_ratio,
+            config.context_mask_range,
         )
-        if blanks.objective == TOKEN and config.needs_decoder_mask:
-            assert special.dblock is not None
-            assert special.cls is not None
-            if config.block_mask_prob > 0.0:
-                hide_answer_inputs(
-                    tokens, context_length, spans, answer_order, special.dblock, config.block_mask_prob, rng
-                )
-            if config.context_mask_ratio > 0.0:
-                hide_context_inputs(
-                    tokens,
-                    context_length,
-                    spans,
-                    config.context_mask_range,
-                    int(config.context_mask_ratio * len(text)),
-                    special.cls,
-                    special.eos,
-                    special.dblock,
-                    rng,
-                )
-        return Sample(tokens, targets, loss_mask, position_ids, context_length, blanks.objective)
-
-    def _draw_offset(self, text: NDArray[np.int64], spans: NDArray[np.int64], rng: SampleRandom) -> int:
-        """The place of the first token: 0, or with random positions any that keeps the context in seq_length."""
-        if not self.config.random_position:
-            return 0
-        context_length = len(text) - int((spans[:, 1] - spans[:, 0]).sum()) + len(spans)
-        return rng.below(max(1, self.config.seq_length - context_length + 1))
 
 
 def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> None:
@@ -150,7 +135,7 @@ def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> 
         raise UserError(
             "--block-mask-prob and --context-mask-ratio need the command token [dBLOCK]; preprocess with --decoder-mask"
         )
-    numbered = (max_sample_length(config) - config.seq_length) // 2 - 1
+    numbered = max_blanks(config) - 1
     if config.sentinel_tokens and len(special.sentinels) < numbered:
         raise UserError(
             f"--sentinel-tokens needs {numbered} numbered masks for --seq-length {config.seq_length}; "

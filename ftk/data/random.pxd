@@ -35,10 +35,12 @@ cdef inline double next_uniform(RandomState* state) noexcept nogil:
 cdef inline int64_t next_below(RandomState* state, int64_t bound) noexcept nogil:
     """An integer in [0, bound), every one equally likely: words below 2^64 mod bound are drawn again."""
     cdef uint64_t n = <uint64_t>bound
-    cdef uint64_t threshold = (0 - n) % n
+    cdef uint64_t threshold
     cdef uint64_t word = next_word(state)
-    while word < threshold:
-        word = next_word(state)
+    if word < n:  # else it is above the threshold, too, which takes a division to know
+        threshold = (0 - n) % n
+        while word < threshold:
+            word = next_word(state)
     return <int64_t>(word % n)
 
 
@@ -63,6 +65,9 @@ cdef inline Py_ssize_t search_cumulative(const double* cumulative, Py_ssize_t co
         else:
             low = middle + 1
     return low
+
+
+cdef void start_stream(RandomState* state, uint64_t seed, uint64_t epoch, uint64_t index) noexcept nogil
 
 
 cdef class SampleRandom:

@@ -26,6 +26,15 @@ cdef inline uint64_t mixed_key(uint64_t seed, uint64_t epoch, uint64_t index) no
     return finalize((key ^ index) + GOLDEN_GAMMA)
 
 
+cdef void start_stream(RandomState* state, uint64_t seed, uint64_t epoch, uint64_t index) noexcept nogil:
+    """Puts a stream at the beginning of one sample."""
+    cdef uint64_t key = mixed_key(seed, epoch, index)
+    state.s0 = finalize(key + GOLDEN_GAMMA)
+    state.s1 = finalize(key + 2 * GOLDEN_GAMMA)
+    state.s2 = finalize(key + 3 * GOLDEN_GAMMA)
+    state.s3 = finalize(key + 4 * GOLDEN_GAMMA)
+
+
 cdef class SampleRandom:
     """The random stream of one sample.
 
@@ -34,11 +43,7 @@ cdef class SampleRandom:
     """
 
     def __init__(self, seed, epoch, index):
-        cdef uint64_t key = mixed_key(_word(seed), _word(epoch), _word(index))
-        self.state.s0 = finalize(key + GOLDEN_GAMMA)
-        self.state.s1 = finalize(key + 2 * GOLDEN_GAMMA)
-        self.state.s2 = finalize(key + 3 * GOLDEN_GAMMA)
-        self.state.s3 = finalize(key + 4 * GOLDEN_GAMMA)
+        start_stream(&self.state, _word(seed), _word(epoch), _word(index))
 
     def word(self):
         """64 random bits as an int."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ftk.data._spans import document_span, sentence_spans, token_spans
+from ftk.data._spans import SpanDrawer
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.random import SampleRandom
 
@@ -46,10 +46,16 @@ class SpanSampler:
     """
 
     def __init__(self, special: SpecialTokens, config: BlankInfillingConfig, sentence_ends: NDArray[np.bool_]) -> None:
-        self.special = special
-        self.config = config
-        self.sentence_ends = np.ascontiguousarray(sentence_ends, dtype=np.uint8)
-        self.length_weights = poisson_weights(config.avg_block_length, config.max_block_length)
+        self.kernel = SpanDrawer(
+            special.eos,
+            special.cls,
+            (config.single_span_prob, config.bert_prob, config.gap_sentence_prob, config.gpt_prob),
+            (config.bert_ratio, config.gap_sentence_ratio, config.gpt_min_ratio),
+            config.gpt_infill_prob,
+            poisson_weights(config.avg_block_length, config.max_block_length),
+            sentence_ends,
+            config.shuffle_blocks,
+        )
 
     def sample(self, tokens: NDArray[np.int64], rng: SampleRandom) -> Blanks:
         """Draws an objective, its spans and the order of their answers.
@@ -58,32 +64,7 @@ class SpanSampler:
             tokens: int64 [N], documents as [CLS], text, end of document.
             rng: the sample's random stream; it is advanced.
         """
-        config, eos, cls = self.config, self.special.eos, self.special.cls
-        objective, single = self.draw_objective(rng)
-        append_end = True
-        if objective == TOKEN:
-            spans = token_spans(tokens, eos, cls, config.bert_ratio, self.length_weights, single, rng)
-        elif objective == SENTENCE:
-            spans = sentence_spans(tokens, eos, cls, config.gap_sentence_ratio, self.sentence_ends, rng)
-        else:
-            spans, is_suffix = document_span(tokens, eos, cls, config.gpt_infill_prob, config.gpt_min_ratio, rng)
-            append_end = not is_suffix
-        answer_order = np.arange(len(spans), dtype=np.int64)
-        if config.shuffle_blocks:
-            rng.shuffle(answer_order)
-        return Blanks(objective, spans, answer_order, append_end)
-
-    def draw_objective(self, rng: SampleRandom) -> tuple[int, bool]:
-        """The objective, and whether it is a token objective with a single span."""
-        config = self.config
-        if rng.uniform() < config.single_span_prob:
-            return TOKEN, True
-        drawn = rng.uniform()
-        if drawn < config.bert_prob:
-            return TOKEN, False
-        if drawn < config.bert_prob + config.gap_sentence_prob or config.gpt_prob < 1e-9:
-            return SENTENCE if config.gap_sentence_prob > 0.0 else TOKEN, False
-        return DOCUMENT, False
+        return Blanks(*self.kernel.sample(tokens, rng))
 
 
 def poisson_weights(mean: float, longest: int) -> NDArray[np.float64]:

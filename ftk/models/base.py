@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 class LanguageModel(Protocol):
-    """A model whose output layer can be applied apart from its trunk, so that [B, T, V] need never exist."""
+    """A model whose output layer can be applied apart from its trunk, so that [B, T, V] need never exist.
+
+    One that can keep packed documents apart (--document-mask) also takes `document_ids` [B, T] int64.
+    """
 
     def __call__(
         self, tokens: Tensor, *, position_ids: Tensor | None = None, context_length: Tensor | None = None

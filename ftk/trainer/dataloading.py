@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from ftk.config.common import CommonConfig
 from ftk.data.dataloader_config import DataloaderConfig
 from ftk.data.iterator import EpochBatchIterator
+from ftk.data.sample_dataset import samples_of
 from ftk.tasks.base import Batch, SampleDataset, Task
 from ftk.trainer.config import TrainingConfig
 
@@ -85,6 +86,9 @@ class FirstSamples:
 
     def sample(self, epoch: int, index: int) -> dict[str, Any]:
         return self.dataset.sample(epoch, index)
+
+    def samples(self, epoch: int, indices: np.ndarray) -> Sequence[dict[str, Any]]:
+        return samples_of(self.dataset, epoch, indices)
 
     def sizes(self, epoch: int) -> np.ndarray:
         return self.dataset.sizes(epoch)[: self.num_samples]  # [num_samples] int32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from number_corpus import CHINESE_STOP, CLS, EOS, FULL_STOP, QUESTION, VOCAB_SIZE
 from reference_random import SlowRandom
+from reference_samples import segments, slow_document_span, slow_sentence_spans, slow_token_spans
 
 from ftk.data._spans import document_span, sentence_spans, token_spans
 from ftk.data.blank_config import BlankInfillingConfig
@@ -21,99 +21,6 @@ ENDS = np.zeros(VOCAB_SIZE, dtype=np.uint8)
 ENDS[[FULL_STOP, CHINESE_STOP, QUESTION]] = 1
 SPECIAL = SimpleNamespace(eos=EOS, cls=CLS)
 WEIGHTS = poisson_weights(3.0, 39)
-
-
-def slow_segments(tokens):
-    segments, start = [], 0
-    for place, token in enumerate([*tokens, EOS]):
-        if token in (EOS, CLS):
-            if place > start:
-                segments.append((start, place))
-            start = place + 1
-    return segments
-
-
-def slow_draw_segment(segments, rng):
-    place = rng.below(sum(end - start for start, end in segments))
-    return [segment for segment in segments for _ in range(segment[1] - segment[0])][place]
-
-
-def slow_place(start, end, lengths, rng):
-    free = (end - start) - sum(lengths) - (len(lengths) - 1)
-    spans = []
-    for place, length in zip(sorted(rng.below(free + 1) for _ in lengths), lengths, strict=True):
-        spans.append((start + place, start + place + length))
-        start += length + 1
-    return spans
-
-
-def slow_token_spans(tokens, ratio, weights, single, rng):
-    segments = slow_segments(tokens)
-    if not segments:
-        return []
-    longest = max(end - start for start, end in segments)
-    text_total = sum(end - start for start, end in segments)
-    lengths = []
-    while sum(lengths) < (1 if single else max(1, int(ratio * len(tokens)))):
-        lengths.append(min(1 + rng.choice_weighted(weights), max(1, longest - 1)))
-    if single:
-        start, end = slow_draw_segment(segments, rng)
-        return slow_place(start, end, [min(lengths[0], max(1, end - start - 1))], rng)
-    rng.shuffle(lengths)
-    segments.sort(key=lambda segment: segment[1] - segment[0])
-    remaining, spans, seen, covered = list(lengths), [], 0, 0
-    for number, (start, end) in enumerate(segments):
-        seen += end - start
-        taken = []
-        while True:
-            fitting = [
-                place for place, length in enumerate(remaining) if sum(taken) + length + len(taken) <= end - start
-            ]
-            if not fitting:
-                break
-            middle = covered + sum(taken) + Fraction(remaining[fitting[0]], 2)
-            too_much = middle / sum(lengths) > Fraction(seen, text_total)
-            if number < len(segments) - 1 and too_much:
-                break
-            remaining[0], remaining[fitting[0]] = remaining[fitting[0]], remaining[0]
-            taken.append(remaining.pop(0))
-        if taken:
-            spans += slow_place(start, end, taken, rng)
-            covered += sum(taken)
-    return sorted(spans)
-
-
-def slow_sentence_spans(tokens, ratio, rng):
-    sentences = []
-    for start, end in slow_segments(tokens):
-        for place in range(start, end):
-            next_ends = place + 1 < end and ENDS[tokens[place + 1]]
-            if place == end - 1 or (ENDS[tokens[place]] and not next_ends):
-                sentences.append((start, place + 1))
-                start = place + 1
-    rng.shuffle(sentences)
-    chosen, covered = [], 0
-    for start, end in sentences:
-        if covered >= max(1, int(ratio * len(tokens))):
-            break
-        chosen.append((start, end))
-        covered += end - start
-    return sorted(chosen)
-
-
-def slow_document_span(tokens, suffix_prob, min_ratio, rng):
-    segments = slow_segments(tokens)
-    if not segments:
-        return [], False
-    start, end = slow_draw_segment(segments, rng)
-    longest = max(1, end - start - 1)
-    shortest = min(longest, max(1, int(min_ratio * (end - start))))
-    length = shortest + rng.below(longest - shortest + 1)
-    if len(segments) > 1 or rng.uniform() < suffix_prob:
-        takes_end = end < len(tokens) and tokens[end] == EOS
-        return [(end - length, end + takes_end)], True
-    start += rng.below(end - start - length + 1)
-    return [(start, start + length)], False
 
 
 packed_texts = st.lists(
@@ -140,7 +47,7 @@ def pack(documents, cut):
 def test_token_spans_equal_the_slow_version(documents, cut, seed, ratio, single, mean):
     tokens, weights = pack(documents, cut), poisson_weights(mean, 39)
     fast = token_spans(tokens, EOS, CLS, ratio, weights, single, SampleRandom(seed, 1, 1))
-    slow = slow_token_spans(tokens.tolist(), ratio, weights.tolist(), single, SlowRandom(seed, 1, 1))
+    slow = slow_token_spans(tokens, EOS, CLS, ratio, weights.tolist(), single, SlowRandom(seed, 1, 1))
     assert [tuple(span) for span in fast.tolist()] == slow
 
 
@@ -149,7 +56,7 @@ def test_token_spans_equal_the_slow_version(documents, cut, seed, ratio, single,
 def test_sentence_spans_equal_the_slow_version(documents, cut, seed, ratio):
     tokens = pack(documents, cut)
     fast = sentence_spans(tokens, EOS, CLS, ratio, ENDS, SampleRandom(seed, 1, 1))
-    slow = slow_sentence_spans(tokens.tolist(), ratio, SlowRandom(seed, 1, 1))
+    slow = slow_sentence_spans(tokens, EOS, CLS, ratio, ENDS.astype(bool), SlowRandom(seed, 1, 1))
     assert [tuple(span) for span in fast.tolist()] == slow
 
 
@@ -158,7 +65,7 @@ def test_sentence_spans_equal_the_slow_version(documents, cut, seed, ratio):
 def test_document_spans_equal_the_slow_version(documents, cut, seed, min_ratio):
     tokens = pack(documents, cut)
     fast, is_suffix = document_span(tokens, EOS, CLS, 0.5, min_ratio, SampleRandom(seed, 1, 1))
-    slow = slow_document_span(tokens.tolist(), 0.5, min_ratio, SlowRandom(seed, 1, 1))
+    slow = slow_document_span(tokens, EOS, CLS, 0.5, min_ratio, SlowRandom(seed, 1, 1))
     assert ([tuple(span) for span in fast.tolist()], is_suffix) == slow
 
 
@@ -168,7 +75,7 @@ def test_spans_of_every_objective_stay_inside_documents(documents, cut, seed, pr
     tokens = pack(documents, cut)
     config = BlankInfillingConfig(bert_prob=probabilities[0], gap_sentence_prob=probabilities[1])
     blanks = SpanSampler(SPECIAL, config, ENDS).sample(tokens, SampleRandom(seed, 1, 1))
-    assert len(blanks.spans) > 0 or not slow_segments(tokens.tolist())
+    assert len(blanks.spans) > 0 or not segments(tokens, EOS, CLS)
     assert sorted(blanks.answer_order.tolist()) == list(range(len(blanks.spans)))
     least_gap = 1 if blanks.objective == 0 else 0
     previous_end = -1

@@ -47,7 +47,12 @@ class GLM(nn.Module):
         self.init_weights(seed)
 
     def forward(
-        self, tokens: Tensor, *, position_ids: Tensor | None = None, context_length: Tensor | None = None
+        self,
+        tokens: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        context_length: Tensor | None = None,
+        document_ids: Tensor | None = None,
     ) -> Tensor:
         """Scores of the next token at every place.
 
@@ -55,6 +60,7 @@ class GLM(nn.Module):
             tokens: [B, T] int64.
             position_ids: [B, 2, T] int64, place in the text and within the blank; None: 0 to T-1, no blanks.
             context_length: [B] int64, leading tokens that all tokens see; None: 0, plain causal attention.
+            document_ids: [B, T] int64, where given a token sees only tokens with its own number.
 
         Returns:
             logits [B, T, V].
@@ -62,14 +68,22 @@ class GLM(nn.Module):
         Raises:
             UserError: without position_ids, if T is more than max_positions.
         """
-        return self.logits(self.hidden_states(tokens, position_ids=position_ids, context_length=context_length))
+        hidden = self.hidden_states(
+            tokens, position_ids=position_ids, context_length=context_length, document_ids=document_ids
+        )  # [B, T, H]
+        return self.logits(hidden)
 
     def hidden_states(
-        self, tokens: Tensor, *, position_ids: Tensor | None = None, context_length: Tensor | None = None
+        self,
+        tokens: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        context_length: Tensor | None = None,
+        document_ids: Tensor | None = None,
     ) -> Tensor:
         """What the output layer reads, [B, T, H]; arguments as in `forward`."""
         hidden = self.embed(tokens, position_ids)  # [B, T, H]
-        attend = self.attend(tokens, context_length)
+        attend = self.attend(tokens, context_length, document_ids)
         for layer in self.layers:
             hidden = layer(hidden, attend)
         return self.final_norm(hidden)
@@ -81,12 +95,14 @@ class GLM(nn.Module):
             position_ids = plain_positions(tokens)
         return self.embedding_dropout(self.token_embedding(tokens) + self.position_embedding(position_ids))
 
-    def attend(self, tokens: Tensor, context_length: Tensor | None = None) -> MaskedAttention:
-        """The attention of a whole sequence: tokens [B, T], context_length [B] or None."""
+    def attend(
+        self, tokens: Tensor, context_length: Tensor | None = None, document_ids: Tensor | None = None
+    ) -> MaskedAttention:
+        """The attention of a whole sequence: tokens [B, T], context_length [B], document_ids [B, T] or None each."""
         if context_length is None:
             context_length = tokens.new_zeros(tokens.size(0))
         dropout = self.config.attention_dropout if self.training else 0.0
-        return MaskedAttention(boolean_mask(context_length, tokens.size(1)), dropout)
+        return MaskedAttention(boolean_mask(context_length, tokens.size(1), document_ids), dropout)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer: hidden [..., H] -> [..., V]"""

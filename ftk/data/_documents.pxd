@@ -1,0 +1,41 @@
+# Packing of documents into a text, for the kernel that makes samples (without the GIL, unless documents are objects).
+
+from libc.stdint cimport int64_t
+
+from ftk.data._spans cimport SentenceEnds
+from ftk.data.random cimport RandomState
+
+
+cdef struct Document:
+    const void* tokens
+    Py_ssize_t length
+    char kind  # the NumPy character of the tokens' dtype
+
+
+cdef inline Py_ssize_t most_documents(Py_ssize_t seq_length) noexcept nogil:
+    """Documents in one text; even an empty one takes two tokens."""
+    return seq_length // 2 + 1
+
+
+cdef class TextPacker:
+    cdef tuple arguments
+    cdef object documents, tokens_array, cumulative_array, ends_array
+    cdef const int64_t* cumulative
+    cdef Py_ssize_t num_documents
+    cdef const char* tokens  # all documents back to back; NULL where each is an object of its own
+    cdef Py_ssize_t itemsize
+    cdef char kind
+    cdef SentenceEnds ends
+    cdef int64_t eos_id, cls_id
+    cdef Py_ssize_t seq_length
+    cdef double short_seq_prob, non_sentence_start
+    cdef bint one_document
+
+    cdef Py_ssize_t pack_into(
+        self, RandomState* state, int64_t* text, int64_t* starts, int64_t* num_starts, int64_t* window, void* keeper
+    ) except -1 nogil
+    cdef int fetch(self, Py_ssize_t number, Document* document, void* keeper) except -1 nogil
+    cdef int fetch_object(self, Py_ssize_t number, Document* document, void* keeper) except -1 with gil
+    cdef Py_ssize_t random_start(
+        self, RandomState* state, const Document* document, Py_ssize_t room, int64_t* window
+    ) noexcept nogil

@@ -1,0 +1,74 @@
+# Spans and their orders, for the other kernels. Up to 48 of anything are sorted faster by insertion than by qsort.
+
+from libc.stdint cimport int64_t
+from libc.stdlib cimport qsort
+
+
+cdef struct Span:  # half-open; an array of them is an int64 [K, 2]
+    int64_t start
+    int64_t end
+
+
+cdef inline int compare_lengths(const void* left, const void* right) noexcept nogil:
+    cdef Span one = (<const Span*>left)[0], other = (<const Span*>right)[0]
+    cdef int64_t difference = (one.end - one.start) - (other.end - other.start)
+    if difference == 0:
+        difference = one.start - other.start
+    return (difference > 0) - (difference < 0)
+
+
+cdef inline int compare_starts(const void* left, const void* right) noexcept nogil:
+    cdef int64_t one = (<const Span*>left).start, other = (<const Span*>right).start
+    return (one > other) - (one < other)
+
+
+cdef inline int compare_values(const void* left, const void* right) noexcept nogil:
+    cdef int64_t one = (<const int64_t*>left)[0], other = (<const int64_t*>right)[0]
+    return (one > other) - (one < other)
+
+
+cdef inline void sort_segments_by_length(Span* segments, Py_ssize_t count) noexcept nogil:
+    """Shortest first; equally long ones stay in order."""
+    cdef Py_ssize_t place, other
+    cdef Span kept
+    if count > 48:
+        qsort(segments, count, sizeof(Span), compare_lengths)
+        return
+    for place in range(1, count):
+        kept = segments[place]
+        other = place
+        while other > 0 and segments[other - 1].end - segments[other - 1].start > kept.end - kept.start:
+            segments[other] = segments[other - 1]
+            other -= 1
+        segments[other] = kept
+
+
+cdef inline void sort_spans(Span* spans, Py_ssize_t count) noexcept nogil:
+    """By their start; no two start at the same place."""
+    cdef Py_ssize_t place, other
+    cdef Span kept
+    if count > 48:
+        qsort(spans, count, sizeof(Span), compare_starts)
+        return
+    for place in range(1, count):
+        kept = spans[place]
+        other = place
+        while other > 0 and spans[other - 1].start > kept.start:
+            spans[other] = spans[other - 1]
+            other -= 1
+        spans[other] = kept
+
+
+cdef inline void sort_values(int64_t* values, Py_ssize_t count) noexcept nogil:
+    cdef Py_ssize_t place, other
+    cdef int64_t kept
+    if count > 48:
+        qsort(values, count, sizeof(int64_t), compare_values)
+        return
+    for place in range(1, count):
+        kept = values[place]
+        other = place
+        while other > 0 and values[other - 1] > kept:
+            values[other] = values[other - 1]
+            other -= 1
+        values[other] = kept

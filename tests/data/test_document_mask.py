@@ -1,0 +1,95 @@
+"""Packed documents that do not see each other: a packed sample is its documents, one beside the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from number_corpus import NumberTokenizer, random_documents
+
+from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.collate import Collater
+from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.models import build_model
+from ftk.modules.masks import additive_mask, block_mask, boolean_mask
+
+TOKENIZER = NumberTokenizer()
+
+
+def packed_batch(probabilities, count=4, document_mask=True):
+    config = BlankInfillingConfig(
+        seq_length=96, bert_prob=probabilities[0], gap_sentence_prob=probabilities[1], document_mask=document_mask
+    )
+    documents = random_documents([20, 30, 9, 14] * 20, sentence_length=5)
+    dataset = GLMBlankDataset(documents, TOKENIZER, config, 1)
+    return Collater(TOKENIZER.special)(dataset.samples(1, np.arange(count)))
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(1)
+    return build_model("glm_tiny", vocab_size=640, max_positions=128).eval()
+
+
+@pytest.mark.parametrize("probabilities", [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)], ids=["token", "sentence", "document"])
+def test_packed_documents_have_the_logits_that_each_has_alone(model, probabilities):
+    batch = packed_batch(probabilities)
+    with torch.no_grad():
+        packed = model(
+            batch["tokens"],
+            position_ids=batch["position_ids"],
+            context_length=batch["context_length"],
+            document_ids=batch["document_ids"],
+        )
+        for row in range(len(packed)):
+            numbers = batch["document_ids"][row]
+            assert numbers.max() >= 2
+            for number in range(int(numbers.max()) + 1):
+                mine = numbers == number
+                context = mine[: batch["context_length"][row]].sum()
+                alone = model(
+                    batch["tokens"][row, mine][None],
+                    position_ids=batch["position_ids"][row][:, mine][None],
+                    context_length=context[None],
+                )
+                torch.testing.assert_close(packed[row, mine], alone[0], atol=1e-5, rtol=0)
+
+
+def test_the_criterion_passes_the_documents_on(model):
+    batch = packed_batch((0.4, 0.3))
+    criterion = GLMCrossEntropy(GLMCrossEntropyConfig())
+    apart = criterion(model, batch).loss
+    together = criterion(model, {name: value for name, value in batch.items() if name != "document_ids"}).loss
+    assert not torch.allclose(apart, together)
+    other = batch["tokens"].clone()
+    last = batch["document_ids"] == batch["document_ids"].max(dim=1, keepdim=True).values
+    changed = last & ~batch["loss_mask"]
+    other[changed] = 30
+    keep = batch["loss_mask"] & ~last
+    losses = []
+    for tokens in (batch["tokens"], other):
+        kept = {**batch, "tokens": tokens, "loss_mask": keep}
+        kept.pop("loss_positions")
+        losses.append(criterion(model, kept).loss)
+    torch.testing.assert_close(losses[0], losses[1], atol=1e-4, rtol=0)
+
+
+def test_samples_are_the_same_but_for_the_mask():
+    apart, together = packed_batch((0.4, 0.3)), packed_batch((0.4, 0.3), document_mask=False)
+    assert "document_ids" not in together
+    assert all(apart[name].equal(together[name]) for name in together)
+    assert apart["document_ids"][~(apart["position_ids"][:, 1] > 0) & (apart["position_ids"][:, 0] == 0)].min() == -1
+
+
+def test_all_forms_of_a_real_batchs_mask_are_equal():
+    batch = packed_batch((0.4, 0.3))
+    arguments = batch["context_length"], batch["tokens"].size(1), batch["document_ids"]
+    expected = boolean_mask(*arguments)
+    assert expected.diagonal(dim1=2, dim2=3).all()
+    assert torch.equal(additive_mask(*arguments) == 0, expected)
+    places = torch.arange(batch["tokens"].size(1))
+    blocks = block_mask(*arguments)
+    for row in range(len(batch["tokens"])):
+        cells = blocks.mask_mod(torch.tensor(row), torch.tensor(0), places[:, None], places[None, :])
+        assert torch.equal(cells, expected[row, 0])

@@ -1,0 +1,201 @@
+"""The sample kernel: the plain Python way's samples for the same random stream, one by one and in batches."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from number_corpus import CLS, EOS, NumberTokenizer, random_documents
+from reference_random import SlowRandom
+from reference_samples import PlainDataset, collate
+
+from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.collate import Collater, SampleBatch
+from ftk.data.documents import sentence_end_ids
+from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from ftk.data.spans import poisson_weights
+
+LENGTHS = [3, 1, 0, 700, 40, 25, 90, 200, 8, 12, 60, 150, 1500, 2, 33]
+TOKENIZER = NumberTokenizer(pad=599)
+
+
+def both_ways(config, documents, seed=1):
+    weights = poisson_weights(config.avg_block_length, config.max_block_length).tolist()
+    slow = PlainDataset(documents, TOKENIZER.special, config, sentence_end_ids(TOKENIZER), weights)
+    return GLMBlankDataset(documents, TOKENIZER, config, seed), slow
+
+
+def assert_same(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].dtype == right[name].dtype, name
+        assert np.array_equal(left[name], right[name]), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bert_prob": 1.0, "gap_sentence_prob": 0.0},
+        {"bert_prob": 0.0, "gap_sentence_prob": 1.0},
+        {"bert_prob": 0.0, "gap_sentence_prob": 0.0, "gpt_min_ratio": 0.1},
+        {"document_mask": True},
+        {"sample_one_document": True, "document_mask": True, "gpt_infill_prob": 0.2},
+        {"short_seq_prob": 0.5, "non_sentence_start": 0.5},
+        {"random_position": True, "sample_one_document": True},
+        {"sentinel_tokens": True, "document_mask": True},
+        {"block_mask_prob": 0.3, "context_mask_ratio": 0.2, "shuffle_blocks": False, "block_positions": False},
+        {"bert_ratio": 0.5, "gap_sentence_ratio": 0.5, "avg_block_length": 0.2},
+        {"seq_length": 8},
+        {"seq_length": 700, "single_span_prob": 0.3},
+    ],
+    ids=str,
+)
+def test_samples_equal_the_plain_way(options):
+    config = BlankInfillingConfig(**{"seq_length": 128, "bert_prob": 0.4, "gap_sentence_prob": 0.3, **options})
+    fast, slow = both_ways(config, random_documents(LENGTHS * 3))
+    for index in range(min(len(fast), 60)):
+        expected = slow.sample(SlowRandom(1, 2, index))
+        assert_same(fast.sample(2, index), expected)
+
+
+@given(
+    st.lists(st.integers(0, 150), min_size=1, max_size=8).filter(any),
+    st.integers(0, 2**40),
+    st.integers(8, 200),
+    st.sampled_from([(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.4, 0.3)]),
+    st.booleans(),
+    st.sampled_from([{}, {"short_seq_prob": 1.0}, {"block_mask_prob": 0.5}, {"random_position": True}]),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_sample_equals_the_plain_way(lengths, seed, seq_length, probabilities, apart, options):
+    config = BlankInfillingConfig(
+        seq_length=seq_length,
+        bert_prob=probabilities[0],
+        gap_sentence_prob=probabilities[1],
+        document_mask=apart,
+        **options,
+    )
+    fast, slow = both_ways(config, random_documents(lengths, seed % 2**32, sentence_length=5), seed)
+    assert_same(fast.sample(3, 0), slow.sample(SlowRandom(seed, 3, 0)))
+
+
+@pytest.mark.parametrize("document_mask", [False, True])
+def test_a_batch_holds_the_samples_that_are_made_one_by_one(document_mask):
+    config = BlankInfillingConfig(seq_length=64, short_seq_prob=0.5, document_mask=document_mask)
+    fast, slow = both_ways(config, random_documents(LENGTHS * 4))
+    indices = np.array([5, 0, 17, 5, 30])
+    made = fast.samples(1, indices)
+    singles = [fast.sample(1, int(index)) for index in indices]
+    assert isinstance(made, SampleBatch)
+    assert len(set(made.lengths.tolist())) > 1
+    for together, alone in zip(made, singles, strict=True):
+        assert_same(together, alone)
+    assert_same(made.arrays, collate([slow.sample(SlowRandom(1, 1, int(index))) for index in indices], 599))
+    collater = Collater(TOKENIZER.special)
+    left, right = collater(made), collater(singles)
+    assert left.keys() == right.keys()
+    assert all(left[name].equal(right[name]) and left[name].dtype == right[name].dtype for name in left)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "<i2", "<u2", "<i4", "<i8"])
+def test_tokens_of_every_type_are_read_from_the_file(tmp_path, dtype):
+    corpus = random_documents([700, 3, 40, 0, 200])
+    narrow = [np.where(corpus[n] > 100, corpus[n] % 100 + 20, corpus[n]) for n in range(len(corpus))]
+    with IndexedDatasetWriter(tmp_path / "train", np.dtype(dtype)) as writer:
+        for document in narrow:
+            writer.add(document)
+    config = BlankInfillingConfig(seq_length=64)
+    stored = IndexedDataset(tmp_path / "train")
+    fast, slow = both_ways(config, stored)
+    objects = GLMBlankDataset(NarrowDocuments(stored), TOKENIZER, config, 1)
+    for index in range(len(fast)):
+        expected = slow.sample(SlowRandom(1, 1, index))
+        assert_same(fast.sample(1, index), expected)
+        assert_same(objects.sample(1, index), expected)
+
+
+class NarrowDocuments:
+    """Documents one by one, without `tokens`; strided and in the other order of bytes."""
+
+    def __init__(self, documents):
+        self._documents = documents
+        self.sizes = documents.sizes
+
+    def __len__(self):
+        return len(self._documents)
+
+    def __getitem__(self, index):
+        document = self._documents[index]
+        if index % 2:
+            return document.astype(document.dtype.newbyteorder(">"))
+        return np.repeat(document, 2)[::2]
+
+
+class Unreadable(NarrowDocuments):
+    def __getitem__(self, index):
+        raise OSError("the disk is gone")
+
+
+def test_an_error_of_the_documents_arrives():
+    made = GLMBlankDataset(Unreadable(random_documents([50] * 9)), TOKENIZER, BlankInfillingConfig(seq_length=64), 1)
+    for ask in (lambda: made.sample(1, 0), lambda: made.samples(1, np.arange(3)), lambda: made.explain(1, 0)):
+        with pytest.raises(OSError, match="the disk is gone"):
+            ask()
+
+
+def test_no_samples_and_wrong_numbers():
+    made = GLMBlankDataset(random_documents([500] * 9), TOKENIZER, BlankInfillingConfig(seq_length=64), 1)
+    assert len(made.samples(1, np.empty(0, dtype=np.int64))) == 0
+    with pytest.raises(IndexError, match="sample 100000 of"):
+        made.samples(1, np.array([0, 100000]))
+    with pytest.raises(IndexError, match="sample -1 of"):
+        made.samples(1, np.array([-1]))
+
+
+@pytest.mark.parametrize("wrap", [IndexedDataset, lambda prefix: NarrowDocuments(IndexedDataset(prefix))])
+def test_threads_get_the_same_samples(tmp_path, wrap):
+    corpus = random_documents(LENGTHS * 4)
+    with IndexedDatasetWriter(tmp_path / "train", np.uint16) as writer:
+        for number in range(len(corpus)):
+            writer.add(corpus[number])
+    config = BlankInfillingConfig(seq_length=128, block_mask_prob=0.1)
+    made = GLMBlankDataset(wrap(tmp_path / "train"), TOKENIZER, config, 1)
+
+    def batch(start):
+        return made.samples(1, np.arange(start, start + 10)).arrays
+
+    expected = {start: batch(start) for start in range(0, 40, 10)}
+    with ThreadPoolExecutor(4) as pool:
+        starts = [0, 10, 20, 30] * 20
+        for start, arrays in zip(starts, pool.map(batch, starts), strict=True):
+            assert_same(arrays, expected[start])
+
+
+def test_copies_make_the_same_samples():
+    made = GLMBlankDataset(random_documents(LENGTHS), TOKENIZER, BlankInfillingConfig(seq_length=128), 1)
+    for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert_same(again.sample(1, 3), made.sample(1, 3))
+
+
+def test_document_numbers_follow_the_text():
+    config = BlankInfillingConfig(seq_length=128, bert_prob=1.0, gap_sentence_prob=0.0, document_mask=True)
+    made = GLMBlankDataset(random_documents([20, 30, 9] * 20), TOKENIZER, config, 1)
+    for index in range(len(made)):
+        text, blanks, sample = made.explain(1, index)
+        numbers = sample.document_ids
+        context = sample.targets[: sample.context_length]
+        assert np.array_equal(numbers[: len(context)], np.cumsum(context == CLS) - 1)
+        assert numbers[sample.context_length - 1] >= 2
+        of_text = np.cumsum(text == CLS) - 1
+        expected = [
+            np.full(end - start + 1, of_text[start]) for start, end in blanks.spans[blanks.answer_order].tolist()
+        ]
+        assert np.array_equal(numbers[sample.context_length :], np.concatenate(expected))
+        assert (text[np.flatnonzero(np.diff(of_text))] == EOS).all()
