@@ -1,0 +1,165 @@
+"""GLM samples from an indexed dataset: the kernel against the plain Python and NumPy way, for each objective.
+
+    python scripts/benchmark/samples.py --json out.json
+    python scripts/benchmark/samples.py --quick
+
+The work: texts of --seq-length tokens are packed from real documents (paragraphs of data/english as GPT-2 BPE,
+articles of data/chinese as SentencePiece), blanked out for one objective, laid out, and padded in batches of
+--batch-size: the arrays of a batch, before they become tensors. Both ways read the same `.bin/.idx`.
+
+The naive way is `PlainDataset` of tests/data/reference_samples.py, the reference that the tests compare the kernel
+with, sample for sample: the steps of the original's BlockDataset and ConstructBlockStrategy, with slices and
+concatenations in NumPy and lists in Python. Here it draws from Python's own generator, whose draws cost less than
+those of the kernel's generator written in Python.
+
+Both run in turn, --rounds times; the figures are of each way's best round. `batch` compares batches with batches;
+`single` compares single samples without padding, one call each: `GLMBlankDataset.sample` with `PlainDataset.sample`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "data"))
+
+from reference_samples import PlainDataset, PlainRandom, collate  # noqa: E402
+
+from ftk.data.blank_config import BlankInfillingConfig  # noqa: E402
+from ftk.data.documents import sentence_end_ids  # noqa: E402
+from ftk.data.glm_dataset import GLMBlankDataset  # noqa: E402
+from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype  # noqa: E402
+from ftk.data.records import read_documents  # noqa: E402
+from ftk.data.spans import poisson_weights  # noqa: E402
+from ftk.tokenizers import Tokenizer, build_tokenizer  # noqa: E402
+
+TEST_DATA = Path(os.environ.get("FTK_TEST_DATA", ROOT.parent / "shared")) / "data"
+CORPORA = (
+    ("English", "english/train.txt", "gpt2_bpe", "gpt2-vocab.json"),
+    ("Chinese", "chinese/train.jsonl", "sentencepiece", "cog-pretrain.model"),
+)
+OBJECTIVES = {
+    "token": {"bert_prob": 1.0, "gap_sentence_prob": 0.0},
+    "sentence": {"bert_prob": 0.0, "gap_sentence_prob": 1.0},
+    "document": {"bert_prob": 0.0, "gap_sentence_prob": 0.0},
+}
+GOAL = 20.0
+SEED, EPOCH = 1, 1
+
+
+def best_of(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Seconds of the best round of each way; they take turns."""
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(rounds):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way()
+            best[name] = min(best[name], time.perf_counter() - started)
+    return best
+
+
+def encode(text: Path, tokenizer: Tokenizer, prefix: Path, limit: int | None) -> IndexedDataset:
+    with IndexedDatasetWriter(prefix, optimal_dtype(tokenizer.vocab_size)) as writer:
+        for number, document in enumerate(read_documents([str(text)])):
+            if number == limit:
+                break
+            writer.add(tokenizer.encode(document.text))
+    return IndexedDataset(prefix)
+
+
+def measure(
+    documents: IndexedDataset, tokenizer: Tokenizer, objective: str, ends: np.ndarray, options: argparse.Namespace
+) -> dict[str, float]:
+    config = BlankInfillingConfig(
+        seq_length=options.seq_length, document_mask=options.document_mask, **OBJECTIVES[objective]
+    )
+    ours = GLMBlankDataset(documents, tokenizer, config, SEED)
+    weights = poisson_weights(config.avg_block_length, config.max_block_length).tolist()
+    naive = PlainDataset(documents, tokenizer.special, config, ends, weights)
+    count = min(options.samples, len(ours)) // options.batch_size * options.batch_size
+    few = max(options.batch_size, count // 8 // options.batch_size * options.batch_size)  # the naive way's share
+    batches = np.arange(count).reshape(-1, options.batch_size)
+    pad = tokenizer.special.pad or 0
+
+    def naive_batches() -> None:
+        for row in batches[: few // options.batch_size]:
+            collate([naive.sample(PlainRandom(SEED, EPOCH, index)) for index in row.tolist()], pad)
+
+    ways = {
+        "ours": lambda: [ours.samples(EPOCH, row) for row in batches],
+        "naive": naive_batches,
+        "ours_single": lambda: [ours.sample(EPOCH, index) for index in range(count)],
+        "naive_single": lambda: [naive.sample(PlainRandom(SEED, EPOCH, index)) for index in range(few)],
+    }
+    seconds = best_of(ways, options.rounds)
+    tokens = sum(int(ours.samples(EPOCH, row).lengths.sum()) for row in batches) / count
+    rates = {name: (few if "naive" in name else count) / taken for name, taken in seconds.items()}
+    return {
+        **{f"{name}_samples_per_second": rate for name, rate in rates.items()},
+        "tokens_per_sample": tokens,
+        "ours_tokens_per_second": rates["ours"] * tokens,
+        "ratio": rates["ours"] / rates["naive"],
+        "single_ratio": rates["ours_single"] / rates["naive_single"],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a small part of the text, one round")
+    parser.add_argument("--seq-length", type=int, default=512, help="tokens of a text (default: 512)")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples in a batch (default: 32)")
+    parser.add_argument("--samples", type=int, default=4096, help="samples in a round (default: 4096)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: 5)")
+    parser.add_argument("--document-mask", action="store_true", help="samples with document numbers")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
+    options = parser.parse_args()
+    if options.quick:
+        options.samples, options.rounds = min(options.samples, 512), min(options.rounds, 2)
+    if not TEST_DATA.is_dir():
+        parser.error(f"{TEST_DATA} is missing; set FTK_TEST_DATA to the folder that holds data/")
+
+    print(f"{platform.processor() or platform.machine()}, one process; texts of {options.seq_length} tokens")
+    print(f"{'text':<9}{'objective':<11}{'ours':>12}{'':>14}{'naive':>12}{'ratio':>8}   {'single':>20}{'ratio':>8}")
+    print(
+        f"{'':<20}{'samples/s':>12}{'Mtokens/s':>14}{'samples/s':>12}{'batch':>8}   {'ours / naive':>20}{'single':>8}"
+    )
+    figures: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for language, text, name, vocabulary in CORPORA:
+            tokenizer = build_tokenizer(name, path=str(TEST_DATA / "tokenizers" / vocabulary), task_mask=True)
+            limit = 3000 if options.quick else None
+            documents = encode(TEST_DATA / text, tokenizer, Path(folder) / language, limit)
+            ends = sentence_end_ids(tokenizer)
+            for objective in OBJECTIVES:
+                found = measure(documents, tokenizer, objective, ends, options)
+                figures.append({"text": language, "objective": objective, "goal": GOAL, **found})
+                single = (
+                    f"{found['ours_single_samples_per_second']:,.0f} / {found['naive_single_samples_per_second']:,.0f}"
+                )
+                print(
+                    f"{language:<9}{objective:<11}{found['ours_samples_per_second']:>12,.0f}"
+                    f"{found['ours_tokens_per_second'] / 1e6:>14.1f}{found['naive_samples_per_second']:>12,.0f}"
+                    f"{found['ratio']:>7.1f}x   {single:>20}{found['single_ratio']:>7.1f}x",
+                    flush=True,
+                )
+    if options.json:
+        machine = {"processor": platform.processor(), "python": platform.python_version(), "numpy": np.__version__}
+        settings = {name: value for name, value in vars(options).items() if name != "json"}
+        record = {"machine": machine, "settings": settings, "figures": figures}
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
