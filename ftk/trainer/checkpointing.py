@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import yaml
@@ -33,7 +33,14 @@ from ftk.errors import UserError
 from ftk.trainer.config import CheckpointConfig
 from ftk.trainer.state import TrainerState
 
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
+
 logger = logging.getLogger(__name__)
+
+LOCK = ".lock"
 
 
 class Checkpoints:
@@ -54,6 +61,7 @@ class Checkpoints:
         self.tokenizer_folder = tokenizer_folder
         self.folder = Path(config.save_dir)
         self.last_saved: int | None = None  # number of updates of the newest checkpoint on disk
+        self._lock: IO[str] | None = None  # held while this run trains
 
     def prepare_folder(self) -> None:
         """Make the run's folder with its `config.yaml`.
@@ -66,9 +74,36 @@ class Checkpoints:
             raise UserError(f"--save-dir {self.folder}: a file is in the way; name a folder") from error
         except PermissionError as error:
             raise UserError(f"--save-dir {self.folder}: no permission to write there") from error
+        self._claim()
         temporary = self.folder / "config.yaml.tmp"
         temporary.write_text(yaml.safe_dump(self.run_config, sort_keys=False, allow_unicode=True), encoding="utf-8")
         os.replace(temporary, self.folder / "config.yaml")
+
+    def _claim(self) -> None:
+        """Keep other processes from training in this folder; the system forgets the claim when this one ends.
+
+        Raises:
+            UserError: another process trains in it.
+        """
+        if self._lock is not None or fcntl is None:
+            return
+        lock = open(self.folder / LOCK, "w")  # noqa: SIM115
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            raise UserError(
+                f"--save-dir {self.folder}: another ftk-train is running in it; name another folder"
+            ) from error
+        except OSError as error:  # a file system without locks
+            logger.warning("%s: cannot be locked (%s); do not train in it twice at once", self.folder, error.strerror)
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let others train in this folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def find(self) -> Path | None:
         """The whole checkpoint that this run continues from, None if it begins anew.
@@ -80,6 +115,7 @@ class Checkpoints:
             BrokenCheckpoint: there are checkpoints and none is whole.
         """
         if self.folder.is_dir():
+            self._claim()
             clean_leftovers(self.folder)  # what a killed process left half-written
         last = self.folder / LAST
         if is_checkpoint(last) and not verify(last):

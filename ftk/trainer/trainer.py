@@ -65,9 +65,9 @@ class Trainer:
         self.criterion = criterion
         self.device = resolve_device(config.common.device)
 
-        self.train_iterator = dataloading.train_iterator(config.dataloader, config.common, task)
-        self.valid_iterators = dataloading.valid_iterators(config.dataloader, config.common, task)
         update_freq = config.training.update_freq
+        self.train_iterator = dataloading.train_iterator(config.dataloader, config.common, task, update_freq)
+        self.valid_iterators = dataloading.valid_iterators(config.dataloader, config.common, task)
         self.updates_per_epoch = dataloading.updates_per_epoch(self.train_iterator, update_freq)
         self.total_updates = dataloading.total_updates(config.training, self.updates_per_epoch)
 
@@ -155,6 +155,7 @@ class Trainer:
         finally:
             self.progress.close()
             self.records.close()
+            self.checkpoints.release()
         return reason
 
     def _say_what_begins(self) -> None:
@@ -165,7 +166,8 @@ class Trainer:
         length = f"up to {self.total_updates} updates" if self.total_updates else "no limit of updates"
         precision, folder = self.config.training.precision, self.checkpoints.folder
         logger.info("training %s parameters on %s in %s", f"{numbers:,}", self.device, precision)
-        logger.info("%d updates an epoch, %s; run folder %s", self.updates_per_epoch, length, folder)
+        per_epoch = ", ".join(map(str, self.updates_per_epoch))  # of each shard
+        logger.info("%s updates an epoch, %s; run folder %s", per_epoch, length, folder)
         logger.info("losses are in nats (natural logarithm) per target token; ppl is exp(loss)")
 
     def _summary(self, reason: str) -> Summary:
@@ -200,13 +202,16 @@ class Trainer:
             split = self.config.dataloader.train_subset
             raise UserError(f"split {split!r} gives no batch; is --max-tokens too small?")
         self.model.train()
-        batches = self.train_iterator.batches()
-        for micro_batches in dataloading.in_groups(batches, self.config.training.update_freq):
+        groups = dataloading.in_groups(self.train_iterator.batches(), self.config.training.update_freq)
+        while True:
+            with self.stopwatch.part("data"):
+                micro_batches = next(groups, None)
+            if micro_batches is None:
+                return None
             self.train_step(micro_batches)
             self.progress.update()
             if (reason := self._after_update()) is not None:
                 return reason
-        return None
 
     def train_step(self, micro_batches: list[Batch]) -> None:
         """One update: gradients of all micro-batches, divided once by their targets, clipped once, applied.

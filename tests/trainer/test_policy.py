@@ -170,7 +170,7 @@ def test_hours_count_over_restarts(tmp_path):
 
 def test_no_save_writes_no_checkpoint(tmp_path):
     summary = toy_trainer(tmp_path, checkpoint__save=False).train()
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "metrics.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "run").glob("[!.]*")) == ["config.yaml", "metrics.jsonl"]
     assert not summary.saved
 
 
@@ -225,3 +225,10 @@ def test_a_file_in_the_place_of_the_run_folder_is_named(tmp_path):
 )
 def test_options_out_of_range_are_named(config, error):
     assert list(config.validate()) == [error]
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    first = toy_trainer(tmp_path)
+    with pytest.raises(UserError, match="another ftk-train is running in it"):
+        toy_trainer(tmp_path)
+    assert first.train().num_updates > 0

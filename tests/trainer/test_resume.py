@@ -23,6 +23,7 @@ TIMES = {
     "tokens_per_second",
     "target_tokens_per_second",
     "updates_per_second",
+    "data_share",
 }
 OPTIONS = {
     "training__max_update": 17,
@@ -99,6 +100,7 @@ def test_a_validation_that_was_cut_short_is_done_again(tmp_path, uninterrupted):
     assert [record["num_updates"] for record in figures(tmp_path / "run")] == [3]
     without = toy_trainer(tmp_path, dataloader__valid_subset=None, **OPTIONS)
     assert not without.state.validation_pending
+    without.checkpoints.release()
     resumed = toy_trainer(tmp_path, **OPTIONS)
     resumed.train()
     assert figures(tmp_path / "run") == figures(uninterrupted.checkpoints.folder)
@@ -252,6 +254,6 @@ def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(ftk.checkpoint.save, "write_tensors", full_at_update_8)
     with pytest.raises(OSError, match="No space left on device"):
         trainer.train()
-    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    names = sorted(path.name for path in (tmp_path / "run").glob("[!.]*"))
     assert names == ["checkpoint_4", "checkpoint_best", "checkpoint_last", "config.yaml", "metrics.jsonl"]
     assert toy_trainer(tmp_path, **OPTIONS).state.num_updates == 4
