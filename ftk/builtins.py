@@ -44,9 +44,11 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "dataset": {
         "indexed": "ftk.data.corpus",
+        "raw": "ftk.data.raw_corpus",
     },
     "tokenizer": {
         "bert_wordpiece": "ftk.tokenizers.bert_wordpiece",
+        "fairseq_dict": "ftk.tokenizers.fairseq_dict",
         "gpt2_bpe": "ftk.tokenizers.gpt2_bpe",
         "sentencepiece": "ftk.tokenizers.sentencepiece",
     },

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ftk.tokenizers.base import SpecialTokens, Tokenizer, TokenizerConfig
 from ftk.tokenizers.build import build_tokenizer, load_tokenizer
 from ftk.tokenizers.command_tokens import CommandToken
+from ftk.tokenizers.files import find_description
 from ftk.tokenizers.train_sentencepiece import train_sentencepiece
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerConfig",
     "build_tokenizer",
+    "find_description",
     "load_tokenizer",
     "train_sentencepiece",
 ]

@@ -95,6 +95,26 @@ ROBERTA_BPE = Layout(last=(
     Row("dBLOCK", "[dBLOCK]", "decoder_mask"),
 ))  # fmt: skip
 
+# fairseq's four, and GLM's behind the dictionary; <mask> is its own where the dictionary has one (BART, RoBERTa).
+_FAIRSEQ_BASE = (
+    Row("ENC", "<s>", in_vocab="<s>"),
+    Row("pad", "<pad>", in_vocab="<pad>"),
+    Row("sep", "</s>", in_vocab="</s>"),
+    Row("eos", "</s>", in_vocab="</s>"),
+    Row("unk", "<unk>", in_vocab="<unk>"),
+)
+_FAIRSEQ_ADDED = (
+    Row("sop", "<|startofpiece|>", "block_symbols"),
+    Row("eop", "<|endofpiece|>", "block_symbols"),
+    Row("gMASK", "[gMASK]", "task_mask", lstrip=True),
+    Row("sMASK", "[sMASK]", "task_mask", lstrip=True),
+    Row("dBLOCK", "[dBLOCK]", "decoder_mask"),
+)
+FAIRSEQ = Layout(last=(*_FAIRSEQ_BASE, Row("MASK", "<mask>", lstrip=True), *_FAIRSEQ_ADDED))
+FAIRSEQ_WITH_MASK = Layout(
+    last=(*_FAIRSEQ_BASE, Row("MASK", "<mask>", lstrip=True, in_vocab="<mask>"), *_FAIRSEQ_ADDED)
+)
+
 _SENTENCEPIECE_BASE = (
     Row("pad", "<|endoftext|>", advance=0),
     Row("eos", "<|endoftext|>"),

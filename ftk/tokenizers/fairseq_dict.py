@@ -1,0 +1,137 @@
+"""fairseq's dict.txt: words between spaces, numbered by their line behind four special symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ftk.errors import UserError
+from ftk.registry import register_tokenizer
+from ftk.tokenizers.base import Tokenizer, TokenizerConfig
+from ftk.tokenizers.command_tokens import FAIRSEQ, FAIRSEQ_WITH_MASK, number
+from ftk.tokenizers.files import as_text, read_file
+
+SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3, which stand in no dict.txt
+OVERWRITE = "#fairseq:overwrite"
+_SPACE = "\u2581"
+
+
+@dataclass(kw_only=True)
+class FairseqDictConfig(TokenizerConfig):
+    remove_bpe: str = field(
+        default="none",
+        metadata={
+            "help": "what ids become on the way to text: symbols between spaces, or words made of "
+            "subword-nmt's (@@) or SentencePiece's pieces",
+            "choices": ("none", "subword_nmt", "sentencepiece"),
+        },
+    )
+
+
+@register_tokenizer("fairseq_dict", config=FairseqDictConfig)
+class FairseqDictTokenizer(Tokenizer):
+    """The vocabulary of data that fairseq-preprocess has made.
+
+    Text is cut at white space, as fairseq-preprocess does; pieces (BPE, ...) must be made before. A word that the
+    dictionary lacks is `<unk>`.
+
+    `path` is a dict.txt, or a folder with one dict.txt or dict.LANGUAGE.txt.
+
+    Raises:
+        UserError: the file is missing or damaged, or a symbol stands in it twice without `#fairseq:overwrite`.
+    """
+
+    name = "fairseq_dict"
+
+    def __init__(self, config: FairseqDictConfig) -> None:
+        path = find_dictionary(Path(config.path))
+        content, file = read_file(path)
+        self.symbols, vocab = parse_dictionary(as_text(content, path), path)
+        fixed = {symbol: id_ for id_, symbol in enumerate(SPECIAL_SYMBOLS)}  # even where a line overwrites one
+        command_tokens, _ = number(
+            FAIRSEQ_WITH_MASK if "<mask>" in vocab else FAIRSEQ,
+            num_text_tokens=len(self.symbols),
+            vocab=vocab | fixed,
+            enabled=config.enabled(),
+            where=str(path),
+        )
+        super().__init__(config, files=(file,), command_tokens=command_tokens, num_text_tokens=len(self.symbols))
+        self._remove_bpe = config.remove_bpe
+        self._unk = fixed["<unk>"]
+        commands = {token.text for token in command_tokens}
+        self._words = {symbol: id_ for symbol, id_ in vocab.items() if symbol not in commands}
+        self._spellings = dict(enumerate(self.symbols)) | self._command_texts
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The symbols with spaces between them, put together to words as `remove_bpe` says."""
+        spellings = (self._spellings.get(int(id_)) for id_ in ids)
+        text = " ".join(symbol for symbol in spellings if symbol is not None)
+        if self._remove_bpe == "subword_nmt":
+            return f"{text} ".replace("@@ ", "").rstrip(" ")
+        if self._remove_bpe == "sentencepiece":
+            return text.replace(" ", "").replace(_SPACE, " ").strip(" ")
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        return self._spellings.get(int(token_id), f"<unused {int(token_id)}>")
+
+    def _encode_text(self, text: str) -> list[int]:
+        return [self._words.get(word, self._unk) for word in text.split()]
+
+    def _encode_texts(self, texts: list[str]) -> list[list[int]]:
+        return [self._encode_text(text) for text in texts]
+
+
+def find_dictionary(path: Path) -> Path:
+    """`path` itself if it is a file; in a folder its dict.txt, or its only dict.LANGUAGE.txt.
+
+    Raises:
+        UserError: there is none, or there are several.
+    """
+    if not path.is_dir():
+        return path
+    if (path / "dict.txt").is_file():
+        return path / "dict.txt"
+    found = sorted(path.glob("dict.*.txt"))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UserError(f"{path}: holds no dict.txt; the dictionary of fairseq-preprocess is meant")
+    names = ", ".join(file.name for file in found)
+    raise UserError(f"{path}: holds {len(found)} dictionaries ({names}); give one of them, e.g. {found[0]}")
+
+
+def parse_dictionary(text: str, path: Path) -> tuple[list[str], dict[str, int]]:
+    """The symbols by id, and the id that each symbol stands for: the last one where it was overwritten.
+
+    A line is `SYMBOL COUNT`, or `SYMBOL COUNT #fairseq:overwrite`, which allows a symbol that is there already:
+    it gets a new id, and the older id keeps its place.
+
+    Raises:
+        UserError: a line has another form, or repeats a symbol.
+    """
+    symbols = list(SPECIAL_SYMBOLS)
+    ids = {symbol: id_ for id_, symbol in enumerate(symbols)}
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    for number_, line in enumerate(lines, start=1):
+        symbol, _, count = line.rstrip().rpartition(" ")
+        overwrite = count == OVERWRITE
+        if overwrite:
+            symbol, _, count = symbol.rpartition(" ")
+        if not symbol or not _is_whole_number(count):
+            raise UserError(f"{path}:{number_}: {line[:80]!r} is not a symbol, a space and its count")
+        if symbol in ids and not overwrite:
+            raise UserError(
+                f"{path}:{number_}: {symbol!r} stands in it already (id {ids[symbol]}); if it is to get a new id, "
+                f"end the line with {OVERWRITE}"
+            )
+        ids[symbol] = len(symbols)
+        symbols.append(symbol)
+    return symbols, ids
+
+
+def _is_whole_number(text: str) -> bool:
+    return text.removeprefix("-").isascii() and text.removeprefix("-").isdigit()
