@@ -60,8 +60,8 @@ class NextTokenTask(Task):
 
     config: NextTokenConfig
 
-    def load_split(self, split: str) -> Windows:
-        return Windows(self.corpus.documents(split), self.config.window, self.tokenizer.special.eos)
+    def make_samples(self, documents: Documents, seed: int) -> Windows:
+        return Windows(documents, self.config.window, self.tokenizer.special.eos)
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return collate

@@ -72,6 +72,13 @@ class BlankInfillingConfig:
     sample_one_document: bool = field(
         default=False, metadata={"help": "one document a sample, instead of packing several to seq-length"}
     )
+    long_documents: str = field(
+        default="cut",
+        metadata={
+            "help": "documents that no sample can hold whole: cut (a sample gets a part), or drop (and count) them",
+            "choices": ("cut", "drop"),
+        },
+    )
     document_mask: bool = field(
         default=False,
         metadata={"help": "documents packed into one sample do not see each other; otherwise all of them do"},

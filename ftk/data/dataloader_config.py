@@ -22,6 +22,29 @@ class DataloaderConfig:
             "unit": "samples",
         },
     )
+    long_samples: str = field(
+        default="refuse",
+        metadata={
+            "help": "samples that can be longer than --max-tokens: refuse to start, or drop (and count) them",
+            "choices": ("refuse", "drop"),
+        },
+    )
+    bucket_window: int = field(
+        default=0,
+        metadata={
+            "help": "batches of similar length: so many training samples at a time are sorted by length and cut into "
+            "batches, whose order is random; 0: no sorting",
+            "unit": "samples",
+        },
+    )
+    curriculum_updates: int = field(
+        default=0,
+        metadata={
+            "help": "short samples first: those of about so many updates of the first epoch are sorted by length; "
+            "-1: all of the first epoch; 0: no curriculum",
+            "unit": "updates",
+        },
+    )
     num_workers: int = field(
         default=0,
         metadata={"help": "processes that prepare batches; 0: the training process itself", "unit": "processes"},
@@ -39,5 +62,11 @@ class DataloaderConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 yield f"{name} is {value}; it must be at least 1"
+        if self.bucket_window < 0:
+            yield f"bucket_window is {self.bucket_window}; it must be at least 0"
+        if self.curriculum_updates < -1:
+            yield f"curriculum_updates is {self.curriculum_updates}; it must be at least 0, or -1 for the first epoch"
+        if self.long_samples == "drop" and self.max_tokens is None:
+            yield "long_samples is drop, but nothing is too long without max_tokens; give --max-tokens"
         if self.num_workers < 0:
             yield f"num_workers is {self.num_workers}; it must be at least 0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,13 @@ from ftk.data.blank_infilling import OBJECTIVES, Sample, command_ids
 from ftk.data.collate import SampleBatch
 from ftk.data.documents import DocumentPacker, Documents, sentence_end_ids
 from ftk.data.spans import Blanks, SpanSampler
+from ftk.data.split import DocumentSubset
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class GLMBlankDataset:
@@ -41,6 +45,7 @@ class GLMBlankDataset:
         self.config = config
         self.seed = seed
         sentence_ends = sentence_end_ids(tokenizer)
+        documents = treat_long_documents(documents, config)
         self.packer = DocumentPacker(documents, self.special, config, sentence_ends)
         self.sampler = SpanSampler(self.special, config, sentence_ends)
         self.sentinels = self.special.sentinels if config.sentinel_tokens else ()
@@ -120,6 +125,30 @@ class GLMBlankDataset:
             config.context_mask_ratio,
             config.context_mask_range,
         )
+
+
+def treat_long_documents(documents: Documents, config: BlankInfillingConfig) -> Documents:
+    """The documents, without those that no sample holds whole where these are to be dropped; says how many they are.
+
+    Raises:
+        UserError: all of them are.
+    """
+    room = config.seq_length - 2  # [CLS] and end of document
+    fits = np.asarray(documents.sizes) <= room  # [D]
+    long = len(fits) - int(fits.sum())
+    if not long:
+        return documents
+    what = (
+        f"{long} of {len(fits)} documents have more than the {room} tokens that --seq-length {config.seq_length} holds"
+    )
+    if config.long_documents == "cut":
+        if config.sample_one_document:
+            logger.info("%s; a sample gets a part of one (--long-documents drop leaves them out)", what)
+        return documents
+    if long == len(fits):
+        raise UserError(f"{what}, and --long-documents drop leaves nothing; raise --seq-length or cut them")
+    logger.info("%s and are dropped", what)
+    return DocumentSubset(documents, np.flatnonzero(fits))
 
 
 def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> None:

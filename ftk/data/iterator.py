@@ -124,6 +124,10 @@ class EpochBatchIterator:
         """How many batches of this epoch are still to come on each rank."""
         return len(self._current_plan().stops_after(self._samples_consumed))
 
+    def batches_in(self, epoch: int) -> int:
+        """How many batches each rank gets in some whole epoch, ordered as wanted now."""
+        return len(self._new_plan(epoch, self._ordering_of(epoch), 0).places) - 1
+
     def state_dict(self) -> dict[str, Any]:
         """Where the iterator stands, by what was handed out, not by what was prepared ahead.
 
@@ -164,21 +168,25 @@ class EpochBatchIterator:
         if plan is None or plan.epoch != self.epoch or not plan.has_place(self._samples_consumed):
             self._plan = None  # its memory serves the next one
             if self._ordering is None:
-                self._ordering = self._wanted if self.epoch == 1 else replace(self._wanted, short_first=0)
-            order = order_epoch(self.dataset, self.seed, self.epoch, self.shuffle, self._ordering)
-            self._count_dropped(order.dropped, len(order.indices))
-            place = min(self._samples_consumed, len(order.indices))
-            plan = make_plan(self.epoch, order, self._ordering, self.limits, place, self.world_size)
-            self._plan = plan
+                self._ordering = self._ordering_of(self.epoch)
+            plan = self._plan = self._new_plan(self.epoch, self._ordering, self._samples_consumed)
+            self.dropped = plan.dropped
+            if self.dropped and self.rank == 0:
+                logger.warning(
+                    "epoch %d leaves out %d of %d samples, which are longer than --max-tokens %s",
+                    self.epoch,
+                    self.dropped,
+                    self.dropped + len(plan.indices),
+                    self._ordering.limits.max_tokens,
+                )
         return plan
 
-    def _count_dropped(self, dropped: int, kept: int) -> None:
-        self.dropped = dropped
-        if dropped and self.rank == 0:
-            total, limit = dropped + kept, self.limits.max_tokens
-            logger.warning(
-                "epoch %d leaves out %d of %d samples, longer than --max-tokens %s", self.epoch, dropped, total, limit
-            )
+    def _ordering_of(self, epoch: int) -> Ordering:
+        return self._wanted if epoch == 1 else replace(self._wanted, short_first=0)
+
+    def _new_plan(self, epoch: int, ordering: Ordering, place: int) -> Plan:
+        order = order_epoch(self.dataset, self.seed, epoch, self.shuffle, ordering)
+        return make_plan(epoch, order, ordering, self.limits, min(place, len(order.indices)), self.world_size)
 
     def _receive(self, handed_out: Iterator[Any]) -> Batch:
         try:

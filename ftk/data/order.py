@@ -167,13 +167,17 @@ class Plan:
         indices: int64 [N], the samples of the epoch in order.
         bounds: int64 [batches + 1], places in the order.
         world_size: batches in a round.
+        dropped: samples of the epoch that were left out.
     """
 
-    def __init__(self, epoch: int, indices: NDArray[np.int64], bounds: NDArray[np.int64], world_size: int) -> None:
+    def __init__(
+        self, epoch: int, indices: NDArray[np.int64], bounds: NDArray[np.int64], world_size: int, dropped: int = 0
+    ) -> None:
         self.epoch = epoch
         self.indices = indices
         self.bounds = bounds
         self.world_size = world_size
+        self.dropped = dropped
         rounds = -(-(len(bounds) - 1) // world_size)
         ends = np.minimum(np.arange(1, rounds + 1) * world_size, len(bounds) - 1)
         self.places = np.concatenate([bounds[:1], bounds[ends]])  # [rounds + 1], where rounds begin and end
@@ -207,8 +211,8 @@ def make_plan(epoch: int, order: EpochOrder, ordering: Ordering, limits: Limits,
     if order.bounds is not None and limits == ordering.limits:
         found = int(np.searchsorted(order.bounds, place))
         if order.bounds[found] == place:
-            return Plan(epoch, order.indices, order.bounds[found:], world_size)
-    return Plan(epoch, order.indices, place + limits.cut(order.sizes[place:]), world_size)
+            return Plan(epoch, order.indices, order.bounds[found:], world_size, order.dropped)
+    return Plan(epoch, order.indices, place + limits.cut(order.sizes[place:]), world_size, order.dropped)
 
 
 def _halve_largest(bounds: list[int]) -> bool:

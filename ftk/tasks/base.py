@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ftk.config import Chosen
-from ftk.data.corpus import Corpus
+from ftk.data.composition import ComposedCorpus
+from ftk.data.corpus import Corpus, Documents
+from ftk.errors import UserError
 from ftk.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -47,10 +49,27 @@ class Task(ABC):
         self.corpus = corpus
         self.seed = seed
         self.tokenizer: Tokenizer = corpus.tokenizer()
+        own_splits = type(self).load_split is not Task.load_split
+        if own_splits and isinstance(corpus, ComposedCorpus) and corpus.is_composed:
+            raise UserError(
+                f"task {type(self).__name__} cannot blend corpora, it defines load_split instead of make_samples; "
+                f"give one data folder"
+            )
 
-    @abstractmethod
     def load_split(self, split: str) -> SampleDataset:
-        """The samples of a split, e.g. "train"."""
+        """The samples of a split, e.g. "train"; of several corpora blended, where the corpus is made of several."""
+        if isinstance(self.corpus, ComposedCorpus):
+            return self.corpus.samples(split, self.make_samples, self.seed)
+        return self.make_samples(self.corpus.documents(split), self.seed)
+
+    def make_samples(self, documents: Documents, seed: int) -> SampleDataset:
+        """The samples of some documents. A task defines this, or else `load_split`.
+
+        Args:
+            documents: of one corpus or of one shard of it.
+            seed: of all that is random in the samples.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines neither make_samples nor load_split")
 
     @abstractmethod
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.collate import Collater
+from ftk.data.documents import Documents
 from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.errors import UserError
 from ftk.registry import register_task
@@ -42,8 +43,8 @@ class GLMBlankTask(Task):
 
     config: GLMBlankConfig
 
-    def load_split(self, split: str) -> GLMBlankDataset:
-        return GLMBlankDataset(self.corpus.documents(split), self.tokenizer, self.config, self.seed)
+    def make_samples(self, documents: Documents, seed: int) -> GLMBlankDataset:
+        return GLMBlankDataset(documents, self.tokenizer, self.config, seed)
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return Collater(self.tokenizer.special)

@@ -41,7 +41,8 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
     common = tree.get("common") or {}
     sections = {key: tree.get(key) or {} for key in ("task", "dataset", "criterion")}
     with naming_plugin(common.get("user_dir")):
-        sections["dataset"] = {**sections["dataset"], _place_of_data(sections["dataset"]): data}
+        kept = {key: value for key, value in sections["dataset"].items() if key != "data_weights"}  # of other corpora
+        sections["dataset"] = {**kept, _place_of_data(sections["dataset"]): data}
         parts = build(RestoredParts, sections)
     task: Task = parts.task.build(corpus=parts.dataset.build(), seed=common.get("seed", 1))
     trained_with = load_tokenizer(folder)

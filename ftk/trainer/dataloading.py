@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,16 +12,29 @@ import numpy as np
 from ftk.config.common import CommonConfig
 from ftk.data.dataloader_config import DataloaderConfig
 from ftk.data.iterator import EpochBatchIterator
-from ftk.data.sample_dataset import samples_of
+from ftk.data.sample_dataset import lengths_of, samples_of
 from ftk.tasks.base import Batch, SampleDataset, Task
 from ftk.trainer.config import TrainingConfig
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_SIZE = 8
 
 
-def train_iterator(config: DataloaderConfig, common: CommonConfig, task: Task) -> EpochBatchIterator:
+def train_iterator(
+    config: DataloaderConfig, common: CommonConfig, task: Task, update_freq: int = 1
+) -> EpochBatchIterator:
     """Shuffled batches of the training split, epoch after epoch."""
-    return batch_iterator(config, common, task, task.load_split(config.train_subset), shuffle=True)
+    dataset = task.load_split(config.train_subset)
+    if config.bucket_window or config.curriculum_updates:
+        sizes = dataset.sizes(1)
+        if len(sizes) and sizes.min() == sizes.max():
+            logger.warning(
+                "all samples are counted as %d tokens: --bucket-window and --curriculum-updates change nothing "
+                "(packed samples all fill --seq-length; with --sample-one-document they are as long as documents)",
+                sizes[0],
+            )
+    return batch_iterator(config, common, task, dataset, shuffle=True, update_freq=update_freq)
 
 
 def valid_iterators(config: DataloaderConfig, common: CommonConfig, task: Task) -> dict[str, EpochBatchIterator]:
@@ -34,9 +47,15 @@ def valid_iterators(config: DataloaderConfig, common: CommonConfig, task: Task) 
 
 
 def batch_iterator(
-    config: DataloaderConfig, common: CommonConfig, task: Task, dataset: SampleDataset, *, shuffle: bool
+    config: DataloaderConfig,
+    common: CommonConfig,
+    task: Task,
+    dataset: SampleDataset,
+    *,
+    shuffle: bool,
+    update_freq: int = 1,
 ) -> EpochBatchIterator:
-    """Batches of any dataset of the task."""
+    """Batches of any dataset of the task; sorted by length, where that is asked for, only if they are shuffled."""
     batch_size = config.batch_size
     if batch_size is None and config.max_tokens is None:
         batch_size = DEFAULT_BATCH_SIZE
@@ -48,23 +67,29 @@ def batch_iterator(
         required_batch_size_multiple=config.required_batch_size_multiple,
         seed=common.seed,
         shuffle=shuffle,
+        bucket_window=config.bucket_window if shuffle else 0,
+        short_first=config.curriculum_updates * update_freq if shuffle else 0,
+        drop_long=config.long_samples == "drop",
         num_workers=config.num_workers,
         user_dir=common.user_dir,
     )
 
 
-def updates_per_epoch(iterator: EpochBatchIterator, update_freq: int) -> int:
-    """Updates in the iterator's present epoch; an update never reaches into the next epoch."""
-    return math.ceil(iterator.batches_left() / update_freq)
+def updates_per_epoch(iterator: EpochBatchIterator, update_freq: int) -> list[int]:
+    """Updates in successive epochs, repeating (shards differ); an update never reaches into the next epoch."""
+    shards = len(lengths_of(iterator.dataset))
+    batches = [iterator.batches_left()] if shards == 1 else [iterator.batches_in(1 + shard) for shard in range(shards)]
+    return [-(-count // update_freq) for count in batches]
 
 
-def total_updates(training: TrainingConfig, per_epoch: int) -> int | None:
+def total_updates(training: TrainingConfig, per_epoch: Sequence[int]) -> int | None:
     """Length of the run by its limits in updates and epochs, None if it has neither."""
     limits = []
     if training.max_update is not None:
         limits.append(training.max_update)
     if training.max_epoch is not None:
-        limits.append(training.max_epoch * per_epoch)
+        cycles, rest = divmod(training.max_epoch, len(per_epoch))
+        limits.append(cycles * sum(per_epoch) + sum(per_epoch[:rest]))
     return min(limits, default=None)
 
 

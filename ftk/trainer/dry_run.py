@@ -10,6 +10,8 @@ import yaml
 from torch import nn
 
 from ftk.config import dump
+from ftk.data.blending import BlendedDataset
+from ftk.data.sample_dataset import lengths_of
 from ftk.tasks.base import SampleDataset, Task
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
 from ftk.trainer.train_config import TrainConfig
@@ -33,15 +35,18 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module) -> str:
     batch = _batch(config, sizes)
     tokens = round(batch * _mean_length(dataset))
     per_update = tokens * config.training.update_freq
-    per_epoch = math.ceil(len(dataset) / (batch * config.training.update_freq))
+    samples = int(lengths_of(dataset).mean())  # of an epoch; shards differ
+    per_update_samples = batch * config.training.update_freq
+    per_epoch = math.ceil(samples / per_update_samples)
+    updates = _updates(config, per_epoch)
     weights, activations = memory_bytes(config, trained, parameters, batch, int(sizes.max()))
     rows = [
         ("parameters", f"{parameters:,} ({trained:,} trained)"),
-        ("samples per epoch", f"{len(dataset):,}"),
-        ("samples per update", f"{batch * config.training.update_freq:,}"),
+        ("samples per epoch", f"{samples:,}"),
+        ("samples per update", f"{per_update_samples:,}"),
         ("tokens per update", f"about {per_update:,}"),
         ("updates per epoch", f"{per_epoch:,}"),
-        ("updates in all", f"{_updates(config, per_epoch):,}"),
+        ("updates in all", f"{updates:,}"),
         ("memory, weights", f"{weights / GIB:.2f} GiB (weights, gradients, optimizer state)"),
         (
             "memory, activations",
@@ -52,7 +57,32 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
-    return "\n".join([yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True), *task.describe(), *lines])
+    text = yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True)
+    mixture = mixture_lines(dataset, updates * per_update_samples) if isinstance(dataset, BlendedDataset) else []
+    return "\n".join([text, *task.describe(), *mixture, *lines])
+
+
+def mixture_lines(dataset: BlendedDataset, samples: int) -> list[str]:
+    """A table of the corpora of a blend: what each holds, what it gives, and how often a run goes through it.
+
+    Args:
+        dataset: the blend.
+        samples: of the whole run.
+    """
+    names = ("corpus", "tokens", "samples", "share", "per epoch", "passes in an epoch", "in the run")
+    rows = [names]
+    for share in dataset.table():
+        passes = share.passes * samples / dataset.samples_per_epoch
+        held = int(lengths_of(share.part.dataset).sum())
+        figures = (f"{share.part.tokens:,}", f"{held:,}", f"{share.weight:.2%}", f"{share.samples:,}")
+        rows.append((share.part.name, *figures, f"{share.passes:.2f}", f"{passes:.2f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
+    return [
+        "  ".join(
+            [f"{row[0]:<{widths[0]}}", *(f"{value:>{width}}" for value, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
 
 
 def memory_bytes(config: TrainConfig, trained: int, parameters: int, batch: int, tokens: int) -> tuple[int, int]:

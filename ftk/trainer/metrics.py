@@ -60,6 +60,7 @@ class Stopwatch:
         self._clock = clock
         self._began = clock() - previous_seconds
         self._lap_began = clock()
+        self._parts: dict[str, float] = {}  # seconds of this lap, by name
 
     def seconds(self) -> float:
         """The run's time until now."""
@@ -69,7 +70,21 @@ class Stopwatch:
         """Seconds since the last lap, without those put aside; begins a new lap."""
         now = self._clock()
         seconds, self._lap_began = now - self._lap_began, now
+        self._parts = {}
         return seconds
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What happens inside is counted under a name, as a part of the lap."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._parts[name] = self._parts.get(name, 0.0) + self._clock() - began
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of the present lap by name."""
+        return dict(self._parts)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -118,12 +133,14 @@ class TrainingFigures:
         """
         sums = self._meters.read()
         values = averages(sums)
+        waited = self.stopwatch.parts().get("data", 0.0)
         seconds = max(self.stopwatch.lap(), 1e-9)
         loss = values.pop("loss", math.nan)
         record = {"loss": loss, "ppl": perplexity(loss), "gnorm": values.pop("gnorm", math.nan), **values}
         record["tokens_per_second"] = self._num_tokens / seconds
         record["target_tokens_per_second"] = self._num_targets / seconds
         record["updates_per_second"] = self._num_updates / seconds
+        record["data_share"] = waited / seconds  # of the time, spent waiting for batches
         self._meters.reset()
         self._num_updates = self._num_tokens = self._num_targets = 0
         return record

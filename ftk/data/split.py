@@ -1,0 +1,101 @@
+"""Dividing one split into train, valid and test when it is read, by a fixed seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftk.data.documents import Documents
+from ftk.data.index_cache import IndexCache
+from ftk.data.random import SampleRandom
+
+SPLITS = ("train", "valid", "test")
+_WORTH_CACHING = 1 << 22  # documents
+
+
+class DocumentSubset:
+    """Some of a corpus's documents.
+
+    Args:
+        documents: all of them.
+        numbers: int64 [D], which.
+    """
+
+    def __init__(self, documents: Documents, numbers: NDArray[np.int64]) -> None:
+        self.documents = documents
+        self.numbers = numbers
+        self.sizes = np.asarray(documents.sizes)[numbers]  # [D]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> NDArray[np.integer]:
+        return self.documents[int(self.numbers[index])]
+
+
+class JoinedDocuments:
+    """Documents of several sources, one after the other.
+
+    Args:
+        sources: at least one.
+    """
+
+    def __init__(self, sources: Sequence[Documents]) -> None:
+        self.sources = tuple(sources)
+        self.sizes = np.concatenate([np.asarray(source.sizes) for source in sources])  # [D]
+        self._ends = np.cumsum([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> NDArray[np.integer]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)}")
+        index %= len(self)
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return self.sources[number][index - (int(self._ends[number - 1]) if number else 0)]
+
+
+def split_sizes(count: int, ratios: Sequence[float]) -> list[int]:
+    """How many of `count` documents each split gets: the ratios rounded, each split with a ratio at least one."""
+    bounds = np.rint(np.cumsum([0.0, *ratios]) / sum(ratios) * count).astype(np.int64)
+    sizes = np.diff(bounds).tolist()
+    for number, ratio in enumerate(ratios):
+        if ratio > 0 and sizes[number] == 0 and max(sizes) > 1:
+            sizes[sizes.index(max(sizes))] -= 1
+            sizes[number] = 1
+    return sizes
+
+
+def split_documents(
+    documents: Documents, ratios: Sequence[float], seed: int, cache: IndexCache | None = None
+) -> dict[str, DocumentSubset]:
+    """Divides documents at random; the same seed divides the same number of documents the same way.
+
+    Args:
+        documents: what to divide.
+        ratios: of train, valid and test, any scale; fewer than three: the last ones do not exist.
+        seed: of the division, apart from the run's seed: another seed must not train on what was held out.
+        cache: keeps the division where it is large.
+
+    Returns:
+        Name -> documents, in their order in the corpus; without splits that have none.
+    """
+    count = len(documents)
+    bounds = np.cumsum([0, *split_sizes(count, ratios)])
+
+    def divide() -> NDArray[np.int64]:
+        numbers = SampleRandom(seed, 0, 0).permutation(count)
+        for start, stop in zip(bounds, bounds[1:], strict=False):
+            numbers[start:stop].sort()
+        return numbers
+
+    cache = cache if cache is not None and count >= _WORTH_CACHING else IndexCache(None)
+    numbers = cache.get("split", {"bounds": bounds.tolist(), "seed": seed}, divide)
+    return {
+        name: DocumentSubset(documents, numbers[start:stop])
+        for name, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False)
+        if stop > start
+    }
