@@ -35,15 +35,11 @@ def json_texts(str text, str key, fallback):
 
 
 cdef _texts(str text, const char_t* chars, str key, fallback):
-    cdef Py_ssize_t length = len(text), start = 0, end, stop, first = 0, last = 0
+    cdef Py_ssize_t length = len(text), start = 0, end = 0, stop, first = 0, last = 0
     cdef list found = []
     cdef int outcome
     while start < length:
-        end = start
-        while end < length and chars[end] != c'\n':
-            end += 1
-        stop = end - 1 if end > start and chars[end - 1] == c'\r' else end
-        outcome = _scan(chars, start, stop, key, &first, &last)
+        outcome = _scan(chars, start, length, key, &first, &last, &end)
         if outcome == 1:
             found.append(PyUnicode_Substring(text, first, last))
         elif outcome == 2:
@@ -51,6 +47,10 @@ cdef _texts(str text, const char_t* chars, str key, fallback):
         elif outcome == 0:
             found.append("")
         else:
+            end = start
+            while end < length and chars[end] != c'\n':
+                end += 1
+            stop = end - 1 if end > start and chars[end - 1] == c'\r' else end
             value = fallback(PyUnicode_Substring(text, start, stop))
             if value is None:
                 return None
@@ -60,15 +60,26 @@ cdef _texts(str text, const char_t* chars, str key, fallback):
 
 
 cdef int _scan(
-    const char_t* chars, Py_ssize_t at, Py_ssize_t stop, str key, Py_ssize_t* first, Py_ssize_t* last
+    const char_t* chars,
+    Py_ssize_t at,
+    Py_ssize_t stop,
+    str key,
+    Py_ssize_t* first,
+    Py_ssize_t* last,
+    Py_ssize_t* end,
 ):
-    """1: the line is an object and chars[first:last] its text; 2: the text has escapes; 0: white space; -1: not plain."""
+    """Reads the line at `at` of chars[:stop] and says where it ends.
+
+    Returns:
+        1: an object whose text is chars[first:last]; 2: the text has escapes; 0: white space; -1: not plain.
+    """
     cdef bint is_key = False, plain
     cdef int found = -1
     cdef char_t opened[MAX_DEPTH]
     cdef Py_ssize_t depth = 0, begin = 0
     at = _space(chars, at, stop)
-    if at == stop:
+    if at == stop or chars[at] == c'\n':
+        end[0] = at
         return 0
     if chars[at] != c'{':
         return -1
@@ -131,7 +142,9 @@ cdef int _scan(
             depth -= 1
             at += 1
             if depth == 0:
-                return found if _space(chars, at, stop) == stop else -1
+                at = _space(chars, at, stop)
+                end[0] = at
+                return found if at == stop or chars[at] == c'\n' else -1
 
 
 cdef _unescaped(const char_t* chars, Py_ssize_t first, Py_ssize_t last):
@@ -180,6 +193,9 @@ cdef Py_ssize_t _string(const char_t* chars, Py_ssize_t at, Py_ssize_t stop, bin
     at += 1
     while at < stop:
         c = chars[at]
+        if c > c'\\':  # most letters, at one comparison
+            at += 1
+            continue
         if c == c'"':
             return at + 1
         if c < 0x20:

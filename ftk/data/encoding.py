@@ -6,7 +6,7 @@ import gc
 import hashlib
 import os
 import unicodedata
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from ftk.data._index import flatten
 from ftk.data.child_process import can_fork, death, receive, send_result, start_child, stop_child
-from ftk.data.records import clean_texts, is_empty, parse_block
+from ftk.data.records import clean_texts, parse_block
 from ftk.data.text import Block, Part, Problem, read_part
 from ftk.errors import UserError
 
-_AHEAD = 4  # blocks per worker that may be finished before the one whose turn it is
+_AHEAD = 32  # blocks per worker that may be finished before the one whose turn it is
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: Encod
             break
     if settings.normalize != "none":
         found = [normalized(text, settings.normalize) for text in found]
-    texts = [text for text in found if not is_empty(text)]
+    texts = [text for text in found if text and not text.isspace()]
     try:
         tokens, lengths = flatten(tokenizer.encode_batch(texts), settings.dtype)
     except OverflowError as error:
@@ -227,26 +227,29 @@ class EncoderPool:
         """
         source = enumerate(tasks)
         pending = next(source, None)
-        idle = list(self._workers)
-        busy: dict[Connection, int] = {}
+        given: dict[Connection, deque[int]] = {connection: deque() for connection in self._workers}
         finished: dict[int, EncodedBlock] = {}
         turn = 0
-        while pending is not None or busy or finished:
-            while idle and pending is not None and pending[0] < turn + _AHEAD * self._num_workers:
-                connection = idle.pop()
-                busy[connection] = pending[0]
+        while pending is not None or turn in finished or any(given.values()):
+            while pending is not None and pending[0] < turn + _AHEAD * self._num_workers:
+                connection = min(given, key=lambda worker: len(given[worker]))
+                if len(given[connection]) >= _most_at_once(pending[1]):
+                    break
+                given[connection].append(pending[0])
                 self._send(connection, pending[1])
-                pending = next(source, None)  # made while the worker works
+                pending = next(source, None)  # made while the workers work
             if turn in finished:
                 yield finished.pop(turn)
                 turn += 1
                 continue
+            busy = [connection for connection, numbers in given.items() if numbers]
             ready = wait([*busy, *(self._workers[connection].sentinel for connection in busy)])
-            for connection in [connection for connection in busy if connection in ready]:
-                finished[busy.pop(connection)] = receive(connection, self._workers[connection])
-                idle.append(connection)
-            for connection in [c for c in busy if self._workers[c].sentinel in ready and not c.poll()]:
-                raise death(self._workers[connection])
+            for connection in busy:
+                if connection in ready:
+                    finished[given[connection].popleft()] = receive(connection, self._workers[connection])
+            for connection in busy:
+                if given[connection] and self._workers[connection].sentinel in ready and not connection.poll():
+                    raise death(self._workers[connection])
 
     def _send(self, connection: Connection, task: Sequence[Part | Block]) -> None:
         try:
@@ -262,10 +265,19 @@ class EncoderPool:
         self._workers = {}
 
 
+def _most_at_once(task: Sequence[Part | Block]) -> int:
+    """How many tasks a worker may hold with this one: two, so that it need not wait for the next.
+
+    Text is sent only to a worker that has nothing to do: one that is sending might not read before we do.
+    """
+    return 2 if all(isinstance(item, Part) for item in task) else 1
+
+
 def _work(connection: Connection, settings: EncodingSettings, tokenizer: Any) -> None:
     """The life of a worker: a task in, an `EncodedBlock` or an error out, until nobody asks any more."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes share the cores
-    gc.disable()  # lists of ids by the thousand and no cycles: collecting is 3 % of the time and finds nothing
+    gc.freeze()
+    gc.set_threshold(200_000)  # lists of ids by the thousand without cycles: looking for them took 12 % of the time
 
     def encode(task: Sequence[Part | Block]) -> EncodedBlock:
         nonlocal tokenizer

@@ -35,6 +35,7 @@ from ftk.version import __version__
 logger = logging.getLogger(__name__)
 
 MAX_LISTED_PROBLEMS = 10_000  # in preprocess.json, for each split; all are counted
+_MOST_FILES = 256  # small files that are encoded together
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -231,7 +232,7 @@ def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]
     for path in paths:
         for item in cut_file(path, kind_of(path, inputs.format, inputs.document_separator)):
             is_whole = isinstance(item, Part) and item.is_first and item.is_last
-            if small and (not is_whole or num_bytes + item.disk_bytes > BLOCK_BYTES):
+            if small and (not is_whole or num_bytes + item.disk_bytes > BLOCK_BYTES or len(small) == _MOST_FILES):
                 yield small
                 small, num_bytes = [], 0
             if is_whole:
