@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError
 from ftk.registry import DATASETS, TASKS
+from ftk_cli.convert import convert_body
 from ftk_cli.frame import Body, run, subcommands
 
 
@@ -28,6 +31,21 @@ class ShowConfig:
     index: int = field(default=0, metadata={"help": "which document of the split, from 0"})
     draw: int = field(default=0, metadata={"help": "which of the samples that can be drawn from it, from 0"})
     seed: int = field(default=1, metadata={"help": "fixes everything that is random"})
+    num_samples: int | None = field(
+        default=None,
+        metadata={"help": "so many from --index on, of each objective; default: 1, with --html 3", "unit": "samples"},
+    )
+    packed: bool = field(
+        default=False,
+        metadata={
+            "help": "show samples as they are in training, several documents packed into one; --index is then the "
+            "sample's number"
+        },
+    )
+    html: str | None = field(
+        default=None,
+        metadata={"help": "write a page to look at in a browser, one file, instead of printing", "metavar": "FILE"},
+    )
     width: int | None = field(
         default=None, metadata={"help": "width of the page; default: the terminal's", "unit": "columns"}
     )
@@ -40,6 +58,8 @@ class ShowConfig:
         for name in ("index", "draw", "seed"):
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; it must be at least 0"
+        if self.num_samples is not None and self.num_samples < 1:
+            yield f"num_samples is {self.num_samples}; it must be at least 1"
         if self.width is not None and self.width < 40:
             yield f"width is {self.width}; it must be at least 40"
 
@@ -76,32 +96,44 @@ def verify_body(argv: list[str]) -> int:
 
 def show_body(argv: list[str]) -> int:
     from ftk.data.blank_config import BlankInfillingConfig
-    from ftk.data.show import show
+    from ftk.data.show import samples_to_show, show
+    from ftk.data.show_html import show_html
 
     config = compose(ShowCommand, "ftk-data show", SHOW_DESCRIPTION, argv)
     if not isinstance(config.task.config, BlankInfillingConfig):
         raise UserError(f"--task {config.task.name}: only samples of blank-infilling tasks can be shown")
     corpus = config.dataset.build()
-    width = config.show.width or max(60, shutil.get_terminal_size((100, 24)).columns)
-    print(
-        show(
-            corpus.documents(config.show.split),
-            corpus.tokenizer(),
-            config.task.config,
-            index=config.show.index,
-            draw=config.show.draw,
-            seed=config.show.seed,
-            width=width,
-        )
-    )
+    documents, tokenizer = corpus.documents(config.show.split), corpus.tokenizer()
+    which = {name: getattr(config.show, name) for name in ("index", "draw", "seed", "packed")}
+    which["num_samples"] = config.show.num_samples or (1 if config.show.html is None else 3)
+    if config.show.html is None:
+        width = config.show.width or max(60, shutil.get_terminal_size((100, 24)).columns)
+        print(show(documents, tokenizer, config.task.config, width=width, **which))
+        return 0
+    samples = list(samples_to_show(documents, tokenizer, config.task.config, **which))
+    page = show_html(samples, tokenizer, f"ftk-data show {' '.join(argv)}")
+    write_text(Path(config.show.html), page)
+    print(f"{config.show.html}: {len(samples)} samples")
     return 0
 
 
-SHOW_DESCRIPTION = """Prints a document and the samples made of it: blanks, answers, positions, mask.
-Example: ftk-data show data-bin --split valid --index 3 --task glm_blank --seq-length 64"""
+def write_text(path: Path, text: str) -> None:
+    """Writes a file that appears whole or not at all."""
+    part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"--html {path}: {error.strerror or error}") from error
+
+
+SHOW_DESCRIPTION = """Shows documents and the samples made of them: blanks, answers, positions, mask.
+Example: ftk-data show data-bin --split valid --index 3 --task glm_blank --seq-length 64 --html samples.html"""
 
 COMMANDS: dict[str, tuple[str, Body]] = {
     "stats": ("counts and a histogram of document lengths", stats_body),
-    "show": ("prints a document and the samples made of it", show_body),
+    "show": ("shows documents and the samples made of them", show_body),
     "verify": ("checks the files against preprocess.json", verify_body),
+    "convert": ("writes a corpus in another form: ftk, megatron, fairseq, jsonl, text", convert_body),
 }

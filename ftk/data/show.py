@@ -6,6 +6,8 @@ import dataclasses
 import textwrap
 import unicodedata
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,53 +25,132 @@ _LARGEST_PICTURE = 28  # cells on a side
 _SHADES = "·░▒▓█"
 
 
-def show(
+@dataclass(frozen=True)
+class Shown:
+    """A sample with what it was made of.
+
+    Args:
+        index: number of the document, or of the sample where it is packed.
+        packed: whether it is a sample as in training, else of this one document.
+        text: int64 [N], what was blanked out.
+        blanks: where.
+        sample: the arrays made of them.
+        num_documents: how many documents the text is made of.
+    """
+
+    index: int
+    packed: bool
+    text: NDArray[np.int64]
+    blanks: Blanks
+    sample: Sample
+    num_documents: int
+
+
+def samples_to_show(
     documents: Documents,
     tokenizer: Tokenizer,
     config: BlankInfillingConfig,
     *,
     index: int = 0,
+    num_samples: int = 1,
     draw: int = 0,
     seed: int = 1,
-    width: int = 100,
-) -> str:
-    """A document, and one sample of each objective that the options allow.
-
-    A sample is made of this document alone, as with `sample_one_document`: what is packed with it in training is
-    drawn at random.
+    packed: bool = False,
+) -> Iterator[Shown]:
+    """Samples of each objective that the options allow.
 
     Args:
         documents: the corpus.
         tokenizer: of the corpus.
         config: the objective's options.
-        index: which document.
-        draw: which of the samples that can be drawn from it.
+        index: which document, or with `packed` which sample of the epoch.
+        num_samples: so many from there on, for each objective; empty documents are passed over.
+        draw: which of the samples that can be drawn from a document; with `packed`, how many epochs later.
         seed: of the draws.
+        packed: the samples of training, of documents packed together, instead of samples of one document alone.
+
+    Raises:
+        UserError: there is no such document or sample, it is empty, or the tokenizer lacks command tokens.
+    """
+    _check_index(documents, index, packed)
+    if packed:
+        whole = [(objective, GLMBlankDataset(documents, tokenizer, only, seed)) for objective, only in _single(config)]
+        last = min(index + num_samples, len(whole[0][1]))
+        if index >= last:
+            raise UserError(f"--index {index}: there are {last} packed samples, 0 to {last - 1}")
+        for number in range(index, last):
+            for _, dataset in whole:
+                yield _shown(number, dataset, 1 + draw, number, packed=True)
+        return
+    shown = 0
+    for number in range(index, len(documents)):
+        if shown == num_samples:
+            return
+        if len(documents[number]) == 0:
+            continue
+        shown += 1
+        for _, only in _single(config):
+            alone = dataclasses.replace(only, sample_one_document=True)
+            dataset = GLMBlankDataset(DocumentList([documents[number]]), tokenizer, alone, seed)
+            yield _shown(number, dataset, 1 + draw, 0, packed=False)
+
+
+def _check_index(documents: Documents, index: int, packed: bool) -> None:
+    if packed:
+        return
+    if not 0 <= index < len(documents):
+        raise UserError(f"--index {index}: there are {len(documents)} documents, 0 to {len(documents) - 1}")
+    if len(documents[index]) == 0:
+        raise UserError(f"--index {index}: this document is empty")
+
+
+def _shown(index: int, dataset: GLMBlankDataset, epoch: int, number: int, *, packed: bool) -> Shown:
+    text, blanks, sample = dataset.explain(epoch, number)
+    return Shown(index, packed, text, blanks, sample, int(np.count_nonzero(text == dataset.special.cls)))
+
+
+def show(
+    documents: Documents,
+    tokenizer: Tokenizer,
+    config: BlankInfillingConfig,
+    *,
+    width: int = 100,
+    **which: Any,
+) -> str:
+    """Documents, and one sample of each for each objective that the options allow, as text.
+
+    Args:
+        documents, tokenizer, config: as of `samples_to_show`.
         width: columns of the terminal.
+        **which: the other arguments of `samples_to_show`.
 
     Returns:
         the text to print.
 
     Raises:
-        UserError: there is no such document, it is empty, or the tokenizer lacks command tokens.
+        UserError: as of `samples_to_show`.
     """
-    if not 0 <= index < len(documents):
-        raise UserError(f"--index {index}: there are {len(documents)} documents, 0 to {len(documents) - 1}")
+    parts, heading = [], None
+    for shown in samples_to_show(documents, tokenizer, config, **which):
+        if shown.packed:
+            about = f"sample {shown.index}, {shown.num_documents} document{'s' * (shown.num_documents != 1)}, "
+        else:
+            about = ""
+            if shown.index != heading:
+                heading = shown.index
+                parts.append(_describe_document(documents, tokenizer, shown.index, width))
+        described = describe_sample(shown.text, shown.blanks, shown.sample, tokenizer, width)
+        parts.append(f"{about}{OBJECTIVES[shown.blanks.objective]} objective: {described}")
+    return "\n\n".join(parts)
+
+
+def _describe_document(documents: Documents, tokenizer: Tokenizer, index: int, width: int) -> str:
     document = documents[index]
-    if len(document) == 0:
-        raise UserError(f"--index {index}: this document is empty")
     text = printable(tokenizer.decode(document[:_LONGEST_TEXT].tolist()))
     if len(document) > _LONGEST_TEXT:
         text += f" … ({len(document) - _LONGEST_TEXT:,} more tokens)"
-    parts = [
-        f"document {index} of {len(documents):,}: {len(document):,} tokens\n"
-        + "\n".join(wrap_words(text, width, indent="  "))
-    ]
-    for objective, only in _single_objectives(config):
-        dataset = GLMBlankDataset(DocumentList([document]), tokenizer, only, seed)
-        packed, blanks, sample = dataset.explain(epoch=1 + draw, index=0)
-        parts.append(f"{OBJECTIVES[objective]} objective: {describe_sample(packed, blanks, sample, tokenizer, width)}")
-    return "\n\n".join(parts)
+    heading = f"document {index} of {len(documents):,}: {len(document):,} tokens\n"
+    return heading + "\n".join(wrap_words(text, width, indent="  "))
 
 
 def describe_sample(
@@ -113,12 +194,14 @@ def mask_picture(sample: Sample, blanks: Blanks, largest: int = _LARGEST_PICTURE
     step = -(-length // largest)
     places = np.arange(length)
     sees = (places[None, :] < sample.context_length) | (places[None, :] <= places[:, None])  # [T, T]
+    if sample.document_ids is not None:
+        sees &= sample.document_ids[None, :] == sample.document_ids[:, None]
     cuts = np.arange(0, length, step)
     sums = np.add.reduceat(np.add.reduceat(sees.astype(np.int64), cuts, axis=0), cuts, axis=1)
     sizes = np.diff(np.append(cuts, length))
     shares = sums / np.outer(sizes, sizes)
     shades = np.where(shares == 1, len(_SHADES) - 1, np.ceil(shares * (len(_SHADES) - 2))).astype(int)
-    numbers = _answer_numbers(sample, blanks)
+    numbers = answer_numbers(sample, blanks)
     each = "" if step == 1 else f", {step} tokens a cell"
     lines = [f"who sees whom (rows see columns; █ yes, · no{each}; c: context, 1, 2, …: answers)"]
     labels = [_label(numbers[cut]) for cut in cuts]
@@ -180,7 +263,7 @@ def _breakable(text: str, room: int) -> Iterator[str]:
         yield piece
 
 
-def _single_objectives(config: BlankInfillingConfig) -> Iterator[tuple[int, BlankInfillingConfig]]:
+def _single(config: BlankInfillingConfig) -> Iterator[tuple[int, BlankInfillingConfig]]:
     """The options with one objective at a time, for each that has a probability above zero."""
     probabilities = (config.bert_prob, config.gap_sentence_prob, config.gpt_prob)
     for objective, probability in enumerate(probabilities):
@@ -189,7 +272,6 @@ def _single_objectives(config: BlankInfillingConfig) -> Iterator[tuple[int, Blan
                 objective,
                 dataclasses.replace(
                     config,
-                    sample_one_document=True,
                     bert_prob=float(objective == 0),
                     gap_sentence_prob=float(objective == 1),
                     single_span_prob=config.single_span_prob if objective == 0 else 0.0,
@@ -215,7 +297,7 @@ def _blanked_text(text: NDArray[np.int64], blanks: Blanks, sample: Sample, token
 
 
 def _answers(blanks: Blanks, sample: Sample, tokenizer: Tokenizer, width: int) -> Iterator[str]:
-    numbers = _answer_numbers(sample, blanks)
+    numbers = answer_numbers(sample, blanks)
     for number in range(1, len(blanks.spans) + 1):
         places = np.flatnonzero(numbers == number)
         heading = f"  ({number}) "
@@ -228,11 +310,11 @@ def _answers(blanks: Blanks, sample: Sample, tokenizer: Tokenizer, width: int) -
 def _table(sample: Sample, tokenizer: Tokenizer, width: int) -> Iterator[str]:
     """Tokens in columns under each other: input, target where there is loss, both positions; wrapped."""
     rows = [
-        ("input", [_cell(tokenizer, token) for token in sample.tokens.tolist()]),
+        ("input", [cell_text(tokenizer, token) for token in sample.tokens.tolist()]),
         (
             "target",
             [
-                _cell(tokenizer, token) if loss else ""
+                cell_text(tokenizer, token) if loss else ""
                 for token, loss in zip(sample.targets.tolist(), sample.loss_mask.tolist(), strict=True)
             ],
         ),
@@ -267,7 +349,7 @@ def pad(text: str, width: int) -> str:
     return text + " " * (width - display_width(text))
 
 
-def _cell(tokenizer: Tokenizer, token: int) -> str:
+def cell_text(tokenizer: Tokenizer, token: int) -> str:
     """How a token is written in the table: its text where it has a readable one, else its spelling."""
     text = tokenizer.decode([token])
     if not text.strip() or "�" in text:
@@ -275,7 +357,7 @@ def _cell(tokenizer: Tokenizer, token: int) -> str:
     return textwrap.shorten(printable(text).strip() or "␣", 24, placeholder="…")
 
 
-def _answer_numbers(sample: Sample, blanks: Blanks) -> NDArray[np.int64]:
+def answer_numbers(sample: Sample, blanks: Blanks) -> NDArray[np.int64]:
     """For each token its answer's number from 1, or 0 in the context; int64 [T]."""
     lengths = (blanks.spans[:, 1] - blanks.spans[:, 0] + blanks.append_end)[blanks.answer_order]
     answers = np.repeat(np.arange(1, len(lengths) + 1), lengths)

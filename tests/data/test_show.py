@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +17,18 @@ from number_corpus import CLS, EOS, FIRST_WORD, FULL_STOP, NumberTokenizer, rand
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.blank_infilling import build_sample
 from ftk.data.documents import DocumentList
-from ftk.data.show import describe_sample, display_width, mask_picture, pad, printable, show, wrap_words
+from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.data.show import (
+    describe_sample,
+    display_width,
+    mask_picture,
+    pad,
+    printable,
+    samples_to_show,
+    show,
+    wrap_words,
+)
+from ftk.data.show_html import show_html
 from ftk.data.spans import Blanks
 from ftk.errors import UserError
 
@@ -167,3 +184,129 @@ def test_the_command(command, data_bin):
         assert refused.returncode == 2, refused.stderr
         assert message in refused.stderr
         assert "Traceback" not in refused.stderr
+
+
+def page_data(page):
+    """What the page's script reads."""
+    return json.loads(page.split('<script type="application/json" id="data">')[1].split("</script>")[0])
+
+
+def html_of(documents, tokenizer=TOKENIZER, source="ftk-data show", config=None, **which):
+    config = config or BlankInfillingConfig(seq_length=64)
+    return show_html(list(samples_to_show(documents, tokenizer, config, **which)), tokenizer, source)
+
+
+def test_the_page_holds_every_sample_and_loads_nothing():
+    documents = random_documents([40, 0, 900, 12, 30], sentence_length=5)
+    config = BlankInfillingConfig(seq_length=64)
+    page = html_of(documents, num_samples=3, draw=2)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|src=|<link|<iframe|<img|\bfetch\b|XMLHttp|import\(", page)
+    assert "default-src 'none'" in page
+    samples = page_data(page)["samples"]
+    assert [(made["index"], made["objective"]) for made in samples] == [(n, o) for n in (0, 2, 3) for o in (0, 1, 2)]
+    for made, shown in zip(samples, samples_to_show(documents, TOKENIZER, config, num_samples=3, draw=2), strict=True):
+        assert made["positions"] == shown.sample.position_ids[0].tolist()
+        assert made["blocks"] == shown.sample.position_ids[1].tolist()
+        assert made["context"] == shown.sample.context_length
+        assert [target is not None for target in made["targets"]] == shown.sample.loss_mask.tolist()
+        lengths = {len(made[name]) for name in ("tokens", "targets", "positions", "blocks", "answers", "masks")}
+        assert lengths == {len(shown.sample.tokens)}
+        assert "".join(piece["text"] for piece in made["pieces"]) == TOKENIZER.decode(shown.text.tolist())
+        blanks = [place for place, answer in enumerate(made["masks"]) if answer]
+        assert sorted(made["masks"])[-len(blanks) :] == list(range(1, len(made["spans"]) + 1))
+        for place in blanks:
+            assert shown.sample.tokens[place] in (3, 4, 5)
+            answers = [n for n, answer in enumerate(made["answers"]) if answer == made["masks"][place]]
+            assert {made["positions"][n] for n in answers} == {made["positions"][place]}
+
+
+class HostileTokenizer(NamedTokenizer):
+    """Every word is an attack."""
+
+    attacks = (
+        "</script><script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "<!--<script>",
+        "]]>&lt;",
+        "\u2028';alert(1)//",
+        "%DATA%",
+    )
+
+    def decode(self, ids):
+        return "".join(NAMES.get(token) or self.attacks[token % len(self.attacks)] for token in ids)
+
+
+def test_hostile_text_stays_text():
+    plain, page = (
+        html_of(random_documents([40]), maker, maker.decode([25])) for maker in (TOKENIZER, HostileTokenizer())
+    )
+    inside = page.split('id="data">')[1].split("</script>")[0]
+    assert not set("<>&\u2028") & set(inside)
+    for mark in ("<", ">", "<script", "</script", "<!--", "<img"):
+        assert page.count(mark) == plain.count(mark)
+    assert page.count("%DATA%") == inside.count("%DATA%")
+    data = page_data(page)
+    assert "</script><script>alert(1)</script>" in str(data["samples"])
+    assert data["source"] == "<img src=x onerror=alert(1)>"
+
+
+def test_packed_samples_are_those_of_training():
+    documents, config = random_documents([20] * 60), BlankInfillingConfig(seq_length=64, document_mask=True)
+    (shown, *_) = samples_to_show(documents, TOKENIZER, config, packed=True, index=4)
+    only = dataclasses.replace(config, bert_prob=1.0, gap_sentence_prob=0.0)
+    sample = GLMBlankDataset(documents, TOKENIZER, only, 1).sample(1, 4)
+    assert np.array_equal(shown.sample.tokens, sample["tokens"])
+    assert shown.num_documents == sample["document_ids"].max() + 1 == 3
+    made = page_data(html_of(documents, config=config, packed=True, index=4))["samples"]
+    assert made[0]["document_ids"] == sample["document_ids"].tolist()
+    text = show(documents, TOKENIZER, config, packed=True, index=4)
+    assert text.startswith("sample 4, 3 documents, token objective: ")
+    picture = mask_picture(shown.sample, shown.blanks, largest=200)
+    assert picture[2][4:].endswith("·")
+    assert "·█" in picture[30]
+    with pytest.raises(UserError, match="there are 19 packed samples, 0 to 18"):
+        show(documents, TOKENIZER, config, packed=True, index=19)
+
+
+def test_the_page_by_command(command, data_bin, tmp_path):
+    made = command("ftk-data", "show", data_bin, "--seq-length", "32", "--html", tmp_path / "out.html")
+    assert made.returncode == 0, made.stderr
+    assert made.stdout == f"{tmp_path}/out.html: 9 samples\n"
+    page = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert len(page_data(page)["samples"]) == 9
+    two = ("--num-samples", "2", "--packed", "--document-mask")
+    assert command("ftk-data", "show", data_bin, *two, "--html", tmp_path / "out.html").returncode == 0
+    data = page_data((tmp_path / "out.html").read_text(encoding="utf-8"))
+    assert [made["packed"] for made in data["samples"]] == [True] * 6
+    assert command("ftk-data", "show", data_bin, "--num-samples", "2").stdout.count("\ndocument 1 of ") == 1
+    for arguments, message in (
+        (["--html", tmp_path / "missing" / "out.html"], "No such file or directory"),
+        (["--html", tmp_path], "directory"),
+        (["--num-samples", "0"], "num_samples is 0"),
+    ):
+        refused = command("ftk-data", "show", data_bin, *arguments)
+        assert refused.returncode == 2, refused.stderr
+        assert message in refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's chromium")
+def test_the_page_in_a_browser(tmp_path):
+    """The script runs, draws every sample, and runs nothing of the text."""
+    (tmp_path / "page.html").write_text(html_of(random_documents([40]), HostileTokenizer()), encoding="utf-8")
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += f" --disable-component-update --disable-sync --user-data-dir={tmp_path}/profile --dump-dom"
+    shown = subprocess.run(
+        ["chromium", *flags.split(), f"file://{tmp_path}/page.html#sample-0-20"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
+    assert shown.count("<canvas") == 3
+    body = shown.split('<main id="samples">')[1].split("</main>")[0]
+    assert "<script" not in body
+    assert "<img" not in body
+    assert "&lt;img src=x onerror=alert(1)&gt;" in body
+    assert re.search(r'class="token[^"]* me"', body)
+    assert re.search(r'class="said">“[^<]+ sees \d+ tokens', body) or "看得到" in body
