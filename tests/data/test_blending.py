@@ -1,0 +1,208 @@
+"""Blends: exact proportions at every prefix, every corpus gone through evenly, shards by turns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftk.data._blending import blend_corpora
+from ftk.data.blending import BlendedDataset, Part, ShardedDataset, shares_of, weights_by_size
+from ftk.data.iterator import EpochBatchIterator
+from ftk.errors import UserError
+
+
+class Named:
+    """Samples that say corpus, epoch and index."""
+
+    def __init__(self, name, count, spread=1):
+        self.name = name
+        self.count = count
+        self.spread = spread
+
+    def __len__(self):
+        return self.count
+
+    def sizes(self, epoch):
+        return (3 + (np.arange(self.count) * 7 + epoch) % self.spread).astype(np.int32)
+
+    def sample(self, epoch, index):
+        assert 0 <= index < self.count
+        return {"id": (self.name, epoch, index), "size": int(self.sizes(epoch)[index])}
+
+
+def blend(counts, weights=None, seed=1):
+    parts = [Part(str(number), count * 3, Named(number, count, 5)) for number, count in enumerate(counts)]
+    return BlendedDataset(parts, counts if weights is None else weights, seed)
+
+
+def slow_blend(shares, count):
+    """Tijdeman's rule, said again with NumPy."""
+    least = 1 / (2 * len(shares) - 2) if len(shares) > 1 else 0.0
+    counts, chosen = np.zeros(len(shares)), []
+    for place in range(1, count + 1):
+        lags = shares * place - counts
+        able = np.flatnonzero((lags >= least - 1e-9) & (shares > 0))
+        if not len(able):
+            able = [np.where(shares > 0, lags, -np.inf).argmax()]
+        deadlines = (1 - least - lags[able]) / shares[able]
+        chosen.append(able[int(deadlines.argmin())])
+        counts[chosen[-1]] += 1
+    return chosen
+
+
+weights_lists = st.lists(st.floats(1e-3, 1.0) | st.just(0.0), min_size=1, max_size=12).filter(lambda w: sum(w) > 0)
+
+
+@given(weights_lists, st.integers(0, 300))
+@settings(max_examples=150, deadline=None)
+def test_every_prefix_is_within_one_sample_of_its_proportions(weights, count):
+    shares = np.asarray(weights) / sum(weights)
+    corpora = blend_corpora(shares, count)
+    assert corpora.tolist() == slow_blend(shares, count)
+    for number, share in enumerate(shares):
+        off = np.cumsum(corpora == number) - share * np.arange(1, count + 1)
+        assert count == 0 or np.abs(off).max() < 1
+        assert share > 0 or not (corpora == number).any()
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_by_their_sizes_each_epoch_has_every_sample_once(counts):
+    made = blend(counts, weights_by_size(counts, 1.0))
+    for epoch in (1, 2, 3):
+        indices, sizes = made.epoch_order(epoch)
+        got = [made.sample(epoch, index) for index in indices]
+        expected = {(number, epoch, index) for number, count in enumerate(counts) for index in range(count)}
+        assert {sample["id"] for sample in got} == expected
+        assert len(got) == len(expected)
+        assert sizes.tolist() == [sample["size"] for sample in got]
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=4), weights_lists, st.integers(1, 6))
+@settings(max_examples=100, deadline=None)
+def test_no_sample_comes_twice_before_all_of_its_corpus_came(counts, weights, epochs):
+    """Over epochs, each corpus gives pass after pass, each whole, each sample with the draws of its pass."""
+    weights = (weights * 4)[: len(counts)]
+    made = blend(counts, weights if sum(weights) else None)
+    given_out = {number: [] for number in range(len(counts))}
+    for epoch in range(1, epochs + 1):
+        for index in made.epoch_order(epoch)[0]:
+            number, at, sample = made.sample(epoch, int(index))["id"]
+            given_out[number].append((at, sample))
+    for number, count in enumerate(counts):
+        passes = [given_out[number][start : start + count] for start in range(0, len(given_out[number]), count)]
+        for at, samples in enumerate(passes, start=1):
+            assert {number_of_pass for number_of_pass, _ in samples} == {at}
+            numbers = [sample for _, sample in samples]
+            assert len(set(numbers)) == len(numbers)
+            assert len(numbers) == count or at == len(passes)
+
+
+def test_plain_indices_are_the_corpora_one_after_the_other():
+    made = blend([3, 2], [1, 100])
+    assert len(made) == 5
+    assert [made.sample(1, index)["id"] for index in range(5)] == [
+        (0, 1, 0),
+        (0, 1, 1),
+        (0, 1, 2),
+        (1, 1, 0),
+        (1, 1, 1),
+    ]
+    assert made.sizes(1).tolist() == [made.sample(1, index)["size"] for index in range(5)]
+
+
+def test_several_samples_at_once_are_those_made_one_by_one():
+    made = blend([7, 2], [1, 3])
+    indices, _ = made.epoch_order(2)
+    assert list(made.samples(2, indices)) == [made.sample(2, int(index)) for index in indices]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch():
+    orders = [blend([40, 30], seed=seed).epoch_order(epoch)[0].tolist() for seed in (1, 2) for epoch in (1, 2)]
+    assert len({tuple(order) for order in orders}) == 4
+    assert blend([40, 30]).epoch_order(2)[0].tolist() == orders[1]
+
+
+def test_temperature_takes_small_corpora_up():
+    assert shares_of(weights_by_size([900, 100], 1.0), 2) == pytest.approx([0.9, 0.1])
+    assert shares_of(weights_by_size([900, 100], 2.0), 2) == pytest.approx([0.75, 0.25])
+    assert shares_of(weights_by_size([900, 100], 1e9), 2) == pytest.approx([0.5, 0.5])
+
+
+def test_the_table_counts_samples_and_passes():
+    table = blend([90, 10], [1, 1]).table()
+    assert [share.samples for share in table] == [50, 50]
+    assert [share.passes for share in table] == pytest.approx([50 / 90, 5.0])
+
+
+@pytest.mark.parametrize("weights", [[1], [1, -1], [0, 0], [1, float("nan")]])
+def test_wrong_weights_are_refused(weights):
+    with pytest.raises(UserError, match="--data-weights"):
+        shares_of(weights, 2)
+
+
+def collate(samples):
+    return {"ids": [sample["id"] for sample in samples]}
+
+
+def epoch_of(made):
+    return [sample for batch in made.batches() for sample in batch["ids"]]
+
+
+def test_shards_take_turns_and_epochs_have_their_lengths():
+    made = EpochBatchIterator(
+        ShardedDataset([Named(number, count) for number, count in enumerate([5, 3])]), collate, batch_size=2
+    )
+    assert [made.batches_in(epoch) for epoch in (1, 2, 3)] == [3, 2, 3]
+    for epoch in (1, 2, 3, 4):
+        shard, count = (epoch - 1) % 2, (5, 3)[(epoch - 1) % 2]
+        assert sorted(epoch_of(made)) == [(shard, epoch, index) for index in range(count)]
+
+
+def test_a_sharded_corpus_in_a_blend_takes_one_shard_a_pass():
+    sharded = ShardedDataset([Named("a", 4), Named("b", 6)])
+    made = BlendedDataset([Part("ab", 0, sharded), Part("c", 0, Named("c", 5))], [1, 1], 1)
+    assert made.samples_per_epoch == 10
+    seen = [made.sample(epoch, int(index))["id"] for epoch in (1, 2, 3, 4) for index in made.epoch_order(epoch)[0]]
+    of_shards = [sample for sample in seen if sample[0] != "c"]
+    assert [name for name, _, _ in of_shards] == ["a"] * 4 + ["b"] * 6 + ["a"] * 4 + ["b"] * 6
+    assert len(set(seen)) == len(seen) == 40
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7])
+@pytest.mark.parametrize(("first", "second"), [((1, 0), (3, 0)), ((2, 0), (1, 2))])
+def test_a_blend_is_resumed_by_other_ranks_and_workers(stop, first, second):
+    """Stop all ranks in the middle of the second epoch; other ranks give the rest, nothing twice, in proportion."""
+
+    def ranks(world_size, num_workers):
+        return [
+            EpochBatchIterator(
+                blend([30, 17], [1, 2]),
+                collate,
+                batch_size=3,
+                rank=rank,
+                world_size=world_size,
+                num_workers=num_workers,
+            )
+            for rank in range(world_size)
+        ]
+
+    (whole,) = ranks(1, 0)
+    expected = [epoch_of(whole), epoch_of(whole)]
+    seen, states = [], []
+    for made in ranks(*first):
+        made.load_state_dict({"epoch": 2, "samples_consumed": 0})
+        for number, batch in enumerate(made.batches(), start=1):
+            seen += batch["ids"]
+            if number == stop:
+                break
+        states.append(made.state_dict())
+    assert all(state == states[0] for state in states)
+    assert sorted(seen) == sorted(expected[1][: len(seen)])
+    for made in ranks(*second):
+        made.load_state_dict(states[0])
+        for batch in made.batches():
+            seen += batch["ids"]
+    assert sorted(set(seen)) == sorted(expected[1])
