@@ -1,0 +1,155 @@
+"""The index cache: built once by one of many processes, and in no way hurt by kills, damage or a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from ftk.data.index_cache import IndexCache
+
+BUILDER = """
+    import os, sys, time
+    import numpy as np
+    from ftk.data.index_cache import IndexCache
+
+    folder, seconds, timeout = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+
+    def build():
+        with open(os.path.join(folder, "builds.txt"), "a") as log:
+            log.write(f"{os.getpid()}\\n")
+        time.sleep(seconds)
+        return np.arange(100_000) * 3
+
+    array = IndexCache(folder, timeout).get("numbers", {"times": 3}, build)
+    print(int(array.sum()), type(array).__name__, flush=True)
+"""
+EXPECTED = str(int((np.arange(100_000) * 3).sum()))
+
+
+@pytest.fixture
+def builder(tmp_path):
+    """Starts a process that wants the array; building it takes so many seconds."""
+    (tmp_path / "builder.py").write_text(textwrap.dedent(BUILDER))
+    (tmp_path / "cache").mkdir()
+    started = []
+
+    def start(seconds, timeout=60.0):
+        arguments = [tmp_path / "builder.py", tmp_path / "cache", seconds, timeout]
+        process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def builds(tmp_path):
+    log = tmp_path / "cache" / "builds.txt"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def wait_for_builds(tmp_path, count):
+    deadline = time.monotonic() + 60
+    while len(builds(tmp_path)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_of_processes_that_start_together_one_builds(tmp_path, builder):
+    outputs = [process.communicate(timeout=60)[0].split() for process in [builder(1.0) for _ in range(4)]]
+    assert outputs == [[EXPECTED, "memmap"]] * 4
+    assert len(builds(tmp_path)) == 1
+
+
+def test_a_killed_builder_leaves_nothing_in_the_way(tmp_path, builder):
+    first = builder(60.0)
+    wait_for_builds(tmp_path, 1)
+    waiting = builder(0.0)
+    time.sleep(0.3)
+    assert waiting.poll() is None
+    first.send_signal(signal.SIGKILL)
+    assert waiting.communicate(timeout=60)[0].split() == [EXPECTED, "memmap"]
+    assert len(builds(tmp_path)) == 2
+
+
+def test_a_kill_while_writing_leaves_no_file_under_the_name(tmp_path, builder):
+    """The half-written file of a killed process is swept away by the next builder."""
+    assert builder(0.0).communicate(timeout=60)[0].split() == [EXPECTED, "memmap"]
+    (name,) = (path.name for path in (tmp_path / "cache").glob("numbers-*.npy"))
+    (tmp_path / "cache" / name).unlink()
+    half = tmp_path / "cache" / f"{name}.tmp-1"
+    half.write_bytes(b"half")
+    assert builder(0.0).communicate(timeout=60)[0].split() == [EXPECTED, "memmap"]
+    assert not half.exists()
+
+
+def test_who_waited_too_long_builds_for_itself(tmp_path, builder):
+    first = builder(60.0)
+    wait_for_builds(tmp_path, 1)
+    out, err = builder(0.0, timeout=0.2).communicate(timeout=60)
+    assert out.split() == [EXPECTED, "ndarray"]
+    assert "is being built by another process for more than 0.2 seconds" in err
+    assert first.poll() is None
+
+
+def cached(folder, count=1000, made=None, **depends_on):
+    def build():
+        if made is not None:
+            made.append(count)
+        return np.arange(count)
+
+    return IndexCache(folder).get("numbers", {"count": count, **depends_on}, build)
+
+
+def test_the_name_is_a_hash_of_all_it_depends_on(tmp_path):
+    made = []
+    for seed in (1, 2, 1, 2):
+        assert cached(tmp_path, made=made, seed=seed).tolist() == list(range(1000))
+    assert len(made) == 2
+    assert len(list(tmp_path.glob("*.npy"))) == 2
+    assert not cached(tmp_path, seed=1).flags.writeable
+
+
+@pytest.mark.parametrize("damage", [b"", b"no array", "half"])
+def test_a_damaged_file_is_built_anew(tmp_path, damage, caplog):
+    cached(tmp_path)
+    (path,) = tmp_path.glob("*.npy")
+    path.write_bytes(path.read_bytes()[:3000] if damage == "half" else damage)
+    made = []
+    assert cached(tmp_path, made=made).tolist() == list(range(1000))
+    assert made == [1000]
+    assert "is damaged" in caplog.text
+    assert cached(tmp_path, made=made).tolist() == list(range(1000))
+    assert made == [1000]
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_anything(tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    assert cached(tmp_path / "file" / "cache").tolist() == list(range(1000))
+    assert "--index-cache" in caplog.text
+
+
+def test_an_error_of_the_builder_is_its_own(tmp_path):
+    def build():
+        raise OSError("the data cannot be read")
+
+    with pytest.raises(OSError, match="the data cannot be read"):
+        IndexCache(tmp_path).get("numbers", {}, build)
+    assert cached(tmp_path).tolist() == list(range(1000))
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cached(None).tolist() == list(range(1000))
+    assert os.listdir(tmp_path) == []
