@@ -124,7 +124,7 @@ class ComposedCorpus:
             # A corpus that is named twice gives other samples the second time.
             own_seed = seed if number == 0 else SampleRandom(seed, _SEED_STREAM, number).word() >> 1
             dataset = _sharded([make_samples(documents, own_seed) for documents in shards])
-            tokens = sum(int(documents.sizes.sum(dtype="int64")) for documents in shards)
+            tokens = sum(_num_tokens(documents) for documents in shards)
             made.append(Part(":".join(self.names[number]), tokens, dataset))
         weights = self.config.data_weights
         if weights is None:
@@ -198,6 +198,11 @@ def parse_data(data: str) -> list[list[str]]:
 
 def _sharded(shards: Sequence[Any]) -> SampleDataset:
     return shards[0] if len(shards) == 1 else ShardedDataset(shards)
+
+
+def _num_tokens(documents: Documents) -> int:
+    known = getattr(documents, "num_tokens", None)
+    return int(documents.sizes.sum(dtype="int64")) if known is None else int(known)
 
 
 def _is_distribution(weights: Sequence[float]) -> bool:

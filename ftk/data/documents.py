@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from ftk.data._documents import TextPacker
 from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.index_cache import IndexCache, file_identity
 from ftk.data.random import SampleRandom, hash_uniform
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
     from ftk.tokenizers import SpecialTokens, Tokenizer
 
+_WORTH_CACHING = 1 << 22  # documents
 SENTENCE_END_CHARACTERS = ".?!;:\n。？！；：…"
 _CLOSING_CHARACTERS = "\"'”’」』）)]》】 "
 
@@ -58,6 +60,7 @@ class DocumentPacker:
         special: ids of the command tokens.
         config: seq_length, short_seq_prob, non_sentence_start, sample_one_document.
         sentence_ends: bool [V], true for ids whose text ends a sentence.
+        cache: keeps the running sums of many documents' lengths, for all processes.
 
     Raises:
         UserError: there is no token at all.
@@ -69,9 +72,10 @@ class DocumentPacker:
         special: SpecialTokens,
         config: BlankInfillingConfig,
         sentence_ends: NDArray[np.bool_],
+        cache: IndexCache | None = None,
     ) -> None:
         self.documents = documents
-        self.cumulative = np.cumsum(documents.sizes, dtype=np.int64)  # [D]
+        self.cumulative = cumulative_sizes(documents, cache)  # [D]
         if len(documents) == 0 or self.cumulative[-1] == 0:
             raise UserError("the data has no tokens: every document is empty")
         assert special.cls is not None
@@ -112,6 +116,19 @@ class DocumentPacker:
             int64 [N], N <= seq_length.
         """
         return self.kernel.pack(rng)
+
+
+def cumulative_sizes(documents: Documents, cache: IndexCache | None = None) -> NDArray[np.int64]:
+    """The running sums of the documents' lengths, int64 [D]; those of a large file are a file, too."""
+
+    def add_up() -> NDArray[np.int64]:
+        return np.cumsum(documents.sizes, dtype=np.int64)
+
+    paths = getattr(documents, "paths", None)  # of the index and the tokens
+    if cache is None or paths is None or len(documents) < _WORTH_CACHING:
+        return add_up()
+    sums = cache.get("cumulative", {"documents": len(documents), "index": file_identity(paths[0])}, add_up)
+    return np.asarray(sums)
 
 
 def sentence_end_ids(tokenizer: Tokenizer, size: int | None = None) -> NDArray[np.bool_]:

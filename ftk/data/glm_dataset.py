@@ -14,6 +14,7 @@ from ftk.data.blank_config import BlankInfillingConfig, max_blanks, max_sample_l
 from ftk.data.blank_infilling import OBJECTIVES, Sample, command_ids
 from ftk.data.collate import SampleBatch
 from ftk.data.documents import DocumentPacker, Documents, sentence_end_ids
+from ftk.data.index_cache import IndexCache
 from ftk.data.spans import Blanks, SpanSampler
 from ftk.data.split import DocumentSubset
 from ftk.errors import UserError
@@ -34,19 +35,27 @@ class GLMBlankDataset:
         tokenizer: of the corpus; gives the command tokens, and which ids end a sentence.
         config: the objective's options.
         seed: of all random choices.
+        cache: keeps what takes long to compute of large data.
 
     Raises:
         UserError: the data has no tokens, or the tokenizer lacks command tokens that the options need.
     """
 
-    def __init__(self, documents: Documents, tokenizer: Tokenizer, config: BlankInfillingConfig, seed: int) -> None:
+    def __init__(
+        self,
+        documents: Documents,
+        tokenizer: Tokenizer,
+        config: BlankInfillingConfig,
+        seed: int,
+        cache: IndexCache | None = None,
+    ) -> None:
         check_command_tokens(tokenizer, config)
         self.special = tokenizer.special
         self.config = config
         self.seed = seed
         sentence_ends = sentence_end_ids(tokenizer)
         documents = treat_long_documents(documents, config)
-        self.packer = DocumentPacker(documents, self.special, config, sentence_ends)
+        self.packer = DocumentPacker(documents, self.special, config, sentence_ends, cache)
         self.sampler = SpanSampler(self.special, config, sentence_ends)
         self.sentinels = self.special.sentinels if config.sentinel_tokens else ()
         self._length = max(1, math.ceil(self.packer.total_tokens / config.seq_length))
@@ -133,6 +142,8 @@ def treat_long_documents(documents: Documents, config: BlankInfillingConfig) -> 
     Raises:
         UserError: all of them are.
     """
+    if config.long_documents == "cut" and not config.sample_one_document:
+        return documents  # in packed texts any document may be cut
     room = config.seq_length - 2  # [CLS] and end of document
     fits = np.asarray(documents.sizes) <= room  # [D]
     long = len(fits) - int(fits.sum())
@@ -142,8 +153,7 @@ def treat_long_documents(documents: Documents, config: BlankInfillingConfig) -> 
         f"{long} of {len(fits)} documents have more than the {room} tokens that --seq-length {config.seq_length} holds"
     )
     if config.long_documents == "cut":
-        if config.sample_one_document:
-            logger.info("%s; a sample gets a part of one (--long-documents drop leaves them out)", what)
+        logger.info("%s; a sample gets a part of one (--long-documents drop leaves them out)", what)
         return documents
     if long == len(fits):
         raise UserError(f"{what}, and --long-documents drop leaves nothing; raise --seq-length or cut them")

@@ -44,7 +44,7 @@ class GLMBlankTask(Task):
     config: GLMBlankConfig
 
     def make_samples(self, documents: Documents, seed: int) -> GLMBlankDataset:
-        return GLMBlankDataset(documents, self.tokenizer, self.config, seed)
+        return GLMBlankDataset(documents, self.tokenizer, self.config, seed, getattr(self.corpus, "index_cache", None))
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return Collater(self.tokenizer.special)

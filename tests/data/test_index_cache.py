@@ -11,8 +11,12 @@ import time
 
 import numpy as np
 import pytest
+from number_corpus import NumberTokenizer, random_documents
 
-from ftk.data.index_cache import IndexCache
+from ftk.data import IndexedDataset, IndexedDatasetWriter, documents
+from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.data.index_cache import IndexCache, file_identity
 
 BUILDER = """
     import os, sys, time
@@ -153,3 +157,29 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cached(None).tolist() == list(range(1000))
     assert os.listdir(tmp_path) == []
+
+
+def test_a_changed_file_has_another_identity(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(b"a" * 100)
+    before = file_identity(path)
+    assert file_identity(path) == before
+    path.write_bytes(b"b" * 100)
+    assert file_identity(path) != before
+
+
+def test_running_sums_of_a_large_corpus_are_a_file_that_all_processes_map(tmp_path, monkeypatch):
+    """The samples are the same with the file and without; other data has another file."""
+    monkeypatch.setattr(documents, "_WORTH_CACHING", 5)
+    cache, config = IndexCache(tmp_path / "cache"), BlankInfillingConfig(seq_length=32)
+    for number in range(2):
+        corpus = random_documents([20, 50, 7, 300, 12, 9], seed=number)
+        with IndexedDatasetWriter(tmp_path / "train", np.uint16, overwrite=True) as writer:
+            for document in range(len(corpus)):
+                writer.add(corpus[document])
+        plain = GLMBlankDataset(corpus, NumberTokenizer(), config, 1)
+        for _ in range(2):
+            made = GLMBlankDataset(IndexedDataset(tmp_path / "train"), NumberTokenizer(), config, 1, cache)
+            for index in range(len(plain)):
+                assert made.sample(1, index)["tokens"].tolist() == plain.sample(1, index)["tokens"].tolist()
+        assert len(list((tmp_path / "cache").glob("cumulative-*.npy"))) == number + 1
