@@ -90,7 +90,9 @@ def verify_body(argv: list[str]) -> int:
     problems = verify(config.data.data)
     if problems:
         raise UserError("\n".join([f"{config.data.data}: {len(problems)} things are wrong", *problems]))
-    print(f"{config.data.data}: all files are as ftk-preprocess wrote them")
+    recorded = (Path(config.data.data) / "preprocess.json").exists()
+    what = "all files are as ftk-preprocess wrote them" if recorded else "the indexes are whole"
+    print(f"{config.data.data}: {what}")
     return 0
 
 

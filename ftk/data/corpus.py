@@ -15,11 +15,14 @@ import numpy.typing as npt
 
 from ftk.data.composition import ComposedCorpus, CompositionConfig
 from ftk.data.folder_layout import SplitFiles, find_splits
+from ftk.data.indexed_check import forget_pages
 from ftk.data.indexed_dataset import IndexedDataset
 from ftk.errors import UserError
 from ftk.registry import register_dataset
 from ftk.tokenizers import build_tokenizer, find_description, load_tokenizer
 from ftk.tokenizers.base import Tokenizer
+
+_SLICE = 1 << 20  # sequences looked at together
 
 
 class Documents(Protocol):
@@ -230,7 +233,7 @@ class IndexedFolder:
         dataset = IndexedDataset(self.folder / name)
         if len(dataset) == 0:
             raise UserError(f"{self.folder / name}.idx holds no documents")
-        return dataset if dataset.num_documents == len(dataset) else GroupedDocuments(dataset)
+        return as_documents(dataset)
 
     def _dictionary(self, side: int) -> Path:
         languages = {files.languages[side] for files in self.files.values()}
@@ -253,6 +256,22 @@ class IndexedFolder:
             return None if tokenizer is None else tokenizer["fingerprint"]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{record} is damaged ({error}); run ftk-data verify {self.folder}") from error
+
+
+def as_documents(dataset: IndexedDataset) -> IndexedDataset | GroupedDocuments:
+    """The dataset itself where each document is one sequence, as ftk writes them."""
+    if dataset.num_documents != len(dataset):
+        return GroupedDocuments(dataset)
+    if dataset.dialect != "fairseq":
+        dataset.check()
+        at = dataset.layout.marks_at
+        for first in range(0, len(dataset), _SLICE):  # 0, 1, 2, ...? Empty documents can make up the number
+            count = min(_SLICE, len(dataset) - first)
+            marks = np.frombuffer(dataset.index, "<i8", count=count, offset=at + 8 * first)
+            if not np.array_equal(marks, np.arange(first, first + count)):
+                return GroupedDocuments(dataset)
+            forget_pages(dataset.index, at + 8 * first, at + 8 * (first + count))
+    return dataset
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -38,29 +38,33 @@ def verify(folder: str | Path) -> list[str]:
     """Compares the files of a data folder with its `preprocess.json` and with themselves.
 
     Args:
-        folder: written by ftk-preprocess.
+        folder: written by ftk-preprocess or `ftk-data convert`. Of one that Megatron or fairseq wrote, which has no
+            `preprocess.json`, the indexes are checked.
 
     Returns:
         one line for each thing that is wrong; [] if nothing is.
 
     Raises:
-        UserError: it is no folder, or it has no readable `preprocess.json`.
+        UserError: it is no folder, it holds no `.idx` file, or its `preprocess.json` is damaged.
     """
     folder = _data_folder(folder)
     try:
         record = read_record(folder)
         files: dict[str, dict[str, Any]] = record["files"]
         splits: dict[str, dict[str, Any]] = record["splits"]
-        vocab_size, fingerprint = record["tokenizer"]["vocab_size"], record["tokenizer"]["fingerprint"]
+        tokenizer: dict[str, Any] | None = record["tokenizer"]  # None: converted to what has none
+        vocab_size, fingerprint = (tokenizer["vocab_size"], tokenizer["fingerprint"]) if tokenizer else (None, None)
     except FileNotFoundError:
-        raise UserError(f"{folder / RECORD}: no such file; give a folder written by ftk-preprocess") from None
+        return [problem for split in _splits(folder) for problem in _wrong_split(folder, split, {}, None)]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / RECORD}: damaged ({error}); run ftk-preprocess again") from error
     problems = list(_wrong_files(folder, files))
     problems += [f"{folder / name}: not listed in {RECORD}" for name in foreign_files(folder)]
     for split, counts in splits.items():
-        problems += _wrong_split(folder, split, counts, vocab_size)
-    problems += _wrong_tokenizer(folder, fingerprint)
+        if (folder / f"{split}.idx").exists() or f"{split}.idx" in files:  # not where ids were turned into text
+            problems += _wrong_split(folder, split, counts, vocab_size)
+    if fingerprint is not None and any(name.startswith("tokenizer/") for name in files):
+        problems += _wrong_tokenizer(folder, fingerprint)
     return problems
 
 
@@ -119,11 +123,11 @@ def _wrong_files(folder: Path, files: dict[str, dict[str, Any]]) -> Iterator[str
             yield f"{path}: missing"
         elif path.stat().st_size != expected["bytes"]:
             yield f"{path}: {path.stat().st_size} bytes, {RECORD} says {expected['bytes']}"
-        elif sha256_of(path) != expected["sha256"]:
+        elif "sha256" in expected and sha256_of(path) != expected["sha256"]:
             yield f"{path}: its sha256 is not the one in {RECORD}; the content has changed"
 
 
-def _wrong_split(folder: Path, split: str, counts: dict[str, Any], vocab_size: int) -> Iterator[str]:
+def _wrong_split(folder: Path, split: str, counts: dict[str, Any], vocab_size: int | None) -> Iterator[str]:
     try:
         dataset = IndexedDataset(folder / split)
         tokens = dataset.tokens
@@ -131,9 +135,9 @@ def _wrong_split(folder: Path, split: str, counts: dict[str, Any], vocab_size: i
         yield str(error)
         return
     for what, found in (("documents", dataset.num_documents), ("tokens", dataset.num_tokens)):
-        if found != counts[what]:
+        if found != counts.get(what, found):
             yield f"{folder / split}: {found} {what}, {RECORD} says {counts[what]}"
-    for start in range(0, tokens.size, _CHUNK_TOKENS):
+    for start in range(0, tokens.size if vocab_size is not None else 0, _CHUNK_TOKENS):
         part = tokens[start : start + _CHUNK_TOKENS]
         if part.min() < 0 or part.max() >= vocab_size:
             wrong = part.min() if part.min() < 0 else part.max()

@@ -17,31 +17,34 @@ from ftk.errors import UserError
 RECORD = "preprocess.json"
 
 
-def check_destination(destination: Path, overwrite: bool) -> None:
+def check_destination(destination: Path, overwrite: bool, name: str | None = None) -> None:
     """Refuses a destination that cannot be written, or whose replacement could lose what is not ours.
+
+    Args:
+        destination: the folder.
+        overwrite: whether it may exist.
+        name: what it is called in messages; `--destdir ...` by default.
 
     Raises:
         UserError: it is a file, it is not empty and `overwrite` is off, or it holds files that its
             `preprocess.json` does not list.
     """
+    name = f"--destdir {destination}" if name is None else name
     if not destination.exists() and not destination.is_symlink():
         for parent in destination.parents:
             if parent.exists() and not parent.is_dir():
-                raise UserError(f"--destdir {destination}: {parent} is a file, not a folder")
+                raise UserError(f"{name}: {parent} is a file, not a folder")
         return
     if not destination.is_dir():
-        raise UserError(f"--destdir {destination}: a file, not a folder; choose another name")
+        raise UserError(f"{name}: a file, not a folder; choose another name")
     if not any(destination.iterdir()):
         return
     if not overwrite:
-        raise UserError(f"--destdir {destination}: exists already; choose another, or replace it with --overwrite")
+        raise UserError(f"{name}: exists already; choose another, or replace it with --overwrite")
     foreign = foreign_files(destination)
     if foreign:
         shown = ", ".join(foreign[:3]) + (" ..." if len(foreign) > 3 else "")
-        raise UserError(
-            f"--destdir {destination}: holds what ftk-preprocess did not write ({shown}); "
-            "move that away, or choose another folder"
-        )
+        raise UserError(f"{name}: holds what ftk did not write ({shown}); move that away, or choose another folder")
 
 
 def foreign_files(folder: Path) -> list[str]:
@@ -59,17 +62,18 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def whole_folder(destination: Path, overwrite: bool) -> Iterator[Path]:
+def whole_folder(destination: Path, overwrite: bool, name: str | None = None) -> Iterator[Path]:
     """A folder to write to; when the block ends it takes its place, and on an error it vanishes.
 
     Args:
         destination: final place; its parents are made.
         overwrite: replace what stands there, within the limits of `check_destination`.
+        name: what it is called in messages.
 
     Yields:
         an empty folder beside `destination`.
     """
-    check_destination(destination, overwrite)
+    check_destination(destination, overwrite, name)
     destination = destination.resolve()
     destination.parent.mkdir(parents=True, exist_ok=True)
     part = destination.with_name(f"{destination.name}.tmp-{os.getpid()}")
@@ -82,7 +86,7 @@ def whole_folder(destination: Path, overwrite: bool) -> Iterator[Path]:
             else:
                 _sync_file(path)
         sync_folder(part)
-        check_destination(destination, overwrite)  # somebody may have written there meanwhile
+        check_destination(destination, overwrite, name)  # somebody may have written there meanwhile
         _replace(part, destination)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

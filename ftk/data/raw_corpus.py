@@ -149,13 +149,13 @@ class RawCorpus:
 
     def texts(self, split: str) -> Iterator[str]:
         """The documents of a split as text, one after the other."""
-        yield from _texts(self._files(split).sources, self.config)
+        yield from read_texts(self._files(split).sources, self.config)
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """The sources and targets of a split as text."""
         files = self._files(split)
         for source, target in zip(files.sources, files.targets, strict=True):
-            yield from _pairs(source, target, self.config)
+            yield from read_pairs(source, target, self.config)
 
     def _split(self, split: str) -> tuple[TokenizedDocuments, TokenizedDocuments | None]:
         if split not in self._read:
@@ -213,7 +213,7 @@ class RawCorpus:
         return self.files[split]
 
 
-def _texts(paths: Sequence[str], config: RawCorpusConfig) -> Iterator[str]:
+def read_texts(paths: Sequence[str], config: RawCorpusConfig) -> Iterator[str]:
     skipped: Counter[str] = Counter()
 
     def skip(problem: Problem) -> None:
@@ -231,7 +231,7 @@ def _texts(paths: Sequence[str], config: RawCorpusConfig) -> Iterator[str]:
     _warn(", ".join(paths), skipped)
 
 
-def _pairs(source: str, target: str, config: RawCorpusConfig) -> Iterator[tuple[str, str]]:
+def read_pairs(source: str, target: str, config: RawCorpusConfig) -> Iterator[tuple[str, str]]:
     """Line i of one file with line i of the other."""
     skipped: Counter[str] = Counter()
     for number, sides in enumerate(itertools.zip_longest(_lines(source, config), _lines(target, config)), start=1):

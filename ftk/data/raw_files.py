@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ftk.data.output_folder import RECORD
 from ftk.data.text import compressed_suffix
 from ftk.errors import UserError
 
@@ -55,7 +56,7 @@ def find_raw_files(data: str, source_lang: str, target_lang: str) -> dict[str, R
 def _of_folder(folder: Path, source_lang: str, target_lang: str) -> dict[str, RawFiles]:
     texts: dict[str, RawFiles] = {}
     sides: dict[str, dict[str, list[str]]] = {}
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name != RECORD):
         plain = Path(_uncompressed(path.name))
         if plain.suffix.lower() in _SUFFIXES:
             texts.setdefault(plain.stem, RawFiles()).sources.append(str(path))
