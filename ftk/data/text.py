@@ -200,9 +200,9 @@ def cut_file(path: str, kind: str, part_bytes: int = BLOCK_BYTES) -> Iterator[Pa
     first = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
     size = status.st_size
     step = part_bytes if kind != "file" else max(size, 1)
-    for begin in range(0 if size > first else size, size, step):
+    for begin in range(first, size, step):
         end = min(begin + step, size)
-        yield Part(path, kind, max(begin, first), end, is_first=begin == 0, is_last=end == size)
+        yield Part(path, kind, begin, end, is_first=begin == first, is_last=end == size)
 
 
 def read_part(part: Part) -> Block:

@@ -4,9 +4,9 @@
     python scripts/benchmark/preprocess.py --quick
 
 The library: so many processes, each with its share of the texts in memory as strings and its tokenizer loaded,
-call `SentencePieceProcessor.encode` (one thread) or `Tokenizer.encode_batch_fast(...)` and `.ids` on 128 KiB
-of text at a time (with 1 MiB it is slower); the time is from the moment that all are ready to the moment that the last is done. Nothing is
-read, parsed, filtered, written or checked.
+call `SentencePieceProcessor.encode` (one thread) or `Tokenizer.encode_batch_fast(...)` and `.ids` on 128 KiB of
+text at a time (with 1 MiB it is slower); the time is from the moment that all are ready to the moment that the
+last is done. Nothing is read, parsed, filtered, written or checked.
 
 Ours: the whole command in a process of its own, from its start to its end: starting Python, loading the
 tokenizer, reading the file, encoding, writing, checksums, flushing to the disk. Rates are bytes of the text file
