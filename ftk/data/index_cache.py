@@ -139,6 +139,9 @@ def _locked(path: Path, timeout_seconds: float) -> Iterator[bool]:
                     yield False
                     return
                 time.sleep(_POLL_SECONDS)
-        yield True
+        try:
+            yield True
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # at once, even if a child process has inherited the file
     finally:
-        os.close(descriptor)  # and with it the lock
+        os.close(descriptor)

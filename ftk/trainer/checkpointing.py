@@ -102,6 +102,8 @@ class Checkpoints:
     def release(self) -> None:
         """Let others train in this folder."""
         if self._lock is not None:
+            if fcntl is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: data workers have inherited the file
             self._lock.close()
             self._lock = None
 
