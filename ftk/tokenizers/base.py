@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
+from ftk.tokenizers._texts import all_plain
 from ftk.tokenizers.command_tokens import CommandToken, CommandTokenSplitter
 from ftk.tokenizers.files import VocabularyFile, save_files
 
@@ -144,11 +145,9 @@ class Tokenizer(ABC):
 
         With TOKENIZERS_PARALLELISM=false in the environment (worker processes), one thread does it.
         """
-        try:
-            "".join(texts).encode("utf-8")  # one test for all of them; a pair of halves from two texts is no pair
-        except UnicodeEncodeError:
-            texts = [well_formed(text) for text in texts]
-        return self._encode_texts(["" if text.isspace() else text for text in texts])
+        if not all_plain(texts):
+            texts = ["" if text.isspace() else well_formed(text) for text in texts]
+        return self._encode_texts(list(texts))
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
