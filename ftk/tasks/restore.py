@@ -43,6 +43,8 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
     with naming_plugin(common.get("user_dir")):
         kept = {key: value for key, value in sections["dataset"].items() if key != "data_weights"}  # of other corpora
         sections["dataset"] = {**kept, _place_of_data(sections["dataset"]): data}
+        if kept.get("tokenizer_folder") is not None:  # on the machine of the training; the checkpoint has its own
+            sections["dataset"]["tokenizer_folder"] = str(folder)
         parts = build(RestoredParts, sections)
     task: Task = parts.task.build(corpus=parts.dataset.build(), seed=common.get("seed", 1))
     trained_with = load_tokenizer(folder)
