@@ -130,17 +130,14 @@ def _sorted_places(
     if ordering.short_first:
         bounds = ordering.limits.cut(sizes)
         start = int(bounds[-1 if ordering.short_first < 0 else min(ordering.short_first, len(bounds) - 1)])
-        places[:start] = np.argsort(sizes[:start], kind="stable")
+        places[:start] = sort_windows(sizes[:start], start)
     if not ordering.window or start == total:
         return places, None
-    # Every other window runs from long to short, so that the batch across two windows has similar lengths, too.
-    windows = np.arange(total - start, dtype=np.int64) // ordering.window
-    lengths = sizes[start:].astype(np.int64)
-    rest = np.lexsort((np.where(windows & 1, -lengths, lengths), windows))
-    bounds = ordering.limits.cut(lengths[rest])
+    rest = sort_windows(sizes[start:], ordering.window)
+    bounds = ordering.limits.cut(sizes[start:][rest])
     key = SampleRandom(seed, epoch, _BATCH_STREAM).word()
     batches = np.arange(len(bounds) - 1, dtype=np.int64)
-    shuffled = np.lexsort((hash_uniform(key, epoch, batches), windows[bounds[:-1]]))
+    shuffled = np.lexsort((hash_uniform(key, epoch, batches), bounds[:-1] // ordering.window))
     counts = np.diff(bounds)[shuffled]
     ends = np.cumsum(counts)
     # one batch after the other, each the samples bounds[b] .. bounds[b + 1] - 1 of `rest`
@@ -148,6 +145,33 @@ def _sorted_places(
     places[start:] = start + rest[np.arange(total - start, dtype=np.int64) + shifts]
     first = ordering.limits.cut(sizes[places[:start]])
     return places, np.concatenate([first, start + ends])
+
+
+def sort_windows(sizes: NDArray[np.integer], window: int) -> NDArray[np.int64]:
+    """The places of `sizes`, sorted by size in each window; in every other one from large to small.
+
+    So the batch across two windows has similar lengths, too. Place, size and window make one number of 64 bits: it is
+    much faster to sort than three, and, since no two are equal, comes out the same on every processor.
+
+    Args:
+        sizes: [N], none negative.
+        window: how many successive ones are sorted together, at least 1 where there are any.
+
+    Returns:
+        int64 [N].
+    """
+    if not len(sizes):
+        return np.empty(0, dtype=np.int64)
+    places = np.arange(len(sizes), dtype=np.int64)
+    windows = places // window
+    span = int(sizes.max()) + 1
+    keys = sizes.astype(np.int64)
+    np.subtract(span - 1, keys, out=keys, where=(windows & 1).astype(np.bool_))
+    keys += windows * span
+    keys *= window
+    keys += places - windows * window
+    keys.sort()
+    return windows * window + keys % window
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftk.data.iterator import EpochBatchIterator
-from ftk.data.order import Limits, Ordering, order_epoch
+from ftk.data.order import Limits, Ordering, order_epoch, sort_windows
 from ftk.errors import UserError
 
 
@@ -81,6 +81,16 @@ def test_sorting_moves_samples_within_their_windows_only(count, ordering, epoch)
         for stop in range(first + ordering.window, count, ordering.window):  # a batch may lie across two windows
             before, after = set(made.indices[:stop]), set(plain.indices[:stop])
             assert len(before - after) <= most
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=80), st.integers(1, 100))
+@settings(max_examples=200, deadline=None)
+def test_windows_are_sorted_up_and_down(sizes, window):
+    expected = []
+    for number, start in enumerate(range(0, len(sizes), window)):
+        places = range(start, min(start + window, len(sizes)))
+        expected += sorted(places, key=lambda place: (-sizes[place] if number % 2 else sizes[place], place))
+    assert sort_windows(np.array(sizes, dtype=np.int32), window).tolist() == expected
 
 
 def test_length_windows_save_padding_and_shuffle_batches():
