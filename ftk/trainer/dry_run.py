@@ -69,7 +69,7 @@ def mixture_lines(dataset: BlendedDataset, samples: int) -> list[str]:
         dataset: the blend.
         samples: of the whole run.
     """
-    names = ("corpus", "tokens", "samples", "share", "per epoch", "passes in an epoch", "in the run")
+    names = ("corpus", "tokens", "samples", "share", "per epoch", "passes per epoch", "passes in all")
     rows = [names]
     for share in dataset.table():
         passes = share.passes * samples / dataset.samples_per_epoch
