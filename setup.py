@@ -29,5 +29,5 @@ setup(
         [extension(source) for source in sorted(ROOT.glob("ftk/**/*.pyx"))],
         build_dir="build/cython",  # keeps the generated C out of the package
         compiler_directives={"language_level": "3", "boundscheck": False, "wraparound": False, "cdivision": True},
-    )
+    ),
 )

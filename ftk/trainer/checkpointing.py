@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,6 +42,7 @@ except ImportError:  # not a Unix
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
+LOCK_WAIT_SECONDS = 12.0  # data workers of a run that was killed hold its lock until they notice, some seconds later
 
 
 class Checkpoints:
@@ -88,15 +90,21 @@ class Checkpoints:
         if self._lock is not None or fcntl is None:
             return
         lock = open(self.folder / LOCK, "w")  # noqa: SIM115
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.close()
-            raise UserError(
-                f"--save-dir {self.folder}: another ftk-train is running in it; name another folder"
-            ) from error
-        except OSError as error:  # a file system without locks
-            logger.warning("%s: cannot be locked (%s); do not train in it twice at once", self.folder, error.strerror)
+        deadline = time.monotonic() + LOCK_WAIT_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    continue
+                lock.close()
+                raise UserError(
+                    f"--save-dir {self.folder}: another ftk-train is running in it; name another folder"
+                ) from error
+            except OSError as error:  # a file system without locks
+                logger.warning("%s: cannot be locked (%s); do not train in it twice", self.folder, error.strerror)
+            break
         self._lock = lock
 
     def release(self) -> None:

@@ -227,7 +227,8 @@ def test_options_out_of_range_are_named(config, error):
     assert list(config.validate()) == [error]
 
 
-def test_two_runs_in_one_folder_are_refused(tmp_path):
+def test_two_runs_in_one_folder_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("ftk.trainer.checkpointing.LOCK_WAIT_SECONDS", 0.3)
     first = toy_trainer(tmp_path)
     with pytest.raises(UserError, match="another ftk-train is running in it"):
         toy_trainer(tmp_path)
