@@ -17,7 +17,7 @@ def extension(source: Path) -> Extension:
         [str(source.relative_to(ROOT))],
         include_dirs=[numpy.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-        extra_compile_args=["-O3"],
+        extra_compile_args=["-O3", "-g0"],
     )
 
 
