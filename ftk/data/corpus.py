@@ -226,7 +226,10 @@ class IndexedFolder:
 
     def _files(self, split: str) -> SplitFiles:
         if split not in self.files:
-            raise UserError(f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())}")
+            raise UserError(
+                f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())} "
+                f"(--valid-subset none trains without validation)"
+            )
         return self.files[split]
 
     def _open(self, name: str) -> IndexedDataset | GroupedDocuments:

@@ -209,7 +209,10 @@ class RawCorpus:
 
     def _files(self, split: str) -> RawFiles:
         if split not in self.files:
-            raise UserError(f"{self.config.data} has no split {split!r}; there are: {', '.join(self.splits())}")
+            raise UserError(
+                f"{self.config.data} has no split {split!r}; there are: {', '.join(self.splits())} "
+                f"(--valid-subset none trains without validation)"
+            )
         return self.files[split]
 
 
