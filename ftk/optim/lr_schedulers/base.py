@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,7 @@ class DecayConfig(LRSchedulerConfig):
             yield f"decay_updates is {self.decay_updates}; it must be 0 or more"
 
 
-class LRScheduler:
+class LRScheduler(ABC):
     """A linear warm-up to `base_lr`, then what `decayed` says, never below the floor.
 
     With W warm-up updates, the n-th update done before (n from 0) has
@@ -89,18 +90,18 @@ class LRScheduler:
             return self.warmup_init_lr + (self.base_lr - self.warmup_init_lr) * progress
         return max(self.floor, self.decayed(num_updates - self.warmup_updates))
 
+    @abstractmethod
     def decayed(self, num_decayed: int) -> float:
         """The learning rate `num_decayed` updates after the warm-up, before the floor is applied."""
-        raise NotImplementedError
 
-    def observe(self, metric: float) -> None:
+    def observe(self, metric: float) -> None:  # noqa: B027 (optional)
         """Hears the validation metric after each validation; schedules that react to it remember it."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the schedule remembers, JSON-able; nothing for a pure function of the number of updates."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
         """Takes back what `state_dict` gave."""
 
 
@@ -109,17 +110,20 @@ class DecayingScheduler(LRScheduler):
 
     def __init__(self, config: DecayConfig, *, base_lr: float, total_updates: int | None = None) -> None:
         super().__init__(config, base_lr=base_lr, total_updates=total_updates)
-        self.decay_updates = config.decay_updates
-        if not self.decay_updates:
-            self.decay_updates = max(1, known(total_updates, "a decay") - self.warmup_updates)
+        self.decay_updates = decay_length(config, self.warmup_updates, total_updates)
 
     def decayed(self, num_decayed: int) -> float:
         remaining = self.remaining(min(1.0, num_decayed / self.decay_updates))
         return self.floor + (self.base_lr - self.floor) * remaining
 
+    @abstractmethod
     def remaining(self, progress: float) -> float:
         """Share of the way from the floor to the peak that is left at `progress` in [0, 1]: from 1 to 0."""
-        raise NotImplementedError
+
+
+def decay_length(config: DecayConfig, warmup_updates: int, total_updates: int | None) -> int:
+    """Updates that a decay takes: those of the options, or the rest of the run after the warm-up."""
+    return config.decay_updates or max(1, known(total_updates, "a decay") - warmup_updates)
 
 
 def known(total_updates: int | None, what: str) -> int:

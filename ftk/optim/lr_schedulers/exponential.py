@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ftk.optim.lr_schedulers.base import DecayConfig, DecayingScheduler
+from ftk.optim.lr_schedulers.base import DecayConfig, LRScheduler, decay_length
 from ftk.registry import register_lr_scheduler
 
 
@@ -25,11 +25,12 @@ class ExponentialConfig(DecayConfig):
 
 
 @register_lr_scheduler("exponential", config=ExponentialConfig)
-class Exponential(DecayingScheduler):
+class Exponential(LRScheduler):
     """base_lr * decay_rate ** (updates after the warm-up / decay_updates), on and on down to the floor."""
 
     def __init__(self, config: ExponentialConfig, *, base_lr: float, total_updates: int | None = None) -> None:
         super().__init__(config, base_lr=base_lr, total_updates=total_updates)
+        self.decay_updates = decay_length(config, self.warmup_updates, total_updates)
         self.decay_rate = config.decay_rate
 
     def decayed(self, num_decayed: int) -> float:
