@@ -6,12 +6,15 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 Sums = Mapping[str, tuple[Tensor, Tensor]]
+
+PARTS = ("data", "forward_backward", "optimizer", "wait", "log", "validation", "checkpoint")
+"""What the time is split into, see docs/training.md. "wait": the host waits for the device at a log line."""
 
 
 class Meters:
@@ -48,6 +51,26 @@ class Meters:
         }
 
 
+class Lap(NamedTuple):
+    """What went by between two lines.
+
+    Attributes:
+        seconds: time of training, without what was put aside (validation, saving).
+        wall_seconds: all of the time.
+        parts: seconds of the wall time by name.
+    """
+
+    seconds: float
+    wall_seconds: float
+    parts: dict[str, float]
+
+    def shares(self) -> dict[str, float]:
+        """The wall time split: `NAME_share` for each of `PARTS`, and `other_share` for what no part counted."""
+        wall = max(self.wall_seconds, 1e-9)
+        shares = {f"{name}_share": self.parts.get(name, 0.0) / wall for name in PARTS}
+        return shares | {"other_share": max(0.0, 1.0 - sum(shares.values()))}
+
+
 class Stopwatch:
     """Time spent on a run, earlier processes included, and time between two lines without what was put aside.
 
@@ -59,28 +82,33 @@ class Stopwatch:
     def __init__(self, previous_seconds: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._began = clock() - previous_seconds
-        self._lap_began = clock()
+        self._lap_began = self._counted_until = clock()
+        self._aside = 0.0  # seconds of this lap
+        self._open: list[str] = []  # parts that we are in, the innermost last
         self._parts: dict[str, float] = {}  # seconds of this lap, by name
 
     def seconds(self) -> float:
         """The run's time until now."""
         return self._clock() - self._began
 
-    def lap(self) -> float:
-        """Seconds since the last lap, without those put aside; begins a new lap."""
-        now = self._clock()
-        seconds, self._lap_began = now - self._lap_began, now
-        self._parts = {}
-        return seconds
+    def lap(self) -> Lap:
+        """What went by since the last lap; begins a new one. A part that is open goes on in the new lap."""
+        now = self._count()
+        wall = now - self._lap_began
+        lap = Lap(wall - self._aside, wall, self._parts)
+        self._lap_began, self._aside, self._parts = now, 0.0, {}
+        return lap
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What happens inside is counted under a name, as a part of the lap."""
-        began = self._clock()
+        """What happens inside is counted under a name; what a part inside of it counts is not counted twice."""
+        self._count()
+        self._open.append(name)
         try:
             yield
         finally:
-            self._parts[name] = self._parts.get(name, 0.0) + self._clock() - began
+            self._count()
+            self._open.pop()
 
     def parts(self) -> dict[str, float]:
         """Seconds of the present lap by name."""
@@ -88,12 +116,20 @@ class Stopwatch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What happens inside (validation, saving) does not count into the lap."""
+        """What happens inside (validation, saving) does not count into the lap's time of training."""
         began = self._clock()
         try:
             yield
         finally:
-            self._lap_began += self._clock() - began
+            self._aside += self._clock() - began
+
+    def _count(self) -> float:
+        """Give the time since the last call to the innermost open part; returns the time now."""
+        now = self._clock()
+        if self._open:
+            self._parts[self._open[-1]] = self._parts.get(self._open[-1], 0.0) + now - self._counted_until
+        self._counted_until = now
+        return now
 
 
 class TrainingFigures:
@@ -106,6 +142,7 @@ class TrainingFigures:
 
     def __init__(self, device: torch.device, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
+        self.last_lap = Lap(0.0, 0.0, {})  # of the last record
         self._meters = Meters(device)
         self._skipped = torch.zeros(2, dtype=torch.int64, device=device)  # altogether, in a row until now
         self._num_updates = self._num_tokens = self._num_targets = 0  # of this process, since the last record
@@ -131,16 +168,17 @@ class TrainingFigures:
 
         Averages are NaN where every update was skipped.
         """
-        sums = self._meters.read()
-        values = averages(sums)
-        waited = self.stopwatch.parts().get("data", 0.0)
-        seconds = max(self.stopwatch.lap(), 1e-9)
-        loss = values.pop("loss", math.nan)
-        record = {"loss": loss, "ppl": perplexity(loss), "gnorm": values.pop("gnorm", math.nan), **values}
+        with self.stopwatch.part("wait"):
+            sums = self._meters.read()
+        self.last_lap = self.stopwatch.lap()
+        seconds = max(self.last_lap.seconds, 1e-9)
+        losses = averages(sums)
+        head = {"loss": losses.pop("loss", math.nan), "ppl": math.nan, "gnorm": losses.pop("gnorm", math.nan)}
+        record = with_perplexities({**head, **losses})
         record["tokens_per_second"] = self._num_tokens / seconds
         record["target_tokens_per_second"] = self._num_targets / seconds
         record["updates_per_second"] = self._num_updates / seconds
-        record["data_share"] = waited / seconds  # of the time, spent waiting for batches
+        record |= self.last_lap.shares()
         self._meters.reset()
         self._num_updates = self._num_tokens = self._num_targets = 0
         return record
@@ -166,3 +204,18 @@ def averages(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 def perplexity(loss: float) -> float:
     """exp(loss) of a loss in nats, with the loss capped at 20 as in the original GLM."""
     return math.exp(min(loss, 20.0))
+
+
+def with_perplexities(record: dict[str, float]) -> dict[str, float]:
+    """The record with `ppl`, and `ppl_NAME` beside each `loss_NAME`.
+
+    Under label smoothing (there is an `nll_loss`) perplexity is that of the likelihood without it; the objectives'
+    losses are smoothed, and no perplexity can be given for them.
+    """
+    made = {}
+    for name, value in record.items():
+        made[name] = value
+        if name.startswith("loss_") and name != "loss_scale" and "nll_loss" not in record:
+            made[f"ppl_{name.removeprefix('loss_')}"] = perplexity(value)
+    made["ppl"] = perplexity(record.get("nll_loss", record["loss"]))
+    return made

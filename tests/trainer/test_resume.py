@@ -14,6 +14,7 @@ import ftk.checkpoint.save
 from ftk.checkpoint import BrokenCheckpoint, read_trainer_state, save_checkpoint
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
+from ftk.trainer.metrics import PARTS
 from ftk.trainer.trainer import Trainer
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
@@ -23,7 +24,10 @@ TIMES = {
     "tokens_per_second",
     "target_tokens_per_second",
     "updates_per_second",
-    "data_share",
+    "flops_per_second",
+    "peak_memory_bytes",
+    "other_share",
+    *(f"{name}_share" for name in PARTS),
 }
 OPTIONS = {
     "training__max_update": 17,
