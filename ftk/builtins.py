@@ -40,7 +40,12 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "inverse_sqrt": "ftk.optim.lr_schedulers.inverse_sqrt",
         "linear": "ftk.optim.lr_schedulers.annealing",
         "noam": "ftk.optim.lr_schedulers.inverse_sqrt",
+        "one_cycle": "ftk.optim.lr_schedulers.one_cycle",
         "polynomial": "ftk.optim.lr_schedulers.annealing",
+        "reduce_on_plateau": "ftk.optim.lr_schedulers.reduce_on_plateau",
+        "step": "ftk.optim.lr_schedulers.step",
+        "tri_stage": "ftk.optim.lr_schedulers.tri_stage",
+        "warmup_stable_decay": "ftk.optim.lr_schedulers.warmup_stable_decay",
     },
     "dataset": {
         "indexed": "ftk.data.corpus",

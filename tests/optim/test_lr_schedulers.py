@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
 import pytest
 
+from ftk.config import compose
 from ftk.errors import UserError
 from ftk.registry import LR_SCHEDULERS
+from ftk.trainer.train_config import TrainConfig
 
 TABLES = [
     # name, options, base lr, total updates, {updates done before: learning rate}
@@ -42,7 +45,55 @@ TABLES = [
         {0: 2 / 4 * 1 / 8, 1: 2 / 4 * 2 / 8, 3: 2 / 4 / 2, 8: 2 / 4 / 3, 15: 2 / 4 / 4},
     ),
     ("noam", {"warmup_updates": 4, "model_size": 1, "min_lr": 0.25}, 1.0, None, {3: 0.5, 15: 0.25, 99: 0.25}),
+    ("step", {"step_updates": 3, "gamma": 0.5}, 1.0, None, {0: 1.0, 2: 1.0, 3: 0.5, 6: 0.25, 30: 2**-10}),
+    (
+        "step",
+        {"milestones": [4, 6], "warmup_updates": 2},
+        1.0,
+        None,
+        {0: 0.5, 1: 1.0, 3: 1.0, 4: 0.1, 6: 0.01, 99: 0.01},
+    ),
+    ("step", {"milestones": [4], "min_lr_ratio": 0.5}, 2.0, None, {3: 2.0, 4: 1.0}),
+    (
+        "tri_stage",
+        {"warmup_updates": 2, "hold_updates": 3, "decay_updates": 2},
+        1.0,
+        None,
+        {0: 0.5, 4: 1.0, 6: 0.1, 9: 0.01},
+    ),
+    (
+        "warmup_stable_decay",
+        {"warmup_updates": 2, "decay_updates": 4},
+        1.0,
+        20,
+        {0: 0.5, 2: 1.0, 16: 1.0, 18: 0.5, 20: 0.0},
+    ),
+    (
+        "warmup_stable_decay",
+        {"decay_ratio": 0.2, "min_lr": 0.2},
+        1.0,
+        20,
+        {16: 1.0, 17: 0.8, 18: 0.6, 20: 0.2, 30: 0.2},
+    ),
+    ("warmup_stable_decay", {"decay_shape": "1-sqrt"}, 1.0, 40, {36: 1.0, 37: 0.5, 40: 0.0}),
+    (
+        "warmup_stable_decay",
+        {"decay_shape": "cosine", "decay_updates": 4},
+        1.0,
+        8,
+        {4: 1.0, 5: (1 + math.sqrt(0.5)) / 2, 6: 0.5},
+    ),
+    ("one_cycle", {"anneal": "linear"}, 1.0, 10, {0: 0.36, 1: 0.68, 2: 1.0, 3: 1.0, 10: 4e-6, 50: 4e-6}),
+    (
+        "one_cycle",
+        {"warmup_updates": 2, "min_lr": 0.2, "warmup_init_lr": 0.5, "anneal": "linear"},
+        1.0,
+        6,
+        {0: 0.75, 4: 0.6, 6: 0.2},
+    ),
+    ("reduce_on_plateau", {"warmup_updates": 2}, 1.0, None, {0: 0.5, 1: 1.0, 1000: 1.0}),
 ]
+NEEDED = {"step": {"step_updates": 20}}  # options without which a schedule does not exist
 
 
 @pytest.mark.parametrize(("name", "options", "base_lr", "total_updates", "table"), TABLES)
@@ -51,16 +102,18 @@ def test_learning_rates_are_those_of_the_table(name, options, base_lr, total_upd
     assert {n: schedule.lr(n) for n in table} == pytest.approx(table, rel=1e-12, abs=1e-15)
 
 
-@pytest.mark.parametrize("name", LR_SCHEDULERS.names())
+@pytest.mark.parametrize("name", [name for name in LR_SCHEDULERS.names() if name != "one_cycle"])  # rises otherwise
 def test_the_warm_up_is_linear_and_the_floor_holds(name):
-    schedule = build(name, {"warmup_updates": 10, "min_lr_ratio": 0.3}, 1.0, 50)
+    schedule = build(name, {"warmup_updates": 10, "min_lr_ratio": 0.3, **NEEDED.get(name, {})}, 1.0, 50)
     peak = schedule.lr(9)
     assert [schedule.lr(n) for n in range(10)] == pytest.approx([peak * (n + 1) / 10 for n in range(10)])
     assert min(schedule.lr(n) for n in range(10, 1000)) >= 0.3 * peak * (1 - 1e-12)
     assert max(schedule.lr(n) for n in range(1000)) <= peak
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "exponential"])
+@pytest.mark.parametrize(
+    "name", ["linear", "cosine", "polynomial", "exponential", "tri_stage", "one_cycle", "warmup_stable_decay"]
+)
 def test_a_decay_without_a_length_is_refused(name):
     with pytest.raises(UserError, match="--max-update"):
         build(name, {}, 1.0, None)
@@ -85,6 +138,22 @@ def test_the_published_schedule_of_glm_base():
         ("exponential", {"decay_rate": 1.5}, r"decay_rate is 1.5; it must be in \(0, 1\]"),
         ("noam", {}, "noam needs a warm-up"),
         ("noam", {"model_size": 0, "warmup_updates": 1}, "model_size is 0"),
+        ("step", {}, "give one of them"),
+        ("step", {"step_updates": 2, "milestones": [3]}, "give one of them"),
+        ("step", {"step_updates": -2}, "step_updates is -2; it must be 1 or more"),
+        ("step", {"milestones": [4, 4]}, r"milestones is \[4, 4\]; it must be rising"),
+        ("step", {"step_updates": 1, "gamma": 0.0}, "gamma is 0.0"),
+        ("tri_stage", {"hold_updates": -1}, "hold_updates is -1"),
+        ("tri_stage", {"final_lr_scale": 0.0}, r"final_lr_scale is 0.0; it must be in \(0, 1\]"),
+        ("tri_stage", {"phase_ratio": [0.5, 0.6, -0.1]}, "three shares that add up to 1"),
+        ("tri_stage", {"phase_ratio": [0.5, 0.5, 0.0], "decay_updates": 3}, "give it or the lengths"),
+        ("warmup_stable_decay", {"decay_ratio": 0.0}, "decay_ratio is 0.0"),
+        ("one_cycle", {"div_factor": 0.5}, "div_factor is 0.5; it must be 1 or more"),
+        ("one_cycle", {"final_div_factor": 0.0}, "final_div_factor is 0.0; it must be 1 or more"),
+        ("reduce_on_plateau", {"lr_shrink": 1.0}, r"lr_shrink is 1.0; it must be in \(0, 1\)"),
+        ("reduce_on_plateau", {"lr_patience": -1}, "lr_patience is -1"),
+        ("reduce_on_plateau", {"lr_threshold": -0.1}, "lr_threshold is -0.1"),
+        ("reduce_on_plateau", {"lr_cooldown": -1}, "lr_cooldown is -1"),
     ],
 )
 def test_options_out_of_range_are_named(name, options, message):
@@ -98,3 +167,13 @@ def build(name, options, base_lr, total_updates):
     config = entry.config(**options)
     assert list(config.validate()) == []
     return entry.target(config, base_lr=base_lr, total_updates=total_updates)
+
+
+@pytest.mark.parametrize("name", LR_SCHEDULERS.names())
+def test_help_shows_the_options_of_each_schedule(name, capsys):
+    with pytest.raises(SystemExit):
+        compose(TrainConfig, "ftk-train", "", ["--lr-scheduler", name, "--help"])
+    shown = capsys.readouterr().out
+    for field in dataclasses.fields(LR_SCHEDULERS.get(name).config):
+        assert f"--{field.name.replace('_', '-')}" in shown
+        assert " ".join(field.metadata["help"].split()[:3]) in " ".join(shown.split())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ftk.optim.lr_schedulers import shapes
 from ftk.optim.lr_schedulers.base import DecayConfig, DecayingScheduler
 from ftk.registry import register_lr_scheduler
 
@@ -15,7 +15,7 @@ class Linear(DecayingScheduler):
     """A straight line."""
 
     def remaining(self, progress: float) -> float:
-        return 1.0 - progress
+        return shapes.linear(progress)
 
 
 @register_lr_scheduler("cosine", config=DecayConfig)
@@ -23,7 +23,7 @@ class Cosine(DecayingScheduler):
     """Half a cosine wave, (1 + cos(pi * progress)) / 2 (Loshchilov and Hutter 2017, without restarts)."""
 
     def remaining(self, progress: float) -> float:
-        return (1.0 + math.cos(math.pi * progress)) / 2.0
+        return shapes.cosine(progress)
 
 
 @dataclass(kw_only=True)

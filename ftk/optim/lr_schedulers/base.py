@@ -85,17 +85,27 @@ class LRScheduler(ABC):
 
     def lr(self, num_updates: int) -> float:
         """The learning rate of the update that comes after `num_updates` updates."""
-        if num_updates < self.warmup_updates:
-            progress = (num_updates + 1) / self.warmup_updates
+        if num_updates is not None and num_updates < self.warmup_updates:
+            progress = self.rising((num_updates + 1) / self.warmup_updates)
             return self.warmup_init_lr + (self.base_lr - self.warmup_init_lr) * progress
         return max(self.floor, self.decayed(num_updates - self.warmup_updates))
+
+    def rising(self, progress: float) -> float:
+        """Share of the way from `warmup_init_lr` to the peak at `progress` of the warm-up in (0, 1]: linear."""
+        return progress
 
     @abstractmethod
     def decayed(self, num_decayed: int) -> float:
         """The learning rate `num_decayed` updates after the warm-up, before the floor is applied."""
 
-    def observe(self, metric: float) -> None:  # noqa: B027 (optional)
-        """Hears the validation metric after each validation; schedules that react to it remember it."""
+    def observe(self, metric: float, *, num_updates: int | None = None, maximize: bool = False) -> None:  # noqa: B027 (optional)
+        """Hears the validation metric after each validation; schedules that react to it remember it.
+
+        Args:
+            metric: what ranks checkpoints, `--best-metric`.
+            num_updates: updates done before the validation.
+            maximize: whether larger is better, `--maximize-best-metric`.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """What the schedule remembers, JSON-able; nothing for a pure function of the number of updates."""
