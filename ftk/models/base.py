@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,3 +26,17 @@ class LanguageModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer: hidden [..., H] -> [..., V]"""
+
+
+@runtime_checkable
+class CountsFlops(Protocol):
+    """A model that knows its matrix products. One that does not is trained without FLOP/s and MFU in its records."""
+
+    def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int) -> int:
+        """Floating-point operations of the products of a forward and a backward pass.
+
+        Args:
+            num_tokens: tokens, padding included.
+            num_targets: positions with logits.
+            num_pairs: query-key pairs: the sum over sequences of their padded length squared.
+        """

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.models.glm.config import GLMConfig
+from ftk.models.glm.flops import training_flops
 from ftk.modules.attention import MaskedAttention
 from ftk.modules.embeddings import BlockPositionEmbedding, PositionEmbedding, TiedEmbedding, plain_positions
 from ftk.modules.initialization import normal_values
@@ -107,6 +108,10 @@ class GLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer: hidden [..., H] -> [..., V]"""
         return self.token_embedding.logits(hidden)
+
+    def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int) -> int:
+        """Operations of a forward and a backward pass, see `ftk.models.glm.flops`."""
+        return training_flops(self.config, num_tokens, num_targets, num_pairs)
 
     @torch.no_grad()
     def init_weights(self, seed: int | None = None) -> None:
