@@ -10,8 +10,8 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLong
 from cpython.object cimport PyTypeObject
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.stdint cimport INT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.string cimport memcpy
 
 import numpy as np
 
@@ -45,8 +45,11 @@ ctypedef fused narrow_t:
     int32_t
     uint32_t
 
-cdef enum:
-    AHEAD = 16  # rows whose memory is asked for before it is needed; random rows miss every cache
+cdef enum:  # memory is asked for before it is needed: random rows miss every cache
+    AHEAD = 16  # rows ahead, at most
+    BYTES_AHEAD = 4096  # in the rows ahead, about: fewer rows ahead when they are long
+    MOST_LINES = 32  # cache lines of one row; behind them the processor has seen the direction
+    FILLER_BYTES = 2048
 
 
 cdef inline int64_t _int64_at(const unsigned char* data, Py_ssize_t index) noexcept nogil:
@@ -178,7 +181,7 @@ cdef class SequenceTable:
                 raise ValueError(f"a length of {length} tokens")
             width = longest if length is None else length
             out = np.empty((starts.shape[0], width), dtype=self._target_dtype(dtype))
-        filler = _filler(pad, out.dtype)
+        filler = _filler(pad, out.dtype, out.shape[1])
         if out.size:
             self._copy_rows(starts, sizes, None, out.reshape(-1).view(np.uint8), out.shape[1], out.itemsize,
                             filler.view(np.uint8))
@@ -337,100 +340,107 @@ cdef class SequenceTable:
             places = offsets
             place = &places[0]
         cdef Py_ssize_t n = starts.shape[0]
+        cdef int64_t filler_bytes = filler.shape[0]
         cdef char kind = ord(self._descr.kind)
         if self._itemsize == out_itemsize:
             with nogil:
-                _copy(self._data, self._itemsize, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0])
+                _copy(self._data, self._itemsize, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
+                      filler_bytes)
         elif kind == b"u" and self._itemsize == 1:
             with nogil:
-                _widen[uint8_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0], 0)
+                _widen[uint8_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
+                                filler_bytes, 0)
         elif kind == b"u" and self._itemsize == 2:
             with nogil:
-                _widen[uint16_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0], 0)
+                _widen[uint16_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
+                                 filler_bytes, 0)
         elif kind == b"u" and self._itemsize == 4:
             with nogil:
-                _widen[uint32_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0], 0)
+                _widen[uint32_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
+                                 filler_bytes, 0)
         elif self._itemsize == 1:
             with nogil:
-                _widen[int8_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0], 0)
+                _widen[int8_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
+                               filler_bytes, 0)
         elif self._itemsize == 2:
             with nogil:
-                _widen[int16_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0], 0)
+                _widen[int16_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
+                                filler_bytes, 0)
         else:
             with nogil:
-                _widen[int32_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0], 0)
+                _widen[int32_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
+                                filler_bytes, 0)
 
 
-cdef inline void _ask_for(const char* data, int64_t at, int64_t num_bytes) noexcept nogil:
-    """Asks for the first cache lines of a row; the processor follows on its own from there."""
-    cdef int64_t line
-    for line in range(0, num_bytes if num_bytes < 256 else 256, 64):
-        FTK_PREFETCH(data + at + line)
-
-
-cdef inline void _fill_up(unsigned char* out, Py_ssize_t count, Py_ssize_t itemsize,
-                          const unsigned char* filler) noexcept nogil:
-    """Writes one item `count` times."""
+cdef inline Py_ssize_t _rows_ahead(const int64_t* sizes, Py_ssize_t n, Py_ssize_t itemsize) noexcept nogil:
+    """How many rows ahead memory is asked for: as many as have BYTES_AHEAD on average, 2 to AHEAD."""
     cdef Py_ssize_t i
-    cdef uint64_t* eight = <uint64_t*> out
-    cdef uint32_t* four = <uint32_t*> out
-    cdef uint16_t* two = <uint16_t*> out
-    if itemsize == 8:
-        for i in range(count):
-            eight[i] = (<const uint64_t*> filler)[0]
-    elif itemsize == 4:
-        for i in range(count):
-            four[i] = (<const uint32_t*> filler)[0]
-    elif itemsize == 2:
-        for i in range(count):
-            two[i] = (<const uint16_t*> filler)[0]
-    else:
-        memset(out, filler[0], count)
+    cdef int64_t total = 0
+    for i in range(n):
+        total += sizes[i]
+    total = total * itemsize // n
+    return max(2, min(AHEAD, BYTES_AHEAD // (total + 1)))
+
+
+cdef inline void _ask_for(const char* data, int64_t num_bytes) noexcept nogil:
+    """Asks for the first cache lines of a row."""
+    cdef int64_t line
+    for line in range(0, num_bytes if num_bytes < 64 * MOST_LINES else 64 * MOST_LINES, 64):
+        FTK_PREFETCH(data + line)
+
+
+cdef inline void _fill_up(unsigned char* out, int64_t num_bytes, const unsigned char* filler,
+                          int64_t filler_bytes) noexcept nogil:
+    """Writes the filler, many items long, again and again: memcpy writes as fast as the machine can."""
+    while num_bytes > filler_bytes:
+        memcpy(out, filler, filler_bytes)
+        out += filler_bytes
+        num_bytes -= filler_bytes
+    memcpy(out, filler, num_bytes)
 
 
 cdef void _copy(const char* data, Py_ssize_t itemsize, const int64_t* starts, const int64_t* sizes,
                 const int64_t* places, Py_ssize_t n, unsigned char* out, Py_ssize_t width,
-                const unsigned char* filler) noexcept nogil:
+                const unsigned char* filler, int64_t filler_bytes) noexcept nogil:
     """Rows of the same item size: bytes are moved as they are."""
-    cdef Py_ssize_t i, size
+    cdef Py_ssize_t i, ahead = _rows_ahead(sizes, n, itemsize)
+    cdef int64_t size, most = INT32_MAX if places != NULL else width
     for i in range(n):
-        if i + AHEAD < n:
-            _ask_for(data, starts[i + AHEAD], sizes[i + AHEAD] * itemsize)
-        size = sizes[i]
+        if i + ahead < n:
+            _ask_for(data + starts[i + ahead], min(sizes[i + ahead], most) * itemsize)
+        size = min(sizes[i], most)
         if places != NULL:
             memcpy(out + places[i] * itemsize, data + starts[i], size * itemsize)
         else:
-            size = size if size < width else width
             memcpy(out + i * width * itemsize, data + starts[i], size * itemsize)
-            _fill_up(out + (i * width + size) * itemsize, width - size, itemsize, filler)
+            _fill_up(out + (i * width + size) * itemsize, (width - size) * itemsize, filler, filler_bytes)
 
 
 cdef void _widen(const char* data, const int64_t* starts, const int64_t* sizes, const int64_t* places, Py_ssize_t n,
-                 unsigned char* out, Py_ssize_t width, const unsigned char* filler, narrow_t _) noexcept nogil:
+                 unsigned char* out, Py_ssize_t width, const unsigned char* filler, int64_t filler_bytes,
+                 narrow_t _) noexcept nogil:
     """Rows of narrow integers to int64."""
-    cdef Py_ssize_t i, j, size
+    cdef Py_ssize_t i, ahead = _rows_ahead(sizes, n, sizeof(narrow_t))
+    cdef int64_t j, size, most = INT32_MAX if places != NULL else width
     cdef const narrow_t* source
     cdef int64_t* target
     for i in range(n):
-        if i + AHEAD < n:
-            _ask_for(data, starts[i + AHEAD], sizes[i + AHEAD] * <int64_t> sizeof(narrow_t))
-        size = sizes[i]
+        if i + ahead < n:
+            _ask_for(data + starts[i + ahead], min(sizes[i + ahead], most) * <int64_t> sizeof(narrow_t))
+        size = min(sizes[i], most)
         source = <const narrow_t*> (data + starts[i])
-        if places != NULL:
-            target = <int64_t*> out + places[i]
-        else:
-            size = size if size < width else width
-            target = <int64_t*> out + i * width
-            _fill_up(<unsigned char*> (target + size), width - size, 8, filler)
+        target = <int64_t*> out + (i * width if places == NULL else places[i])
         for j in range(size):
             target[j] = source[j]
+        if places == NULL:  # after the row: memory is written in one direction
+            _fill_up(<unsigned char*> (target + size), (width - size) * 8, filler, filler_bytes)
 
 
-def _filler(pad, dtype):
-    """One item of `dtype` that holds `pad`, [1]."""
-    filler = np.empty(1, dtype=dtype)
+def _filler(pad, dtype, width):
+    """Some items of `dtype` that hold `pad`: as many as a row has, if that is few."""
+    filler = np.empty(max(1, min(width, FILLER_BYTES // dtype.itemsize)), dtype=dtype)
     try:
-        filler[0] = pad
+        filler[:] = pad
     except OverflowError:
         raise ValueError(f"pad is {pad}, which {dtype.name} does not hold") from None
     if filler[0] != pad:

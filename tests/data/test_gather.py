@@ -89,6 +89,14 @@ def test_many_rows_with_prefetching_equal_the_loop(tmp_path):
     )
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int64"])
+@pytest.mark.parametrize("wanted", [None, np.int64])
+def test_wide_rows_are_filled_up_to_their_end(tmp_path, dtype, wanted):
+    rows = [[], [1] * 4000, [2], [3] * 9000]
+    got = write(tmp_path / "d", rows, dtype).gather([0, 1, 2, 3], pad=77, length=7001, dtype=wanted)
+    np.testing.assert_array_equal(got, slow_gather(rows, [0, 1, 2, 3], 77, 7001, got.dtype))
+
+
 @pytest.mark.parametrize("bad", [4, -5, 2**62, -(2**62)])
 def test_a_wrong_index_is_refused_and_nothing_is_written(tmp_path, bad):
     dataset = write(tmp_path / "d", [[1], [2, 3], [], [4]], "uint16")
