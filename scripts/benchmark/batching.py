@@ -31,7 +31,7 @@ from ftk.data.batching import batch_by_size
 from ftk.data.iterator import EpochBatchIterator
 
 GOAL_SECONDS = 0.10
-CALIBRATION_SECONDS = 0.041
+CALIBRATION_SECONDS = 0.027  # quiet: a busy machine needs 0.04, which would make the goal easier than it is
 
 
 def main() -> None:
