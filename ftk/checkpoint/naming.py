@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-# Names that torch.compile and activation checkpointing put into a parameter's path.
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+from ftk.model_parallel.naming import canonical_name
+
+# Entries of a parameter group that follow from the model and the run's options and are made anew with the optimizer.
+_DERIVED = ("names", "lr_scale")
 
 
 def model_tensors(
@@ -48,7 +50,7 @@ def optimizer_state(
     Returns:
         tensors: "PARAMETER/ENTRY" -> tensor.
         scalars: "PARAMETER/ENTRY" -> any value that is no tensor.
-        groups: the parameter groups, with "params" as names.
+        groups: the parameter groups, with "params" as names and without what the run's options make anew.
     """
     names = parameter_names(model)
     tensors: dict[str, torch.Tensor] = {}
@@ -66,7 +68,8 @@ def optimizer_state(
     for parameter, state in optimizer.state.items():
         collect(_name_of(parameter, names), state)
     groups = [
-        {**group, "params": [_name_of(parameter, names) for parameter in group["params"]]}
+        {key: value for key, value in group.items() if key not in _DERIVED}
+        | {"params": [_name_of(parameter, names) for parameter in group["params"]]}
         for group in optimizer.param_groups
     ]
     return tensors, scalars, groups
@@ -75,13 +78,6 @@ def optimizer_state(
 def parameter_names(model: nn.Module) -> dict[int, str]:
     """Return the canonical name of each parameter, by its `id`; of tied ones the first name."""
     return {id(parameter): canonical_name(name, model) for name, parameter in model.named_parameters()}
-
-
-def canonical_name(name: str, model: Any) -> str:
-    """Take out of a parameter's name what run-time wrappers put in."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        name = name.removeprefix("module.")
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _name_of(parameter: Any, names: dict[int, str]) -> str:

@@ -1,29 +1,190 @@
-"""Which parameters are decayed and which are not."""
+"""What becomes of each parameter: frozen or trained, decayed or not, at what share of the learning rate."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
+from ftk.errors import UserError
+from ftk.model_parallel.naming import canonical_name
+from ftk.optim.parameters_config import ParametersConfig, split_rule
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split a model's trainable parameters into those with weight decay and those without.
+Names = dict[nn.Parameter, list[str]]  # all names of each parameter, the first one first
+
+
+def apply_freeze(model: nn.Module, config: ParametersConfig) -> None:
+    """Switch `requires_grad` off where `--freeze` says so; before the optimizer is built.
+
+    Args:
+        model: any module, also on the meta device.
+        config: its `freeze` holds the patterns.
+
+    Raises:
+        UserError: a pattern matches nothing, or nothing is left to train.
+    """
+    names = _names(model)
+    for pattern in config.freeze:
+        for parameter in _matching(names, pattern, "--freeze"):
+            parameter.requires_grad_(False)
+    if config.freeze and not any(parameter.requires_grad for parameter in names):
+        raise UserError(f"--freeze {' '.join(config.freeze)}: nothing is left to train; freeze less")
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, config: ParametersConfig | None = None
+) -> list[dict[str, Any]]:
+    """Split a model's trainable parameters into groups of one weight decay and one share of the learning rate.
 
     Biases and the weights of norms, that is every parameter of at most one dimension, are not decayed, as
-    in the original GLM. A parameter that is used twice (the tied embedding) appears once.
+    in the original GLM; embeddings are, unless `decay_embeddings` is off. A parameter that is used twice (the
+    tied embedding) appears once.
+
+    With `layer_lr_decay` d and L blocks, what is above the blocks learns at the scheduled rate, block i (from 0)
+    at d ** (L - i) of it and the embeddings at d ** (L + 1) (Clark et al. 2020, https://arxiv.org/abs/2003.10555).
+    `lr_scales` multiply that.
 
     Args:
         model: any module; frozen parameters (`requires_grad` false) are left out.
-        weight_decay: the decay of the first group.
+        weight_decay: the decay of the decayed ones.
+        config: what differs between parameters; None for the defaults.
 
     Returns:
-        Up to two groups, `{"params": [...], "weight_decay": ...}`, in the model's own order.
+        Groups `{"params", "weight_decay", "lr_scale", "names"}`, decayed ones first, then by falling lr_scale,
+        parameters in the model's own order; "names" is parallel to "params".
+
+    Raises:
+        UserError: a pattern matches nothing, or there are no blocks for `layer_lr_decay`.
     """
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for parameter in model.parameters():
+    config = config or ParametersConfig()
+    names, embeddings = _names(model), _embeddings(model)
+    scales = _layer_scales(model, names, embeddings, config.layer_lr_decay)
+    for parameter, factor in _factors(names, config.lr_scales, "--lr-scales").items():
+        scales[parameter] *= factor
+    groups: dict[tuple[bool, float], dict[str, Any]] = {}
+    for parameter, (name, *_) in names.items():
+        if not parameter.requires_grad:
+            continue
+        decayed = parameter.ndim > 1 and (config.decay_embeddings or parameter not in embeddings)
+        scale = scales[parameter]
+        decay = weight_decay if decayed else 0.0
+        new = {"params": [], "weight_decay": decay, "lr_scale": scale, "names": []}
+        group = groups.setdefault((not decayed, -scale), new)
+        group["params"].append(parameter)
+        group["names"].append(name)
+    return [groups[key] for key in sorted(groups)]
+
+
+def gradient_multipliers(model: nn.Module, config: ParametersConfig) -> list[tuple[float, list[nn.Parameter]]]:
+    """The trained parameters whose gradients `--gradient-multipliers` multiply, by factor.
+
+    Raises:
+        UserError: a pattern matches nothing.
+    """
+    by_factor: dict[float, list[nn.Parameter]] = {}
+    for parameter, factor in _factors(_names(model), config.gradient_multipliers, "--gradient-multipliers").items():
         if parameter.requires_grad:
-            (plain if parameter.ndim <= 1 else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+            by_factor.setdefault(factor, []).append(parameter)
+    return list(by_factor.items())
+
+
+def multiply_gradients(multipliers: Sequence[tuple[float, Sequence[nn.Parameter]]]) -> None:
+    """Multiply gradients in place; once per update, when they are whole, before their norm is taken.
+
+    Args:
+        multipliers: from `gradient_multipliers`.
+    """
+    for factor, parameters in multipliers:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+
+def _names(model: nn.Module) -> Names:
+    names: Names = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(canonical_name(name, model))
+    return names
+
+
+def _embeddings(model: nn.Module) -> set[nn.Parameter]:
+    """The parameters of all modules whose class or name says that they are embeddings."""
+    found: set[nn.Parameter] = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        own_name = name.rpartition(".")[2]
+        if name and ("embedding" in type(module).__name__.lower() or "embed" in own_name.lower()):
+            found.update(module.parameters())
+    return found
+
+
+def _layer_scales(
+    model: nn.Module, names: Names, embeddings: set[nn.Parameter], decay: float
+) -> dict[nn.Parameter, float]:
+    scales = dict.fromkeys(names, 1.0)
+    if decay == 1.0:
+        return scales
+    # A Sequential's numbers are those of a small stack (a head, a feed-forward layer), not of blocks.
+    stacks = {canonical_name(name, model) for name, m in model.named_modules() if isinstance(m, nn.Sequential)}
+    blocks: dict[nn.Parameter, tuple[str, int]] = {}
+    depths: dict[str, int] = {}
+    for parameter, (name, *_) in names.items():
+        block = _block(name, stacks)
+        if parameter not in embeddings and block is not None:
+            blocks[parameter] = block
+            depths[block[0]] = max(depths.get(block[0], 0), block[1] + 1)
+    if not blocks:
+        raise UserError(
+            f"--layer-lr-decay {decay}: the model has no numbered blocks, such as layers.0; use --lr-scales instead"
+        )
+    for parameter, (path, index) in blocks.items():
+        scales[parameter] = decay ** (depths[path] - index)
+    for parameter in embeddings:
+        scales[parameter] = decay ** (max(depths.values()) + 1)
+    return scales
+
+
+def _block(name: str, stacks: set[str]) -> tuple[str, int] | None:
+    """(path of the list of blocks, index in it) of a parameter: "layers.3.norm.weight" -> ("layers", 3)."""
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        path = ".".join(parts[:place])
+        if part.isdigit() and path not in stacks:
+            return path, int(part)
+    return None
+
+
+def _factors(names: Names, rules: Sequence[str], flag: str) -> dict[nn.Parameter, float]:
+    """The factor of each parameter that a rule matches; the last rule counts."""
+    factors: dict[nn.Parameter, float] = {}
+    for rule in rules:
+        pattern, factor = split_rule(rule)
+        factors.update(dict.fromkeys(_matching(names, pattern, flag), factor))
+    return factors
+
+
+def _matching(names: Names, pattern: str, flag: str) -> list[nn.Parameter]:
+    """The parameters one of whose names, or a module that holds them, matches a shell pattern.
+
+    Raises:
+        UserError: there is none; names what is close.
+    """
+    found = [parameter for parameter, own in names.items() if any(_matches(name, pattern) for name in own)]
+    if not found:
+        known = dict.fromkeys(path for own in names.values() for name in own for path in _paths(name))
+        close = difflib.get_close_matches(pattern.strip("*."), known, n=3, cutoff=0.5) or list(known)[:3]
+        raise UserError(f"{flag} {pattern!r} matches no parameter; there are for example {', '.join(close)}")
+    return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return any(fnmatchcase(path, pattern) for path in _paths(name))
+
+
+def _paths(name: str) -> list[str]:
+    """A parameter's name and the modules that hold it: "a.b.weight" -> ["a", "a.b", "a.b.weight"]."""
+    parts = name.split(".")
+    return [".".join(parts[: end + 1]) for end in range(len(parts))]
