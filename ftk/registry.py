@@ -123,6 +123,7 @@ LR_SCHEDULERS = Registry("lr_scheduler")
 DATASETS = Registry("dataset")
 TOKENIZERS = Registry("tokenizer")
 SCORERS = Registry("scorer")
+HOOKS = Registry("hook")
 
 register_task = TASKS.register
 register_model = MODELS.register
@@ -132,6 +133,7 @@ register_lr_scheduler = LR_SCHEDULERS.register
 register_dataset = DATASETS.register
 register_tokenizer = TOKENIZERS.register
 register_scorer = SCORERS.register
+register_hook = HOOKS.register
 
 
 def register_architecture(name: str, *, model: str) -> Callable[[T], T]:

@@ -40,6 +40,24 @@ def build(root: type[R], tree: Tree) -> R:
     return config
 
 
+def build_options(key: str, config_type: type, values: Tree) -> Any:
+    """The options of one part as its dataclass.
+
+    Args:
+        key: what they are called in messages.
+        config_type: the dataclass.
+        values: option -> value; what is absent takes its default.
+
+    Raises:
+        UserError: all that is wrong, one a line.
+    """
+    errors: list[str] = []
+    config = _build_section(key, config_type, values, errors)
+    if errors:
+        raise UserError(_report(errors))
+    return config
+
+
 def chosen_entry(key: str, slot: Slot, values: Tree) -> tuple[Entry, str | None]:
     """The entry that a slot's values name, and the architecture (models only).
 

@@ -103,6 +103,10 @@ class Task(ABC):
         """As `train_step`, called in evaluation mode without gradients."""
         return criterion(model, batch)
 
+    def hooks(self) -> Sequence[Any]:
+        """Hooks (`ftk.trainer.hooks.Hook`) that this task adds to the training loop."""
+        return ()
+
     def describe(self) -> Iterator[str]:
         """Lines for --dry-run: what a reader should know about the data."""
         yield f"tokenizer: {self.tokenizer.name}, {self.tokenizer.vocab_size} tokens"

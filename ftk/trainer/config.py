@@ -24,7 +24,10 @@ class TrainingConfig:
     clip_norm: float = field(default=1.0, metadata={"help": "gradients are scaled down to this norm; 0: no clipping"})
     precision: str = field(
         default="fp32",
-        metadata={"help": "fp32, or bf16 by autocast over fp32 weights", "choices": ("fp32", "bf16")},
+        metadata={
+            "help": "fp32, or bf16 or fp16 by autocast over fp32 weights; fp16 scales the loss",
+            "choices": ("fp32", "bf16", "fp16"),
+        },
     )
     max_nonfinite_updates: int = field(
         default=100,
@@ -39,6 +42,10 @@ class TrainingConfig:
     )
     validate_interval: int = field(
         default=1, metadata={"help": "validate every so many epochs; 0: do not", "unit": "epochs"}
+    )
+    hooks: list[str] = field(
+        default_factory=list,
+        metadata={"help": "registered hooks, each in quotes with its options: 'NAME option=value ...'"},
     )
     patience: int = field(
         default=0,
@@ -77,6 +84,13 @@ class CheckpointConfig:
     )
     save_interval: int = field(default=0, metadata={"help": "save every so many epochs; 0: do not", "unit": "epochs"})
     save: bool = field(default=True, metadata={"help": "write checkpoints"})
+    async_save: bool = field(
+        default=True,
+        metadata={
+            "help": "write them beside the training, which waits only for a copy in memory; that takes as much of it "
+            "as parameters and optimizer state"
+        },
+    )
     keep_last: int = field(
         default=2, metadata={"help": "newest checkpoints that are kept; 0: all", "unit": "checkpoints"}
     )

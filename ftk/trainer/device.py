@@ -28,8 +28,9 @@ def resolve_device(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The context of a forward pass: bf16 matrix products over fp32 weights, or nothing for fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    """The context of a forward pass: bf16 or fp16 matrix products over fp32 weights, or nothing for fp32."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

@@ -75,17 +75,20 @@ class Stopwatch:
     """Time spent on a run, earlier processes included, and time between two lines without what was put aside.
 
     Args:
-        previous_seconds: time of the processes before this one.
         clock: seconds from anywhere, rising.
     """
 
-    def __init__(self, previous_seconds: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._began = clock() - previous_seconds
+        self._began = clock()
         self._lap_began = self._counted_until = clock()
         self._aside = 0.0  # seconds of this lap
         self._open: list[str] = []  # parts that we are in, the innermost last
         self._parts: dict[str, float] = {}  # seconds of this lap, by name
+
+    def start(self, previous_seconds: float) -> None:
+        """The run begins now, or goes on after `previous_seconds` of earlier processes."""
+        self._began = self._clock() - previous_seconds
 
     def seconds(self) -> float:
         """The run's time until now."""

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM during training: the first asks for a clean stop, the second stops at once."""
+"""SIGINT, SIGTERM and SIGUSR1 during training: the first asks for a clean stop, the second stops at once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PREEMPTIONS = ("SIGTERM", "SIGUSR1")
+"""What a scheduler sends before it takes the machine: a run that then saved has ended as it should."""
+
+_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", *PREEMPTIONS)
+    if hasattr(signal, name)  # no SIGUSR1 on Windows
+)
 
 
 class StopSignals:
-    """While entered, remembers the first SIGINT or SIGTERM instead of dying of it.
+    """While entered, remembers the first such signal instead of dying of it.
 
     Attributes:
         received: name of the signal ("SIGTERM"), None so far.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from ftk.checkpoint import checkpoint_name
 from ftk.errors import UserError
 
 
@@ -32,6 +34,7 @@ class TrainerState:
         seconds: training time of all processes of this run.
         figures: sums since the last training record, and skipped updates.
         lr_scheduler: state of the schedule.
+        loss_scale: state of the loss scaler, empty without one.
         seed: of the run, for the record.
         tokenizer: fingerprint of the tokenizer the run was begun with.
     """
@@ -45,8 +48,29 @@ class TrainerState:
     seconds: float = 0.0
     figures: dict[str, Any] = field(default_factory=dict)
     lr_scheduler: dict[str, Any] = field(default_factory=dict)
+    loss_scale: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     tokenizer: str | None = None
+
+    def rank(self, metric: str, value: float, maximize: bool) -> bool:
+        """Compare a validation with the best one and remember both. Returns whether it is the new best.
+
+        Args:
+            metric: name of the figure; another one than before begins anew.
+            value: NaN is never the best.
+            maximize: whether the larger is the better.
+        """
+        if not math.isnan(value):
+            self.scores[checkpoint_name(self.num_updates)] = value
+        sign = -1.0 if maximize else 1.0
+        best = self.best
+        is_better = best is None or best.metric != metric or sign * value < sign * best.value
+        if math.isnan(value) or not is_better:
+            self.validations_without_best += 1
+            return False
+        self.best = Best(metric, value, self.num_updates)
+        self.validations_without_best = 0
+        return True
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ftk.checkpoint import BEST, LAST
 from ftk.trainer.progress import duration
+from ftk.trainer.signals import PREEMPTIONS
 from ftk.trainer.state import Best
 
 
@@ -21,7 +22,7 @@ class Summary:
         seconds: training time of the run, restarts added up.
         best: the best validation.
         reason: why it stopped, e.g. "max_update 2000 is reached".
-        interrupted: whether a signal stopped it before its end.
+        signal: name of the signal that stopped it before its end, None if none did.
         folder: of the run.
         saved: whether there are checkpoints in it.
         skipped_updates: updates that were skipped for a non-finite loss or gradient.
@@ -32,15 +33,15 @@ class Summary:
     seconds: float
     best: Best | None
     reason: str
-    interrupted: bool
+    signal: str | None
     folder: Path
     saved: bool
     skipped_updates: int
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 for a run that was interrupted and can be continued."""
-        return 1 if self.interrupted else 0
+        """0 for a run that came to its end or was preempted and saved; 1 for one that a person interrupted."""
+        return 0 if self.signal is None or self.signal in PREEMPTIONS else 1
 
     def lines(self) -> Iterator[str]:
         took = f"{self.num_updates} updates, epoch {self.epoch}, {duration(self.seconds)} of training"
@@ -53,7 +54,7 @@ class Summary:
         if self.saved:
             names = [name for name in (LAST, BEST) if (self.folder / name).exists()]
             yield f"checkpoints: {self.folder} ({', '.join(names)})"
-            if self.interrupted:
+            if self.signal is not None:
                 yield "the same command continues this run"
             else:
                 yield f"next: ftk-interactive --path {self.folder}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ftk.config import Chosen, section, slot
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
 from ftk.data.dataloader_config import DataloaderConfig
+from ftk.optim.loss_scale_config import LossScaleConfig
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
 
@@ -29,6 +30,7 @@ class TrainConfig:
     )
     dataloader: DataloaderConfig = section("data loading")
     training: TrainingConfig = section("training")
+    loss_scale: LossScaleConfig = section("loss scaling (fp16)")
     checkpoint: CheckpointConfig = section("checkpoints")
 
     def validate(self) -> Iterator[str]:

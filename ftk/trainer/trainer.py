@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ftk.checkpoint import checkpoint_name
 from ftk.config import dump
 from ftk.errors import UserError
-from ftk.optim import (
-    clip_gradients,
-    gradient_norm,
-    is_non_finite,
-    parameter_groups,
-    set_lr,
-    step_unless,
-)
+from ftk.optim.parameter_groups import parameter_groups
 from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
 from ftk.trainer.checkpointing import Checkpoints
-from ftk.trainer.device import autocast, count_tokens, resolve_device, to_device
+from ftk.trainer.device import resolve_device
+from ftk.trainer.hooks import Hooks, build_hooks
 from ftk.trainer.log_file import LogFile
-from ftk.trainer.metrics import Stopwatch, Sums, TrainingFigures
+from ftk.trainer.metrics import Stopwatch, TrainingFigures
 from ftk.trainer.progress import make_progress
 from ftk.trainer.records import Record, RecordFile
-from ftk.trainer.seeding import seed_update
 from ftk.trainer.signals import StopSignals
-from ftk.trainer.state import Best, TrainerState
+from ftk.trainer.state import TrainerState
+from ftk.trainer.step import Update
 from ftk.trainer.summary import Summary
 from ftk.trainer.train_config import TrainConfig
-from ftk.trainer.validation import validate
+from ftk.trainer.validation import validate_splits
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +65,6 @@ class Trainer:
         self.total_updates = dataloading.total_updates(config.training, self.updates_per_epoch)
 
         self.model = model.to(self.device)
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
@@ -81,10 +73,13 @@ class Trainer:
         )
         self.schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=self.total_updates)
 
+        self.stopwatch = Stopwatch(clock=clock)
+        self.update = Update(config, task, self.model, criterion, self.optimizer, self.device, self.stopwatch)
+
         self.checkpoints = Checkpoints(config.checkpoint, dump(config), task.corpus.tokenizer_folder)
         self.state = self._begin_or_continue()
         self.checkpoints.prepare_folder()
-        self.stopwatch = Stopwatch(self.state.seconds, clock)
+        self.stopwatch.start(self.state.seconds)
         self.figures = TrainingFigures(self.device, self.stopwatch)
         if self.state.figures:
             self.figures.load_state_dict(self.state.figures)
@@ -96,12 +91,12 @@ class Trainer:
         self.progress = make_progress(config.logging.log_format, self.total_updates)
         self.log_file = LogFile(config.logging.log_file, self.total_updates)
         self.signals = StopSignals()
+        self.hooks = Hooks([*task.hooks(), *build_hooks(config.training.hooks)])
 
         self.epoch = self.train_iterator.epoch  # of the last update
         self.lr = 0.0  # of the last update
         self.in_step = False  # between the first change of a parameter and the end of the bookkeeping
         self.unsaved = False  # whether there is an update or a validation that no checkpoint knows of
-        self.interrupted = False  # whether a signal ends the run
         self.skips_said = self.figures.skipped()[0]
 
     # -- beginning and end ----------------------------------------------------------------------------------
@@ -116,6 +111,8 @@ class Trainer:
         if state.num_updates > 0:
             self.train_iterator.load_state_dict(state.iterator)
             self.schedule.load_state_dict(state.lr_scheduler)
+            if self.update.scaler is not None and state.loss_scale:
+                self.update.scaler.load_state_dict(state.loss_scale)
         state.validation_pending = state.validation_pending and bool(self.valid_iterators)
         state.iterator = self.train_iterator.state_dict()
         state.seed = self.config.common.seed
@@ -133,7 +130,9 @@ class Trainer:
         """
         with self.log_file:
             self._say_what_begins()
+            self.hooks.call("before_train", self)
             summary = self._summary(self._run())
+            self.hooks.call("after_train", self, summary)
             for line in summary.lines():
                 logger.info("%s", line)
         return summary
@@ -162,7 +161,7 @@ class Trainer:
         num_updates = self.state.num_updates
         if num_updates > 0:
             logger.info("continuing after %d updates, in epoch %d", num_updates, self.train_iterator.epoch)
-        numbers = sum(parameter.numel() for parameter in self.parameters)
+        numbers = sum(parameter.numel() for parameter in self.update.parameters)
         length = f"up to {self.total_updates} updates" if self.total_updates else "no limit of updates"
         precision, folder = self.config.training.precision, self.checkpoints.folder
         logger.info("training %s parameters on %s in %s", f"{numbers:,}", self.device, precision)
@@ -177,7 +176,7 @@ class Trainer:
             seconds=self.stopwatch.seconds(),
             best=self.state.best,
             reason=reason,
-            interrupted=self.interrupted,
+            signal=self.signals.received,
             folder=self.checkpoints.folder,
             saved=self.checkpoints.last_saved is not None,
             skipped_updates=self.figures.skipped()[0],
@@ -222,35 +221,18 @@ class Trainer:
         Args:
             micro_batches: CPU batches as the collater made them.
         """
-        training = self.config.training
-        num_targets = sum(self.task.count_targets(batch) for batch in micro_batches)
-        seed_update(self.config.common.seed, self.state.num_updates)
-        self.optimizer.zero_grad(set_to_none=True)
-        sums: dict[str, tuple[Tensor, Tensor]] = {}
-        for batch in micro_batches:
-            with autocast(self.device, training.precision):
-                output = self.task.train_step(self.model, self.criterion, to_device(batch, self.device))
-            (output.loss / max(1, num_targets)).backward()
-            _add(sums, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
-
-        gnorm = gradient_norm(self.parameters)
-        skip = is_non_finite(sums["loss"][0], gnorm)
-        clip_gradients(self.parameters, training.clip_norm, gnorm)
+        self.hooks.call("before_step", self, micro_batches)
+        gradients = self.update.accumulate(micro_batches, self.state.num_updates)
+        self.hooks.call("after_backward", self)
         self.lr = self.schedule.lr(self.state.num_updates)
-        set_lr(self.optimizer, self.lr)
         self.in_step = True
-        step_unless(self.optimizer, skip)
-
-        one = torch.ones_like(gnorm)
-        sums["gnorm"] = (gnorm, one)
-        if training.clip_norm:
-            sums["clip_share"] = (gnorm > training.clip_norm, one)
-        num_tokens = sum(count_tokens(batch) for batch in micro_batches)
-        self.figures.add(sums, skip=skip, num_tokens=num_tokens, num_targets=num_targets)
+        skip = self.update.apply(gradients, self.lr)
+        self.figures.add(gradients.sums, skip=skip, num_tokens=gradients.num_tokens, num_targets=gradients.num_targets)
         self.state.num_updates += 1
         self.state.iterator = self.train_iterator.state_dict()
         self.unsaved = True
         self.in_step = False
+        self.hooks.call("after_step", self)
 
     def _after_update(self) -> str | None:
         """Log, validate and save where due; returns why the run is to stop, None if it goes on."""
@@ -258,6 +240,8 @@ class Trainer:
         num_updates = self.state.num_updates
         # The iterator may or may not have gone on to the next epoch when its last batch is out.
         end_of_epoch = self.train_iterator.epoch != self.epoch or self.train_iterator.batches_left() == 0
+        if end_of_epoch:
+            self.hooks.call("after_epoch", self)
         reason = self._limit_reached(end_of_epoch)
         last = reason is not None
         validation_due = last or _due(num_updates, training.validate_interval_updates)
@@ -296,7 +280,6 @@ class Trainer:
                 is_best = self._validate()
                 reason = reason or self._limit_reached(end_of_epoch=False)
             if self.signals.received is not None:
-                self.interrupted = True
                 reason = f"{self.signals.received} was received"
             if save_due or is_best or reason is not None:
                 self._save()
@@ -306,23 +289,19 @@ class Trainer:
 
     def _validate(self) -> bool:
         """Validate on every split; the first one ranks. Returns whether it is the best until now."""
-        results: dict[str, Record] = {}
-        for split, iterator in self.valid_iterators.items():
-            iterator.load_state_dict({"epoch": 1, "samples_consumed": 0})  # the same samples every time
-            figures = validate(
-                self.task,
-                self.model,
-                self.criterion,
-                iterator.batches(),
-                device=self.device,
-                precision=self.config.training.precision,
-                should_stop=lambda: self.signals.received is not None,
-            )
-            if self.signals.received is not None:
-                return False  # still pending: done from the start when the run continues
-            if figures is None:
-                raise UserError(f"split {split!r} has no target token; choose another --valid-subset")
-            results[split] = figures
+        self.hooks.call("before_validation", self)
+        results = validate_splits(
+            self.task,
+            self.model,
+            self.criterion,
+            self.valid_iterators,
+            device=self.device,
+            precision=self.config.training.precision,
+            should_stop=lambda: self.signals.received is not None,
+        )
+        if results is None:
+            return False  # still pending: done from the start when the run continues
+        self.hooks.call("after_validation", self, results)
         is_best = self._rank(next(iter(results.values())))
         self.state.validation_pending = False
         self.unsaved = True
@@ -332,24 +311,14 @@ class Trainer:
         return is_best
 
     def _rank(self, figures: Record) -> bool:
-        """Compare a validation with the best one; remember both. Returns whether it is the new best."""
+        """Let a validation count for the best checkpoint, patience and the schedule. Returns whether it is the best."""
         options = self.config.checkpoint
         metric = options.best_metric
         if metric not in figures:
             known = ", ".join(figures)
             raise UserError(f"--best-metric {metric} is none of the validation's figures: {known}")
-        value, best = figures[metric], self.state.best
-        self.schedule.observe(value)
-        if not math.isnan(value):
-            self.state.scores[checkpoint_name(self.state.num_updates)] = value
-        sign = -1.0 if options.maximize_best_metric else 1.0
-        is_better = best is None or best.metric != metric or sign * value < sign * best.value
-        if math.isnan(value) or not is_better:
-            self.state.validations_without_best += 1
-            return False
-        self.state.best = Best(metric, value, self.state.num_updates)
-        self.state.validations_without_best = 0
-        return True
+        self.schedule.observe(figures[metric])
+        return self.state.rank(metric, figures[metric], options.maximize_best_metric)
 
     def _log(self) -> None:
         """Write the record of the updates since the last one: the only place where the host waits."""
@@ -364,6 +333,12 @@ class Trainer:
                 self.state.num_updates,
             )
             self.skips_said = skipped
+        if self.update.scaler is not None and self.update.scaler.overflows_at_floor():
+            floor = self.config.loss_scale.fp16_min_scale
+            raise FloatingPointError(
+                f"gradients overflow though the loss scale is at its floor of {floor:g}; lower --lr, "
+                f"lengthen --warmup-updates, or take --precision bf16"
+            )
         limit = self.config.training.max_nonfinite_updates
         if limit and in_a_row >= limit:
             raise FloatingPointError(
@@ -372,6 +347,7 @@ class Trainer:
             )
 
     def _write(self, record: Record) -> None:
+        self.hooks.call("on_record", self, record)
         self.records.write(record)
         self.progress.show(record)
         self.log_file.show(record)
@@ -383,14 +359,10 @@ class Trainer:
         self.state.figures = self.figures.state_dict()
         self.state.seconds = self.stopwatch.seconds()
         self.state.lr_scheduler = self.schedule.state_dict()
+        self.state.loss_scale = self.update.scaler.state_dict() if self.update.scaler else {}
+        self.hooks.call("before_checkpoint", self)
         self.checkpoints.save(self.state, self.model, self.optimizer)
-
-
-def _add(sums: dict[str, tuple[Tensor, Tensor]], more: Sums) -> None:
-    """Add name by name."""
-    for name, (total, count) in more.items():
-        old = sums.get(name)
-        sums[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
+        self.hooks.call("after_checkpoint", self, self.checkpoints.folder / checkpoint_name(self.state.num_updates))
 
 
 def _due(number: int, interval: int) -> bool:

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from ftk.data.iterator import EpochBatchIterator
+from ftk.errors import UserError
 from ftk.tasks.base import Batch, Task
 from ftk.trainer.device import autocast, to_device
-from ftk.trainer.metrics import Meters, averages, perplexity
+from ftk.trainer.metrics import Meters, averages, with_perplexities
 from ftk.trainer.records import Record
+
+
+def validate_splits(
+    task: Task, model: nn.Module, criterion: Any, splits: Mapping[str, EpochBatchIterator], **options: Any
+) -> dict[str, Record] | None:
+    """Evaluate a model on several splits, each time on the same samples.
+
+    Args:
+        splits: name -> iterator; `options` and the rest as of `validate`.
+
+    Returns:
+        Name -> figures; None if it was stopped.
+
+    Raises:
+        UserError: a split has no target token.
+    """
+    results: dict[str, Record] = {}
+    for split, iterator in splits.items():
+        iterator.load_state_dict({"epoch": 1, "samples_consumed": 0})
+        figures = validate(task, model, criterion, iterator.batches(), **options)
+        if figures is None and options["should_stop"]():
+            return None
+        if figures is None:
+            raise UserError(f"split {split!r} has no target token; choose another --valid-subset")
+        results[split] = figures
+    return results
 
 
 def validate(
@@ -37,8 +66,8 @@ def validate(
         should_stop: asked before each batch; true ends the pass without a result.
 
     Returns:
-        `loss` (nats per target token), `ppl` (exp of it, the loss capped at 20), the criterion's own meters,
-        `num_targets`, `num_batches`, `valid_seconds`. None if it was stopped, or if there is no target.
+        `loss` (nats per target token), `ppl` (exp of it, the loss capped at 20), the criterion's own meters and
+        their perplexities, `num_targets`, `num_batches`, `valid_seconds`. None if it was stopped, or without a target.
     """
     began = time.perf_counter()
     meters = Meters(device)
@@ -60,9 +89,7 @@ def validate(
     if not sums or sums["loss"][1] == 0:
         return None
     losses = averages(sums)
-    record: Record = {"loss": losses.pop("loss")}
-    record["ppl"] = perplexity(record["loss"])
-    record.update(losses)
+    record: Record = with_perplexities({"loss": losses.pop("loss"), "ppl": math.nan, **losses})
     record["num_targets"] = int(sums["loss"][1])
     record["num_batches"] = num_batches
     record["valid_seconds"] = time.perf_counter() - began

@@ -11,7 +11,7 @@ from ftk.models.glm.convert import to_original
 from ftk.models.glm.model import GLM
 from ftk.modules.attention import MaskedAttention
 from ftk.modules.masks import additive_mask
-from ftk.optim import parameter_groups
+from ftk.optim.parameter_groups import parameter_groups
 
 criterion = GLMCrossEntropy(GLMCrossEntropyConfig())
 

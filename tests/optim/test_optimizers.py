@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from ftk.optim import clip_gradients, gradient_norm, is_non_finite, parameter_groups, set_lr, step_unless
+from ftk.optim.base import set_lr, step_unless
+from ftk.optim.clip import clip_gradients, gradient_norm, is_non_finite
+from ftk.optim.parameter_groups import parameter_groups
 from ftk.registry import OPTIMIZERS
 
 

@@ -61,6 +61,9 @@ class ToyTask:
     def collater(self):
         return collate
 
+    def hooks(self):
+        return ()
+
     def count_targets(self, batch):
         return int(batch["loss_mask"].sum())
 
@@ -97,7 +100,7 @@ def toy_config(save_dir, **options):
     }
     for key, value in options.items():
         section, _, name = key.partition("__")
-        tree[section][name or "_name"] = value
+        tree.setdefault(section, {})[name or "_name"] = value
     return build(TrainConfig, tree)
 
 

@@ -1,0 +1,43 @@
+"""A part and its options in one line of text, `NAME option=value …`, where a flag names several parts."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import yaml
+
+from ftk.config.build import build_options
+from ftk.config.root import Chosen
+from ftk.errors import UserError
+from ftk.registry import Registry
+
+
+def choice(text: str, registry: Registry, where: str, preset: dict[str, Any] | None = None) -> Chosen:
+    """The part that a line of text names, with its options as a checked dataclass.
+
+    Args:
+        text: a registered name, then options as `option=value`, values written as in YAML; quotes as in a shell.
+        registry: of the part.
+        where: the option the text comes from, for messages.
+        preset: values of options that the text does not give.
+
+    Raises:
+        UserError: no such name or option, or a value that the option does not take; all errors at once.
+    """
+    try:
+        name, *pairs = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{where}: {text!r} cannot be read ({error}); write NAME option=value ...") from error
+    entry = registry.get(name)
+    values = {key: value for key, value in (preset or {}).items() if value is not None}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f"{where}: {pair!r} in {text!r} is no option; write NAME option=value ...")
+        values[key.replace("-", "_")] = yaml.safe_load(value)
+    if entry.config is None:
+        if values:
+            raise UserError(f"{where}: {registry.kind} {name!r} has no options, but {', '.join(values)} is given")
+        return Chosen(entry, None, None)
+    return Chosen(entry, build_options(f"{where}: {name}", entry.config, values), None)

@@ -1,0 +1,89 @@
+"""Places in the training loop where other code can look in or act, without a change to the Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftk.config.choice import choice
+from ftk.registry import HOOKS
+from ftk.tasks.base import Batch
+from ftk.trainer.records import Record
+
+if TYPE_CHECKING:
+    from ftk.trainer.summary import Summary
+    from ftk.trainer.trainer import Trainer
+
+
+class Hook:
+    """Called by the Trainer at these places, in this order; each method does nothing unless it is overridden.
+
+    A hook may read and change what the trainer offers: `model`, `optimizer`, `state`, `epoch`, `device`, `config`,
+    `checkpoints.folder`. One that is called on every update must not ask the device for a value
+    (`.item()`, `if tensor:`), or the step waits for it. What it raises ends the run as any failure does.
+
+        @register_hook("print_norms")
+        class PrintNorms(Hook):
+            def on_record(self, trainer, record): ...
+
+    and `ftk-train ... --hooks print_norms`. With `@register_hook(name, config=Options)` the class is built as
+    `PrintNorms(options)` from `--hooks 'print_norms interval=10'`.
+    """
+
+    def before_train(self, trainer: Trainer) -> None:
+        """Everything is built and loaded."""
+
+    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
+        """An update begins; the batches are on the CPU."""
+
+    def after_backward(self, trainer: Trainer) -> None:
+        """The gradients of the whole update are there, unscaled; they are not yet clipped."""
+
+    def after_step(self, trainer: Trainer) -> None:
+        """The update is done and counted in `trainer.state.num_updates`."""
+
+    def on_record(self, trainer: Trainer, record: Record) -> None:
+        """A training or validation record is written; keys that are added go with it."""
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        """The last update of epoch `trainer.epoch` is done."""
+
+    def before_validation(self, trainer: Trainer) -> None:
+        """The validation splits are about to be gone through."""
+
+    def after_validation(self, trainer: Trainer, results: dict[str, Record]) -> None:
+        """They have been: split -> figures. Figures that are added can rank checkpoints (--best-metric)."""
+
+    def before_checkpoint(self, trainer: Trainer) -> None:
+        """A checkpoint of the present state is about to be written."""
+
+    def after_checkpoint(self, trainer: Trainer, folder: Path) -> None:
+        """It was taken: the state may change again. A background save may still be writing the folder."""
+
+    def after_train(self, trainer: Trainer, summary: Summary) -> None:
+        """The run has ended by itself or by a signal, not by a failure."""
+
+
+class Hooks:
+    """Hooks called one after the other."""
+
+    def __init__(self, hooks: list[Hook]) -> None:
+        self._hooks = hooks
+
+    def __iter__(self) -> Iterator[Hook]:
+        return iter(self._hooks)
+
+    def call(self, place: str, *arguments: object) -> None:
+        """Calls the method named `place` of each hook."""
+        for hook in self._hooks:
+            getattr(hook, place)(*arguments)
+
+
+def build_hooks(lines: list[str]) -> list[Hook]:
+    """The hooks that `--hooks` names, e.g. ["print_norms interval=10"].
+
+    Raises:
+        UserError: an unknown name or option.
+    """
+    return [choice(line, HOOKS, "--hooks").build() for line in lines]

@@ -1,0 +1,130 @@
+"""Code of others in the training loop."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from ftk.errors import UserError
+from ftk.registry import HOOKS, register_hook
+from ftk.trainer.hooks import Hook, build_hooks
+from tests.trainer.toy import ToyTask, assert_same, toy_trainer
+
+PLACES = [name for name in vars(Hook) if not name.startswith("_")]
+
+
+class Diary(Hook):
+    """Writes down where it was called, and after how many updates."""
+
+    def __init__(self):
+        self.lines = []
+
+
+for place in PLACES:
+
+    def write(self, trainer, *arguments, place=place):
+        self.lines.append((place, trainer.state.num_updates))
+
+    setattr(Diary, place, write)
+
+
+@dataclass(kw_only=True)
+class LabelConfig:
+    label: str = field(default="none", metadata={"help": "what records are labelled with"})
+    every: int = field(default=1, metadata={"help": "updates between labels"})
+
+
+@pytest.fixture
+def label_hook():
+    @register_hook("label", config=LabelConfig)
+    class Label(Hook):
+        def __init__(self, config):
+            self.config = config
+
+        def on_record(self, trainer, record):
+            record["label"] = f"{self.config.label}{self.config.every}"
+
+    yield
+    del HOOKS._entries["label"]
+
+
+class WithHooks(ToyTask):
+    def __init__(self, tmp_path, *hooks):
+        super().__init__(tmp_path)
+        self.own = hooks
+
+    def hooks(self):
+        return self.own
+
+
+def test_every_place_is_reached_in_order(tmp_path):
+    diary = Diary()
+    options = {"training__max_update": 2, "logging__log_interval": 1, "training__validate_interval_updates": 2}
+    toy_trainer(tmp_path, task=WithHooks(tmp_path, diary), **options).train()
+    one_step = ["before_step", "after_backward", "after_step"]
+    assert [place for place, _ in diary.lines] == [
+        "before_train",
+        *one_step,
+        "on_record",
+        *one_step,
+        "on_record",
+        "before_validation",
+        "after_validation",
+        "on_record",
+        "before_checkpoint",
+        "after_checkpoint",
+        "after_train",
+    ]
+    assert ("before_step", 0) in diary.lines
+    assert ("after_step", 1) in diary.lines
+
+
+def test_the_end_of_an_epoch_is_told(tmp_path):
+    diary = Diary()
+    trainer = toy_trainer(tmp_path, task=WithHooks(tmp_path, diary), training__max_update=13)
+    trainer.train()  # 24 samples in batches of 4: an epoch has 6 updates
+    assert [updates for place, updates in diary.lines if place == "after_epoch"] == [6, 12]
+
+
+def test_a_hook_that_looks_on_changes_nothing(tmp_path):
+    plain = toy_trainer(tmp_path, save_dir="plain")
+    watched = toy_trainer(tmp_path, task=WithHooks(tmp_path, Diary()), save_dir="watched")
+    plain.train()
+    watched.train()
+    assert_same(plain, watched)
+
+
+def test_a_hook_may_change_gradients_before_they_are_clipped(tmp_path):
+    class Freeze(Hook):
+        def after_backward(self, trainer):
+            trainer.model.embedding.weight.grad.zero_()
+
+    trainer = toy_trainer(tmp_path, task=WithHooks(tmp_path, Freeze()), optimizer__weight_decay=0.0)
+    before = trainer.model.embedding.weight.clone()
+    trainer.train()
+    assert torch.equal(before, trainer.model.embedding.weight)
+
+
+def test_registered_hooks_are_chosen_with_their_options(tmp_path, label_hook):
+    toy_trainer(tmp_path, training__hooks=["label label=x every=7"]).train()
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert {json.loads(line)["label"] for line in lines} == {"x7"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("lable", "unknown hook 'lable'; did you mean 'label'?"),
+        ("label 3", "--hooks: '3' in 'label 3' is no option"),
+        ("label 'x", "No closing quotation"),
+        ("label evry=3", "unknown option --hooks: label.evry; did you mean"),
+        ("label every=soon", "every is 'soon'"),
+    ],
+)
+def test_mistakes_in_hooks_are_named(label_hook, line, message):
+    with pytest.raises(UserError) as caught:
+        build_hooks([line])
+    assert message in str(caught.value)
