@@ -99,7 +99,7 @@ def render(summary: Summary) -> str:
     lines += ["", *_table(summary)]
     lines += [f"{alias} is {name}" for alias, name in summary.tied.items()]
     lines += ["", "files"]
-    lines += [f"{_size(size):>10}  {name}" for name, size in summary.files.items()]
+    lines += [f"{size_text(size):>10}  {name}" for name, size in summary.files.items()]
     return "\n".join(lines)
 
 
@@ -116,11 +116,11 @@ def _table(summary: Summary) -> list[str]:
             "x".join(map(str, row.shape)) or "scalar",
             row.dtype,
             f"{row.elements:,}",
-            _size(row.bytes),
+            size_text(row.bytes),
         )
         for row in summary.tensors
     ]
-    cells.append(("all", "", "", f"{summary.parameters:,}", _size(summary.model_bytes)))
+    cells.append(("all", "", "", f"{summary.parameters:,}", size_text(summary.model_bytes)))
     widths = [max(len(row[i]) for row in [header, *cells]) for i in range(len(header))]
     lines = []
     for row in [header, *cells]:
@@ -177,7 +177,7 @@ def _tokenizer_name(folder: Path) -> str | None:
     return str(json.loads(description.read_bytes()).get("name", "unnamed"))
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
     """Return a number of bytes for a reader: 987 B, 1.2 kB, 3.4 MB, 5.6 GB."""
     power = next(power for power in (0, 1, 2, 3) if count < 1000 ** (power + 1) or power == 3)
     return f"{count} B" if power == 0 else f"{count / 1000**power:.1f} {('kB', 'MB', 'GB')[power - 1]}"

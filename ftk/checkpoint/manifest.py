@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ Buffer = bytes | bytearray | memoryview
 _FORMAT = "ftk-checkpoint"
 _VERSION = 1
 _BLOCK_BYTES = 1 << 20
+_WRITE_BYTES = 16 << 20
 _REQUIRED = (CONFIG, TRAINER_STATE, f"{MODEL}/index.json")
 
 
@@ -120,16 +122,46 @@ def write_manifest(folder: Path, files: dict[str, FileRecord]) -> None:
 
 
 def write_file(path: Path, pieces: Iterable[Buffer]) -> FileRecord:
-    """Write a new file, have it reach the disk, and return its record; the hash is taken on the way."""
+    """Write a new file, have it reach the disk, and return its record; the hash is taken on the way.
+
+    Writing, hashing and syncing let other threads run. Another thread can stop it, see
+    `stop_writing_when`.
+
+    Raises:
+        OSError: the disk is full or the like.
+        Abandoned: this thread was told to stop.
+    """
     size, digest = 0, hashlib.sha256()
     with open(path, "xb") as file:
         for piece in pieces:
-            file.write(piece)
-            digest.update(piece)
-            size += memoryview(piece).nbytes
+            whole = memoryview(piece).cast("B")
+            for start in range(0, len(whole), _WRITE_BYTES):
+                _stop_if_told()
+                block = whole[start : start + _WRITE_BYTES]
+                file.write(block)
+                digest.update(block)
+            size += len(whole)
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(size, digest.hexdigest())
+
+
+class Abandoned(Exception):
+    """The thread that writes was told to stop."""
+
+
+def stop_writing_when(told: Callable[[], bool]) -> None:
+    """Have `write_file` in this thread raise `Abandoned` once `told()` is true."""
+    _this_thread.told = told
+
+
+_this_thread = threading.local()
+
+
+def _stop_if_told() -> None:
+    told = getattr(_this_thread, "told", None)
+    if told is not None and told():
+        raise Abandoned
 
 
 def hash_file(path: Path) -> str:

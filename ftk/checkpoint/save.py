@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
 from ftk.checkpoint import layout
-from ftk.checkpoint.encoding import encode
-from ftk.checkpoint.manifest import FileRecord, json_bytes, write_file, write_manifest
-from ftk.checkpoint.naming import model_tensors, optimizer_state
+from ftk.checkpoint.manifest import FileRecord, write_file, write_manifest
+from ftk.checkpoint.snapshot import ExtraTensors, Snapshot, take_snapshot
 from ftk.checkpoint.storage import write_tensors
 from ftk.errors import UserError
 
@@ -32,6 +30,7 @@ def save_checkpoint(
     trainer_state: Mapping[str, Any],
     config: Mapping[str, Any],
     tokenizer_folder: str | Path | None = None,
+    extra_tensors: ExtraTensors | None = None,
     overwrite: bool = True,
 ) -> Path:
     """Write a checkpoint folder that needs nothing else, whole or not at all.
@@ -43,6 +42,7 @@ def save_checkpoint(
         trainer_state: what JSON holds, and tensors, arrays, bytes, tuples, NaN (`ftk.checkpoint.encoding`).
         config: the resolved configuration as plain dicts, lists, numbers and strings.
         tokenizer_folder: copied to `tokenizer/`; None: the checkpoint has none and cannot read text.
+        extra_tensors: further tensors by name, each set in a folder of its name: `{"ema": {...}}`.
         overwrite: replace a checkpoint of this name; it stays until the new one is whole.
 
     Returns:
@@ -52,6 +52,20 @@ def save_checkpoint(
         UserError: `folder` exists and is no checkpoint, or `overwrite` is off.
         OSError: the disk is full or the like; nothing is left of the attempt, older checkpoints stay.
     """
+    refuse_to_replace(Path(folder), overwrite=overwrite)
+    snapshot = take_snapshot(
+        model=model,
+        optimizer=optimizer,
+        trainer_state=trainer_state,
+        config=config,
+        tokenizer_folder=tokenizer_folder,
+        extra_tensors=extra_tensors,
+    )
+    return write_snapshot(folder, snapshot, overwrite=overwrite)
+
+
+def write_snapshot(folder: str | Path, snapshot: Snapshot, *, overwrite: bool = True) -> Path:
+    """Write what `take_snapshot` collected, as `save_checkpoint` does. May run in a thread of its own."""
     folder = Path(folder)
     refuse_to_replace(folder, overwrite=overwrite)
     temporary = folder.with_name(folder.name + layout.TEMPORARY)
@@ -59,7 +73,7 @@ def save_checkpoint(
         if temporary.exists():
             shutil.rmtree(temporary)
         temporary.mkdir(parents=True)
-        files = _write_parts(temporary, model, optimizer, trainer_state, config, tokenizer_folder)
+        files = _write_parts(temporary, snapshot)
         write_manifest(temporary, files)
         for inner in [temporary, *(path for path in temporary.rglob("*") if path.is_dir())]:
             layout.sync_folder(inner)
@@ -90,36 +104,18 @@ def refuse_to_replace(folder: Path, *, overwrite: bool) -> None:
         raise UserError(f"{folder}: exists and is no checkpoint; it is not replaced")
 
 
-def _write_parts(
-    folder: Path,
-    model: nn.Module | Mapping[str, torch.Tensor],
-    optimizer: torch.optim.Optimizer | None,
-    trainer_state: Mapping[str, Any],
-    config: Mapping[str, Any],
-    tokenizer_folder: str | Path | None,
-) -> dict[str, FileRecord]:
+def _write_parts(folder: Path, snapshot: Snapshot) -> dict[str, FileRecord]:
     """Write everything but the manifest; return the records of the files by name."""
     files = {
-        layout.CONFIG: write_file(folder / layout.CONFIG, [_yaml_bytes(config)]),
-        layout.TRAINER_STATE: write_file(folder / layout.TRAINER_STATE, [json_bytes(encode(dict(trainer_state)))]),
+        layout.CONFIG: write_file(folder / layout.CONFIG, [snapshot.config]),
+        layout.TRAINER_STATE: write_file(folder / layout.TRAINER_STATE, [snapshot.trainer_state]),
     }
-    if tokenizer_folder is not None:
-        files.update(_copy_folder(Path(tokenizer_folder), folder, layout.TOKENIZER))
-    tensors, aliases = model_tensors(model)
-    written = write_tensors(folder / layout.MODEL, tensors, extra={"aliases": aliases})
-    files.update({f"{layout.MODEL}/{name}": record for name, record in written.items()})
-    if optimizer is not None:
-        if not isinstance(model, nn.Module):
-            raise TypeError("an optimizer is saved with the module it belongs to")
-        tensors, scalars, groups = optimizer_state(model, optimizer)
-        extra = {"scalars": encode(scalars), "param_groups": encode(groups)}
-        written = write_tensors(folder / layout.OPTIMIZER, tensors, extra=extra)
-        files.update({f"{layout.OPTIMIZER}/{name}": record for name, record in written.items()})
+    if snapshot.tokenizer_folder is not None:
+        files.update(_copy_folder(snapshot.tokenizer_folder, folder, layout.TOKENIZER))
+    for part, content in snapshot.parts.items():
+        written = write_tensors(folder / part, content.tensors, extra=content.extra)
+        files.update({f"{part}/{name}": record for name, record in written.items()})
     return files
-
-
-def _yaml_bytes(config: Mapping[str, Any]) -> bytes:
-    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, encoding="utf-8")
 
 
 def _copy_folder(source: Path, folder: Path, name: str) -> dict[str, FileRecord]:

@@ -111,14 +111,11 @@ def write_tensors(
     """
     writer = _TensorWriter(folder, dict(extra or {}))
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    with _quiet_dcp():
-        dcp.save(
-            dict(tensors),
-            storage_writer=writer,
-            planner=planner,
-            process_group=process_group,
-            no_dist=process_group is None,
-        )
+    if process_group is None:
+        _save_alone(tensors, writer, planner)
+    else:
+        with _quiet_dcp():
+            dcp.save(dict(tensors), storage_writer=writer, planner=planner, process_group=process_group)
     return writer.files
 
 
@@ -172,6 +169,19 @@ def read_index(folder: Path) -> TensorIndex:
         return TensorIndex(tensors, dict(content["extra"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BrokenCheckpoint(f"{path}: is not the index of a tensor folder ({error!r})") from error
+
+
+def _save_alone(tensors: Mapping[str, torch.Tensor], writer: _TensorWriter, planner: DefaultSavePlanner) -> None:
+    """The steps of `dcp.save` for one process.
+
+    `dcp.save` warns that there is one process, and muting a warning is not safe beside another thread, in which
+    checkpoints are written.
+    """
+    planner.set_up_planner(dict(tensors), None, True)
+    writer.set_up_storage_writer(True)
+    plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
+    plan = planner.finish_plan(writer.prepare_global_plan(plans)[0])
+    writer.finish(metadata, [writer.write_data(plan, planner).wait()])
 
 
 class _TensorWriter(StorageWriter):

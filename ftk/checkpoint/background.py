@@ -1,0 +1,75 @@
+"""A thread that writes one thing at a time while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from ftk.checkpoint.manifest import stop_writing_when
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """Runs jobs one after the other in a thread, or, with `threaded` off, in the caller's own.
+
+    What a job returns or raises is handed over by `collect`, in the thread that calls it. Threads of this class
+    keep Python from exiting until their job is done; `abandon` ends it early.
+    """
+
+    def __init__(self, *, threaded: bool = True) -> None:
+        self.threaded = threaded
+        self._thread: threading.Thread | None = None
+        self._told_to_stop = threading.Event()
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is running."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, job: Callable[[], T]) -> None:
+        """Begin a job; the one before must have been collected.
+
+        With `threaded` off the job is done on return.
+        """
+        assert self._thread is None, "collect() comes before start()"
+        self._told_to_stop.clear()
+        if not self.threaded:
+            self._run(job)
+            return
+        self._thread = threading.Thread(target=self._run, args=(job,), name="ftk-checkpoint", daemon=False)
+        self._thread.start()
+
+    def collect(self, *, wait: bool) -> T | None:
+        """What the last job returned, once; None if there is none, or if it runs still and `wait` is off.
+
+        Raises:
+            BaseException: what the job raised, once.
+        """
+        if self._thread is not None:
+            if self._thread.is_alive() and not wait:
+                return None
+            self._thread.join()
+            self._thread = None
+        error, result = self._error, self._result
+        self._error, self._result = None, []
+        if error is not None:
+            raise error
+        return result[0] if result else None
+
+    def abandon(self) -> None:
+        """Have a running job stop writing (`Abandoned`); `collect` then tells how it ended."""
+        self._told_to_stop.set()
+
+    def _run(self, job: Callable[[], T]) -> None:
+        if self.threaded:
+            stop_writing_when(self._told_to_stop.is_set)
+        try:
+            self._result = [job()]
+        except BaseException as error:
+            if not self.threaded and not isinstance(error, Exception):
+                raise  # Ctrl-C in the caller's own thread
+            self._error = error

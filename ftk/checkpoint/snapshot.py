@@ -1,0 +1,119 @@
+"""What a checkpoint will hold, copied out of a running training at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from ftk.checkpoint import layout
+from ftk.checkpoint.encoding import encode
+from ftk.checkpoint.manifest import json_bytes
+from ftk.checkpoint.naming import model_tensors, optimizer_state
+
+ExtraTensors = Mapping[str, Mapping[str, torch.Tensor]]
+
+_TAKEN = (layout.MODEL, layout.OPTIMIZER, layout.TOKENIZER)
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """The tensors of one folder of a checkpoint, with what else its index says."""
+
+    tensors: Mapping[str, torch.Tensor]
+    extra: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The contents of a checkpoint, ready to be written; see `write_snapshot`."""
+
+    config: bytes
+    trainer_state: bytes
+    tokenizer_folder: Path | None
+    parts: Mapping[str, TensorPart]  # folder's name -> its tensors
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors, which is nearly all that will be on disk."""
+        return sum(t.numel() * t.element_size() for part in self.parts.values() for t in part.tensors.values())
+
+
+class Buffers:
+    """CPU memory for snapshots, used again by the next one: taking them costs a copy and no allocation.
+
+    Memory is page-locked for tensors that come from a GPU, which makes their copies fast. One snapshot at a time
+    lives here.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], torch.Tensor] = {}
+
+    def copy(self, parts: Mapping[str, TensorPart]) -> dict[str, TensorPart]:
+        """Copies of all tensors. On return they are whole, and nothing that happens to the originals changes them."""
+        used: dict[tuple[str, str], torch.Tensor] = {}
+        copies = {
+            part: TensorPart(
+                {name: self._copy_one((part, name), tensor, used) for name, tensor in content.tensors.items()},
+                content.extra,
+            )
+            for part, content in parts.items()
+        }
+        self._buffers = used  # of tensors that are gone, the memory goes too
+        devices = {t.device for content in parts.values() for t in content.tensors.values() if t.device.type == "cuda"}
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        return copies
+
+    def _copy_one(
+        self, key: tuple[str, str], tensor: torch.Tensor, used: dict[tuple[str, str], torch.Tensor]
+    ) -> torch.Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            on_gpu = tensor.device.type == "cuda"
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=on_gpu)
+        used[key] = buffer
+        return buffer.copy_(tensor.detach(), non_blocking=True)
+
+
+def take_snapshot(
+    *,
+    model: nn.Module | Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer | None = None,
+    trainer_state: Mapping[str, Any],
+    config: Mapping[str, Any],
+    tokenizer_folder: str | Path | None = None,
+    extra_tensors: ExtraTensors | None = None,
+    buffers: Buffers | None = None,
+) -> Snapshot:
+    """Collect what `save_checkpoint` writes; the arguments are its own.
+
+    Args:
+        buffers: where tensors are copied to; None: they are not copied, and must not change until they are written.
+
+    Raises:
+        TypeError: a value that cannot be kept.
+        ValueError: a name in `extra_tensors` that cannot be a folder's.
+    """
+    tensors, aliases = model_tensors(model)
+    parts = {layout.MODEL: TensorPart(tensors, {"aliases": aliases})}
+    if optimizer is not None:
+        if not isinstance(model, nn.Module):
+            raise TypeError("an optimizer is saved with the module it belongs to")
+        tensors, scalars, groups = optimizer_state(model, optimizer)
+        parts[layout.OPTIMIZER] = TensorPart(tensors, {"scalars": encode(scalars), "param_groups": encode(groups)})
+    for name, extra in (extra_tensors or {}).items():
+        if not name.isidentifier() or name in _TAKEN:
+            raise ValueError(f"extra tensors {name!r}: a plain name is meant, and none of {', '.join(_TAKEN)}")
+        parts[name] = TensorPart({key: tensor.detach() for key, tensor in extra.items()}, {})
+    return Snapshot(
+        config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, encoding="utf-8"),
+        trainer_state=json_bytes(encode(dict(trainer_state))),
+        tokenizer_folder=Path(tokenizer_folder) if tokenizer_folder is not None else None,
+        parts=parts if buffers is None else buffers.copy(parts),
+    )
