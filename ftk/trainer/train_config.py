@@ -9,6 +9,7 @@ from ftk.config import Chosen, section, slot
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
 from ftk.data.dataloader_config import DataloaderConfig
 from ftk.optim.loss_scale_config import LossScaleConfig
+from ftk.optim.parameters_config import ParametersConfig
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
 
@@ -25,6 +26,7 @@ class TrainConfig:
     criterion: Chosen = slot(CRITERIONS, flag="--criterion", default="glm_cross_entropy", help="the loss")
     optimizer: Chosen = slot(OPTIMIZERS, flag="--optimizer", default="adamw", help="optimizer")
     lr_scheduler: Chosen = slot(LR_SCHEDULERS, flag="--lr-scheduler", default="cosine", help="learning rate over time")
+    parameters: ParametersConfig = section("parameters")
     dataset: Chosen = slot(
         DATASETS, flag="--dataset", default="indexed", help="where documents come from", place="DATA"
     )
