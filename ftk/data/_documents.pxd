@@ -19,10 +19,11 @@ cdef inline Py_ssize_t most_documents(Py_ssize_t seq_length) noexcept nogil:
 
 cdef class TextPacker:
     cdef tuple arguments
-    cdef object documents, tokens_array, cumulative_array, ends_array
+    cdef object documents, tokens_array, starts_array, cumulative_array, ends_array
     cdef const int64_t* cumulative
     cdef Py_ssize_t num_documents
-    cdef const char* tokens  # all documents back to back; NULL where each is an object of its own
+    cdef const char* tokens  # all documents; NULL where each is an object of its own
+    cdef const int64_t* starts  # [num_documents], where each begins in `tokens`; NULL where they lie back to back
     cdef Py_ssize_t itemsize
     cdef char kind
     cdef SentenceEnds ends
@@ -34,6 +35,8 @@ cdef class TextPacker:
     cdef Py_ssize_t pack_into(
         self, RandomState* state, int64_t* text, int64_t* starts, int64_t* num_starts, int64_t* window, void* keeper
     ) except -1 nogil
+    cdef read_from(self, tokens)
+    cdef place(self, starts_array)
     cdef int fetch(self, Py_ssize_t number, Document* document, void* keeper) except -1 nogil
     cdef int fetch_object(self, Py_ssize_t number, Document* document, void* keeper) except -1 with gil
     cdef Py_ssize_t random_start(

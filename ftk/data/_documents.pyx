@@ -16,7 +16,8 @@ cdef class TextPacker:
 
     Args:
         documents: the corpus: documents[number] is an array of integers. Where it has `tokens`, all documents back
-            to back, they are read from there, without Python.
+            to back, or `pool`, which holds document d from token `starts[d]` on, they are read from there, without
+            Python.
         cumulative: int64 [D], running sums of the documents' lengths; the last is above zero.
         sentence_ends: [V], not zero for ids whose text ends a sentence.
         eos_id, cls_id: command tokens.
@@ -51,16 +52,32 @@ cdef class TextPacker:
         self.seq_length = seq_length
         self.short_seq_prob, self.non_sentence_start = short_seq_prob, non_sentence_start
         self.one_document = one_document
-        self.tokens = NULL
-        tokens = getattr(documents, "tokens", None)
+        self.tokens, self.starts = NULL, NULL
+        tokens, pool = getattr(documents, "tokens", None), getattr(documents, "pool", None)
         if _can_be_read(tokens) and len(tokens) == sums[sums.shape[0] - 1]:
-            self.tokens_array = tokens
-            self.tokens = <const char*>address(tokens)
-            self.itemsize = tokens.dtype.itemsize
-            self.kind = ord(_kind(tokens.dtype))
+            self.read_from(tokens)
+        elif _can_be_read(pool):
+            self.read_from(pool)
+            self.place(np.ascontiguousarray(documents.starts, dtype=np.int64))
 
     def __reduce__(self):
         return TextPacker, self.arguments
+
+    cdef read_from(self, tokens):
+        self.tokens_array = tokens
+        self.tokens = <const char*>address(tokens)
+        self.itemsize = tokens.dtype.itemsize
+        self.kind = ord(_kind(tokens.dtype))
+
+    cdef place(self, starts_array):
+        cdef const int64_t[::1] starts = starts_array
+        sizes = np.diff(self.cumulative_array, prepend=0)
+        if len(starts_array) != len(sizes) or (starts_array < 0).any() or (
+            (starts_array + sizes > len(self.tokens_array)).any()
+        ):
+            raise ValueError("the documents do not lie within their pool")
+        self.starts_array = starts_array
+        self.starts = &starts[0]
 
     def pack(self, SampleRandom rng):
         """One text, int64 [N]."""
@@ -127,8 +144,10 @@ cdef class TextPacker:
             self.fetch_object(number, document, keeper)
         else:
             start = self.cumulative[number - 1] if number > 0 else 0
-            document.tokens = self.tokens + start * self.itemsize
             document.length = self.cumulative[number] - start
+            if self.starts != NULL:
+                start = self.starts[number]
+            document.tokens = self.tokens + start * self.itemsize
             document.kind = self.kind
         if document.length > 0:
             copy_tokens(&last, document, document.length - 1, 1)

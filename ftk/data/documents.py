@@ -25,7 +25,8 @@ _CLOSING_CHARACTERS = "\"'”’」』）)]》】 "
 class Documents(Protocol):
     """Token ids by document: an IndexedDataset, or any sequence of arrays with their sizes.
 
-    Documents that also offer `tokens`, an array of all of them back to back, are read from there without Python.
+    Documents that also offer `tokens`, an array of all of them back to back, or a `pool` with their `starts` (a
+    `DocumentSubset`), are read from there without Python.
     """
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ _WORTH_CACHING = 1 << 22  # documents
 
 
 class DocumentSubset:
-    """Some of a corpus's documents.
+    """Some of a corpus's documents. Where all lie back to back in one array, samples are read from there.
 
     Args:
         documents: all of them.
@@ -33,6 +34,29 @@ class DocumentSubset:
 
     def __getitem__(self, index: int) -> NDArray[np.integer]:
         return self.documents[int(self.numbers[index])]
+
+    def __reduce__(self) -> tuple[type[DocumentSubset], tuple[Documents, NDArray[np.int64]]]:
+        return DocumentSubset, (self.documents, self.numbers)  # the rest follows from them
+
+    @property
+    def pool(self) -> NDArray[np.integer] | None:
+        """The array that holds these documents, with others between them; None if there is none."""
+        return self._placed[0]
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where in `pool` each document begins, [D]."""
+        return self._placed[1]
+
+    @cached_property
+    def _placed(self) -> tuple[NDArray[np.integer] | None, NDArray[np.int64]]:
+        if isinstance(self.documents, DocumentSubset):
+            return self.documents.pool, self.documents.starts[self.numbers]
+        tokens = getattr(self.documents, "tokens", None)
+        ends = np.cumsum(self.documents.sizes, dtype=np.int64)
+        if not isinstance(tokens, np.ndarray) or len(ends) == 0 or len(tokens) != ends[-1]:
+            tokens = None
+        return tokens, ends[self.numbers] - self.sizes
 
 
 class JoinedDocuments:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +12,11 @@ from number_corpus import NumberTokenizer, random_documents
 
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.composition import ComposedCorpus, CompositionConfig, parse_data
+from ftk.data.documents import DocumentList
 from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.data.index_cache import IndexCache
-from ftk.data.split import JoinedDocuments, split_documents, split_sizes
+from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from ftk.data.split import DocumentSubset, JoinedDocuments, split_documents, split_sizes
 from ftk.errors import UserError
 
 
@@ -189,6 +194,53 @@ def test_a_corpus_of_one_split_is_divided_and_others_keep_theirs():
     assert [document.tolist() for document in alone] != [document.tolist() for document in seeds[1]]
     with pytest.raises(UserError, match="has no split 'test'"):
         made.samples("test", glm, 1)
+
+
+def samples_of(documents, **options):
+    dataset = GLMBlankDataset(documents, NumberTokenizer(), BlankInfillingConfig(seq_length=24, **options), 1)
+    return {name: array.tolist() for name, array in dataset.samples(2, np.arange(len(dataset))).arrays.items()}
+
+
+def one_by_one(documents):
+    return DocumentList([documents[number] for number in range(len(documents))])
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+def test_a_part_of_a_file_gives_its_documents_samples_without_python(tmp_path, dtype, monkeypatch):
+    whole = random_documents([9, 0, 30, 4, 50, 11, 7, 23], seed=3)
+    with IndexedDatasetWriter(tmp_path / "d", dtype) as writer:
+        for number in range(len(whole)):
+            writer.add(whole[number])
+    part = split_documents(IndexedDataset(tmp_path / "d"), [3, 1], seed=4)["train"]
+    expected = samples_of(one_by_one(part))
+    shorter = np.flatnonzero(part.sizes <= 22)
+    expected_short = samples_of(one_by_one(DocumentSubset(part, shorter)), sample_one_document=True)
+    packed = pickle.dumps(part)
+
+    def refuse(self, index):
+        raise AssertionError("a document was read by Python")
+
+    monkeypatch.setattr(DocumentSubset, "__getitem__", refuse)
+    assert samples_of(part) == expected
+    assert samples_of(pickle.loads(packed)) == expected
+    assert samples_of(part, sample_one_document=True, long_documents="drop") == expected_short
+
+
+def test_a_part_of_what_lies_elsewhere_is_read_by_python():
+    documents = random_documents([9, 30, 4, 50, 11], seed=3)
+    documents.tokens = np.arange(7)  # whatever that may be: these are not all documents back to back
+    part = DocumentSubset(documents, np.array([0, 3, 4]))
+    assert part.pool is None
+    assert samples_of(part) == samples_of(one_by_one(part))
+
+
+def test_documents_beyond_their_pool_are_refused():
+    class Wrong(DocumentSubset):
+        pool = np.zeros(20, dtype=np.int64)
+        starts = np.array([0, 15])
+
+    with pytest.raises(ValueError, match="do not lie within their pool"):
+        samples_of(Wrong(random_documents([10, 10]), np.arange(2)))
 
 
 def test_joined_documents_of_one():
