@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True)
 class CommonConfig:
-    seed: int = field(default=1, metadata={"help": "fixes everything that is random"})
-    device: str = field(default="auto", metadata={"help": "auto (a GPU if there is one), cpu, cuda or cuda:N"})
+    seed: int = field(default=1, metadata={"help": "fixes everything that is random", "resume": "fixed"})
+    device: str = field(
+        default="auto", metadata={"help": "auto (a GPU if there is one), cpu, cuda or cuda:N", "resume": "free"}
+    )
     num_threads: int | None = field(
-        default=None, metadata={"help": "CPU threads of PyTorch; default: PyTorch's own choice", "unit": "threads"}
+        default=None,
+        metadata={"help": "CPU threads of PyTorch; default: PyTorch's own choice", "unit": "threads", "resume": "free"},
     )
     user_dir: str | None = field(
         default=None,
         metadata={
             "help": "a package, folder or file of yours that registers tasks, models, criterions ...",
             "metavar": "PATH",
+            "resume": "free",
         },
     )
 

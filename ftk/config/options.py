@@ -29,6 +29,7 @@ class Option:
         derived: filled in by the program (kept in YAML, no flag).
         several: a list whose items are separate arguments, `--inputs A B C`, instead of one, `--betas 0.9,0.98`.
         metavar: what stands for the value in --help; None: a word for its type.
+        resume: what a change of it means when a run is continued, see `ftk.config.changes`; None: its part says.
     """
 
     section: str
@@ -45,6 +46,7 @@ class Option:
     derived: bool
     several: bool
     metavar: str | None
+    resume: str | None
 
     @property
     def key(self) -> str:
@@ -110,6 +112,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         derived=bool(meta.get("derived", False)),
         several=bool(meta.get("several", False)),
         metavar=meta.get("metavar"),
+        resume=meta.get("resume"),
     )
 
 

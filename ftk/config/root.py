@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,10 +49,14 @@ class Chosen:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A plain section: `title` heads its group in --help; `saved` says whether it goes into config.yaml."""
+    """A plain section: `title` heads its group in --help; `saved` says whether it goes into config.yaml.
+
+    `resume` says what a change of its options means when a run is continued, of those that do not say it themselves.
+    """
 
     title: str
     saved: bool = True
+    resume: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Slot:
 
     With `architectures` the flag chooses an architecture, whose model is the part. `short` is another flag, of one
     letter. `place` is what the part takes by place on the command line, for the usage line when no part is chosen yet.
+    `resume` is as of `Section`, `resume_of` the same for options by name; both hold for plugins' parts, too.
     """
 
     registry: Registry
@@ -69,6 +75,8 @@ class Slot:
     help: str = ""
     short: str | None = None
     place: str | None = None
+    resume: str = "fixed"
+    resume_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def flags(self) -> list[str]:
@@ -79,9 +87,9 @@ class Slot:
         return self.architectures or self.registry
 
 
-def section(title: str, *, saved: bool = True) -> Any:
-    """A field of a root dataclass that holds a plain section."""
-    return dataclasses.field(metadata={"section": Section(title, saved)})
+def section(title: str, *, saved: bool = True, resume: str | None = None) -> Any:
+    """A field of a root dataclass that holds a plain section; the arguments are those of `Section`."""
+    return dataclasses.field(metadata={"section": Section(title, saved, resume)})
 
 
 def slot(
@@ -93,9 +101,12 @@ def slot(
     help: str = "",
     short: str | None = None,
     place: str | None = None,
+    resume: str = "fixed",
+    resume_of: Mapping[str, str] | None = None,
 ) -> Any:
     """A field of a root dataclass that holds a registered part; the arguments are those of `Slot`."""
-    return dataclasses.field(metadata={"slot": Slot(registry, flag, default, architectures, help, short, place)})
+    made = Slot(registry, flag, default, architectures, help, short, place, resume, resume_of or {})
+    return dataclasses.field(metadata={"slot": made})
 
 
 def sections_of(root: type) -> dict[str, tuple[Section, type]]:
