@@ -15,6 +15,8 @@ from ftk.checkpoint.layout import (
     resolve_checkpoint,
 )
 from ftk.checkpoint.load import (
+    extra_tensor_names,
+    load_extra_tensors,
     load_model_state,
     load_model_tensors,
     load_optimizer_state,
@@ -24,6 +26,7 @@ from ftk.checkpoint.load import (
 )
 from ftk.checkpoint.manifest import verify
 from ftk.checkpoint.save import save_checkpoint
+from ftk.checkpoint.transfer import transfer_weights
 
 __all__ = [
     "BEST",
@@ -31,7 +34,9 @@ __all__ = [
     "BrokenCheckpoint",
     "checkpoint_name",
     "clean_leftovers",
+    "extra_tensor_names",
     "is_checkpoint",
+    "load_extra_tensors",
     "load_model_state",
     "load_model_tensors",
     "load_optimizer_state",
@@ -43,5 +48,6 @@ __all__ = [
     "remove_checkpoint",
     "resolve_checkpoint",
     "save_checkpoint",
+    "transfer_weights",
     "verify",
 ]

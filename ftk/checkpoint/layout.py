@@ -16,6 +16,7 @@ CONFIG = "config.yaml"
 TOKENIZER = "tokenizer"
 MODEL = "model"
 OPTIMIZER = "optimizer"
+EMA = "ema"  # exponential moving average of the trained parameters, by their names
 TRAINER_STATE = "trainer.json"
 MANIFEST = "manifest.json"
 

@@ -15,7 +15,7 @@ from torch import nn
 from ftk.checkpoint import layout
 from ftk.checkpoint.encoding import decode
 from ftk.checkpoint.layout import BrokenCheckpoint
-from ftk.checkpoint.manifest import check_files, verify
+from ftk.checkpoint.manifest import check_files, index_folders, read_manifest, verify
 from ftk.checkpoint.naming import model_tensors, parameter_names
 from ftk.checkpoint.storage import StoredTensor, TensorIndex, read_index, read_tensors
 from ftk.errors import UserError
@@ -28,7 +28,7 @@ _NAMES_SHOWN = 6
 
 
 def load_model_state(
-    folder: str | Path, model: nn.Module, *, strict: bool = True, check_hashes: bool = True
+    folder: str | Path, model: nn.Module, *, strict: bool = True, ema: bool = False, check_hashes: bool = True
 ) -> tuple[list[str], list[str]]:
     """Fill a model's parameters and buffers in place from a checkpoint, in the device and dtype they have.
 
@@ -36,6 +36,7 @@ def load_model_state(
         folder: a checkpoint, or what `resolve_checkpoint` makes one of.
         model: not on the meta device.
         strict: whether names that only one side has are an error; shapes that differ always are.
+        ema: take the averaged weights where there are such (of trained parameters), and the trained ones elsewhere.
         check_hashes: off if the checkpoint was verified just now.
 
     Returns:
@@ -43,31 +44,33 @@ def load_model_state(
 
     Raises:
         BrokenCheckpoint: before any weight is changed.
-        UserError: names or shapes do not fit; before any weight is changed.
+        UserError: names or shapes do not fit, or there are no averaged weights; before any weight is changed.
     """
     folder = layout.resolve_checkpoint(folder)
     check_files(folder, prefix=f"{layout.MODEL}/", hashes=check_hashes)
+    if ema:
+        _check_ema(folder, check_hashes)
     index = read_index(folder / layout.MODEL)
     sources = _by_every_name(index)
     targets, missing = {}, []
     wanted, _ = model_tensors(model)
-    tied_names = _tied_names(model)
+    tied = tied_names(model)
     for name, tensor in wanted.items():
         if tensor.is_meta:
             raise ValueError(f"{name} is on the meta device; materialise the model before loading")
-        found = next((other for other in tied_names.get(name, [name]) if other in sources), None)
+        found = next((other for other in tied.get(name, [name]) if other in sources), None)
         if found is None:
             missing.append(name)
         else:
             targets[found] = tensor
-    known = {name for names in tied_names.values() for name in names} | set(wanted)
+    known = {name for names in tied.values() for name in names} | set(wanted)
     unexpected = sorted(name for name in index.tensors if name not in known and not _alias_in(index, name, known))
     wrong = [
         f"{name} is {list(sources[name][1].shape)} in the checkpoint, {list(tensor.shape)} in the model"
         for name, tensor in targets.items()
         if sources[name][1].shape != tuple(tensor.shape)
     ]
-    for names in tied_names.values():
+    for names in tied.values():
         if len({sources[name][0] for name in names if name in sources}) > 1:
             wrong.append(f"{' and '.join(names)} are one tensor in the model and not in the checkpoint")
     if wrong or (strict and (missing or unexpected)):
@@ -85,23 +88,83 @@ def load_model_state(
     with torch.no_grad():
         for target, source in copies:
             target.copy_(source)
+    if ema:
+        by_name = {other: wanted[name] for name in wanted for other in tied.get(name, [name])}
+        averaged = read_index(folder / layout.EMA).tensors
+        read_tensors(folder / layout.EMA, {name: by_name[name] for name in averaged if name in by_name})
     return missing, unexpected
 
 
-def load_model_tensors(folder: str | Path, *, check_hashes: bool = True) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint's model by name, on the CPU.
+def load_model_tensors(folder: str | Path, *, ema: bool = False, check_hashes: bool = True) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint's model by name, on the CPU, in the dtype they are kept in.
 
     Tied ones are one object under each of their names, so that `save_checkpoint` ties them again.
 
+    Args:
+        folder: a checkpoint, or what `resolve_checkpoint` makes one of.
+        ema: return the averaged weights in place of the trained ones they were made of.
+        check_hashes: off if the checkpoint was verified just now.
+
     Raises:
         BrokenCheckpoint: the checkpoint is not whole.
+        UserError: it has no averaged weights.
     """
     folder = layout.resolve_checkpoint(folder)
     check_files(folder, prefix=f"{layout.MODEL}/", hashes=check_hashes)
+    if ema:
+        _check_ema(folder, check_hashes)
     index = read_index(folder / layout.MODEL)
     tensors = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in index.tensors.items()}
     read_tensors(folder / layout.MODEL, tensors)
-    return tensors | {alias: tensors[name] for alias, name in index.extra["aliases"].items()}
+    tensors |= {alias: tensors[name] for alias, name in index.extra["aliases"].items()}
+    if ema:
+        averaged = read_index(folder / layout.EMA).tensors
+        read_tensors(folder / layout.EMA, {name: tensors[name] for name in averaged if name in tensors})
+    return tensors
+
+
+def load_extra_tensors(
+    folder: str | Path, name: str, targets: Mapping[str, torch.Tensor], *, check_hashes: bool = True
+) -> None:
+    """Fill tensors in place from those that `save_checkpoint` was given as `extra_tensors[name]`.
+
+    Args:
+        folder: a checkpoint, or what `resolve_checkpoint` makes one of.
+        name: of the set, for example "ema".
+        targets: by name, exactly those that were saved, in any dtype and on any device.
+        check_hashes: off if the checkpoint was verified just now.
+
+    Raises:
+        BrokenCheckpoint: before anything is changed.
+        UserError: the checkpoint has no such set, or one of other names or shapes; before anything is changed.
+    """
+    folder = layout.resolve_checkpoint(folder)
+    files = check_files(folder, prefix=f"{name}/", hashes=check_hashes)
+    if f"{name}/index.json" not in files:
+        raise UserError(f"{folder}: has no {name!r} tensors")
+    stored = read_index(folder / name).tensors
+    wrong = [
+        f"{key} is {list(stored[key].shape)} in the checkpoint, {list(tensor.shape)} here"
+        for key, tensor in targets.items()
+        if key in stored and stored[key].shape != tuple(tensor.shape)
+    ]
+    missing, unexpected = sorted(targets.keys() - stored.keys()), sorted(stored.keys() - targets.keys())
+    if missing or unexpected or wrong:
+        raise UserError(f"{folder}: its {name!r} tensors do not fit: {_mismatch(missing, unexpected, wrong)}")
+    read_tensors(folder / name, targets)
+
+
+def extra_tensor_names(folder: str | Path) -> list[str]:
+    """Return the names of the sets of tensors that a checkpoint holds besides model and optimizer."""
+    folder = layout.resolve_checkpoint(folder)
+    return [name for name in index_folders(read_manifest(folder)) if name not in (layout.MODEL, layout.OPTIMIZER)]
+
+
+def _check_ema(folder: Path, hashes: bool) -> None:
+    if f"{layout.EMA}/index.json" not in check_files(folder, prefix=f"{layout.EMA}/", hashes=hashes):
+        raise UserError(
+            f"{folder}: has no averaged weights (its run had no --ema-decay); take the trained ones, without --ema"
+        )
 
 
 def load_optimizer_state(
@@ -200,7 +263,7 @@ def _by_every_name(index: TensorIndex) -> dict[str, tuple[str, StoredTensor]]:
     return sources
 
 
-def _tied_names(model: nn.Module) -> dict[str, list[str]]:
+def tied_names(model: nn.Module) -> dict[str, list[str]]:
     """Return the first name of each tied tensor of a model -> all its names."""
     _, aliases = model_tensors(model)
     tied: dict[str, list[str]] = {}
@@ -216,15 +279,15 @@ def _alias_in(index: TensorIndex, name: str, known: set[str]) -> bool:
 def _mismatch(missing: list[str], unexpected: list[str], wrong: list[str]) -> str:
     parts = []
     if missing:
-        parts.append(f"missing in the checkpoint: {_some(missing)}")
+        parts.append(f"missing in the checkpoint: {some_names(missing)}")
     if unexpected:
-        parts.append(f"unexpected in the checkpoint: {_some(unexpected)}")
+        parts.append(f"unexpected in the checkpoint: {some_names(unexpected)}")
     if wrong:
-        parts.append(_some(wrong))
+        parts.append(some_names(wrong))
     return "; ".join(parts)
 
 
-def _some(names: list[str]) -> str:
+def some_names(names: list[str]) -> str:
     shown = ", ".join(names[:_NAMES_SHOWN])
     return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
 

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftk.checkpoint.layout import CONFIG, MANIFEST, MODEL, TRAINER_STATE, BrokenCheckpoint
+from ftk.checkpoint.layout import CONFIG, MANIFEST, MODEL, TOKENIZER, TRAINER_STATE, BrokenCheckpoint
 
 Buffer = bytes | bytearray | memoryview
 
@@ -112,6 +112,12 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     if missing:
         raise BrokenCheckpoint(f"{path}: does not list {', '.join(missing)}")
     return files
+
+
+def index_folders(files: Mapping[str, FileRecord]) -> list[str]:
+    """Return the names of the tensor folders of a checkpoint: "model", "optimizer", "ema" ..."""
+    folders = [name.removesuffix("/index.json") for name in files if name.endswith("/index.json")]
+    return [name for name in folders if "/" not in name and name != TOKENIZER]
 
 
 def write_manifest(folder: Path, files: dict[str, FileRecord]) -> None:
