@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from ftk.optim.loss_scale_config import LossScaleConfig
 
 
+_CEILING = 2.0**64  # beyond it the scale itself would overflow float32, and could not come back
+
+
 class LossScaler:
     """A factor on the loss that halves when gradients overflow and doubles after a while without.
 
@@ -52,7 +55,7 @@ class LossScaler:
         at_floor = at_floor + (fall & (self.scale <= config.fp16_min_scale))
         rise = calm >= config.fp16_scale_window
         scale = torch.where(fall, (self.scale / 2).clamp_min(config.fp16_min_scale), self.scale)
-        self.scale = torch.where(rise, scale * 2, scale)
+        self.scale = torch.where(rise, (scale * 2).clamp_max(_CEILING), scale)
         changed = fall | rise
         self._counts = torch.stack([calm * ~rise, updates * ~changed, overflows * ~changed, at_floor])
 

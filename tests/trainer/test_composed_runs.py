@@ -27,7 +27,7 @@ def test_an_interrupted_run_on_composed_data_ends_with_the_same_bits(
     whole = glm_trainer(data, tmp_path / "whole", **options)
     whole.train()
     stopped = glm_trainer(data, tmp_path / "run", signal_at=signal_at, **options)
-    assert stopped.train().interrupted
+    assert stopped.train().signal == "SIGTERM"
     assert stopped.state.iterator["samples_consumed"] > 0
     resumed = glm_trainer(data, tmp_path / "run", **{**options, "dataloader__num_workers": num_workers})
     resumed.train()

@@ -72,7 +72,7 @@ def test_a_glm_run_resumed_in_mid_epoch_ends_with_the_same_bits(
     tmp_path, data_bin, uninterrupted, signal_at, num_workers
 ):
     stopped = glm_trainer(data_bin, tmp_path / "run", signal_at=signal_at)
-    assert stopped.train().interrupted
+    assert stopped.train().signal == "SIGTERM"
     assert stopped.state.iterator["samples_consumed"] > 0
     resumed = glm_trainer(data_bin, tmp_path / "run", dataloader__num_workers=num_workers)
     assert resumed.state.num_updates == (signal_at + 1) // 2
