@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ftk.optim.loss_scale_config import LossScaleConfig
 
-
 _CEILING = 2.0**64  # beyond it the scale itself would overflow float32, and could not come back
 
 
