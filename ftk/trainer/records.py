@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 Record = dict[str, Any]
+
+logger = logging.getLogger(__name__)
 
 
 def to_json(record: Record) -> str:
@@ -21,7 +25,7 @@ def _plain(value: Any) -> Any:
 
 
 class RecordFile:
-    """Appends records to a file, each at once.
+    """Appends records to a file, each at once. A full disk is said once; the records of that time are lost, no more.
 
     Args:
         path: made when the first record comes.
@@ -32,15 +36,22 @@ class RecordFile:
 
     def __init__(self, path: Path, num_updates: int, *, validation_pending: bool = False) -> None:
         self.path = path
-        self._stream: TextIO | None = None
+        self._stream: FileIO | None = None
+        self._failed = False  # the last write, which may have left part of a line
         if path.exists():
             _cut(path, num_updates, validation_pending)
 
     def write(self, record: Record) -> None:
-        if self._stream is None:
-            self._stream = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
-        self._stream.write(to_json(record) + "\n")
-        self._stream.flush()
+        line = ("\n" if self._failed else "") + to_json(record) + "\n"
+        try:
+            if self._stream is None:
+                self._stream = FileIO(self.path, "a")  # without a buffer, in which a failed line would wait
+            _write_all(self._stream, line.encode())
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                logger.error("%s: not written (%s); the run goes on without these records", self.path, error.strerror)
+            self._failed = True
 
     def close(self) -> None:
         if self._stream is not None:
@@ -49,17 +60,22 @@ class RecordFile:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file up to the first line that is none (a write cut short by a kill)."""
+    """The records of a file; lines that are none (a write cut short by a kill or a full disk) are left out."""
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
         except ValueError:
-            break
-        if not isinstance(record, dict):
-            break
-        records.append(record)
+            continue
+        if isinstance(record, dict):
+            records.append(record)
     return records
+
+
+def _write_all(stream: FileIO, data: bytes) -> None:
+    """A raw file may take a part only, when the disk is nearly full."""
+    while data:
+        data = data[stream.write(data) :]
 
 
 def _cut(path: Path, num_updates: int, validation_pending: bool) -> None:
