@@ -1,0 +1,208 @@
+"""What train_step.py compares: batches of blank infilling, and the ways to take a step on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from original_way import OriginalGLM, OriginalWay
+from torch import Tensor
+
+from ftk.config.build import build
+from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.collate import Collater
+from ftk.data.documents import DocumentList
+from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.models.glm.config import GLMConfig
+from ftk.models.glm.convert import to_original
+from ftk.models.glm.model import GLM
+from ftk.optim.parameter_groups import parameter_groups
+from ftk.tokenizers import SpecialTokens
+from ftk.trainer.device import to_device
+from ftk.trainer.metrics import Stopwatch
+from ftk.trainer.step import Update
+from ftk.trainer.train_config import TrainConfig
+
+LEARNING_RATE = 1e-4
+BETAS = (0.9, 0.98)
+EPS = 1e-6
+WEIGHT_DECAY = 0.1
+CLIP_NORM = 1.0
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to take a step: the original's, or ftk's with its options."""
+
+    whose: str  # "original" or "ftk"
+    precision: str = "fp32"
+    tf32: bool = False
+
+    @property
+    def name(self) -> str:
+        """Such as "ftk bf16" or "ftk fp32 tf32"."""
+        return " ".join([self.whose, self.precision, *(["tf32"] if self.tf32 else [])])
+
+
+def product_of_ways(precisions: Sequence[str], tf32: Sequence[str]) -> list[Way]:
+    """Every combination that makes sense; the original's way in fp32, the base of all ratios, comes first."""
+    originals = [Way("original", precision) for precision in dict.fromkeys(["fp32", *precisions])]
+    ours = [Way("ftk", precision) for precision in precisions if precision != "fp32" or "off" in tf32]
+    if "on" in tf32 and "fp32" in precisions:
+        originals.append(Way("original", "fp32", tf32=True))
+        ours.append(Way("ftk", "fp32", tf32=True))
+    return originals + ours
+
+
+class Step(Protocol):
+    def step(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """One update on a CPU batch; returns the mean loss of its target tokens, 0-d on the device."""
+
+
+def build_step(way: Way, config: GLMConfig, device: torch.device) -> Step:
+    """The way, with weights that are a function of `config` and SEED."""
+    model = GLM(config, seed=SEED)
+    if way.whose == "original":
+        original = OriginalGLM(config)
+        original.load_state_dict(to_original(model.state_dict(), config.num_attention_heads))
+        return TheirStep(original.to(device), way, device)
+    return OurStep(model.to(device), way, device)
+
+
+class TheirStep:
+    def __init__(self, model: OriginalGLM, way: Way, device: torch.device) -> None:
+        self.device = device
+        self.way = OriginalWay(
+            model,
+            way.precision,
+            lr=LEARNING_RATE,
+            betas=BETAS,
+            eps=EPS,
+            weight_decay=WEIGHT_DECAY,
+            clip_norm=CLIP_NORM,
+        )
+
+    def step(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return self.way.step(to_device(dict(batch), self.device))
+
+
+class OurStep:
+    """The update of ftk's trainer, with the parts that ftk-train would build."""
+
+    def __init__(self, model: GLM, way: Way, device: torch.device) -> None:
+        config = train_config(way)
+        optimizer = config.optimizer.build(param_groups=parameter_groups(model, WEIGHT_DECAY))
+        criterion = GLMCrossEntropy(GLMCrossEntropyConfig())
+        model.train()
+        self.update = Update(config, BatchTask(), model, criterion, optimizer, device, Stopwatch())  # type: ignore[arg-type]
+        self.num_updates = 0
+
+    def step(self, batch: Mapping[str, Tensor]) -> Tensor:
+        gradients = self.update.accumulate([dict(batch)], self.num_updates)
+        self.update.apply(gradients, LEARNING_RATE)
+        self.num_updates += 1
+        loss, count = gradients.sums["loss"]
+        return loss / count
+
+
+class BatchTask:
+    """What the update asks of a task whose batches are ready."""
+
+    def count_targets(self, batch: Mapping[str, Tensor]) -> int:
+        return batch["loss_positions"].numel()
+
+    def train_step(self, model: Any, criterion: Any, batch: Mapping[str, Tensor]) -> Any:
+        return criterion(model, batch)
+
+
+def train_config(way: Way) -> TrainConfig:
+    """The configuration of a run that trains in this way."""
+    return build(
+        TrainConfig,
+        {
+            "dataset": {"data": "none"},
+            "model": {"arch": "glm_tiny"},
+            "optimizer": {
+                "_name": "adamw",
+                "lr": LEARNING_RATE,
+                "betas": list(BETAS),
+                "eps": EPS,
+                "weight_decay": WEIGHT_DECAY,
+            },
+            "training": {"precision": way.precision, "clip_norm": CLIP_NORM, "max_update": 1},
+        },
+    )
+
+
+# -- batches --------------------------------------------------------------------------------------------------------
+
+
+class NumberTokenizer:
+    """Command tokens and nothing else: documents are numbers already."""
+
+    name = "numbers"
+    special = SpecialTokens(pad=0, eos=1, cls=2, mask=3, sop=4, eop=5)
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return ""
+
+
+def make_batches(
+    config: GLMConfig, batch_size: int, num_tokens: int, count: int, seed: int = SEED
+) -> list[dict[str, Tensor]]:
+    """Batches [batch_size, num_tokens] as `GLMBlankDataset` and `Collater` make them, on the CPU.
+
+    The documents are numbers, as frequent as words are (Zipf). The objective is the token objective with the
+    published options; texts are so long that a sample has num_tokens places on average, and the batches are cut or
+    padded to that.
+
+    Args:
+        config: its vocab_size bounds the numbers, its max_positions must hold num_tokens.
+        batch_size, num_tokens, count: how large, how long, how many.
+        seed: of documents and samples.
+    """
+    random = np.random.default_rng(seed)
+    tokenizer = NumberTokenizer(config.vocab_size)
+    special = len([value for value in vars(tokenizer.special).values() if isinstance(value, int)])
+    frequency = 1.0 / np.arange(1, config.vocab_size - special + 1)
+    numbers = random.choice(len(frequency), size=200_000, p=frequency / frequency.sum()) + special
+    documents = DocumentList(np.array_split(numbers, 400))
+    options = BlankInfillingConfig(seq_length=round(num_tokens / 1.1), bert_prob=1.0, gap_sentence_prob=0.0)
+    dataset = GLMBlankDataset(documents, tokenizer, options, seed)  # type: ignore[arg-type]
+    collate = Collater(tokenizer.special)
+    batches = []
+    for first in range(count):
+        indices = [(first * batch_size + row) % len(dataset) for row in range(batch_size)]
+        samples = [cut(dataset.sample(1, index), num_tokens) for index in indices]
+        batches.append(collate(samples))
+    return batches
+
+
+def cut(sample: dict[str, np.ndarray], num_tokens: int) -> dict[str, np.ndarray]:
+    """The sample with exactly so many places: what is beyond is left out, what is missing is padding."""
+    missing = max(0, num_tokens - len(sample["tokens"]))
+    fitted = {}
+    for name, array in sample.items():
+        if array.ndim:
+            array = np.pad(array[..., :num_tokens], [(0, 0)] * (array.ndim - 1) + [(0, missing)])
+        fitted[name] = array
+    return fitted
+
+
+def model_config(shape: Mapping[str, int], num_tokens: int, dropout: float) -> GLMConfig:
+    """The model of a size: all three dropouts at one probability, 512 positions or as many as samples need."""
+    return GLMConfig(
+        **shape,
+        max_positions=max(512, num_tokens),
+        embedding_dropout=dropout,
+        attention_dropout=dropout,
+        dropout=dropout,
+    )

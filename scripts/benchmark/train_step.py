@@ -1,0 +1,339 @@
+"""A training step of GLM: ftk's against the original's way, on the same weights and batches.
+
+    python scripts/benchmark/train_step.py --json out.json
+    python scripts/benchmark/train_step.py --size base --precision fp32 bf16
+    python scripts/benchmark/train_step.py --quick
+
+The work: one update (forward, backward, clipping, AdamW) on batches of blank infilling, token objective, which have
+loss at about 18 % of their places. The original's way is `original_way.py`; ftk's is `ftk.trainer.step.Update` with
+the parts that ftk-train would build. docs/performance.md says how the figures are made.
+
+Every way starts from the same weights and takes the same batches; the losses of the first --check-steps updates must
+be those of the original's way in fp32 (to 1e-4 of the loss in fp32, 1e-2 in lower precision). Then all ways take turns,
+--rounds times --steps updates each; a way's figure is its best round, a ratio the median over the rounds of the
+quotient within a round.
+
+Peak memory on a CPU is a fresh process's over what it held after a step of a tiny model; on a GPU the allocator's over
+what it held before the way was built. With --dropout above 0 losses cannot agree and are not compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from matrix_rate import linear_products, matrix_rate, peak_flops, synchronize
+from step_ways import Step, Way, build_step, make_batches, model_config, product_of_ways
+
+from ftk.models.glm.flops import training_flops
+
+# name: (shape, batch size, places of a sample)
+SIZES: dict[str, tuple[dict[str, int], int, int]] = {
+    "tiny": ({"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1024}, 2, 64),
+    "small": ({"num_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 30592}, 4, 256),
+    "base": ({"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "vocab_size": 30592}, 2, 512),
+    "large": ({"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 30592}, 8, 512),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TOLERANCE = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 1e-2, "fp16": 1e-2}  # of the loss
+
+
+def main() -> int:
+    options = parse()
+    if options.memory_of:
+        print(json.dumps(peak_memory(Way(**json.loads(options.memory_of)), options)))
+        return 0
+    device = torch.device(options.device)
+    machine = describe_machine(device)
+    print("; ".join(f"{name} {value}" for name, value in machine.items()))
+    result: dict[str, Any] = {"machine": machine, "options": vars(options), "sizes": []}
+    failed = False
+    for size in options.size:
+        for batch_size in options.batch_size or [SIZES[size][1]]:
+            figures = measure(size, batch_size, options, device)
+            show(figures)
+            failed |= any("error" in row for row in figures["ways"])
+            result["sizes"].append(figures)
+            result["machine"]["load_after"] = os.getloadavg()[0]
+            if options.json:  # after each size, so that a later failure loses nothing
+                options.json.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+    return int(failed)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--size", nargs="+", choices=SIZES, help="default: small and base; large on a GPU")
+    add("--batch-size", nargs="+", type=int, help="default: the size's own (small 4, base 2, large 8)")
+    add("--precision", nargs="+", choices=DTYPES, help="default: fp32 bf16; on a GPU fp16 too")
+    add("--tf32", nargs="+", choices=("off", "on"), default=["off"], help="for fp32 on a GPU")
+    add("--dropout", type=float, default=0.0, help="of all three kinds, in both ways (default 0)")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--threads", type=int, help="of torch on a CPU; default: torch's own")
+    add("--rounds", type=int, default=5)
+    add("--steps", type=int, help="updates a round; default 3, on a GPU 10")
+    add("--check-steps", type=int, default=5, help="updates whose losses are compared")
+    add("--no-memory", dest="memory", action="store_false", help="do not measure peak memory")
+    add("--quick", action="store_true", help="a tiny model, one round: shows that all parts run")
+    add("--json", type=Path, help="write all figures to this file")
+    add("--memory-of", help=argparse.SUPPRESS)  # what the parent asks its child processes
+    options = parser.parse_args()
+    on_gpu = torch.device(options.device).type == "cuda"
+    if options.quick:
+        options.size, options.rounds, options.steps, options.check_steps = options.size or ["tiny"], 1, 1, 3
+    options.size = options.size or (["large"] if on_gpu else ["small", "base"])
+    options.precision = options.precision or (["fp32", "bf16", "fp16"] if on_gpu else ["fp32", "bf16"])
+    options.steps = options.steps or (10 if on_gpu else 3)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return options
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """What a reader must know beside the figures."""
+    machine: dict[str, Any] = {"host": platform.machine(), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        machine["gpu"] = torch.cuda.get_device_name(device)
+    else:
+        machine["cpu"] = cpu_name()
+    return machine | {"torch": torch.__version__, "python": platform.python_version(), "load": os.getloadavg()[0]}
+
+
+def cpu_name() -> str:
+    """As the kernel calls the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+# -- one size -------------------------------------------------------------------------------------------------------
+
+
+def measure(size: str, batch_size: int, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """All ways on one size: {"size", "batch_size", ..., "ways": [a row for each]}."""
+    shape, _, num_tokens = SIZES[size]
+    config = model_config(shape, num_tokens, options.dropout)
+    batches = make_batches(config, batch_size, num_tokens, options.check_steps)
+    share = sum(batch["loss_mask"].float().mean().item() for batch in batches) / len(batches)
+    num_logits = round(share * batch_size * num_tokens)
+    flops = training_flops(config, batch_size * num_tokens, num_logits, num_pairs=batch_size * num_tokens**2)
+    figures = {"size": size, "batch_size": batch_size, "num_tokens": num_tokens, "loss_share": share, "flops": flops}
+    products = linear_products(config, batch_size * num_tokens, num_logits)
+    print(f"\n{size}, batch {batch_size} x {num_tokens}: building and checking", flush=True)
+
+    ways = product_of_ways(options.precision, options.tf32 if device.type == "cuda" else ["off"])
+    rows: list[dict[str, Any]] = []
+    steps: dict[str, Step] = {}
+    for way in ways:
+        row: dict[str, Any] = {"way": way.name, **dataclasses.asdict(way)}
+        rows.append(row)
+        try:
+            steps[way.name], row["losses"], memory = begin(way, config, batches, device)
+            if options.memory:
+                row["memory_mb"] = memory if device.type == "cuda" else memory_in_child(way, size, batch_size, options)
+        except Exception as error:  # the other ways are still worth measuring; the row says what happened
+            row["error"] = f"{type(error).__name__}: {error}"
+    for row in rows:
+        if "error" not in row and "losses" in rows[0] and not options.dropout:
+            check_losses(row, rows[0]["losses"])
+    alive = [row for row in rows if row["way"] in steps]
+    rounds = take_turns(alive, steps, ways, batches, options, device)
+    steps.clear()
+    release(device)
+
+    rates = {
+        (row["precision"], row["tf32"]): row_rate(row["precision"], row["tf32"], products, device) for row in alive
+    }
+    for row in alive:
+        finish_row(row, alive, rounds, rates[row["precision"], row["tf32"]], batch_size * num_tokens, flops, device)
+    return {**figures, "ways": rows}
+
+
+def begin(
+    way: Way, config: Any, batches: list[dict[str, torch.Tensor]], device: torch.device
+) -> tuple[Step, list[float], float]:
+    """Build a way and take its first updates: the way, their losses, and the GPU memory they took in MB."""
+    release(device)
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    choose_tf32(way)
+    step = build_step(way, config, device)
+    losses = [float(step.step(batch)) for batch in batches]
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    return step, losses, (peak - before) / 1e6
+
+
+def release(device: torch.device) -> None:
+    """Give unused memory back, so that one way does not pay for another."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def choose_tf32(way: Way) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = way.tf32
+    torch.backends.cudnn.allow_tf32 = way.tf32
+
+
+def check_losses(row: dict[str, Any], expected: list[float]) -> None:
+    """Put into the row how far its losses are from the expected ones, and an error if that is too far."""
+    distance = max(abs(loss / other - 1.0) for loss, other in zip(row["losses"], expected, strict=True))
+    row["loss_distance"] = distance
+    limit = TOLERANCE["tf32" if row["tf32"] else row["precision"]]
+    if not distance <= limit:  # not a number is too far as well
+        row["error"] = f"losses differ from the original's way by {distance:.1e} of the loss, more than {limit:.0e}"
+
+
+def take_turns(
+    rows: list[dict[str, Any]],
+    steps: dict[str, Step],
+    ways: list[Way],
+    batches: list[dict[str, torch.Tensor]],
+    options: argparse.Namespace,
+    device: torch.device,
+) -> dict[str, list[float]]:
+    """Seconds a step of each way in each round."""
+    by_name = {way.name: way for way in ways}
+    rounds: dict[str, list[float]] = {row["way"]: [] for row in rows}
+    for _ in range(options.rounds):
+        for name, seconds in rounds.items():
+            choose_tf32(by_name[name])
+            synchronize(device)
+            began = time.perf_counter()
+            for number in range(options.steps):
+                steps[name].step(batches[number % len(batches)])
+            synchronize(device)
+            seconds.append((time.perf_counter() - began) / options.steps)
+    return rounds
+
+
+def row_rate(precision: str, tf32: bool, products: Any, device: torch.device) -> float:
+    choose_tf32(Way("ftk", precision, tf32))
+    return matrix_rate(products, DTYPES[precision], device)
+
+
+def finish_row(
+    row: dict[str, Any],
+    rows: list[dict[str, Any]],
+    rounds: dict[str, list[float]],
+    rate: float,
+    num_tokens: int,
+    flops: int,
+    device: torch.device,
+) -> None:
+    """Put the figures into a row: rates, ratios, shares."""
+    mine = rounds[row["way"]]
+    seconds = min(mine)
+    row["seconds"], row["rounds"], row["tokens_per_second"] = seconds, mine, num_tokens / seconds
+    row["matrix_gflops"] = rate / 1e9
+    if row["whose"] == "ftk":  # the original's way multiplies more, at places without loss
+        row["gflops"] = flops / seconds / 1e9
+        row["matrix_share"] = flops / seconds / rate
+        if peak := peak_flops(device, row["precision"], row["tf32"]):
+            row["mfu"] = flops / seconds / peak
+    for key, precision, tf32 in (("fp32", "fp32", False), ("same", row["precision"], row["tf32"])):
+        base = next((r for r in rows if (r["whose"], r["precision"], r["tf32"]) == ("original", precision, tf32)), None)
+        if base is None:
+            continue
+        row[f"ratio_{key}"] = statistics.median(b / m for b, m in zip(rounds[base["way"]], mine, strict=True))
+        if "memory_mb" in row and "memory_mb" in base:
+            row[f"memory_ratio_{key}"] = row["memory_mb"] / base["memory_mb"]
+
+
+# -- memory on a CPU ------------------------------------------------------------------------------------------------
+
+
+def memory_in_child(way: Way, size: str, batch_size: int, options: argparse.Namespace) -> float:
+    """`peak_memory` in a process of its own."""
+    command = [sys.executable, __file__, "--memory-of", json.dumps(dataclasses.asdict(way)), "--device", "cpu"]
+    command += ["--size", size, "--batch-size", str(batch_size), "--dropout", str(options.dropout)]
+    command += ["--threads", str(torch.get_num_threads())]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"measuring memory failed: {done.stderr.strip().splitlines()[-1:]}")
+    return float(json.loads(done.stdout.splitlines()[-1])["memory_mb"])
+
+
+def peak_memory(way: Way, options: argparse.Namespace) -> dict[str, float]:
+    """Peak resident memory of this process over what it held after a step of a tiny model, in MB, of three updates."""
+    shape, _, num_tokens = SIZES[options.size[0]]
+    config = model_config(shape, num_tokens, options.dropout)
+    batches = make_batches(config, options.batch_size[0], num_tokens, 3)
+    tiny = model_config(SIZES["tiny"][0], SIZES["tiny"][2], options.dropout)
+    build_step(way, tiny, torch.device("cpu")).step(make_batches(tiny, 2, SIZES["tiny"][2], 1)[0])
+    gc.collect()  # libraries have loaded what they need: some 90 MB
+    before = resident_mb()
+    step = build_step(way, config, torch.device("cpu"))
+    for batch in batches:
+        step.step(batch)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
+    return {"memory_mb": (peak - before) * 1.048576, "base_mb": before * 1.048576}
+
+
+def resident_mb() -> float:
+    """Resident memory of this process in MiB."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+# -- output ---------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    ("way", "{}", "way"),
+    ("tok/s", "{:.0f}", "tokens_per_second"),
+    ("x orig. fp32", "{:.2f}", "ratio_fp32"),
+    ("x orig. same", "{:.2f}", "ratio_same"),
+    ("GFLOP/s", "{:.0f}", "gflops"),
+    ("of matrix rate", "{:.1%}", "matrix_share"),
+    ("MFU", "{:.1%}", "mfu"),
+    ("peak MB", "{:.0f}", "memory_mb"),
+    ("of orig. fp32", "{:.1%}", "memory_ratio_fp32"),
+    ("of orig. same", "{:.1%}", "memory_ratio_same"),
+    ("loss off by", "{:.0e}", "loss_distance"),
+)
+
+
+def show(figures: dict[str, Any]) -> None:
+    """A table in Markdown."""
+    print(
+        f"\n{figures['size']}, batch {figures['batch_size']} x {figures['num_tokens']}, loss at "
+        f"{figures['loss_share']:.1%} of the places, {figures['flops'] / 1e9:.1f} GFLOP of matrix products a step\n"
+    )
+    columns = [column for column in COLUMNS if any(column[2] in row for row in figures["ways"])]
+    print("| " + " | ".join(name for name, _, _ in columns) + " |")
+    print("| " + " | ".join("---" for _ in columns) + " |")
+    for row in figures["ways"]:
+        cells = (form.format(row[key]) if key in row else "" for _, form, key in columns)
+        print("| " + " | ".join(cells) + " |")
+    rates = {f"{row['precision']}{' tf32' * row['tf32']}": row.get("matrix_gflops") for row in figures["ways"]}
+    rated = [f"{name} {rate:.0f}" for name, rate in rates.items() if rate]
+    print(f"\nmatrix rate of these shapes, GFLOP/s: {', '.join(rated)}")
+    for row in figures["ways"]:
+        if "error" in row:
+            print(f"FAILED {row['way']}: {row['error']}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
