@@ -31,7 +31,7 @@ class GLMCrossEntropy:
     Hidden states are gathered where there is loss before the output layer: [B, T, V] never exists.
 
     Args:
-        config: label smoothing.
+        config: label smoothing, and in which form the loss is computed.
     """
 
     def __init__(self, config: GLMCrossEntropyConfig) -> None:
@@ -41,7 +41,8 @@ class GLMCrossEntropy:
         """The loss of a blank-infilling batch.
 
         Args:
-            model: offers `hidden_states` and `logits`, see `ftk.models.base.LanguageModel`.
+            model: offers `hidden_states` and `logits`, and for the fused forms of the loss `output_weight`, see
+                `ftk.models.base.LanguageModel`.
             batch: tokens [B, T], targets [B, T], position_ids [B, 2, T], context_length [B], all int64, and
                 loss_mask [B, T] bool; optionally document_ids [B, T] int64, which goes to the model,
                 objective [B] int64 (see `OBJECTIVES`) and loss_positions [N] int64, the places of the flattened
@@ -51,24 +52,24 @@ class GLMCrossEntropy:
             Sum and count; with `objective` in the batch the meters "loss_token", "loss_sentence" and
             "loss_document"; under label smoothing "nll_loss", the likelihood without it.
         """
-        from ftk.criterions.token_loss import loss_positions, token_losses
+        from ftk.criterions.loss_forms import output_loss
+        from ftk.criterions.token_loss import loss_positions
 
         where = loss_positions(batch)  # [N]
         apart = {"document_ids": batch["document_ids"]} if "document_ids" in batch else {}
         hidden = model.hidden_states(
             batch["tokens"], position_ids=batch["position_ids"], context_length=batch["context_length"], **apart
         )  # [B, T, H]
-        logits = model.logits(hidden.flatten(0, 1).index_select(0, where))  # [N, V]
         targets = batch["targets"].flatten().index_select(0, where)  # [N]
-        losses, nll = token_losses(logits, targets, self.config.label_smoothing)
+        computed = output_loss(model, hidden.flatten(0, 1).index_select(0, where), targets, self.config)
         num_targets = targets.new_full((), targets.numel())
         meters: dict[str, tuple[Tensor, Tensor]] = {}
         if "objective" in batch:
             sample = where // batch["tokens"].size(1)  # [N]
-            meters |= _objective_meters(losses.detach(), batch["objective"].index_select(0, sample))
+            meters |= _objective_meters(computed.losses, batch["objective"].index_select(0, sample))
         if self.config.label_smoothing:
-            meters["nll_loss"] = (nll.detach().sum(), num_targets)
-        return LossOutput(losses.sum(), num_targets, meters)
+            meters["nll_loss"] = (computed.nll.sum(), num_targets)
+        return LossOutput(computed.total, num_targets, meters)
 
 
 def _objective_meters(losses: Tensor, objective: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

@@ -10,10 +10,17 @@ from torch.nn import functional as F
 
 
 class TokenLosses(NamedTuple):
-    """Per target token: what is minimised, and the negative log-likelihood without smoothing."""
+    """The loss of N target tokens: the sum that is minimised, and what it is made of, for meters.
 
-    losses: Tensor  # [N] float32
-    nll: Tensor  # [N] float32
+    Attributes:
+        total: 0-d float32, the sum of `losses`; the only one to go backward from.
+        losses: [N] float32, detached.
+        nll: [N] float32, detached: the negative log-likelihood, without smoothing.
+    """
+
+    total: Tensor
+    losses: Tensor
+    nll: Tensor
 
 
 def token_losses(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> TokenLosses:
@@ -28,11 +35,18 @@ def token_losses(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) 
         label_smoothing: e, in [0, 1).
     """
     if label_smoothing == 0.0:
-        nll = F.cross_entropy(logits.float(), targets, reduction="none")
-        return TokenLosses(nll, nll)
-    log_probs = F.log_softmax(logits.float(), dim=-1)  # [N, V]
+        losses = nll = F.cross_entropy(logits.float(), targets, reduction="none")
+    else:
+        losses, nll = smoothed(F.log_softmax(logits.float(), dim=-1), targets, label_smoothing)
+    return TokenLosses(losses.sum(), losses.detach(), nll.detach())
+
+
+def smoothed(log_probs: Tensor, targets: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    """log_probs [N, V], targets [N] -> the smoothed losses [N] and the likelihoods without smoothing [N]."""
     nll = -log_probs.gather(1, targets[:, None]).squeeze(1)
-    return TokenLosses((1.0 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=-1), nll)
+    if label_smoothing == 0.0:
+        return nll, nll
+    return (1.0 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=-1), nll
 
 
 def loss_positions(batch: Mapping[str, Tensor]) -> Tensor:

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 class LanguageModel(Protocol):
     """A model whose output layer can be applied apart from its trunk, so that [B, T, V] need never exist.
 
-    One that can keep packed documents apart (--document-mask) also takes `document_ids` [B, T] int64.
+    One whose output layer is a matrix alone also offers it as `output_weight` [V, H]: logits(hidden) is then
+    hidden @ output_weight.T, and the criterion may fuse it with the loss. One that can keep packed
+    documents apart (--document-mask) also takes `document_ids` [B, T] int64.
     """
 
     def __call__(

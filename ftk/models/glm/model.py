@@ -109,6 +109,11 @@ class GLM(nn.Module):
         """The output layer: hidden [..., H] -> [..., V]"""
         return self.token_embedding.logits(hidden)
 
+    @property
+    def output_weight(self) -> nn.Parameter:
+        """The matrix of the output layer, [V, H], which is that of the token embedding."""
+        return self.token_embedding.weight
+
     def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int) -> int:
         """Operations of a forward and a backward pass, see `ftk.models.glm.flops`."""
         return training_flops(self.config, num_tokens, num_targets, num_pairs)

@@ -1,0 +1,118 @@
+"""Output layer and cross entropy in one, chunk by chunk: [N, V] never exists, gradients are made in the forward."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ftk.criterions.token_loss import TokenLosses, smoothed
+
+# float16 loses what is below 6e-8, and most probabilities of a large vocabulary are near that; the trainer's
+# loss scale comes too late for gradients that are made in the forward. 2^8 keeps what is above 2e-10 and is far
+# from overflow, as the gradient of a logit lies in [-1, 1].
+FLOAT16_SCALE = 256.0
+
+
+def chunked_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float = 0.0, chunk_tokens: int = 1024
+) -> TokenLosses:
+    """The loss of the logits `hidden @ weight.T`, in memory for `chunk_tokens` rows of them, whatever N is.
+
+    The gradient of a logit is known as soon as the logit is (softmax minus target), so that one pass makes
+    the loss and the gradients of hidden states and weight, and nothing of size V outlives its chunk but the
+    weight's gradient. Matrix products run in autocast's type; softmax and the weight's gradient are float32.
+
+    Args:
+        hidden: [N, H].
+        weight: [V, H].
+        targets: [N] int64.
+        label_smoothing: see `token_losses`.
+        chunk_tokens: rows of logits at a time.
+
+    Returns:
+        As `token_losses`. One can go backward from `total` once, and not through the gradients.
+    """
+    device = hidden.device.type
+    dtype = torch.promote_types(hidden.dtype, weight.dtype)
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    return TokenLosses(
+        *_ChunkedLoss.apply(hidden, weight, targets, label_smoothing, chunk_tokens, dtype, torch.is_grad_enabled())
+    )
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """(hidden, weight, ...) -> (total, losses, nll), of which the total has a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        label_smoothing: float,
+        chunk_tokens: int,
+        dtype: torch.dtype,
+        grad_enabled: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.scale = FLOAT16_SCALE if dtype == torch.float16 else 1.0
+        need_hidden, need_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+        grad_hidden = torch.empty_like(hidden) if need_hidden else None
+        grad_weight: Tensor | None = None
+        losses, nll = (torch.empty(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(2))
+        with _without_autocast(hidden.device.type):
+            rows, matrix = hidden.to(dtype), weight.to(dtype)
+            for start in range(0, len(rows), chunk_tokens):
+                part = slice(start, start + chunk_tokens)
+                log_probs = torch.log_softmax((rows[part] @ matrix.T).float(), dim=-1)  # [n, V]
+                losses[part], nll[part] = smoothed(log_probs, targets[part], label_smoothing)
+                if not (need_hidden or need_weight):
+                    continue
+                grad = _logits_gradient(log_probs, targets[part], label_smoothing).mul_(ctx.scale).to(dtype)  # [n, V]
+                if grad_hidden is not None:
+                    grad_hidden[part] = grad @ matrix
+                if need_weight:
+                    grad_weight = _add_product(grad_weight, grad.T, rows[part])
+        if need_weight and grad_weight is None:
+            grad_weight = torch.zeros_like(weight)
+        ctx.grads = grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
+        ctx.mark_non_differentiable(losses, nll)
+        return losses.sum(), losses, nll
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the chunked loss has no second derivative; use --loss-form plain")
+        if ctx.grads is None:
+            raise RuntimeError("the chunked loss goes backward only once; use --loss-form plain for more")
+        grads, ctx.grads = ctx.grads, None
+        # In place: they are ours alone, and memory for a second [V, H] costs more than the multiplication.
+        factor = grad_total / ctx.scale
+        return *(None if grad is None else grad.mul_(factor) for grad in grads), *[None] * 5
+
+
+def _logits_gradient(log_probs: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    """Softmax minus target distribution, [n, V] float32, written over `log_probs`."""
+    grad = log_probs.exp_()
+    if label_smoothing:
+        grad.sub_(label_smoothing / grad.size(-1))
+    true = grad.new_full((), label_smoothing - 1.0).expand(len(targets), 1)
+    return grad.scatter_add_(1, targets[:, None], true)
+
+
+def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """total + left @ right in float32, as far as the device can; written over `total`."""
+    if left.dtype == torch.float16 and not left.is_cuda:  # its range is too small for the sum
+        left, right = left.float(), right.float()
+    if left.dtype == torch.float32:
+        return left @ right if total is None else total.addmm_(left, right)
+    product = torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else (left @ right).float()
+    return product if total is None else total.add_(product)
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Types are chosen here; autocast would cast the weight anew for each chunk."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
