@@ -3,7 +3,8 @@
     python scripts/hostile_table.py [FOLDER] --tokenizer-path VOCABULARY
 
 Every text and JSONL file of FOLDER (default: data/hostile of the test data) is encoded twice, as the default has
-it and with --on-error skip. What is written goes through `ftk-data verify`. Exits with 1 if a run shows a
+it and with --on-error skip; task files (70 to 79) once more for each field of their first row, by --text-key. What
+is written goes through `ftk-data verify`. Exits with 1 if a run shows a
 traceback, takes longer than a minute, ends with another code than 0 and 2, leaves something behind after a
 refusal, or writes what does not verify.
 """
@@ -36,22 +37,33 @@ def main() -> int:
     for source in sorted(options.folder.iterdir()):
         if source.suffix not in (".txt", ".jsonl"):
             continue
-        cells = []
-        for mode in ("raise", "skip"):
-            result, fault = outcome(source, mode, options.tokenizer, options.tokenizer_path)
-            cells.append(result)
-            faults += [f"{source.name}, {mode}: {fault}"] if fault else []
-        print(f"| {source.name} | {cells[0]} | {cells[1]} |", flush=True)
+        for key in text_keys(source):
+            name = source.name if key is None else f"{source.name}, `--text-key {key}`"
+            cells = []
+            for mode in ("raise", "skip"):
+                result, fault = outcome(source, key, mode, options.tokenizer, options.tokenizer_path)
+                cells.append(result)
+                faults += [f"{name}, {mode}: {fault}"] if fault else []
+            print(f"| {name} | {cells[0]} | {cells[1]} |", flush=True)
     print(f"\n{len(faults)} faults", *faults, sep="\n")
     return 1 if faults else 0
 
 
-def outcome(source: Path, mode: str, tokenizer: str, vocabulary: Path) -> tuple[str, str]:
+def text_keys(source: Path) -> list[str | None]:
+    """Values for --text-key; None stands for its default."""
+    if source.suffix != ".jsonl" or not source.name.startswith("7"):
+        return [None]
+    with open(source, encoding="utf-8") as file:
+        return [None, *json.loads(file.readline())]
+
+
+def outcome(source: Path, key: str | None, mode: str, tokenizer: str, vocabulary: Path) -> tuple[str, str]:
     """(the cell of the table, what is wrong with ftk itself or "")."""
     with tempfile.TemporaryDirectory(prefix="ftk-hostile-") as folder:
         out = Path(folder) / "out"
         arguments = ["--trainpref", source, "--destdir", out, "--on-error", mode, "--workers", 1]
         arguments += ["--tokenizer", tokenizer, "--tokenizer-path", vocabulary]
+        arguments += [] if key is None else ["--text-key", key]
         command = [sys.executable, "-c", PREPROCESS, *map(str, arguments)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
