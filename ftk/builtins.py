@@ -30,7 +30,13 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_cross_entropy": "ftk.criterions.glm_cross_entropy",
     },
     "optimizer": {
+        "adafactor": "ftk.optim.adafactor",
+        "adam": "ftk.optim.adam",
         "adamw": "ftk.optim.adamw",
+        "composite": "ftk.optim.composite",
+        "lamb": "ftk.optim.lamb",
+        "lion": "ftk.optim.lion",
+        "muon": "ftk.optim.muon",
         "sgd": "ftk.optim.sgd",
     },
     "lr_scheduler": {

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ftk.optim.base import OptimizerConfig
+from ftk.optim.base import OptimizerConfig, not_negative, two_betas
 from ftk.registry import register_optimizer
 
 
@@ -24,10 +24,8 @@ class AdamWConfig(OptimizerConfig):
 
     def validate(self) -> Iterator[str]:
         yield from super().validate()
-        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
-            yield f"betas is {self.betas}; it must be two numbers in [0, 1)"
-        if not self.eps >= 0.0:
-            yield f"eps is {self.eps}; it must be 0 or more"
+        yield from two_betas(self.betas)
+        yield from not_negative(self, "eps")
 
 
 @register_optimizer("adamw", config=AdamWConfig)

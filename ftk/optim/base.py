@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,10 +18,20 @@ class OptimizerConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        if not self.lr >= 0.0:
-            yield f"lr is {self.lr}; it must be 0 or more"
-        if not self.weight_decay >= 0.0:
-            yield f"weight_decay is {self.weight_decay}; it must be 0 or more"
+        yield from not_negative(self, "lr", "weight_decay")
+
+
+def not_negative(config: OptimizerConfig, *names: str) -> Iterator[str]:
+    """A message for each of the named options that is below 0 or no number."""
+    for name in names:
+        if not getattr(config, name) >= 0.0:
+            yield f"{name} is {getattr(config, name)}; it must be 0 or more"
+
+
+def two_betas(betas: Sequence[float]) -> Iterator[str]:
+    """A message unless the option `betas` is two decay rates."""
+    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+        yield f"betas is {betas}; it must be two numbers in [0, 1)"
 
 
 def step_unless(optimizer: torch.optim.Optimizer, skip: torch.Tensor) -> None:
@@ -46,7 +56,14 @@ def step_unless(optimizer: torch.optim.Optimizer, skip: torch.Tensor) -> None:
         optimizer.step()
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every group the learning rate `lr`, times the group's own `lr_scale` where it has one."""
+def set_lr(optimizer: torch.optim.Optimizer, lr: float, own: Mapping[str, float] | None = None) -> None:
+    """Give every group its learning rate.
+
+    Args:
+        optimizer: its groups may have `lr_scale`, a factor, and `schedule`, the name of a schedule of their own.
+        lr: the rate of groups without a schedule of their own.
+        own: rates of the groups that have one, by its name (see `ftk.optim.group_schedules`).
+    """
     for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
+        rate = own[group["schedule"]] if own and group.get("schedule") else lr
+        group["lr"] = rate * group.get("lr_scale", 1.0)

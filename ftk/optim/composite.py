@@ -1,0 +1,237 @@
+"""Groups of parameters by name, each with an optimizer, options and, if wanted, a learning rate schedule of its own.
+
+--optimizer composite --lr 3e-4 --groups 'layers.*.weight = muon lr=0.02 lr_scheduler=cosine' '* = adamw'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ftk.config import Chosen
+from ftk.config.choice import choice
+from ftk.errors import UserError
+from ftk.optim.base import OptimizerConfig, set_lr
+from ftk.optim.joined import JoinedOptimizer
+from ftk.optim.lr_schedulers.base import LRScheduler
+from ftk.optim.patterns import matches, paths
+from ftk.registry import LR_SCHEDULERS, OPTIMIZERS, Entry, register_optimizer
+
+_FORM = "write 'PATTERN = OPTIMIZER option=value ...'"
+_NAMES_SHOWN = 4
+
+
+@dataclass(kw_only=True)
+class CompositeConfig(OptimizerConfig):
+    """Options of the composite optimizer; learning rate and weight decay are those of groups that give none."""
+
+    groups: list[str] = field(
+        metadata={
+            "help": "'PATTERN = OPTIMIZER option=value ... [lr_scheduler=NAME option=value ...]'; a pattern is a "
+            "parameter's or module's name with * and ?, or several with commas; the first group that matches takes a "
+            "parameter",
+            "metavar": "GROUP",
+            "several": True,
+        }
+    )
+
+    def validate(self) -> Iterator[str]:
+        yield from super().validate()
+        if not self.groups:
+            yield f"groups is empty; {_FORM}"
+        for text in self.groups:
+            try:
+                rule = parse_rule(text, self)
+            except UserError as error:
+                yield f"groups {text!r}: {error}"
+                continue
+            if rule.schedule is None and rule.lr != self.lr and not self.lr > 0.0:
+                yield f"groups {text!r}: a rate that follows the schedule of --lr needs a --lr above 0"
+            if rule.weight_decay and not self.weight_decay > 0.0:
+                yield f"groups {text!r}: weight_decay needs a --weight-decay above 0, which says what is decayed"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One group: the parameters that it takes and what updates them.
+
+    Attributes:
+        patterns: shell patterns with commas between, as given; the name of its schedule too.
+        optimizer: with its options.
+        lr: peak rate of its own; None: that of the composite.
+        weight_decay: its own; None: that of the composite.
+        schedule: its own; None: the run's.
+    """
+
+    patterns: str
+    optimizer: Chosen
+    lr: float | None
+    weight_decay: float | None
+    schedule: Chosen | None
+
+    def takes(self, name: str) -> bool:
+        return any(matches(name, pattern.strip()) for pattern in self.patterns.split(","))
+
+
+@register_optimizer("composite", config=CompositeConfig)
+class Composite(JoinedOptimizer):
+    """One optimizer made of several: each parameter belongs to the first group whose pattern matches its name.
+
+    A group's `lr` follows the run's schedule in proportion to `--lr`, or the group's own schedule. Its
+    `weight_decay` counts for those of its parameters that are decayed at all, so never for biases and norms.
+
+    Args:
+        config: the groups, and the rate and decay of those that give none.
+        param_groups: as from `ftk.optim.parameter_groups`, with `names`; their `lr_scale` multiplies.
+
+    Raises:
+        UserError: a group that takes no parameter, or a parameter that no group takes.
+    """
+
+    def __init__(self, config: CompositeConfig, param_groups: list[dict[str, Any]]) -> None:
+        self.rules = [parse_rule(text, config) for text in config.groups]
+        parts = _distribute(self.rules, param_groups, config)
+        optimizers: list[torch.optim.Optimizer] = [
+            rule.optimizer.build(param_groups=part) for rule, part in zip(self.rules, parts, strict=True)
+        ]
+        super().__init__(optimizers)
+        set_lr(self, config.lr, {rule.patterns: self._peak(rule, config.lr) for rule in self.rules})
+        self._lr = config.lr
+
+    def schedules(self, total_updates: int | None) -> dict[str, LRScheduler]:
+        """The schedules that groups have of their own, by the name that the groups know them by.
+
+        Args:
+            total_updates: length of the run where it is known.
+
+        Raises:
+            UserError: a schedule needs the length of the run, and there is none.
+        """
+        return {
+            rule.patterns: rule.schedule.build(base_lr=self._peak(rule, self._lr), total_updates=total_updates)
+            for rule in self.rules
+            if rule.schedule is not None
+        }
+
+    @staticmethod
+    def _peak(rule: Rule, lr: float) -> float:
+        return lr if rule.lr is None else rule.lr
+
+
+def parse_rule(text: str, config: CompositeConfig) -> Rule:
+    """The group that `PATTERN = OPTIMIZER option=value ...` describes, its options checked.
+
+    Args:
+        text: one item of `--groups`.
+        config: for the rate and the decay where the text gives none.
+
+    Raises:
+        UserError: what is wrong with it; says nothing of where it stands.
+    """
+    patterns, equals, rest = text.partition("=")
+    patterns = patterns.strip()
+    try:
+        name, *pairs = shlex.split(rest)
+    except ValueError:
+        name, pairs = "", []
+    if not equals or not patterns or not name:
+        raise UserError(f"cannot be read; {_FORM}")
+    entry = OPTIMIZERS.get(name)
+    if entry.name == "composite":
+        raise UserError("composite cannot be part of itself; give all groups to the one that there is")
+    options = _options(entry)
+    scheduler, of_optimizer, of_schedule = _sort(pairs, options)
+    preset = {key: value for key, value in (("lr", config.lr), ("weight_decay", config.weight_decay)) if key in options}
+    optimizer = choice(shlex.join([name, *of_optimizer]), OPTIMIZERS, name, preset)
+    schedule = None
+    if scheduler is not None:
+        schedule = choice(shlex.join([scheduler, *of_schedule]), LR_SCHEDULERS, scheduler)
+    given = {_key(pair) for pair in of_optimizer}
+    return Rule(
+        patterns=patterns,
+        optimizer=optimizer,
+        lr=optimizer.config.lr if "lr" in given else None,
+        weight_decay=optimizer.config.weight_decay if "weight_decay" in given else None,
+        schedule=schedule,
+    )
+
+
+def _sort(pairs: list[str], options: set[str]) -> tuple[str | None, list[str], list[str]]:
+    """(name of the schedule, pairs for the optimizer, pairs for the schedule) of a group's `option=value` pairs.
+
+    Raises:
+        UserError: an unknown schedule, or an option that both have.
+    """
+    scheduler = next((pair.partition("=")[2] for pair in pairs if _key(pair) == "lr_scheduler"), None)
+    known = _options(LR_SCHEDULERS.get(scheduler)) if scheduler is not None else set()
+    of_optimizer: list[str] = []
+    of_schedule: list[str] = []
+    for pair in pairs:
+        key = _key(pair)
+        if key in known and key in options:
+            raise UserError(f"{key} is an option of the optimizer and of the schedule; leave it out")
+        if key != "lr_scheduler":
+            (of_schedule if key in known else of_optimizer).append(pair)
+    return scheduler, of_optimizer, of_schedule
+
+
+def _key(pair: str) -> str:
+    return pair.partition("=")[0].replace("-", "_")
+
+
+def _options(entry: Entry) -> set[str]:
+    return {option.name for option in dataclasses.fields(entry.config)} if entry.config is not None else set()
+
+
+def _distribute(
+    rules: list[Rule], param_groups: list[dict[str, Any]], config: CompositeConfig
+) -> list[list[dict[str, Any]]]:
+    """For each rule the groups that its optimizer gets: of one weight decay and one `lr_scale` each."""
+    parts: list[list[dict[str, Any]]] = [[] for _ in rules]
+    left: list[str] = []
+    for group in param_groups:
+        taken: list[tuple[list[torch.nn.Parameter], list[str]]] = [([], []) for _ in rules]
+        for parameter, name in zip(group["params"], group["names"], strict=True):
+            place = next((place for place, rule in enumerate(rules) if rule.takes(name)), None)
+            if place is None:
+                left.append(name)
+            else:
+                taken[place][0].append(parameter)
+                taken[place][1].append(name)
+        for part, rule, (parameters, names) in zip(parts, rules, taken, strict=True):
+            if parameters:
+                part.append({**group, "params": parameters, "names": names, **_rates(rule, group, config)})
+    all_names = [name for group in param_groups for name in group["names"]]
+    for rule, part in zip(rules, parts, strict=True):
+        if not part:
+            raise UserError(_takes_nothing(rule, all_names))
+    if left:
+        shown = ", ".join(left[:_NAMES_SHOWN]) + (f" and {len(left) - _NAMES_SHOWN} more" * (len(left) > _NAMES_SHOWN))
+        raise UserError(f"--groups: no group takes {shown}; add one for the rest at the end, such as '* = adamw'")
+    return parts
+
+
+def _rates(rule: Rule, group: dict[str, Any], config: CompositeConfig) -> dict[str, Any]:
+    """What a rule changes in a group."""
+    changes: dict[str, Any] = {}
+    if rule.weight_decay is not None and group.get("weight_decay", config.weight_decay) != 0.0:
+        changes["weight_decay"] = rule.weight_decay
+    if rule.schedule is not None:
+        changes["schedule"] = rule.patterns
+    elif rule.lr is not None and rule.lr != config.lr:
+        changes["lr_scale"] = group.get("lr_scale", 1.0) * rule.lr / config.lr
+    return changes
+
+
+def _takes_nothing(rule: Rule, names: list[str]) -> str:
+    if any(rule.takes(name) for name in names):
+        return f"--groups {rule.patterns!r}: groups before it take all that it matches; put it further to the front"
+    known = dict.fromkeys(path for name in names for path in paths(name))
+    close = difflib.get_close_matches(rule.patterns.strip("*."), known, n=3, cutoff=0.5) or list(known)[:3]
+    return f"--groups {rule.patterns!r} matches no trained parameter; there are for example {', '.join(close)}"

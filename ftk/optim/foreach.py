@@ -1,0 +1,118 @@
+"""What the optimizers written here share: multi-tensor updates in chunks, which the device can skip."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Temporaries of an update are as large as what is updated at once: so many elements, 64 MB in fp32.
+_CHUNK_ELEMENTS = 1 << 24
+
+State = dict[str, Tensor]
+
+
+class ForeachOptimizer(torch.optim.Optimizer, ABC):
+    """An optimizer whose update is a few foreach operations, and which honours `found_inf` without a host wait.
+
+    `found_inf` (0-d, on the device of the gradients; see `ftk.optim.base.step_unless`) is read by the host
+    where that costs nothing, on the CPU. Elsewhere the update is made and, where `found_inf` is set, undone by
+    the device: parameters and state are bit for bit what they were, whatever the gradients held.
+
+    Args:
+        param_groups: as from `ftk.optim.parameter_groups`; a group's own options win.
+        defaults: the options of groups that have none of their own.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, param_groups: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
+        # "capturable" is torch's word for a step count that lives on the device; checkpoints place it by that.
+        super().__init__(param_groups, {**defaults, "capturable": True})
+
+    @abstractmethod
+    def new_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
+        """The state of a parameter before its first update; the same entries for each parameter of one shape."""
+
+    @abstractmethod
+    def update(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], states: list[State]
+    ) -> None:
+        """Change parameters and their states in place.
+
+        Args:
+            group: the options.
+            parameters, gradients, states: parallel lists, none empty.
+        """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Take one step.
+
+        Args:
+            closure: computes the loss anew, with gradients; its value is returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        if found_inf is not None and _read_without_waiting(found_inf):
+            if bool(found_inf):
+                return loss
+            found_inf = None
+        unscale(self.param_groups, getattr(self, "grad_scale", None))
+        for group in self.param_groups:
+            for parameters in _chunks([p for p in group["params"] if p.grad is not None]):
+                self._update_unless(found_inf, group, parameters)
+        return loss
+
+    def _update_unless(self, found_inf: Tensor | None, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter] = self.new_state(parameter, group)
+        states = [self.state[parameter] for parameter in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if found_inf is None:
+            self.update(group, parameters, gradients, states)
+            return
+        changed = [*parameters, *(tensor for state in states for tensor in state.values())]
+        before = [tensor.clone() for tensor in changed]
+        self.update(group, parameters, gradients, states)
+        for tensor, old in zip(changed, before, strict=True):
+            tensor.copy_(torch.where(found_inf > 0, old, tensor))
+
+
+def unscale(param_groups: list[dict[str, Any]], grad_scale: Tensor | None) -> None:
+    """Divide the gradients by the scale that `torch.amp.GradScaler` hands to an optimizer; None: there is none."""
+    gradients = [p.grad for group in param_groups for p in group["params"] if p.grad is not None]
+    if grad_scale is not None and gradients:
+        torch._foreach_mul_(gradients, grad_scale.reciprocal())
+
+
+def bias_corrections(steps: list[Tensor], beta: float) -> list[Tensor]:
+    """1 - beta ** step for each 0-d step count, as -expm1(step * ln beta): exact in fp32 for a beta near 1 too."""
+    logarithm = math.log(beta) if beta > 0.0 else -math.inf
+    return list(torch.stack(steps).mul_(logarithm).expm1_().neg_().unbind())
+
+
+def _chunks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Runs of parameters with at most `_CHUNK_ELEMENTS` elements together, or one parameter."""
+    chunk: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        if chunk and size + parameter.numel() > _CHUNK_ELEMENTS:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(parameter)
+        size += parameter.numel()
+    if chunk:
+        yield chunk
+
+
+def _read_without_waiting(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"

@@ -1,0 +1,67 @@
+"""Several optimizers that present themselves as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ftk.optim.base import step_unless
+from ftk.optim.foreach import unscale
+
+
+class JoinedOptimizer(torch.optim.Optimizer):
+    """One optimizer to whoever schedules, steps, saves and loads; each parameter is updated by its own one.
+
+    `param_groups` are the members' own group dicts one after another, `state` is one mapping that all share, so
+    that a rate set here, or a state loaded here, is the member's.
+
+    Args:
+        optimizers: with parameters of their own each; at least one.
+    """
+
+    _step_supports_amp_scaling = True  # as far as the members do, see `step_unless`
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+        super().__init__([group for member in self.optimizers for group in member.param_groups], {})
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Take one step of every member.
+
+        Args:
+            closure: computes the loss anew, with gradients; its value is returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        unscale(self.param_groups, getattr(self, "grad_scale", None))
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        for member in self.optimizers:
+            if found_inf is None:
+                member.step()
+            else:
+                step_unless(member, found_inf > 0)
+        return loss
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes back what `load_state_dict` or a copy gives: new groups and a new state, for the members too."""
+        super().__setstate__(state)
+        self._share()
+
+    def _share(self) -> None:
+        start = 0
+        for member in self.optimizers:
+            end = start + len(member.param_groups)
+            member.param_groups = self.param_groups[start:end]
+            if member.state is not self.state:
+                self.state.update(member.state)
+                member.state = self.state
+            if isinstance(member, JoinedOptimizer):
+                member._share()
+            start = end
