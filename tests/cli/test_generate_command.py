@@ -151,6 +151,21 @@ def test_the_answers_do_not_depend_on_the_batch(ask):
             assert alone["token_logprobs"] == pytest.approx(together["token_logprobs"], abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["70_copa_bad.jsonl", "71_wic_bad_offsets.jsonl", "73_multirc_empty.jsonl"])
+def test_rows_of_a_task_file_are_answered_as_the_text_they_are_or_named(ask, test_data, name):
+    source = test_data / "hostile" / name
+    if not source.exists():
+        pytest.skip(f"{source} is missing")
+    rows = source.read_text(encoding="utf-8").splitlines()
+    code, out, err = ask(generate.main, "--path", "run", "--input", str(source), "--max-len", "3")
+    named = {number for number in range(len(rows)) for line in err if f"{source}:{number + 1}: the prompt is" in line}
+    answered = {int(line.split("\t")[0][2:]) for line in out if line.startswith("S-")}
+    assert answered | named == set(range(len(rows)))
+    assert not answered & named
+    assert code == (2 if named else 0)
+    assert not any("Traceback" in line for line in err)
+
+
 def test_bad_lines_are_named_by_number_and_the_others_answered(ask):
     lines = [
         b"the [MASK] fox",
