@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 from ftk.errors import UserError
 from ftk.model_parallel.naming import canonical_name
 from ftk.optim.parameters_config import ParametersConfig, split_rule
+from ftk.optim.patterns import matches, paths
 
 Names = dict[nn.Parameter, list[str]]  # all names of each parameter, the first one first
 
@@ -172,19 +172,9 @@ def _matching(names: Names, pattern: str, flag: str) -> list[nn.Parameter]:
     Raises:
         UserError: there is none; names what is close.
     """
-    found = [parameter for parameter, own in names.items() if any(_matches(name, pattern) for name in own)]
+    found = [parameter for parameter, own in names.items() if any(matches(name, pattern) for name in own)]
     if not found:
-        known = dict.fromkeys(path for own in names.values() for name in own for path in _paths(name))
+        known = dict.fromkeys(path for own in names.values() for name in own for path in paths(name))
         close = difflib.get_close_matches(pattern.strip("*."), known, n=3, cutoff=0.5) or list(known)[:3]
         raise UserError(f"{flag} {pattern!r} matches no parameter; there are for example {', '.join(close)}")
     return found
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return any(fnmatchcase(path, pattern) for path in _paths(name))
-
-
-def _paths(name: str) -> list[str]:
-    """A parameter's name and the modules that hold it: "a.b.weight" -> ["a", "a.b", "a.b.weight"]."""
-    parts = name.split(".")
-    return [".".join(parts[: end + 1]) for end in range(len(parts))]

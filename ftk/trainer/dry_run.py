@@ -12,6 +12,7 @@ from torch import nn
 from ftk.config import dump
 from ftk.data.blending import BlendedDataset
 from ftk.data.sample_dataset import lengths_of
+from ftk.optim.parameter_groups import apply_freeze, gradient_multipliers, parameter_groups
 from ftk.tasks.base import SampleDataset, Task
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
 from ftk.trainer.train_config import TrainConfig
@@ -26,8 +27,14 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module) -> str:
     Args:
         config: the whole configuration, the model's completed by the task.
         task: for its training split.
-        model: may be on the meta device: only shapes are read.
+        model: may be on the meta device: only shapes are read. `--freeze` is applied to it.
+
+    Raises:
+        UserError: a pattern of the section "parameters" matches nothing.
     """
+    apply_freeze(model, config.parameters)
+    parameter_groups(model, 0.0, config.parameters)  # so that a pattern that matches nothing is told now
+    gradient_multipliers(model, config.parameters)
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     dataset = task.load_split(config.dataloader.train_subset)

@@ -169,6 +169,14 @@ def build(name, options, base_lr, total_updates):
     return entry.target(config, base_lr=base_lr, total_updates=total_updates)
 
 
+def test_a_rate_that_the_warm_up_has_not_reached_yet_is_no_fall():
+    schedule = build("linear", {"warmup_updates": 10, "min_lr": 0.1}, 1.0, 20)
+    assert [n for n in range(25) if schedule.has_fallen_to(0.1, n)] == [20, 21, 22, 23, 24]
+    assert [n for n in range(25) if schedule.has_fallen_to(0.5, n)] == list(range(16, 25))
+    tri_stage = build("tri_stage", {"decay_updates": 10}, 1e-4, None)
+    assert [n for n in range(13) if tri_stage.has_fallen_to(1e-6, n)] == [10, 11, 12]
+
+
 @pytest.mark.parametrize("name", LR_SCHEDULERS.names())
 def test_help_shows_the_options_of_each_schedule(name, capsys):
     with pytest.raises(SystemExit):

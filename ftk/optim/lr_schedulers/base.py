@@ -90,6 +90,10 @@ class LRScheduler(ABC):
             return self.warmup_init_lr + (self.base_lr - self.warmup_init_lr) * progress
         return max(self.floor, self.decayed(num_updates - self.warmup_updates))
 
+    def has_fallen_to(self, lr: float, num_updates: int) -> bool:
+        """Whether after `num_updates` updates the warm-up is over and the rate is `lr` or less."""
+        return num_updates >= self.warmup_updates and self.lr(num_updates) <= lr * (1 + 1e-9)
+
     def rising(self, progress: float) -> float:
         """Share of the way from `warmup_init_lr` to the peak at `progress` of the warm-up in (0, 1]: linear."""
         return progress
