@@ -47,14 +47,20 @@ class DataloaderConfig:
     )
     num_workers: int = field(
         default=0,
-        metadata={"help": "processes that prepare batches; 0: the training process itself", "unit": "processes"},
+        metadata={
+            "resume": "free",
+            "help": "processes that prepare batches; 0: the training process itself",
+            "unit": "processes",
+        },
     )
     train_subset: str = field(default="train", metadata={"help": "split to train on"})
     valid_subset: str | None = field(
-        default="valid", metadata={"help": "split or splits, comma-separated, to validate on; none: no validation"}
+        default="valid",
+        metadata={"resume": "meters", "help": "split or splits, comma-separated, to validate on; none: no validation"},
     )
     max_valid_samples: int | None = field(
-        default=None, metadata={"help": "validate on the first so many samples of each split", "unit": "samples"}
+        default=None,
+        metadata={"resume": "meters", "help": "validate on the first so many samples of each split", "unit": "samples"},
     )
 
     def validate(self) -> Iterator[str]:

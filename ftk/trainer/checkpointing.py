@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 import yaml
@@ -27,12 +29,20 @@ from ftk.checkpoint import (
     read_trainer_state,
     remove_checkpoint,
     resolve_checkpoint,
-    save_checkpoint,
+    transfer_weights,
     verify,
 )
+from ftk.checkpoint.background import Background
+from ftk.checkpoint.inspect import size_text
+from ftk.checkpoint.manifest import Abandoned
+from ftk.checkpoint.save import write_snapshot
+from ftk.checkpoint.snapshot import Buffers, ExtraTensors, Snapshot, take_snapshot
+from ftk.config import dump
 from ftk.errors import UserError
-from ftk.trainer.config import CheckpointConfig
+from ftk.trainer.continuing import agree_on_changes
+from ftk.trainer.retention import Standing, best_of, superfluous
 from ftk.trainer.state import TrainerState
+from ftk.trainer.train_config import TrainConfig
 
 try:
     import fcntl
@@ -45,24 +55,39 @@ LOCK = ".lock"
 LOCK_WAIT_SECONDS = 12.0  # data workers of a run that was killed hold its lock until they notice, some seconds later
 
 
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is whole on the disk."""
+
+    folder: Path
+    num_updates: int
+    seconds: float  # that writing it took
+
+
 class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        config: where, how often, which are kept.
-        run_config: the resolved configuration as a plain tree, for the run's folder and each checkpoint.
+        run: the configuration, which goes into the run's folder and into each checkpoint.
         tokenizer_folder: copied into each checkpoint.
 
     Raises:
         UserError: `save_dir` cannot be a folder.
     """
 
-    def __init__(self, config: CheckpointConfig, run_config: dict[str, Any], tokenizer_folder: Path | None) -> None:
-        self.config = config
-        self.run_config = run_config
+    def __init__(self, run: TrainConfig, tokenizer_folder: Path | None) -> None:
+        self.run = run
+        self.config = config = run.checkpoint
+        self.run_config = dump(run)
         self.tokenizer_folder = tokenizer_folder
         self.folder = Path(config.save_dir)
         self.last_saved: int | None = None  # number of updates of the newest checkpoint on disk
+        self.failure: str | None = None  # why the newest save failed; None if it did not
+        self.blocked_seconds = 0.0  # training waited so long for saves: copies, and saves that were not yet done
+        self.write_seconds = 0.0  # saves took so long beside it
+        self._background: Background[Saved] = Background(threaded=config.async_save)
+        self._buffers = Buffers()
+        self._under_way = (self.folder, 0)  # folder and bytes of the newest save
         self._lock: IO[str] | None = None  # held while this run trains
 
     def prepare_folder(self) -> None:
@@ -77,6 +102,9 @@ class Checkpoints:
         except PermissionError as error:
             raise UserError(f"--save-dir {self.folder}: no permission to write there") from error
         self._claim()
+        for link in (self.folder / LAST, self.folder / BEST):  # now, and not at the first save
+            if link.exists() and not link.is_symlink():
+                raise UserError(f"{link}: is not a link; move it away, ftk keeps a link of this name")
         temporary = self.folder / "config.yaml.tmp"
         temporary.write_text(yaml.safe_dump(self.run_config, sort_keys=False, allow_unicode=True), encoding="utf-8")
         os.replace(temporary, self.folder / "config.yaml")
@@ -108,7 +136,8 @@ class Checkpoints:
         self._lock = lock
 
     def release(self) -> None:
-        """Let others train in this folder."""
+        """Wait for a save that still runs, and let others train in this folder."""
+        self.collect(wait=True)
         if self._lock is not None:
             if fcntl is not None:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: data workers have inherited the file
@@ -138,19 +167,27 @@ class Checkpoints:
         return newest
 
     def load(
-        self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, tokenizer: str | None
+        self,
+        folder: Path,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        tokenizer: str | None,
+        data: str | None = None,
     ) -> TrainerState:
         """Fill model and optimizer from a checkpoint and return where its run stood.
 
-        A checkpoint that holds only weights (a converted or averaged one) gives the state of a new run.
+        A checkpoint that holds only weights (a converted or averaged one) gives the state of a new run. What the
+        run's options have begin anew (--reset-optimizer ...) is not taken, and empty in the state.
 
         Args:
             folder: what `find` returned.
             model, optimizer: of this run.
             tokenizer: fingerprint of this run's tokenizer.
+            data: `data_identity` of this run's training split.
 
         Raises:
-            UserError: the checkpoint was trained with another tokenizer, or does not fit the model.
+            UserError: the checkpoint was trained with another tokenizer, does not fit the model, or was made with
+                options that do not go with this run's.
         """
         logger.info("loading %s", folder)
         own = folder.parent == self.folder.resolve()
@@ -160,68 +197,140 @@ class Checkpoints:
                 f"{folder} was trained with another tokenizer than the data's; take data made with "
                 f"{folder / 'tokenizer'}, or another --save-dir"
             )
-        load_model_state(folder, model, check_hashes=not own)
         if "num_updates" not in values or not (folder / "optimizer").is_dir():
+            load_model_state(folder, model, check_hashes=not own)
             logger.info("took the weights of %s, which holds no more; a new run begins", folder)
             return TrainerState()
-        load_optimizer_state(folder, model, optimizer, check_hashes=not own)
+        before = read_config(folder)
+        resets = agree_on_changes(self.run, before, folder, own=own, data_before=values.get("data"), data=data)
         state = TrainerState.from_dict(values, folder)
+        load_model_state(folder, model, check_hashes=not own)
+        if "optimizer" not in resets:
+            load_optimizer_state(folder, model, optimizer, check_hashes=not own)
+        state.forget(resets if own else resets | {"scores"})  # the other run's checkpoints are not ours
         if own:
             self.last_saved = state.num_updates
-        else:  # the other run's checkpoints are not ours
-            state.scores, state.best, state.validations_without_best = {}, None, 0
-        for change in changes(read_config(folder), self.run_config):
-            logger.info("changed since this checkpoint: %s", change)
         return state
 
-    def save(self, state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Write a checkpoint, point `checkpoint_last` (`checkpoint_best` if it is) to it, prune the others.
+    def take_weights(self, model: nn.Module, tokenizer: str | None) -> None:
+        """Fill the model of a new run from `finetune_from`, if that is given.
 
         Raises:
-            OSError: it could not be written (a full disk); older checkpoints are untouched.
+            UserError: the weights do not fit, or belong to another tokenizer.
+        """
+        options = self.config
+        if options.finetune_from is None:
+            return
+        folder = resolve_checkpoint(options.finetune_from)
+        common = options.finetune_vocabulary == "common"
+        if read_trainer_state(folder).get("tokenizer") not in (None, tokenizer):
+            if not common:
+                raise UserError(
+                    f"--finetune-from {folder} was trained with another tokenizer than the data's: its embeddings are "
+                    f"of other tokens; if yours only adds tokens to it, give --finetune-vocabulary common"
+                )
+            logger.warning("%s has another tokenizer; row by row its embeddings are taken for yours", folder)
+        done = transfer_weights(folder, model, skip=options.finetune_skip, common_rows=common)
+        logger.info("a new run begins with %d tensors of %s", len(done.taken), folder)
+        for name, (taken, rows) in done.rows.items():
+            logger.info("%s: %d of %d rows are taken, the others begin anew", name, taken, rows)
+        for names, what in ((done.skipped, "begin anew"), (done.unused, "are left out")):
+            if names:
+                logger.info("%s %s (--finetune-skip)", ", ".join(names), what)
+
+    def save(
+        self,
+        state: TrainerState,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        extra_tensors: ExtraTensors | None = None,
+    ) -> None:
+        """Begin a checkpoint; with `async_save` off, or after `collect(wait=True)`, it is written.
+
+        On return it is a copy that training does not change. Then, in another thread: it is written and renamed,
+        `checkpoint_last` (and `checkpoint_best`) point to it, superfluous ones are removed. A save that is still
+        running is waited for first.
+
+        Args:
+            state, model, optimizer: of the run; `state.scores` loses the checkpoints that are gone.
+            extra_tensors: as of `save_checkpoint`.
         """
         if not self.config.save:
             return
+        began = time.monotonic()
+        self.collect(wait=True)
         name = checkpoint_name(state.num_updates)
         known = {path.name for path in numbered_checkpoints(self.folder)} | {name}
         state.scores = {n: score for n, score in state.scores.items() if n in known}
-        folder = save_checkpoint(
-            self.folder / name,
+        snapshot = take_snapshot(
             model=model,
             optimizer=optimizer,
             trainer_state=state.to_dict(),
             config=self.run_config,
             tokenizer_folder=self.tokenizer_folder,
+            extra_tensors=extra_tensors,
+            buffers=self._buffers if self.config.async_save else None,
         )
-        self.last_saved = state.num_updates
+        best = state.best.num_updates if state.best is not None else None
+        standing = Standing(state.num_updates, best, dict(state.scores))
+        self._under_way = (self.folder / name, snapshot.num_bytes)
+        self._background.start(lambda: self._write(snapshot, standing))
+        if not self.config.async_save:
+            self.collect(wait=True)
+        self.blocked_seconds += time.monotonic() - began
+
+    def collect(self, *, wait: bool) -> Saved | None:
+        """Hear of the save that was begun last: what was written, once; None if there is nothing new.
+
+        A save that failed for want of space, or for another reason of the disk's, is said in a warning and in
+        `failure`, and is no reason to stop.
+
+        Args:
+            wait: for a save that is still running.
+
+        Raises:
+            Exception: a save failed for another reason.
+        """
+        try:
+            saved = self._background.collect(wait=wait)
+        except OSError as error:
+            self.failure = self._describe_failure(error)
+            logger.warning("%s; training goes on, older checkpoints stay, the next save tries again", self.failure)
+            return None
+        if saved is not None:
+            self.failure = None
+            self.last_saved = saved.num_updates
+            self.write_seconds += saved.seconds
+        return saved
+
+    def abandon(self) -> None:
+        """End a save that is running; nothing is left of it, unless it was about to end by itself."""
+        self._background.abandon()
+        try:
+            self.collect(wait=True)
+        except Abandoned:
+            logger.warning("%s was being written and is given up", self._under_way[0])
+
+    def _write(self, snapshot: Snapshot, standing: Standing) -> Saved:
+        """Everything that happens to the disk, in this order; runs beside the training."""
+        began = time.monotonic()
+        folder = write_snapshot(self.folder / checkpoint_name(standing.num_updates), snapshot)
         point_to(self.folder, LAST, folder)
-        if state.best is not None and state.best.num_updates == state.num_updates:
-            point_to(self.folder, BEST, folder)
-        self._prune(state)
+        best = best_of(self.folder, standing, self.config)
+        if best is not None:
+            point_to(self.folder, BEST, best)
+        for path in superfluous(self.folder, numbered_checkpoints(self.folder), standing, self.config):
+            try:
+                remove_checkpoint(path)
+                logger.info("removed %s", path)
+            except OSError as error:
+                logger.warning("%s could not be removed: %s", path, error.strerror)
+        return Saved(folder, standing.num_updates, time.monotonic() - began)
 
-    def _prune(self, state: TrainerState) -> None:
-        present = numbered_checkpoints(self.folder)  # newest first
-        if self.config.keep_last == 0:
-            return
-        kept = {path.name for path in present[: self.config.keep_last]}
-        kept |= {link.resolve().name for link in (self.folder / LAST, self.folder / BEST) if link.exists()}
-        ranked = sorted(state.scores, key=state.scores.__getitem__, reverse=self.config.maximize_best_metric)
-        kept |= set(ranked[: self.config.keep_best])
-        every = self.config.keep_interval_updates
-        for path in present:
-            if path.name in kept or (every and int(path.name.rpartition("_")[2]) % every == 0):
-                continue
-            remove_checkpoint(path)
-            logger.info("removed %s", path)
-
-
-def changes(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
-    """What differs between two trees of plain values, one line each: `training.max_update 100 -> 200`."""
-    lines = []
-    for key in [*before, *(key for key in after if key not in before)]:
-        old, new = before.get(key), after.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            lines += changes(old, new, f"{prefix}{key}.")
-        elif old != new:
-            lines.append(f"{prefix}{key} {old} -> {new}")
-    return lines
+    def _describe_failure(self, error: OSError) -> str:
+        folder, needed = self._under_way
+        text = f"{folder} could not be saved: {error.strerror} (it needs {size_text(needed)}"
+        try:
+            return f"{text}, {size_text(shutil.disk_usage(self.folder).free)} are free)"
+        except OSError:
+            return f"{text})"

@@ -10,21 +10,31 @@ from dataclasses import dataclass, field
 class TrainingConfig:
     """What one update is, when to validate, when to stop."""
 
-    max_update: int | None = field(default=None, metadata={"help": "stop after this many updates", "unit": "updates"})
+    max_update: int | None = field(
+        default=None, metadata={"resume": "free", "help": "stop after this many updates", "unit": "updates"}
+    )
     max_epoch: int | None = field(
-        default=None, metadata={"help": "stop after this many passes over the data", "unit": "epochs"}
+        default=None, metadata={"resume": "free", "help": "stop after this many passes over the data", "unit": "epochs"}
     )
     stop_time_hours: float | None = field(
         default=None,
-        metadata={"help": "stop after this much training time, restarts added up", "unit": "hours"},
+        metadata={"resume": "free", "help": "stop after this much training time, restarts added up", "unit": "hours"},
     )
     update_freq: int = field(
-        default=1, metadata={"help": "batches whose gradients are added up for one update", "unit": "batches"}
+        default=1,
+        metadata={
+            "resume": "dataloader",
+            "help": "batches whose gradients are added up for one update",
+            "unit": "batches",
+        },
     )
-    clip_norm: float = field(default=1.0, metadata={"help": "gradients are scaled down to this norm; 0: no clipping"})
+    clip_norm: float = field(
+        default=1.0, metadata={"resume": "optimizer", "help": "gradients are scaled down to this norm; 0: no clipping"}
+    )
     precision: str = field(
         default="fp32",
         metadata={
+            "resume": "free",
             "help": "fp32, or bf16 or fp16 by autocast over fp32 weights; fp16 scales the loss",
             "choices": ("fp32", "bf16", "fp16"),
         },
@@ -32,24 +42,30 @@ class TrainingConfig:
     max_nonfinite_updates: int = field(
         default=100,
         metadata={
+            "resume": "free",
             "help": "give up after this many updates in a row were skipped because loss or gradients were "
             "infinite or not a number; 0: never",
             "unit": "updates",
         },
     )
     validate_interval_updates: int = field(
-        default=1000, metadata={"help": "validate every so many updates; 0: do not", "unit": "updates"}
+        default=1000,
+        metadata={"resume": "free", "help": "validate every so many updates; 0: do not", "unit": "updates"},
     )
     validate_interval: int = field(
-        default=1, metadata={"help": "validate every so many epochs; 0: do not", "unit": "epochs"}
+        default=1, metadata={"resume": "free", "help": "validate every so many epochs; 0: do not", "unit": "epochs"}
     )
     hooks: list[str] = field(
         default_factory=list,
-        metadata={"help": "registered hooks, each in quotes with its options: 'NAME option=value ...'"},
+        metadata={
+            "resume": "free",
+            "help": "registered hooks, each in quotes with its options: 'NAME option=value ...'",
+        },
     )
     patience: int = field(
         default=0,
         metadata={
+            "resume": "free",
             "help": "stop after this many validations in a row without a new best; 0: never",
             "unit": "validations",
         },
@@ -108,8 +124,48 @@ class CheckpointConfig:
             "its weights where it has no more"
         },
     )
-    best_metric: str = field(default="loss", metadata={"help": "field of the validation record that ranks checkpoints"})
-    maximize_best_metric: bool = field(default=False, metadata={"help": "the larger the better"})
+    reset_optimizer: bool = field(
+        default=False,
+        metadata={"help": "continue with changed options of the optimizer: it begins anew, without its moments"},
+    )
+    reset_lr_scheduler: bool = field(
+        default=False,
+        metadata={
+            "help": "continue with another learning rate or schedule: the new one is taken at the present number of "
+            "updates, without what the old one had observed"
+        },
+    )
+    reset_dataloader: bool = field(
+        default=False,
+        metadata={"help": "continue with changed data, task or batches: the data is gone through anew, from epoch 1"},
+    )
+    reset_meters: bool = field(
+        default=False,
+        metadata={"help": "continue with another ranking of validations: the best score and patience begin anew"},
+    )
+    finetune_from: str | None = field(
+        default=None,
+        metadata={
+            "help": "checkpoint or run folder whose weights alone a new run begins with",
+            "metavar": "PATH",
+        },
+    )
+    finetune_skip: list[str] = field(
+        default_factory=list,
+        metadata={"help": "names of --finetune-from that may be missing or differ, e.g. 'head.*': they begin anew"},
+    )
+    finetune_vocabulary: str = field(
+        default="equal",
+        metadata={
+            "help": "common: where --finetune-from has another number of rows (a vocabulary of another size), take "
+            "those that both have",
+            "choices": ("equal", "common"),
+        },
+    )
+    best_metric: str = field(
+        default="loss", metadata={"resume": "meters", "help": "field of the validation record that ranks checkpoints"}
+    )
+    maximize_best_metric: bool = field(default=False, metadata={"resume": "meters", "help": "the larger the better"})
 
     def validate(self) -> Iterator[str]:
         yield from _not_negative(self, "save_interval_updates", "save_interval", "keep_last", "keep_interval_updates")
@@ -117,6 +173,10 @@ class CheckpointConfig:
             yield f"keep_best is {self.keep_best}; it must be 1 or more: the best checkpoint is never removed"
         if not self.save_dir:
             yield "save_dir is empty; it must name a folder"
+        if self.finetune_from is not None and self.restore_from is not None:
+            yield "finetune_from and restore_from: a run begins with weights alone or with a whole state; give one"
+        if self.finetune_from is None and (self.finetune_skip or self.finetune_vocabulary != "equal"):
+            yield "finetune_skip and finetune_vocabulary go with --finetune-from"
 
 
 def _not_negative(config: object, *names: str) -> Iterator[str]:

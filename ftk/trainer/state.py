@@ -37,6 +37,7 @@ class TrainerState:
         loss_scale: state of the loss scaler, empty without one.
         seed: of the run, for the record.
         tokenizer: fingerprint of the tokenizer the run was begun with.
+        data: what tells the training documents from others (`ftk.trainer.continuing.data_identity`).
     """
 
     num_updates: int = 0
@@ -51,6 +52,18 @@ class TrainerState:
     loss_scale: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     tokenizer: str | None = None
+    data: str | None = None
+
+    def forget(self, what: set[str]) -> None:
+        """Let parts of the state begin anew: "lr_scheduler", "dataloader", "meters", or "scores" of another run."""
+        if "lr_scheduler" in what:
+            self.lr_scheduler = {}
+        if "dataloader" in what:
+            self.iterator = {}
+        if "meters" in what or "scores" in what:
+            self.scores, self.best, self.validations_without_best = {}, None, 0
+        if "meters" in what:
+            self.figures = {}
 
     def rank(self, metric: str, value: float, maximize: bool) -> bool:
         """Compare a validation with the best one and remember both. Returns whether it is the new best.

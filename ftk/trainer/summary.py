@@ -25,6 +25,7 @@ class Summary:
         signal: name of the signal that stopped it before its end, None if none did.
         folder: of the run.
         saved: whether there are checkpoints in it.
+        save_failure: why the last state of the run could not be saved, None if it was.
         skipped_updates: updates that were skipped for a non-finite loss or gradient.
     """
 
@@ -36,11 +37,14 @@ class Summary:
     signal: str | None
     folder: Path
     saved: bool
+    save_failure: str | None
     skipped_updates: int
 
     @property
     def exit_code(self) -> int:
-        """0 for a run that came to its end or was preempted and saved; 1 for one that a person interrupted."""
+        """0 for a run that came to its end or was preempted, and saved; 1 for one that a person interrupted."""
+        if self.save_failure is not None:
+            return 1
         return 0 if self.signal is None or self.signal in PREEMPTIONS else 1
 
     def lines(self) -> Iterator[str]:
@@ -51,10 +55,12 @@ class Summary:
         if self.best is not None:
             best = self.best
             yield f"best validation {best.metric}: {best.value:.4f} at update {best.num_updates}"
+        if self.save_failure is not None:
+            yield f"the end of this run is not saved: {self.save_failure}; make room, and the same command goes on"
         if self.saved:
             names = [name for name in (LAST, BEST) if (self.folder / name).exists()]
             yield f"checkpoints: {self.folder} ({', '.join(names)})"
-            if self.signal is not None:
+            if self.signal is not None and self.save_failure is None:
                 yield "the same command continues this run"
-            else:
+            elif self.save_failure is None:
                 yield f"next: ftk-interactive --path {self.folder}"

@@ -12,30 +12,51 @@ from ftk.optim.loss_scale_config import LossScaleConfig
 from ftk.optim.parameters_config import ParametersConfig
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
+from ftk.trainer.lr_range_config import LRRangeConfig
 
 
 @dataclass(kw_only=True)
 class TrainConfig:
     command: CommandConfig = section("command", saved=False)
     common: CommonConfig = section("common")
-    logging: LoggingConfig = section("logging")
-    task: Chosen = slot(TASKS, flag="--task", default="glm_blank", help="what is learned")
+    logging: LoggingConfig = section("logging", resume="free")
+    task: Chosen = slot(TASKS, flag="--task", default="glm_blank", help="what is learned", resume="dataloader")
     model: Chosen = slot(
         MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model", short="-a"
     )
     criterion: Chosen = slot(CRITERIONS, flag="--criterion", default="glm_cross_entropy", help="the loss")
-    optimizer: Chosen = slot(OPTIMIZERS, flag="--optimizer", default="adamw", help="optimizer")
-    lr_scheduler: Chosen = slot(LR_SCHEDULERS, flag="--lr-scheduler", default="cosine", help="learning rate over time")
-    parameters: ParametersConfig = section("parameters")
-    dataset: Chosen = slot(
-        DATASETS, flag="--dataset", default="indexed", help="where documents come from", place="DATA"
+    optimizer: Chosen = slot(
+        OPTIMIZERS,
+        flag="--optimizer",
+        default="adamw",
+        help="optimizer",
+        resume="optimizer",
+        resume_of={"lr": "lr_scheduler"},
     )
-    dataloader: DataloaderConfig = section("data loading")
+    lr_scheduler: Chosen = slot(
+        LR_SCHEDULERS,
+        flag="--lr-scheduler",
+        default="cosine",
+        help="learning rate over time",
+        resume="lr_scheduler",
+    )
+    parameters: ParametersConfig = section("parameters", resume="optimizer")
+    dataset: Chosen = slot(
+        DATASETS,
+        flag="--dataset",
+        default="indexed",
+        help="where documents come from",
+        place="DATA",
+        resume="dataloader",
+    )
+    dataloader: DataloaderConfig = section("data loading", resume="dataloader")
     training: TrainingConfig = section("training")
-    loss_scale: LossScaleConfig = section("loss scaling (fp16)")
-    checkpoint: CheckpointConfig = section("checkpoints")
+    loss_scale: LossScaleConfig = section("loss scaling (fp16)", resume="free")
+    checkpoint: CheckpointConfig = section("checkpoints", resume="free")
+    lr_range: LRRangeConfig = section("learning rate range test", saved=False)
 
     def validate(self) -> Iterator[str]:
         """What concerns several sections at once."""
-        if self.training.max_update is None and self.training.max_epoch is None:
+        limits = (self.training.max_update, self.training.max_epoch)
+        if limits == (None, None) and not self.lr_range.lr_range_test:  # which has a length of its own
             yield "training.max_update and training.max_epoch are both missing; give --max-update or --max-epoch"

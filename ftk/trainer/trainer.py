@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from ftk.checkpoint import checkpoint_name
-from ftk.config import dump
 from ftk.errors import UserError
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
 from ftk.trainer.checkpointing import Checkpoints
+from ftk.trainer.continuing import data_identity
 from ftk.trainer.device import resolve_device
 from ftk.trainer.hooks import Hooks, build_hooks
 from ftk.trainer.log_file import LogFile
@@ -76,7 +76,7 @@ class Trainer:
         self.stopwatch = Stopwatch(clock=clock)
         self.update = Update(config, task, self.model, criterion, self.optimizer, self.device, self.stopwatch)
 
-        self.checkpoints = Checkpoints(config.checkpoint, dump(config), task.corpus.tokenizer_folder)
+        self.checkpoints = Checkpoints(config, task.corpus.tokenizer_folder)
         self.state = self._begin_or_continue()
         self.checkpoints.prepare_folder()
         self.stopwatch.start(self.state.seconds)
@@ -104,19 +104,24 @@ class Trainer:
     def _begin_or_continue(self) -> TrainerState:
         """The state of a new run, or that of a checkpoint, with model and optimizer filled from it."""
         tokenizer = self.task.tokenizer.fingerprint
+        data = data_identity(self.task, self.config.dataloader.train_subset)
         folder = self.checkpoints.find()
         state = TrainerState()
         if folder is not None:
-            state = self.checkpoints.load(folder, self.model, self.optimizer, tokenizer)
+            state = self.checkpoints.load(folder, self.model, self.optimizer, tokenizer, data)
+        else:
+            self.checkpoints.take_weights(self.model, tokenizer)
         if state.num_updates > 0:
-            self.train_iterator.load_state_dict(state.iterator)
-            self.schedule.load_state_dict(state.lr_scheduler)
+            if state.iterator:
+                self.train_iterator.load_state_dict(state.iterator)
+            if state.lr_scheduler:
+                self.schedule.load_state_dict(state.lr_scheduler)
             if self.update.scaler is not None and state.loss_scale:
                 self.update.scaler.load_state_dict(state.loss_scale)
         state.validation_pending = state.validation_pending and bool(self.valid_iterators)
         state.iterator = self.train_iterator.state_dict()
         state.seed = self.config.common.seed
-        state.tokenizer = tokenizer
+        state.tokenizer, state.data = tokenizer, data
         return state
 
     def train(self) -> Summary:
@@ -151,6 +156,9 @@ class Trainer:
         except Exception:
             self._rescue()
             raise
+        except BaseException:  # a second signal: at once
+            self.checkpoints.abandon()
+            raise
         finally:
             self.progress.close()
             self.records.close()
@@ -179,6 +187,7 @@ class Trainer:
             signal=self.signals.received,
             folder=self.checkpoints.folder,
             saved=self.checkpoints.last_saved is not None,
+            save_failure=self.checkpoints.failure,
             skipped_updates=self.figures.skipped()[0],
         )
 

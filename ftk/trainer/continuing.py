@@ -1,0 +1,99 @@
+"""Whether a run may go on with other options than it began with, and what begins anew with them."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ftk.config.changes import FIXED, FREE, RESETTABLE, Change, find_changes
+from ftk.errors import UserError
+from ftk.tasks.base import Task
+from ftk.trainer.train_config import TrainConfig
+
+logger = logging.getLogger(__name__)
+
+_SIZES_READ = 1 << 20
+
+
+def agree_on_changes(
+    config: TrainConfig, before: dict[str, Any], folder: Path, *, own: bool, data_before: str | None, data: str | None
+) -> set[str]:
+    """Show what changed since a checkpoint was written, and refuse what would change the results silently.
+
+    Args:
+        config: of this run.
+        before: the configuration in the checkpoint.
+        folder: the checkpoint, for messages.
+        own: whether it is of this run's folder, and no other run's.
+        data_before, data: `data_identity` then and now; None: not known.
+
+    Returns:
+        What is not to be taken from the checkpoint: of "optimizer", "lr_scheduler", "dataloader", "meters".
+
+    Raises:
+        UserError: an option has changed on which the state in the checkpoint depends, and no reset is asked for.
+    """
+    changes = _with_data(find_changes(before, config), data_before, data)
+    asked = {kind for kind in RESETTABLE if getattr(config.checkpoint, f"reset_{kind}")}
+    refused = [change for change in changes if change.resume not in asked | {FREE}]
+    if refused:
+        raise UserError(_refusal(folder, refused, [change for change in changes if change not in refused]))
+    for change in changes:
+        logger.info("changed since this checkpoint: %s", change)
+    resets = set()
+    for kind in sorted(asked):
+        # The same command continues a run: then what it asks for is done already, and the checkpoint says so.
+        done = own and (before.get("checkpoint") or {}).get(f"reset_{kind}")
+        if done and not any(change.resume == kind for change in changes):
+            logger.info("%s: was done when this run went on with it before; not again", _flag(kind))
+        else:
+            logger.info("%s: its state begins anew", _flag(kind))
+            resets.add(kind)
+    return resets
+
+
+def data_identity(task: Task, split: str) -> str | None:
+    """What tells the documents of a split from others, wherever they lie: their number and their sizes.
+
+    Of many documents only some are looked at. None where the corpus has no documents.
+    """
+    documents = getattr(task.corpus, "documents", None)
+    if documents is None:
+        return None
+    sizes = documents(split).sizes
+    some = np.ascontiguousarray(sizes[:: -(-len(sizes) // _SIZES_READ) or 1])
+    return f"{len(sizes)} documents, {zlib.crc32(some.tobytes()):08x}"
+
+
+def _with_data(changes: Sequence[Change], before: str | None, now: str | None) -> list[Change]:
+    """The changes, with what is known of the data itself in place of what its path suggests."""
+    if before is None or now is None:
+        return list(changes)
+    if before == now:  # moved, for example to a disk of the machine that the job runs on
+        return [
+            Change(change.key, change.old, change.new, FREE) if change.key == "dataset.data" else change
+            for change in changes
+        ]
+    return [*changes, Change("training data", before, now, "dataloader")]
+
+
+def _refusal(folder: Path, refused: Sequence[Change], others: Sequence[Change]) -> str:
+    lines = [f"{folder} was made with other options; with these its run would give other results:"]
+    for change in refused:
+        way = "another model or run" if change.resume == FIXED else f"{_flag(change.resume)} lets its state begin anew"
+        lines.append(f"  {change}   ({way})")
+    lines += [f"  {change}   (could be taken)" for change in others]
+    lines.append(
+        f"give the old values (they are in {folder / 'config.yaml'}), the flags named above, or another --save-dir, "
+        f"with --finetune-from {folder} for its weights"
+    )
+    return "\n".join(lines)
+
+
+def _flag(kind: str) -> str:
+    return f"--reset-{kind.replace('_', '-')}"
