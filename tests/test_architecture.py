@@ -24,6 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "optim": {"modules", "model_parallel", "config"},
     "checkpoint": {"model_parallel", "models", "tokenizers", "config"},
     "evaluation": {"config"},
+    "report": {"config"},
     "generation": {"modules", "models", "tokenizers", "evaluation", "config", "checkpoint"},
     "tasks": {
         "config",
@@ -51,6 +52,7 @@ ROOMS: dict[str, set[str]] = {
         "tasks",
         "generation",
         "evaluation",
+        "report",
     },
     "hub": {"config", "tokenizers", "checkpoint", "generation", "models", "data", "tasks"},
 }
@@ -109,7 +111,19 @@ def test_imports_go_down(file):
 
 
 @pytest.mark.parametrize(
-    "command", ["preprocess", "train", "hydra_train", "generate", "interactive", "validate", "checkpoint", "data"]
+    "command",
+    [
+        "preprocess",
+        "train",
+        "hydra_train",
+        "generate",
+        "interactive",
+        "validate",
+        "checkpoint",
+        "data",
+        "report",
+        "env",
+    ],
 )
 @pytest.mark.parametrize("flag", ["--help", "--version"])
 def test_help_and_version_import_no_torch(command, flag):

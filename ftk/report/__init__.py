@@ -1,0 +1,1 @@
+"""What a run tells about itself: its environment, and its figures as one page."""

@@ -1,0 +1,45 @@
+"""Options of what a run tells about itself, besides its log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class ReportConfig:
+    """Where the figures of a run go besides `metrics.jsonl`, and what MFU is measured against."""
+
+    report: bool = field(
+        default=False, metadata={"help": "write report.html into the run's folder at each validation and at the end"}
+    )
+    tensorboard_dir: str | None = field(
+        default=None,
+        metadata={"help": "also write the figures for TensorBoard here (ftk[tensorboard])", "metavar": "PATH"},
+    )
+    wandb_project: str | None = field(
+        default=None,
+        metadata={
+            "help": "also send the figures to this project of Weights & Biases (ftk[wandb]); WANDB_MODE=offline "
+            "keeps them on disk",
+            "metavar": "NAME",
+        },
+    )
+    peak_tflops: str = field(
+        default="auto",
+        metadata={
+            "help": "rate of matrix products that MFU is a share of: a number, auto (of known GPUs; no MFU where the "
+            "device is unknown), or measure (products are timed for a second at the start)",
+            "unit": "10^12 operations a second",
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.peak_tflops in ("auto", "measure"):
+            return
+        try:
+            good = 0.0 < float(self.peak_tflops) < float("inf")
+        except ValueError:
+            good = False
+        if not good:
+            yield f"peak_tflops is {self.peak_tflops!r}; it must be auto, measure, or a number above 0"

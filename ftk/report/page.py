@@ -1,0 +1,264 @@
+"""Runs as one HTML page that needs no network: curves, figures, what differs between the runs, environment."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from ftk.errors import UserError
+from ftk.report.charts import NUM_COLOURS, Chart, Line, Mark, chart_html
+from ftk.report.environment import facts
+from ftk.report.runs import Curve, Run
+from ftk.report.tables import figures_table, split_table
+from ftk.version import __version__
+
+GIB = 2.0**30
+_TITLES = {
+    "loss_token": "Loss of the token objective",
+    "loss_sentence": "Loss of the sentence objective",
+    "loss_document": "Loss of the document objective",
+    "nll_loss": "Loss without label smoothing",
+    "ema_loss": "Loss with averaged weights (EMA)",
+}
+
+
+def report_html(runs: Sequence[Run], source: str) -> str:
+    """The page. What comes from the runs is escaped: it cannot become markup or script.
+
+    Args:
+        runs: at least one.
+        source: a line that says how the page was made.
+    """
+    made = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    title = f"{runs[0].name}: training report" if len(runs) == 1 else f"{len(runs)} runs: training report"
+    page = files("ftk.report").joinpath("page.html").read_text(encoding="utf-8")
+    parts = {
+        "TITLE": escape(title),
+        "SOURCE": escape(f"{source} · ftk {__version__} · {made}"),
+        "LEGEND": _legend(runs),
+        "WARNINGS": "".join(f'<p class="warning">{escape(text)}</p>' for text in _warnings(runs)),
+        "FIGURES": figures_table(runs),
+        "CHARTS": _charts(runs),
+        "SPLIT": split_table(runs),
+        "DIFFERENCES": _differences(runs),
+        "ENVIRONMENT": _environment(runs),
+        "STARTS": _starts(runs),
+        "CONFIGURATIONS": _configurations(runs),
+    }
+    pieces = page.split("%%")  # text, name, text, name, ..., text
+    return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
+
+
+def write_report(path: Path, runs: Sequence[Run], source: str) -> None:
+    """Write the page; it appears whole or not at all.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        part.write_text(report_html(runs, source), encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{path}: the report cannot be written ({error.strerror or error})") from error
+
+
+def charts_of(runs: Sequence[Run]) -> list[Chart]:
+    """The charts of what the runs have recorded, in reading order."""
+    marks = [mark for number, run in enumerate(runs) for mark in _marks(run, number)]
+
+    def train(title: str, unit: str, figure: str, scale: float = 1.0, from_zero: bool = False) -> Chart:
+        return Chart(title, unit, _lines(runs, figure, ["train"], scale), marks, from_zero)
+
+    losses = [
+        Chart(_TITLES.get(figure, _spoken(figure)), "nats per target token", _lines(runs, figure, None), marks)
+        for figure in _losses(runs)
+    ]
+    charts = [
+        *losses[:1],
+        train("Learning rate", "", "lr", from_zero=True),
+        train("Throughput", "tokens/s, padding counted", "tokens_per_second", from_zero=True),
+        train("Gradient norm", "before clipping", "gnorm", from_zero=True),
+        *losses[1:],
+        train("Target tokens", "tokens with loss/s", "target_tokens_per_second", from_zero=True),
+        train("Rate of operations", "TFLOP/s", "flops_per_second", 1e-12, from_zero=True),
+        train("MFU", "% of the device's peak", "mfu", 100.0, from_zero=True),
+        train("Peak memory", "GiB", "peak_memory_bytes", 1 / GIB, from_zero=True),
+        train("Waiting for data", "% of the time", "data_share", 100.0, from_zero=True),
+        train("Clipped updates", "%", "clip_share", 100.0, from_zero=True),
+        train("Loss scale", "fp16", "loss_scale"),
+        train("Skipped updates", "in all", "skipped_updates", from_zero=True),
+    ]
+    always_zero = {"Skipped updates", "Clipped updates"}
+    return [
+        chart
+        for chart in charts
+        if not chart.is_empty() and not (chart.title in always_zero and not any(map(_any_above_zero, chart.lines)))
+    ]
+
+
+def _any_above_zero(line: Line) -> bool:
+    return any(value > 0 for value in line.curve.values)
+
+
+def _lines(runs: Sequence[Run], figure: str, events: list[str] | None, scale: float = 1.0) -> list[Line]:
+    """The figure's curve of each run and event; None: of training and of each validation split."""
+    lines = []
+    for number, run in enumerate(runs):
+        splits = run.splits()
+        for event in events or ["train", *splits]:
+            curve = run.curve(event, figure)
+            if scale != 1.0:
+                curve = Curve(curve.updates, curve.hours, [scale * value for value in curve.values])
+            if len(curve):
+                style = "train" if event == "train" else "valid" if event == splits[0] else "more"
+                lines.append(Line(f"{run.name}, {event}" if len(runs) > 1 else event, curve, number, style))
+    return lines
+
+
+def _losses(runs: Sequence[Run]) -> list[str]:
+    """Names of the figures that are losses, `loss` first."""
+    names = dict.fromkeys(name for run in runs for _, name in run.curves if "loss" in name and name != "loss_scale")
+    return sorted(names, key=lambda name: (name != "loss", list(names).index(name)))
+
+
+def _spoken(figure: str) -> str:
+    words = figure.replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def _marks(run: Run, number: int) -> Iterator[Mark]:
+    """The restarts of a run."""
+    train = run.curve("train", "loss")
+    for start in run.starts[1:]:
+        updates = start.get("num_updates")
+        if isinstance(updates, int) and updates > 0:
+            hours = [h for u, h in zip(train.updates, train.hours, strict=True) if u <= updates]
+            label = f"{run.name}: restarted after update {updates} ({start.get('time', 'time unknown')})"
+            yield Mark(updates, hours[-1] if hours else 0.0, number, label)
+
+
+def _charts(runs: Sequence[Run]) -> str:
+    charts = charts_of(runs)
+    if not charts:
+        return '<p class="faint">No figures are recorded yet.</p>'
+    return "".join(chart_html(chart, number) for number, chart in enumerate(charts))
+
+
+def _legend(runs: Sequence[Run]) -> str:
+    keys = "".join(
+        f'<button type="button" class="run c{number % NUM_COLOURS}" data-run="{number}" aria-pressed="true">'
+        f'<i class="swatch"></i>{escape(run.name)}</button>'
+        for number, run in enumerate(runs)
+    )
+    styles = '<span class="key"><i class="thin"></i>training</span>'
+    splits = list(dict.fromkeys(split for run in runs for split in run.splits()))
+    if splits:
+        styles += f'<span class="key"><i class="thick"></i>{escape(splits[0])}</span>'
+    if len(splits) > 1:
+        styles += f'<span class="key"><i class="dotted"></i>{escape(", ".join(splits[1:]))}</span>'
+    if any(len(run.starts) > 1 for run in runs):
+        styles += '<span class="key"><i class="restart"></i>restart</span>'
+    return keys + styles
+
+
+def _warnings(runs: Sequence[Run]) -> Iterator[str]:
+    for run in runs:
+        if run.broken_lines:
+            yield f"{run.name}: lines of metrics.jsonl that could not be read and are left out: {run.broken_lines}."
+        if not run.num_records:
+            yield f"{run.name}: there are no figures yet (metrics.jsonl is missing or empty)."
+        elif not run.splits():
+            yield f"{run.name}: the run has not validated."
+
+
+def _differences(runs: Sequence[Run]) -> str:
+    """The options in which the configurations of the runs differ."""
+    if len(runs) == 1:
+        return '<p class="faint">One run; give several to see what differs.</p>'
+    options = [run.options() for run in runs]
+    names = dict.fromkeys(name for own in options for name in own)
+    missing = object()
+    rows = []
+    for name in names:
+        values = [own.get(name, missing) for own in options]
+        if any(value != values[0] for value in values):
+            rows.append((name, ["–" if value is missing else _value(value) for value in values]))
+    if not rows:
+        return '<p class="faint">The configurations are equal.</p>'
+    return _table(runs, rows)
+
+
+def _environment(runs: Sequence[Run]) -> str:
+    """The environment of each run's last start; what differs between runs is marked."""
+    if not any(run.starts for run in runs):
+        return '<p class="faint">No environment is recorded (environment.json).</p>'
+    shown = []
+    for run in runs:
+        start = dict(run.starts[-1]) if run.starts else {}
+        command = start.pop("command", None)
+        for name in ("time", "num_updates", "pid", "end"):
+            start.pop(name, None)
+        own = dict(facts(start))
+        if isinstance(command, list):
+            own = {"command": " ".join(map(str, command)), **own}
+        shown.append(own)
+    names = dict.fromkeys(name for own in shown for name in own)
+    rows = [(name, [own.get(name, "–") for own in shown]) for name in names]
+    return _table(runs, rows, mark=lambda values: len(set(values)) > 1)
+
+
+def _starts(runs: Sequence[Run]) -> str:
+    rows = []
+    for number, run in enumerate(runs):
+        for start in run.starts:
+            end = start.get("end")
+            how = (
+                f"{end.get('reason', 'ended')} (update {end.get('num_updates', '?')}, {end.get('time', '?')})"
+                if isinstance(end, dict)
+                else "no end is recorded: killed, or still running"
+            )
+            cells = (run.name, start.get("time", "?"), start.get("num_updates", "?"), start.get("host", "?"), how)
+            swatch = f'<i class="swatch c{number % NUM_COLOURS}"></i>'
+            first, *rest = [escape(str(cell)) for cell in cells]
+            rows.append(f"<tr><th>{swatch}{first}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>")
+    if not rows:
+        return '<p class="faint">No starts are recorded (environment.json).</p>'
+    head = "".join(f"<th>{name}</th>" for name in ("run", "started", "after update", "host", "how it ended"))
+    return f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _configurations(runs: Sequence[Run]) -> str:
+    parts = []
+    for run in runs:
+        options = run.options()
+        text = "\n".join(f"{name}: {_value(value)}" for name, value in options.items()) or "no config.yaml"
+        parts.append(f"<details><summary>{escape(run.name)}</summary><pre>{escape(text)}</pre></details>")
+    return "".join(parts)
+
+
+def _table(
+    runs: Sequence[Run],
+    rows: Sequence[tuple[str, Sequence[str]]],
+    mark: Callable[[Sequence[str]], bool] = lambda values: False,
+) -> str:
+    """A table with a column for each run."""
+    head = "".join(
+        f'<th><i class="swatch c{number % NUM_COLOURS}"></i>{escape(run.name)}</th>' for number, run in enumerate(runs)
+    )
+    lines = []
+    for name, values in rows:
+        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
+        lines.append(f"<tr{' class=differs' if mark(values) else ''}><th>{escape(name)}</th>{cells}</tr>")
+    return f'<div class="scroll"><table class="plain"><tr><th></th>{head}</tr>{"".join(lines)}</table></div>'
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None or value == {} else str(value)

@@ -1,0 +1,266 @@
+"""The page: what it shows, that it needs nothing from outside, and that nothing from outside can act in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree
+from html.parser import HTMLParser
+
+import pytest
+
+from ftk.report.charts import Chart, Line, chart_html
+from ftk.report.page import charts_of, report_html
+from ftk.report.runs import Curve, read_run, read_runs
+from ftk.report.tables import best, mean_share
+
+VOID = {"meta", "br", "link", "img", "input"}
+EVIL = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(1)>&"
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, the text of scripts, and whether every element is closed."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.scripts, self.open, self.text = [], [], [], ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        elif self.open and self.open[-1] != "style":
+            self.text += data
+
+    def all(self, tag, **attributes):
+        return [own for name, own in self.elements if name == tag and attributes.items() <= own.items()]
+
+
+def train(updates, **figures):
+    base = {"event": "train", "num_updates": updates, "epoch": 1, "lr": 1e-3, "loss": 5.0, "ppl": 148.0, "gnorm": 1.0}
+    base |= {"tokens_per_second": 1000.0, "skipped_updates": 0, "seconds": updates * 1.0}
+    return {**base, **figures}
+
+
+def valid(updates, loss, **figures):
+    return {"event": "valid", "subset": "valid", "num_updates": updates, "loss": loss, "ppl": 99.0, **figures}
+
+
+def write_run(folder, records, config=None, starts=None):
+    folder.mkdir(parents=True)
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if config is not None:
+        (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
+    if starts is not None:
+        (folder / "environment.json").write_text(json.dumps(starts), encoding="utf-8")
+    return folder
+
+
+def records(num=10):
+    return [
+        record for n in range(1, num + 1) for record in (train(10 * n, loss=6 - n / num), valid(10 * n, 6.1 - n / num))
+    ]
+
+
+def titles(run):
+    return [chart.title for chart in charts_of([run])]
+
+
+def test_a_run_is_read_with_its_broken_lines_counted(tmp_path):
+    lines = [*records(2), '{"event": "tr', "[]", '{"event": "train"}', "", '{"event": "train", "num_updates": NaN}']
+    run = read_run(write_run(tmp_path / "run", lines, {"a": {"b": [1, 2]}}, [{"num_updates": 0}]))
+    assert (run.num_records, run.broken_lines, run.splits()) == (4, 4, ["valid"])
+    curve = run.curve("train", "loss")
+    assert (curve.updates, curve.values) == ([10.0, 20.0], [5.5, 5.0])
+    assert curve.hours == [10 / 3600, 20 / 3600]
+    assert run.options() == {"a.b": [1, 2]}
+
+
+def test_the_figures_of_a_run_in_its_table(tmp_path):
+    run = read_run(
+        write_run(
+            tmp_path / "run",
+            [
+                train(10, data_share=0.5, seconds=10.0, mfu=0.25, peak_memory_bytes=2**31),
+                valid(10, 4.0),
+                train(40, data_share=0.1, seconds=40.0, mfu=0.75, peak_memory_bytes=2**32),
+                valid(40, 4.5),
+            ],
+        )
+    )
+    assert best(run) == (4.0, 10.0)
+    assert mean_share(run, "data_share") == pytest.approx((10 * 0.5 + 30 * 0.1) / 40)
+    page = Page(report_html([run], "test"))
+    for text in ("4.0000", "4.5000", "50.0%", "4.00 GiB", "0:00:40", "20.0%"):
+        assert text in page.text, text
+
+
+def test_the_page_is_whole_and_asks_nothing_of_a_network(tmp_path):
+    runs = read_runs([str(write_run(tmp_path / name, records())) for name in ("one", "two")])
+    text = report_html(runs, "ftk-report one two")
+    page = Page(text)
+    assert page.open == []
+    assert "%%" not in text
+    for _, attributes in page.elements:
+        assert not {"src", "href", "srcset", "action"} & attributes.keys()
+        assert not any(name.startswith("on") for name in attributes)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(|fetch\(|XMLHttpRequest|innerHTML", text)
+    (policy,) = page.all("meta", **{"http-equiv": "Content-Security-Policy"})
+    assert policy["content"].startswith("default-src 'none'")
+    assert "one" in page.text
+    assert "two" in page.text
+
+
+def test_nothing_from_outside_becomes_markup_or_script(tmp_path):
+    """Names of runs, figures and splits, options, environment: whatever can be chosen by somebody else."""
+    folder = write_run(
+        tmp_path / EVIL.replace("/", "∕"),
+        [train(10, **{f"loss_{EVIL}": 1.0}), {**valid(10, 3.0), "subset": EVIL}, train(20)],
+        {"section": {EVIL: EVIL}, EVIL: None},
+        [
+            {"time": EVIL, "num_updates": 0, "host": EVIL, "command": [EVIL], "torch": {EVIL: [EVIL]}, EVIL: EVIL},
+            {"time": EVIL, "num_updates": 10, "end": {"reason": EVIL, "num_updates": EVIL, "time": EVIL}},
+        ],
+    )
+    other = write_run(tmp_path / "plain", records())
+    text = report_html(read_runs([str(folder), str(other)]), EVIL)
+    page = Page(text)
+    assert page.open == []
+    assert page.all("img") == []
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert text.count("<script>") == 1  # our own
+    assert "alert(1)" in page.text  # shown as the text that it is
+    for script in page.scripts[:-1]:
+        json.loads(script)
+
+
+def test_the_charts_are_wellformed_svg_with_every_form(tmp_path):
+    run = read_run(write_run(tmp_path / "run", [*records(), train(110, loss=None), train(120)]))
+    for number, chart in enumerate(charts_of([run])):
+        html = chart_html(chart, number)
+        pictures = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+        for picture in pictures:
+            xml.etree.ElementTree.fromstring(picture)
+        names = [re.search(r'class="([\w ]+)"', picture)[1] for picture in pictures]
+        assert "updates linear" in names
+        assert "nan" not in html
+        assert "inf" not in html.replace("infinite", "")
+
+
+def test_a_null_is_a_gap_in_the_curve():
+    curve = Curve([1, 2, 3, 4, 5], [0.1] * 5, [1.0, 2.0, float("nan"), 3.0, float("nan")])
+    html = chart_html(Chart("x", "", [Line("run", curve, 0)]), 0)
+    path = re.search(r'<g class="line train c0" data-run="0"><path d="([^"]+)"/>(.*?)</g>', html)
+    assert re.sub(r"[^ML]", "", path[1]) == "MLM"
+    assert path[2].count("<circle") == 1  # the value between two gaps would not be seen otherwise
+
+
+def test_what_a_run_lacks_is_left_out(tmp_path):
+    run = read_run(write_run(tmp_path / "run", [train(10), train(20)]))
+    page = Page(report_html([run], "test"))
+    assert "the run has not validated" in page.text
+    assert titles(run) == ["Loss", "Learning rate", "Throughput", "Gradient norm"]
+    full = read_run(
+        write_run(
+            tmp_path / "full",
+            [train(10, loss_token=1.0, flops_per_second=1e9, mfu=0.5, clip_share=1.0, loss_scale=8.0)],
+        )
+    )
+    assert titles(full)[4:] == [
+        "Loss of the token objective",
+        "Rate of operations",
+        "MFU",
+        "Clipped updates",
+        "Loss scale",
+    ]
+
+
+@pytest.mark.parametrize("lines", [[], ["nonsense"], [train(5)], [{"event": "valid", "num_updates": 3, "loss": None}]])
+def test_runs_with_next_to_nothing(tmp_path, lines):
+    page = Page(report_html([read_run(write_run(tmp_path / "run", lines, {}))], "test"))
+    assert page.open == []
+
+
+def test_a_huge_run_gives_a_page_of_reasonable_size(tmp_path):
+    lines = [train(n, loss=5 + 0.001 * (n % 97), tokens_per_second=1000.0 + n % 13) for n in range(1, 60_001)]
+    lines[30_000]["loss"] = 77.0
+    run = read_run(write_run(tmp_path / "run", lines))
+    text = report_html([run], "test")
+    assert len(text) < 1_500_000
+    assert ",77" in text  # the one spike is still there
+
+
+def test_differences_and_restarts(tmp_path):
+    starts = [
+        {"time": "2026-01-01T00:00:00+00:00", "num_updates": 0, "host": "a", "torch": {"version": "2.12"}},
+        {"time": "2026-01-02T00:00:00+00:00", "num_updates": 50, "host": "b", "torch": {"version": "2.13"}},
+    ]
+    starts[1]["end"] = {"time": "2026-01-03T00:00:00+00:00", "num_updates": 100, "reason": "max_update 100 is reached"}
+    one = write_run(tmp_path / "one", records(), {"optimizer": {"lr": 1e-3, "eps": 1}, "x": {"y": True}}, starts)
+    two = write_run(tmp_path / "two", records(), {"optimizer": {"lr": 2e-3, "eps": 1}}, [])
+    runs = read_runs([str(one), str(two)])
+    text = report_html(runs, "test")
+    page = Page(text)
+    differing = text[text.index("What differs") : text.index("<h2>Starts")]
+    assert "optimizer.lr" in differing
+    assert "0.002" in differing
+    assert "x.y" in differing
+    assert "optimizer.eps" not in differing
+    assert "no end is recorded: killed, or still running" in page.text
+    assert "max_update 100 is reached (update 100" in page.text
+    assert "one: restarted after update 50 (2026-01-02T00:00:00+00:00)" in page.text
+    (mark,) = charts_of(runs)[0].marks
+    assert (mark.updates, mark.hours, mark.run) == (50, 50 / 3600, 0)
+    assert "The configurations are equal." in report_html(read_runs([str(one), str(one)]), "test")
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path):
+    folders = [write_run(tmp_path / parent / "run", records(1)) for parent in ("a", "b")]
+    assert [run.name for run in read_runs(list(map(str, folders)))] == ["a/run", "b/run"]
+
+
+def test_more_runs_than_colours(tmp_path):
+    runs = read_runs([str(write_run(tmp_path / f"run{n}", records(2))) for n in range(9)])
+    text = report_html(runs, "test")
+    assert 'class="line train c1 again" data-run="8"' in text
+
+
+def test_the_command_writes_a_page(tmp_path, command):
+    write_run(tmp_path / "run", records())
+    done = command("ftk-report", "run", "--output", "page.html", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "page.html: run (20 records)\n"), done.stderr
+    assert Page((tmp_path / "page.html").read_text(encoding="utf-8")).open == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "run"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: no such folder; give the --save-dir of a run"),
+        (["empty"], "empty is no run: there is neither metrics.jsonl nor config.yaml in it"),
+        (["run", "--output", "no/such/folder.html"], "no/such/folder.html: the report cannot be written (No such file"),
+        (["run", "empty"], "empty is no run"),
+        (["run", "--output", ""], "output is empty"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(tmp_path, command, arguments, message):
+    write_run(tmp_path / "run", records(1))
+    (tmp_path / "empty").mkdir()
+    done = command("ftk-report", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2
+    assert not (tmp_path / "report.html").exists()

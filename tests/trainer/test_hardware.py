@@ -1,0 +1,107 @@
+"""Peak rates by the device's name, measured rates under a fake clock, peak memory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftk.report.config import ReportConfig
+from ftk.trainer import hardware
+from ftk.trainer.hardware import PEAKS, known_peak, measured_flops, peak_flops, peak_resident_bytes
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA L40", 181.0),
+        ("Tesla V100-SXM2-16GB", 125.0),
+        ("Tesla T4", 65.0),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GH200 480GB", 989.4),
+    ],
+)
+def test_known_gpus(name, half):
+    found = known_peak(name)
+    assert found is not None
+    assert found.half == half
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA A10G", "NVIDIA A1000", "NVIDIA GeForce GTX 1080", "", "L400", "NVIDIA RTX A4000"]
+)
+def test_an_unknown_gpu_has_no_peak_rather_than_a_wrong_one(name):
+    assert known_peak(name) is None
+    assert peak_flops("auto", GPU, "bf16", name=name) is None
+
+
+def test_no_peak_is_beyond_a_narrower_kind_of_product():
+    for name, peak in PEAKS.items():
+        assert peak.half >= peak.tf32 >= peak.fp32 > 0, name
+
+
+@pytest.mark.parametrize(
+    ("precision", "tf32", "rate"),
+    [("bf16", False, 312e12), ("fp16", True, 312e12), ("fp32", True, 156e12), ("fp32", False, 19.5e12)],
+)
+def test_the_peak_is_that_of_the_precision(precision, tf32, rate):
+    found = peak_flops("auto", GPU, precision, name="NVIDIA A100-SXM4-80GB", tf32=tf32)
+    assert found is not None
+    assert found[0] == pytest.approx(rate)
+    assert "A100" in found[1]
+
+
+def test_a_given_peak_wins_and_a_cpu_has_none():
+    assert peak_flops("1.5", CPU, "fp32") == (1.5e12, "as given by --peak-tflops")
+    assert peak_flops("auto", CPU, "fp32") is None
+
+
+def test_the_measured_rate_is_that_of_the_fastest_product():
+    times = iter([0.0, 9.0, 10.0, 14.0, 20.0, 20.0, 21.0, 23.0, 24.0, 27.0, 30.0, 40.0])
+    # warm-up 9 s; 4 s; until 20 + 10; 2 s; 3 s; the end. 2 * 4^3 operations in 2 s.
+    assert measured_flops(CPU, "fp32", size=4, seconds=10.0, clock=lambda: next(times)) == 64.0
+
+
+def test_measuring_draws_nothing_from_the_runs_own_generator():
+    before = torch.get_rng_state()
+    assert measured_flops(CPU, "bf16", size=8, seconds=0.0) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_peak_memory_grows_with_what_is_taken_and_never_shrinks():
+    before = peak_resident_bytes()
+    block = bytearray(b"x" * (before + 64 * 2**20))
+    taken = peak_resident_bytes()
+    assert taken >= before + 60 * 2**20
+    del block
+    assert peak_resident_bytes() >= taken
+
+
+def test_without_proc_the_peak_is_asked_of_the_kernel(monkeypatch):
+    own = peak_resident_bytes()
+    monkeypatch.setattr(hardware, "Path", lambda _: Path("/nowhere/status"))
+    assert peak_resident_bytes() >= 0.5 * own
+
+
+@pytest.mark.parametrize("value", ["auto", "measure", "312", "0.17"])
+def test_peaks_that_are_allowed(value):
+    assert list(ReportConfig(peak_tflops=value).validate()) == []
+
+
+@pytest.mark.parametrize("value", ["", "fast", "0", "-1", "nan", "inf"])
+def test_peaks_that_are_not(value):
+    (error,) = ReportConfig(peak_tflops=value).validate()
+    assert re.search(r"it must be auto, measure, or a number above 0", error)
