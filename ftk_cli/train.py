@@ -40,9 +40,21 @@ def train(config: TrainConfig) -> int:
             print(describe_run(config, task, task.build_model(config.model)))
         return 0
 
+    if config.lr_range.lr_range_test:
+        from ftk.trainer.lr_range import range_config
+
+        config = range_config(config)
+
     from ftk.trainer.trainer import Trainer
 
     torch.manual_seed(config.common.seed)
     model = task.build_model(config.model)
     criterion = task.build_criterion(config.criterion)
-    return Trainer(config, task, model, criterion).train().exit_code
+    trainer = Trainer(config, task, model, criterion)
+    if config.lr_range.lr_range_test:
+        from ftk.trainer.lr_range import describe_range, lr_range_test, write_range
+
+        found = lr_range_test(trainer)
+        print(describe_range(found, write_range(found, trainer.checkpoints.folder)))
+        return 0
+    return trainer.train().exit_code

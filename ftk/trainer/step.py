@@ -11,6 +11,7 @@ from ftk.model_parallel.gradient_sync import gradient_sync
 from ftk.optim.base import set_lr, step_unless
 from ftk.optim.clip import clip_gradients, gradient_norm, is_non_finite
 from ftk.optim.loss_scaler import LossScaler
+from ftk.optim.parameter_groups import gradient_multipliers, multiply_gradients
 from ftk.tasks.base import Batch, Task
 from ftk.trainer.device import autocast, count_tokens, to_device
 from ftk.trainer.metrics import Stopwatch, Sums
@@ -55,6 +56,7 @@ class Update:
         self.criterion = criterion
         self.optimizer = optimizer
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.multipliers = gradient_multipliers(model, config.parameters)
         self.device = device
         self.stopwatch = stopwatch
         fp16 = config.training.precision == "fp16"
@@ -81,6 +83,7 @@ class Update:
                 _add(sums, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
             if self.scaler is not None:
                 self.scaler.unscale(self.parameters)
+            multiply_gradients(self.multipliers)
         return Gradients(sums, sum(count_tokens(batch) for batch in micro_batches), num_targets)
 
     def apply(self, gradients: Gradients, lr: float) -> Tensor:

@@ -1,0 +1,185 @@
+"""The learning rate range test: its rates, when it stops, what it concludes, and that it leaves the run alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from ftk.criterions.base import LossOutput
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.errors import UserError
+from ftk.trainer.lr_range import LRRange, Sweep, describe_range, lr_range_test, range_config, write_range
+from ftk.trainer.lr_range_chart import chart
+from ftk.trainer.lr_range_config import LRRangeConfig
+from ftk.trainer.trainer import Trainer
+from tests.trainer.toy import ToyModel, ToyTask, everything, toy_config, toy_trainer
+
+
+def range_trainer(tmp_path, criterion=None, num_samples=24, **options):
+    config = dataclasses.replace(toy_config(tmp_path / "run"), lr_range=LRRangeConfig(lr_range_test=True, **options))
+    torch.manual_seed(0)
+    task = ToyTask(tmp_path, num_samples)
+    return Trainer(range_config(config), task, ToyModel(), criterion or CrossEntropy(CrossEntropyConfig()))
+
+
+def test_the_rate_rises_by_the_same_factor_from_update_to_update():
+    sweep = Sweep(LRRangeConfig(lr_range_start=1e-4, lr_range_end=1.0, lr_range_updates=11), first=50)
+    assert [sweep.lr(50 + n) for n in range(11)] == pytest.approx([10 ** (-4 + 0.4 * n) for n in range(11)])
+
+
+def test_the_updates_are_ordinary_ones_at_the_rising_rate(tmp_path):
+    found = lr_range_test(trainer := range_trainer(tmp_path, lr_range_updates=12, lr_range_end=1e-2))
+    assert found.rates == pytest.approx([1e-7 * 1e5 ** (n / 11) for n in range(12)])
+    slow = toy_trainer(tmp_path, save_dir="slow")
+    losses = []
+    for n in range(12):  # six updates an epoch
+        if n % 6 == 0:
+            batches = list(slow.train_iterator.batches())
+        slow.schedule.lr = lambda num_updates: found.rates[num_updates]
+        slow.train_step([batches[n % 6]])
+        losses.append(slow.figures.record()["loss"])
+    assert found.losses == losses
+    left, right = everything(trainer), everything(slow)
+    assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+class Scripted(CrossEntropy):
+    """Its losses are given."""
+
+    def __init__(self, losses):
+        super().__init__(CrossEntropyConfig())
+        self.losses = iter(losses)
+
+    def __call__(self, model, batch):
+        output = super().__call__(model, batch)
+        value = next(self.losses) * output.num_targets.float()
+        return LossOutput(output.loss * 0.0 + value, output.num_targets, output.meters)
+
+
+@pytest.mark.parametrize(
+    ("losses", "taken"),
+    [
+        ([3.0] * 10 + [2.0, 2.0, math.nan], 12),
+        ([3.0] * 10 + [1.0, math.inf], 11),
+        ([3.0] * 10 + [1.0, 2.0, 3.0, 4.1] + [5.0] * 9, 14),  # four times the lowest
+        ([3.0, 3.1, 3.2, 4.0, 4.6, 5.0] + [5.0] * 9, 5),  # one and a half times the first
+    ],
+)
+def test_the_test_stops_when_the_loss_explodes(tmp_path, losses, taken):
+    found = lr_range_test(range_trainer(tmp_path, Scripted(losses), lr_range_updates=20))
+    assert found.diverged
+    assert found.losses == pytest.approx(losses[:taken])
+    assert len(found.rates) == taken
+
+
+def test_a_loss_that_is_never_finite_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"the loss was not finite after 1 updates; lower --lr-range-start"):
+        lr_range_test(range_trainer(tmp_path, Scripted([3.0, math.nan]), lr_range_updates=20))
+
+
+def test_an_empty_split_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="split 'train' gives no batch"):
+        lr_range_test(range_trainer(tmp_path, num_samples=0))
+
+
+def valley():
+    """A fall from 8 to 4 that is steepest at 1e-3, and a rise after 1e-2."""
+    rates = [10 ** (-6 + n / 20) for n in range(101)]
+    losses = [6 - 2 * math.tanh(2 * (math.log10(rate) + 3)) + 3 * max(0.0, math.log10(rate) + 2) ** 2 for rate in rates]
+    return LRRange(rates, losses, diverged=False)
+
+
+def test_the_suggestion_is_the_smaller_of_steepest_and_a_tenth_of_the_lowest():
+    found = valley()
+    assert found.rates[found.steepest] == pytest.approx(1e-3, rel=0.2)
+    lowest = min(range(101), key=lambda place: found.losses[place])
+    assert found.rates[found.lowest] == pytest.approx(found.rates[lowest], rel=0.3)
+    assert found.suggestion == min(found.rates[found.steepest], found.rates[found.lowest] / 10)
+    text = describe_range(found, [])
+    assert f"--lr {found.suggestion:.1e}" in text
+    assert "has not exploded" in text
+    assert len(text.splitlines()) == 1 + 20 + 5
+
+
+@pytest.mark.parametrize(
+    "losses", [[5.0] * 30, [5.0 + n / 10 for n in range(30)], [5.0 - 0.001 * n for n in range(30)]]
+)
+def test_without_a_fall_there_is_no_suggestion(losses):
+    found = LRRange([1e-6 * 1.5**n for n in range(30)], losses, diverged=False)
+    assert found.suggestion is None
+    assert "no rate can be suggested" in describe_range(found, [])
+
+
+def test_figures_and_curve_are_written(tmp_path):
+    found = valley()
+    figures, curve = write_range(found, tmp_path)
+    values = json.loads(figures.read_text())
+    assert (values["lr"], values["loss"], values["suggestion"]) == (found.rates, found.losses, found.suggestion)
+    picture = ElementTree.parse(curve).getroot()
+    lines = picture.findall("{http://www.w3.org/2000/svg}polyline")
+    assert [len(line.get("points").split()) for line in lines] == [101, 101]
+    texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+    for name in ("lowest loss", "steepest fall", "suggestion", "learning rate"):
+        assert any(text.startswith(name) for text in texts)
+
+
+def test_a_point_stands_where_its_rate_and_loss_say():
+    svg = ElementTree.fromstring(chart([1e-4, 1e-3, 1e-2], [3.0, 2.0, 1.0], [3.0, 2.0, 1.0], []))
+    points = svg.find("{http://www.w3.org/2000/svg}polyline").get("points").split()
+    (x0, y0), (x1, y1), (x2, y2) = (map(float, point.split(",")) for point in points)
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.11)  # equal ratios are equally far apart
+    assert y1 - y0 == pytest.approx(y2 - y1, abs=0.11)
+    assert x0 < x1
+    assert y0 < y1  # downwards
+
+
+def test_a_run_in_the_folder_is_left_alone(tmp_path):
+    toy_trainer(tmp_path).train()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    trainer = range_trainer(tmp_path, lr_range_updates=10)
+    assert trainer.state.num_updates == 0
+    write_range(lr_range_test(trainer), trainer.checkpoints.folder)
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    new = {str(path.relative_to(tmp_path / "run")) for path in after.keys() - before.keys()}
+    assert {path: after[path] for path in before} == before
+    assert new == {f"lr_range/{name}" for name in ("config.yaml", "lr_range.json", "lr_range.svg", ".lock")}
+
+
+def test_the_command_needs_no_length_and_prints_a_suggestion(command, data_bin, tmp_path):
+    options = [
+        "--arch",
+        "glm_tiny",
+        "--seq-length",
+        64,
+        "--batch-size",
+        2,
+        "--device",
+        "cpu",
+        "--save-dir",
+        tmp_path / "r",
+    ]
+    done = command(
+        "ftk-train", data_bin, *options, "--lr-range-test", "--lr-range-updates", 30, "--lr-range-start", 1e-5
+    )
+    assert done.returncode == 0, done.stderr
+    assert "suggestion     --lr " in done.stdout
+    assert str(tmp_path / "r" / "lr_range" / "lr_range.svg") in done.stdout
+    refused = command("ftk-train", data_bin, *options)
+    assert "give --max-update or --max-epoch" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr_range_start": 0.0}, "lr_range_start is 0.0; it must be above 0"),
+        ({"lr_range_end": 1e-8}, "lr_range_end is 1e-08; it must be above lr_range_start, 1e-07"),
+        ({"lr_range_updates": 9}, "lr_range_updates is 9; it must be 10 or more"),
+    ],
+)
+def test_options_out_of_range_are_named(options, message):
+    assert list(LRRangeConfig(**options).validate()) == [message]
