@@ -1,0 +1,94 @@
+"""An exponential moving average of the weights, to validate and to generate with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ftk.errors import UserError
+from ftk.model_parallel.naming import canonical_name
+from ftk.optim.ema_config import EMAConfig
+
+
+class EMA:
+    """average = decay * average + (1 - decay) * weights, in fp32 whatever the weights are (Polyak and Juditsky 1992).
+
+    Only trained parameters are averaged: frozen ones do not move, and buffers are no weights. A tied parameter is
+    averaged once, under its first name. One that is frozen or thawed later is not noticed.
+
+    Args:
+        model: with the weights that the average begins with.
+        config: how long it remembers; a decay of 0 makes the average the weights.
+    """
+
+    def __init__(self, model: nn.Module, config: EMAConfig) -> None:
+        self.config = config
+        self.parameters = {
+            canonical_name(name, model): parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+        self.averages = {name: p.detach().to(torch.float32, copy=True) for name, p in self.parameters.items()}
+        self._swapped = False
+
+    @torch.no_grad()
+    def update(self, num_updates: int, skip: Tensor | None = None) -> None:
+        """Take the weights into the average, if it is their turn. The host waits for nothing.
+
+        Args:
+            num_updates: updates done, the last one included.
+            skip: 0-d bool, true where that one was skipped: the average stays as it is, to the bit.
+        """
+        assert not self._swapped, "the weights are the average's now"
+        if num_updates % self.config.ema_interval:
+            return
+        share = 1.0 - self.config.decay_at(num_updates)
+        averages, weights = list(self.averages.values()), [p.detach().float() for p in self.parameters.values()]
+        if skip is None or skip.device.type == "cpu":  # where reading it costs nothing
+            if skip is None or not bool(skip):
+                torch._foreach_lerp_(averages, weights, share)
+        else:
+            torch._foreach_lerp_(averages, weights, [(~skip).float() * share] * len(averages))
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the model computes with the average; afterwards it has its own weights back, bit for bit."""
+        assert not self._swapped, "the weights are the average's already"
+        parameters: list[Tensor] = list(self.parameters.values())
+        with torch.no_grad():
+            own = [parameter.clone() for parameter in parameters]
+            torch._foreach_copy_(parameters, list(self.averages.values()))
+        self._swapped = True
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, own)
+            self._swapped = False
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averages by their parameters' names: the tensors themselves, which may be read into."""
+        return dict(self.averages)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Copy averages in.
+
+        Args:
+            state: name -> tensor, for exactly the parameters that are averaged.
+
+        Raises:
+            UserError: names or shapes are others; before anything is changed.
+        """
+        missing = sorted(self.averages.keys() - state.keys())
+        unexpected = sorted(state.keys() - self.averages.keys())
+        wrong = [name for name in self.averages if name in state and state[name].shape != self.averages[name].shape]
+        for what, names in (("missing", missing), ("not averaged here", unexpected), ("of another shape", wrong)):
+            if names:
+                shown = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+                raise UserError(f"the averaged weights do not fit the model's trained parameters: {what}: {shown}")
+        for name, average in self.averages.items():
+            average.copy_(state[name])
