@@ -11,7 +11,7 @@ from torch import nn
 from ftk.model_parallel.naming import canonical_name
 
 # Entries of a parameter group that follow from the model and the run's options and are made anew with the optimizer.
-_DERIVED = ("names", "lr_scale")
+_DERIVED = ("names", "lr_scale", "schedule")
 
 
 def model_tensors(
