@@ -1,0 +1,29 @@
+"""What is done to a model before it is trained, and to PyTorch before anything is computed."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+
+from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
+from ftk.model_parallel.compile import compile_model
+from ftk.model_parallel.engine_config import EngineConfig
+
+
+def set_exactness(config: EngineConfig) -> None:
+    """Choose between speed and exactness of kernels, for the whole process."""
+    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.use_deterministic_algorithms(config.deterministic)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = config.tf32
+    if config.deterministic:
+        # cuBLAS gives the same bits only with a workspace of its own for each stream.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def prepare_model(model: nn.Module, config: EngineConfig) -> None:
+    """Apply activation checkpointing, then compilation, in place."""
+    checkpoint_blocks(model, config.activation_checkpointing, config.checkpoint_every)
+    compile_model(model, config.compile)

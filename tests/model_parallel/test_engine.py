@@ -1,0 +1,178 @@
+"""Ways to run a model change what it keeps and how fast it is, never what it computes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from ftk.checkpoint import save_checkpoint
+from ftk.checkpoint.load import load_model_state
+from ftk.errors import UserError
+from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
+from ftk.model_parallel.blocks import blocks_of
+from ftk.model_parallel.compile import compile_model
+from ftk.model_parallel.engine import set_exactness
+from ftk.model_parallel.engine_config import EngineConfig
+from ftk.models import build_model
+
+SHAPE = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_positions": 32}
+
+
+def tiny(dropout=0.0, num_layers=4):
+    torch.manual_seed(1)
+    dropouts = dict.fromkeys(("dropout", "attention_dropout", "embedding_dropout"), dropout)
+    return build_model("glm_tiny", **SHAPE, num_layers=num_layers, **dropouts).train()
+
+
+def gradients(model, precision=None):
+    """Loss and gradients of one batch, with the random numbers of seed 7."""
+    torch.manual_seed(7)
+    tokens = torch.arange(48).view(2, 24) % 64  # [B, T]
+    context = torch.tensor([10, 14])
+    with torch.autocast("cpu", enabled=precision is not None, dtype=torch.bfloat16):
+        loss = model(tokens, context_length=context).float().logsumexp(-1).sum()
+    loss.backward()
+    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_same(one, other, **tolerance):
+    torch.testing.assert_close(one[0], other[0], **tolerance)
+    assert one[1].keys() == other[1].keys()
+    for name in one[1]:
+        torch.testing.assert_close(one[1][name], other[1][name], msg=name, **tolerance)
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize(("mode", "every"), [("selective", 1), ("full", 1), ("full", 2), ("selective", 3)])
+def test_checkpointing_changes_no_bit(mode, every, dropout, precision):
+    plain, checkpointed = tiny(dropout), tiny(dropout)
+    checkpoint_blocks(checkpointed, mode, every)
+    assert_same(gradients(plain, precision), gradients(checkpointed, precision), rtol=0, atol=0)
+
+
+def kept_bytes(model):
+    """Bytes that the forward pass keeps for the backward pass, each storage once."""
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    tokens = torch.arange(48).view(2, 24) % 64
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = model.hidden_states(tokens, context_length=torch.tensor([10, 14])).sum()
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    del loss
+    return sum(size for pointer, size in kept.items() if pointer not in parameters)
+
+
+def test_the_more_is_checkpointed_the_less_is_kept():
+    kept = []
+    for mode, every in [("none", 1), ("full", 2), ("full", 1)]:
+        model = tiny()
+        checkpoint_blocks(model, mode, every)
+        kept.append(kept_bytes(model))
+    assert kept[0] > 1.5 * kept[1] > 1.5 * kept[2]
+
+
+def test_selective_checkpointing_multiplies_no_matrix_again():
+    class Counter(torch.utils._python_dispatch.TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        def __torch_dispatch__(self, operator, types, arguments=(), keywords=None):
+            self.count += operator.name().partition(".")[0] in ("aten::mm", "aten::addmm")
+            return operator(*arguments, **(keywords or {}))
+
+    counts = {}
+    for mode in ("none", "selective", "full"):
+        model = tiny()
+        checkpoint_blocks(model, mode)
+        with Counter() as counter:
+            gradients(model)
+        counts[mode] = counter.count
+    assert counts["none"] == counts["selective"] < counts["full"]
+
+
+def test_nothing_is_checkpointed_without_gradients():
+    model = tiny()
+    expected = model(torch.arange(24)[None])
+    checkpoint_blocks(model, "full")
+    with torch.no_grad():
+        assert torch.equal(model(torch.arange(24)[None]), expected)
+
+
+def test_names_and_checkpoints_stay_as_they_are(tmp_path):
+    plain, engine = tiny(), tiny()
+    checkpoint_blocks(engine, "full")
+    compile_model(engine, "block")
+    assert list(plain.state_dict()) == list(engine.state_dict())
+    save_checkpoint(tmp_path / "checkpoint_1", model=engine, trainer_state={}, config={})
+    with torch.no_grad():
+        plain.final_norm.weight.zero_()
+    load_model_state(tmp_path / "checkpoint_1", plain)
+    assert torch.equal(plain.final_norm.weight, engine.final_norm.weight)
+
+
+@pytest.mark.parametrize(("mode", "checkpointing"), [("block", "none"), ("block", "selective"), ("model", "none")])
+def test_compiled_equals_eager(mode, checkpointing, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    plain, compiled = tiny(num_layers=2), tiny(num_layers=2)
+    checkpoint_blocks(compiled, checkpointing)
+    compile_model(compiled, mode)
+    expected = gradients(plain)
+    torch.manual_seed(7)
+    loss = compiled.logits(
+        compiled.hidden_states(torch.arange(48).view(2, 24) % 64, context_length=torch.tensor([10, 14]))
+    )
+    loss = loss.logsumexp(-1).sum()
+    loss.backward()
+    actual = loss.detach(), {name: parameter.grad for name, parameter in compiled.named_parameters()}
+    assert_same(expected, actual, rtol=1e-4, atol=1e-5)
+    assert any(tmp_path.iterdir())  # kept for the next run
+
+
+def test_a_model_without_blocks_is_named():
+    for apply in (lambda model: checkpoint_blocks(model, "full"), lambda model: compile_model(model, "block")):
+        with pytest.raises(UserError, match=r"Linear has no nn\.ModuleList of blocks"):
+            apply(nn.Linear(2, 2))
+
+
+def test_the_largest_list_holds_the_blocks():
+    model = nn.ModuleDict(
+        {"few": nn.ModuleList([nn.Linear(2, 2)]), "many": nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])}
+    )
+    assert [name for name, _ in blocks_of(model)] == ["many.0", "many.1"]
+
+
+def test_exactness_is_set_for_the_process():
+    code = """
+import torch
+from ftk.model_parallel.engine import set_exactness
+from ftk.model_parallel.engine_config import EngineConfig
+set_exactness(EngineConfig(tf32=True, deterministic=True))
+assert torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "high"
+set_exactness(EngineConfig())
+assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "highest"
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert callable(set_exactness)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint_every": 0, "activation_checkpointing": "full"}, "checkpoint_every is 0; it must be 1 or more"),
+        ({"checkpoint_every": 2}, "checkpoint_every is 2 without activation checkpointing; give"),
+    ],
+)
+def test_options_that_cannot_be_are_named(options, message):
+    [error] = EngineConfig(**options).validate()
+    assert message in error
