@@ -27,7 +27,7 @@ from ftk.data.output_folder import RECORD, describe_files, whole_folder
 from ftk.data.preprocess_config import SPLITS, DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.data.records import read_documents
 from ftk.data.split_writer import SplitWriter, held_out_documents
-from ftk.data.text import BLOCK_BYTES, Block, Part, Problem, cut_file, expand_paths, kind_of
+from ftk.data.text import PART_BYTES, Block, Part, Problem, cut_file, expand_paths, kind_of
 from ftk.errors import UserError
 from ftk.tokenizers import Tokenizer, train_sentencepiece
 from ftk.version import __version__
@@ -232,7 +232,7 @@ def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]
     for path in paths:
         for item in cut_file(path, kind_of(path, inputs.format, inputs.document_separator)):
             is_whole = isinstance(item, Part) and item.is_first and item.is_last
-            if small and (not is_whole or num_bytes + item.disk_bytes > BLOCK_BYTES or len(small) == _MOST_FILES):
+            if small and (not is_whole or num_bytes + item.disk_bytes > PART_BYTES or len(small) == _MOST_FILES):
                 yield small
                 small, num_bytes = [], 0
             if is_whole:

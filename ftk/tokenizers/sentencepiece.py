@@ -11,7 +11,7 @@ import sentencepiece
 
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
-from ftk.tokenizers.base import Tokenizer, TokenizerConfig
+from ftk.tokenizers.base import Rows, Tokenizer, TokenizerConfig
 from ftk.tokenizers.command_tokens import (
     SENTENCEPIECE,
     SENTENCEPIECE_GENERIC,
@@ -49,6 +49,7 @@ class SentencePieceTokenizer(Tokenizer):
     """
 
     name = "sentencepiece"
+    batch_bytes = 1 << 18  # the library starts a thread for each batch
 
     def __init__(self, config: SentencePieceConfig) -> None:
         path = find_file(Path(config.path), ".model", "a SentencePiece model")
@@ -91,16 +92,14 @@ class SentencePieceTokenizer(Tokenizer):
         return self._processor.decode(pieces) if pieces else ""
 
     def _encode_text(self, text: str) -> list[int]:
-        return self._shifted(self._processor.encode(text))
+        return [id_ + self.text_offset for id_ in self._processor.encode(text)]
 
-    def _encode_texts(self, texts: list[str]) -> list[list[int]]:
+    def _encode_texts(self, texts: list[str]) -> Rows:
         if not texts:
             return []
-        encoded = self._processor.encode(texts, num_threads=_num_threads(len(texts)))
-        return [self._shifted(ids) for ids in encoded]
-
-    def _shifted(self, ids: list[int]) -> list[int]:
-        return [id_ + self.text_offset for id_ in ids] if self.text_offset else ids
+        # Arrays, not lists: making an object of each id took a fifth of the time.
+        rows = self._processor.encode(texts, num_threads=_num_threads(len(texts)), return_type="numpy")
+        return [row + self.text_offset for row in rows] if self.text_offset else rows
 
 
 def _layout(config: SentencePieceConfig) -> Layout:

@@ -352,18 +352,29 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, corpus, model):
 class _Killed:
     """Stands for a tokenizer whose process is killed while it encodes."""
 
-    def encode_batch(self, texts):
+    batch_bytes = 1 << 17
+
+    def encode_rows(self, texts):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Broken:
-    def encode_batch(self, texts):
+    batch_bytes = 1 << 17
+
+    def encode_rows(self, texts):
         raise ZeroDivisionError("inside the tokenizer")
 
 
 class _Liar:
-    def encode_batch(self, texts):
+    batch_bytes = 1 << 17
+
+    def encode_rows(self, texts):
         return [[70_000] for _ in texts]
+
+
+class _LiarWithArrays(_Liar):
+    def encode_rows(self, texts):
+        return [np.array([70_000 * (i == 1)], dtype=np.int32) for i, _ in enumerate(texts)]
 
 
 @pytest.mark.parametrize(
@@ -372,6 +383,7 @@ class _Liar:
         (_Killed, RuntimeError, "ended with exit code -9; killed, perhaps for want of memory"),
         (_Broken, RuntimeError, "a worker process failed: ZeroDivisionError: inside the tokenizer"),
         (_Liar, UserError, "token id 70000 of document 0 is not in 0..65535"),
+        (_LiarWithArrays, UserError, "token id 70000 of document 1 is not in 0..65535"),
     ],
 )
 def test_what_befalls_a_worker_is_said(tmp_path, corpus, monkeypatch, tokenizer, error, message):
@@ -385,7 +397,9 @@ def test_what_befalls_a_worker_is_said(tmp_path, corpus, monkeypatch, tokenizer,
 
 def test_documents_without_tokens_are_counted(tmp_path, monkeypatch):
     class Deaf:
-        def encode_batch(self, texts):
+        batch_bytes = 1 << 17
+
+        def encode_rows(self, texts):
             return [[] if text == "silence" else [1, 2] for text in texts]
 
     path = tmp_path / "a.txt"
@@ -395,6 +409,28 @@ def test_documents_without_tokens_are_counted(tmp_path, monkeypatch):
         (block,) = pool.encode([block] for block in read_blocks(str(path), "line"))
     assert (block.tokens.tolist(), block.lengths.tolist()) == ([1, 2, 1, 2], [2, 2])
     assert +block.skipped == {"no_tokens": 1, "empty": 1}
+
+
+def test_a_part_is_encoded_in_batches_of_the_size_that_the_tokenizer_likes(tmp_path, corpus, monkeypatch):
+    class Counting:
+        def __init__(self, batch_bytes):
+            self.batch_bytes = batch_bytes
+            self.batches = []
+
+        def encode_rows(self, texts):
+            self.batches.append(len(texts))
+            return [[len(text)] for text in texts]
+
+    settings = EncodingSettings(tmp_path, np.dtype("<u2"))
+    (part,) = cut_file(str(corpus), "line")
+    whole, many = Counting(1 << 30), Counting(500)
+    expected, block = (encoding_module.encode_blocks([part], tokenizer, settings) for tokenizer in (whole, many))
+    assert len(whole.batches) == 1
+    assert len(many.batches) >= part.stop / 500
+    assert sum(many.batches) == sum(whole.batches)
+    for name in ("tokens", "lengths", "hashes"):
+        np.testing.assert_array_equal(getattr(block, name), getattr(expected, name))
+    assert block.skipped == expected.skipped
 
 
 # --- stats and verify ---

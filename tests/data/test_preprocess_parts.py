@@ -17,7 +17,7 @@ from ftk.data.encoding import hash_texts
 from ftk.data.preprocess import _tasks
 from ftk.data.preprocess_config import InputConfig
 from ftk.data.records import _clean_json_text
-from ftk.data.text import BLOCK_BYTES, Block, Part, cut_file, read_part
+from ftk.data.text import PART_BYTES, Block, Part, cut_file, read_part
 
 
 def blocks_of(path: str, kind: str, part_bytes: int) -> list[Block]:
@@ -72,12 +72,12 @@ def test_a_file_of_another_kind_is_one_problem_whatever_its_size(tmp_path, start
 
 
 def test_small_files_go_together_and_large_ones_in_parts(tmp_path):
-    sizes = {"a": 10, "b": 0, "c": 3 * BLOCK_BYTES, "d": 20, "e": BLOCK_BYTES - 10, "f": 5}
+    sizes = {"a": 10, "b": 0, "c": 3 * PART_BYTES, "d": 20, "e": PART_BYTES - 10, "f": 5}
     for name, size in sizes.items():
         (tmp_path / name).write_bytes(b"x" * size)
     paths = [str(tmp_path / name) for name in sizes]
     tasks = [[(item.source[-1], item.start) for item in task] for task in _tasks(paths, InputConfig(trainpref="x"))]
-    large = [[("c", i * BLOCK_BYTES)] for i in range(3)]
+    large = [[("c", i * PART_BYTES)] for i in range(3)]
     assert tasks == [[("a", 0)], *large, [("d", 0)], [("e", 0), ("f", 0)]]
 
 

@@ -133,6 +133,7 @@ def test_white_space_is_swallowed_on_the_left_of_a_blank_only(tiny_gpt2: Path) -
 @MODEST
 def test_a_batch_equals_its_members(batch: list[str], tiny: Tokenizer) -> None:
     assert tiny.encode_batch(batch) == [tiny.encode(text) for text in batch]
+    assert [list(row) for row in tiny.encode_rows(batch)] == tiny.encode_batch(batch)
 
 
 @given(text=st.text(st.one_of(st.characters(), st.characters(categories=["Cs"])), max_size=30))
