@@ -20,6 +20,7 @@ SMALLER = [
     (r"--arch glm_large\b", "--arch glm_tiny"),
     (r"--max-update \d+", "--max-update 3"),
     (r"--batch-size \d+", "--batch-size 2"),
+    (r"--lr-range-test\b", "--lr-range-test --lr-range-updates 12"),
     (r"--vocab-size \d+", "--vocab-size 500"),
     (r"--gen-subset valid\b", "--gen-subset valid --max-samples 2"),
     (r"ftk-validate data-bin", "ftk-validate data-bin --max-samples 4"),
