@@ -45,8 +45,10 @@ def train(config: TrainConfig) -> int:
 
         config = range_config(config)
 
+    from ftk.model_parallel.engine import set_exactness
     from ftk.trainer.trainer import Trainer
 
+    set_exactness(config.engine)
     torch.manual_seed(config.common.seed)
     model = task.build_model(config.model)
     criterion = task.build_criterion(config.criterion)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ftk.config import Chosen, section, slot
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
 from ftk.data.dataloader_config import DataloaderConfig
+from ftk.model_parallel.engine_config import EngineConfig
 from ftk.optim.loss_scale_config import LossScaleConfig
 from ftk.optim.parameters_config import ParametersConfig
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
@@ -51,6 +52,7 @@ class TrainConfig:
     )
     dataloader: DataloaderConfig = section("data loading", resume="dataloader")
     training: TrainingConfig = section("training")
+    engine: EngineConfig = section("engine", resume="free")
     loss_scale: LossScaleConfig = section("loss scaling (fp16)", resume="free")
     checkpoint: CheckpointConfig = section("checkpoints", resume="free")
     lr_range: LRRangeConfig = section("learning rate range test", saved=False)

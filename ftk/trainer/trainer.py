@@ -12,6 +12,7 @@ from torch import nn
 
 from ftk.checkpoint import checkpoint_name
 from ftk.errors import UserError
+from ftk.model_parallel.engine import prepare_model
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
@@ -65,6 +66,7 @@ class Trainer:
         self.total_updates = dataloading.total_updates(config.training, self.updates_per_epoch)
 
         self.model = model.to(self.device)
+        prepare_model(self.model, config.engine)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
@@ -247,6 +249,7 @@ class Trainer:
         """Log, validate and save where due; returns why the run is to stop, None if it goes on."""
         training, checkpoint = self.config.training, self.config.checkpoint
         num_updates = self.state.num_updates
+        self.checkpoints.collect(wait=False)  # says it if the last save has failed
         # The iterator may or may not have gone on to the next epoch when its last batch is out.
         end_of_epoch = self.train_iterator.epoch != self.epoch or self.train_iterator.batches_left() == 0
         if end_of_epoch:
@@ -291,7 +294,8 @@ class Trainer:
             if self.signals.received is not None:
                 reason = f"{self.signals.received} was received"
             if save_due or is_best or reason is not None:
-                self._save()
+                with self.stopwatch.part("checkpoint"):
+                    self._save()
         return reason
 
     # -- validation, figures, saving ------------------------------------------------------------------------

@@ -238,3 +238,25 @@ def test_the_model_is_back_in_training_mode_after_a_validation(tmp_path):
 
     toy_trainer(tmp_path, task=Watching(tmp_path)).train()
     assert set(modes) == {("train", True, True), ("valid", False, False)}
+
+
+@pytest.mark.parametrize("options", [{"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}])
+def test_activation_checkpointing_changes_no_bit_of_a_run(tmp_path, options):
+    class Deep(ToyModel):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.1)) for _ in range(3))
+
+        def forward(self, tokens):
+            hidden = self.embedding(tokens)
+            for layer in self.layers:
+                hidden = hidden + layer(hidden)
+            return self.output(self.norm(hidden))
+
+    trainers = []
+    for name, chosen in (("plain", {}), ("engine", options)):
+        torch.manual_seed(3)
+        engine = {f"engine__{key}": value for key, value in chosen.items()}
+        trainers.append(toy_trainer(tmp_path, model=Deep(), save_dir=name, **engine))
+        trainers[-1].train()
+    assert_same(*trainers)
