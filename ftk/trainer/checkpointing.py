@@ -88,6 +88,7 @@ class Checkpoints:
         self._background: Background[Saved] = Background(threaded=config.async_save)
         self._buffers = Buffers()
         self._under_way = (self.folder, 0)  # folder and bytes of the newest save
+        self._closing = False  # no further save will come
         self._lock: IO[str] | None = None  # held while this run trains
 
     def prepare_folder(self) -> None:
@@ -137,6 +138,7 @@ class Checkpoints:
 
     def release(self) -> None:
         """Wait for a save that still runs, and let others train in this folder."""
+        self._closing = True
         self.collect(wait=True)
         if self._lock is not None:
             if fcntl is not None:
@@ -295,7 +297,8 @@ class Checkpoints:
             saved = self._background.collect(wait=wait)
         except OSError as error:
             self.failure = self._describe_failure(error)
-            logger.warning("%s; training goes on, older checkpoints stay, the next save tries again", self.failure)
+            hope = "" if self._closing else "; training goes on, the next save tries again"
+            logger.warning("%s; older checkpoints stay%s", self.failure, hope)
             return None
         if saved is not None:
             self.failure = None
