@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftk.checkpoint import checkpoint_name
+from ftk.checkpoint import checkpoint_name, extra_tensor_names, load_extra_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.engine import prepare_model
+from ftk.optim.ema import EMA
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
@@ -79,6 +80,7 @@ class Trainer:
         self.update = Update(config, task, self.model, criterion, self.optimizer, self.device, self.stopwatch)
 
         self.checkpoints = Checkpoints(config, task.corpus.tokenizer_folder)
+        self.ema: EMA | None = None
         self.state = self._begin_or_continue()
         self.checkpoints.prepare_folder()
         self.stopwatch.start(self.state.seconds)
@@ -113,6 +115,10 @@ class Trainer:
             state = self.checkpoints.load(folder, self.model, self.optimizer, tokenizer, data)
         else:
             self.checkpoints.take_weights(self.model, tokenizer)
+        if self.config.ema.ema_decay:
+            self.ema = EMA(self.model, self.config.ema)
+            if folder is not None and state.num_updates > 0 and "ema" in extra_tensor_names(folder):
+                load_extra_tensors(folder, "ema", self.ema.state_dict())
         if state.num_updates > 0:
             if state.iterator:
                 self.train_iterator.load_state_dict(state.iterator)
@@ -238,6 +244,8 @@ class Trainer:
         self.lr = self.schedule.lr(self.state.num_updates)
         self.in_step = True
         skip = self.update.apply(gradients, self.lr)
+        if self.ema is not None:
+            self.ema.update(self.state.num_updates + 1, skip)
         self.figures.add(gradients.sums, skip=skip, num_tokens=gradients.num_tokens, num_targets=gradients.num_targets)
         self.state.num_updates += 1
         self.state.iterator = self.train_iterator.state_dict()
@@ -303,15 +311,14 @@ class Trainer:
     def _validate(self) -> bool:
         """Validate on every split; the first one ranks. Returns whether it is the best until now."""
         self.hooks.call("before_validation", self)
-        results = validate_splits(
-            self.task,
-            self.model,
-            self.criterion,
-            self.valid_iterators,
-            device=self.device,
-            precision=self.config.training.precision,
-            should_stop=lambda: self.signals.received is not None,
-        )
+        results = self._validate_splits()
+        if results is not None and self.ema is not None:
+            with self.ema.swapped_in():
+                averaged = self._validate_splits()
+            if averaged is None:
+                return False
+            for split, figures in averaged.items():
+                results[split] |= {f"ema_{name}": value for name, value in figures.items() if "num_" not in name}
         if results is None:
             return False  # still pending: done from the start when the run continues
         self.hooks.call("after_validation", self, results)
@@ -322,6 +329,18 @@ class Trainer:
             record = {"event": "valid", "subset": split, "num_updates": self.state.num_updates}
             self._write({**record, "epoch": self.epoch, **figures, "seconds": self.stopwatch.seconds()})
         return is_best
+
+    def _validate_splits(self) -> dict[str, Record] | None:
+        """The figures of each split with the present weights; None if a signal came."""
+        return validate_splits(
+            self.task,
+            self.model,
+            self.criterion,
+            self.valid_iterators,
+            device=self.device,
+            precision=self.config.training.precision,
+            should_stop=lambda: self.signals.received is not None,
+        )
 
     def _rank(self, figures: Record) -> bool:
         """Let a validation count for the best checkpoint, patience and the schedule. Returns whether it is the best."""
@@ -374,7 +393,8 @@ class Trainer:
         self.state.lr_scheduler = self.schedule.state_dict()
         self.state.loss_scale = self.update.scaler.state_dict() if self.update.scaler else {}
         self.hooks.call("before_checkpoint", self)
-        self.checkpoints.save(self.state, self.model, self.optimizer)
+        extra = {"ema": self.ema.state_dict()} if self.ema is not None else None
+        self.checkpoints.save(self.state, self.model, self.optimizer, extra)
         self.hooks.call("after_checkpoint", self, self.checkpoints.folder / checkpoint_name(self.state.num_updates))
 
 
