@@ -1,0 +1,45 @@
+"""`--report`: the page of ftk-report, kept up to date in the run's folder."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ftk.errors import UserError
+from ftk.report.page import write_report
+from ftk.report.runs import read_run
+from ftk.trainer.hooks import Hook
+from ftk.trainer.records import Record
+
+if TYPE_CHECKING:
+    from ftk.trainer.summary import Summary
+    from ftk.trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class RunReport(Hook):
+    """Writes `report.html` with the update after each validation, and at the end."""
+
+    def __init__(self) -> None:
+        self._due = False
+
+    def after_validation(self, trainer: Trainer, results: dict[str, Record]) -> None:
+        self._due = True  # its records are not written yet
+
+    def after_step(self, trainer: Trainer) -> None:
+        if self._due:
+            with trainer.stopwatch.aside(), trainer.stopwatch.part("log"):
+                self._write(trainer)
+
+    def after_train(self, trainer: Trainer, summary: Summary) -> None:
+        self._write(trainer)
+        logger.info("report: %s", trainer.checkpoints.folder / "report.html")
+
+    def _write(self, trainer: Trainer) -> None:
+        self._due = False
+        folder = trainer.checkpoints.folder
+        try:
+            write_report(folder / "report.html", [read_run(folder)], "ftk-train --report")
+        except UserError as error:  # a full disk, say: no report is worth a run
+            logger.error("%s", error)
