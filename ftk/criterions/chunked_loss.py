@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ftk.criterions.token_loss import TokenLosses, smoothed
+from ftk.modules.precision import matmul_dtype
 
 # float16 loses what is below 6e-8, and most probabilities of a large vocabulary are near that; the trainer's
 # loss scale comes too late for gradients that are made in the forward. 2^8 keeps what is above 2e-10 and is far
@@ -35,10 +36,7 @@ def chunked_loss(
     Returns:
         As `token_losses`. One can go backward from `total` once, and not through the gradients.
     """
-    device = hidden.device.type
-    dtype = torch.promote_types(hidden.dtype, weight.dtype)
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = matmul_dtype(weight)
     return TokenLosses(
         *_ChunkedLoss.apply(hidden, weight, targets, label_smoothing, chunk_tokens, dtype, torch.is_grad_enabled())
     )

@@ -12,6 +12,7 @@ from ftk.criterions.chunked_loss import chunked_loss
 from ftk.criterions.cross_entropy import CrossEntropyConfig
 from ftk.criterions.token_loss import TokenLosses, token_losses
 from ftk.errors import UserError
+from ftk.modules.precision import matmul_dtype
 
 # Measured on one CPU thread at V 30592 (processor time of plain over that of chunked): below 2 MB of logits 0.9 to
 # 1.2 either way; at 21 MB 1.05 to 1.08 in float32, 0.9 to 1.1 in bfloat16; from 86 MB on 1.1 and 1.2 to 1.3. Plain
@@ -66,10 +67,8 @@ def linear_loss(
         raise UserError(
             f"--loss-form linear needs torch 2.13 or newer, this is {torch.__version__}; use --loss-form chunked"
         )
-    device = hidden.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # the operator itself does not
-        dtype = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    dtype = matmul_dtype(weight)  # autocast knows nothing of this operator
+    hidden, weight = hidden.to(dtype), weight.to(dtype)
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk_tokens)
     nll = F.linear_cross_entropy(hidden, weight, targets, reduction="none", options=options).float()
     losses = nll

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ftk.modules.attention import Attend, Attention
+from ftk.modules.dropout import Dropout
 from ftk.modules.feed_forward import FeedForward
 
 
@@ -32,7 +33,7 @@ class TransformerLayer(nn.Module):
         self.attention = Attention(hidden_size, num_heads)
         self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
         self.feed_forward = FeedForward(hidden_size, inner_size)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]"""

@@ -183,3 +183,38 @@ def test_build_model_takes_overrides_and_names_what_it_does_not_know() -> None:
         build_model("glm_tiny", layers=3)
     with pytest.raises(UserError, match="num_attention_heads is 5; it must divide hidden_size 64"):
         build_model("glm_tiny", num_attention_heads=5)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_forms_of_attention_are_one_model(attention: str, packed: bool) -> None:
+    """The form is no property of the weights: a state dict goes from any to any."""
+    model = GLM(small(attention="auto"), seed=0).eval()
+    other = GLM(small(attention=attention), seed=1).eval()
+    other.load_state_dict(model.state_dict())
+    tokens = torch.randint(40, (2, 10))
+    document_ids = torch.tensor([[0] * 4 + [1] * 6, [0] * 10]) if packed else None
+    results = {}
+    for each in (model, other):
+        logits = each(tokens, context_length=torch.tensor([3, 8]), document_ids=document_ids)
+        results[each] = logits, torch.autograd.grad(logits.logsumexp(-1).sum(), list(each.parameters()))
+    torch.testing.assert_close(results[other], results[model], rtol=1e-4, atol=1e-5)
+
+
+def test_flex_with_dropout_of_attention_is_refused_before_anything_is_built() -> None:
+    assert list(small(attention="flex", attention_dropout=0.1).validate()) == [
+        "attention is flex, which has no dropout, and attention_dropout is 0.1; "
+        "give --attention-dropout 0 or --attention auto"
+    ]
+    assert not list(small(attention="flex", attention_dropout=0.0).validate())
+
+
+def test_flex_gives_what_the_other_forms_give() -> None:
+    tokens = torch.randint(40, (2, 10))
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "num_layers": 1, "attention_dropout": 0.0}
+    with torch.no_grad():
+        computed, expected = (
+            GLM(small(attention=form, **shape), seed=0).eval()(tokens, context_length=torch.tensor([3, 8]))
+            for form in ("flex", "eager")
+        )
+    torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-5)

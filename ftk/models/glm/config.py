@@ -40,6 +40,14 @@ class GLMConfig:
     dropout: float = field(
         default=0.1, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
     )
+    attention: str = field(
+        default="auto",
+        metadata={
+            "help": "how attention is computed; no property of the weights: sdpa (torch's fused kernels), flex (skips "
+            "empty blocks of the mask; CUDA, no attention dropout), eager (single operators), auto (flex where it can)",
+            "choices": ("auto", "sdpa", "flex", "eager"),
+        },
+    )
     layer_norm_eps: float = field(default=1e-5, metadata={"help": "added to the variance in layer norms"})
     init_std: float = field(
         default=0.02,
@@ -63,6 +71,11 @@ class GLMConfig:
         for name in ("embedding_dropout", "attention_dropout", "dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 yield f"{name} is {getattr(self, name)}; it must be in [0, 1)"
+        if self.attention == "flex" and self.attention_dropout > 0.0:
+            yield (
+                f"attention is flex, which has no dropout, and attention_dropout is {self.attention_dropout}; "
+                f"give --attention-dropout 0 or --attention auto"
+            )
         for name in ("layer_norm_eps", "init_std"):
             if not getattr(self, name) > 0.0:
                 yield f"{name} is {getattr(self, name)}; it must be above 0"

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.flops import training_flops
-from ftk.modules.attention import MaskedAttention
+from ftk.modules.attention import SequenceAttention, attention_form, sequence_attention
+from ftk.modules.dropout import Dropout
 from ftk.modules.embeddings import BlockPositionEmbedding, PositionEmbedding, TiedEmbedding, plain_positions
 from ftk.modules.initialization import normal_values
-from ftk.modules.masks import boolean_mask
+from ftk.modules.precision import matmul_dtype
 from ftk.modules.transformer_layer import TransformerLayer
 
 
@@ -33,7 +34,7 @@ class GLM(nn.Module):
         positions = BlockPositionEmbedding if config.block_positions else PositionEmbedding
         self.token_embedding = TiedEmbedding(config.vocab_size, config.hidden_size)
         self.position_embedding = positions(config.max_positions, config.hidden_size)
-        self.embedding_dropout = nn.Dropout(config.embedding_dropout)
+        self.embedding_dropout = Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
             TransformerLayer(
                 config.hidden_size,
@@ -98,19 +99,24 @@ class GLM(nn.Module):
 
     def attend(
         self, tokens: Tensor, context_length: Tensor | None = None, document_ids: Tensor | None = None
-    ) -> MaskedAttention:
+    ) -> SequenceAttention:
         """The attention of a whole sequence: tokens [B, T], context_length [B], document_ids [B, T] or None each."""
         if context_length is None:
             context_length = tokens.new_zeros(tokens.size(0))
-        dropout = self.config.attention_dropout if self.training else 0.0
-        return MaskedAttention(boolean_mask(context_length, tokens.size(1), document_ids), dropout)
+        config = self.config
+        num_tokens = tokens.size(1)
+        head_size = config.hidden_size // config.num_attention_heads
+        dtype = matmul_dtype(self.token_embedding.weight)
+        form = attention_form(config.attention, tokens.device, dtype, num_tokens, head_size, config.attention_dropout)
+        dropout = config.attention_dropout if self.training else 0.0
+        return sequence_attention(form, context_length, num_tokens, document_ids, dropout, dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer: hidden [..., H] -> [..., V]"""
         return self.token_embedding.logits(hidden)
 
     @property
-    def output_weight(self) -> nn.Parameter:
+    def output_weight(self) -> Tensor:
         """The matrix of the output layer, [V, H], which is that of the token embedding."""
         return self.token_embedding.weight
 

@@ -1,0 +1,147 @@
+"""Eager, SDPA and flex attention are one attention, with any context and with packed documents."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from ftk.errors import UserError
+from ftk.modules import attention
+from ftk.modules.attention import (
+    EAGER_MAX_TOKENS,
+    Attention,
+    EagerAttention,
+    FlexAttention,
+    MaskedAttention,
+    attention_form,
+    sequence_attention,
+)
+from ftk.modules.masks import boolean_mask
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CONTEXT = torch.tensor([9, 0, 24])
+DOCUMENTS = (torch.arange(24) // 10).expand(3, -1)
+
+
+def query_key_value(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(3, 2, 24, 16, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
+
+
+def slow_attention(query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None) -> Tensor:
+    """One query at a time, over the keys that it sees."""
+    mask = boolean_mask(CONTEXT, 24, documents)
+    attended = torch.zeros_like(value)
+    for sample, head, place in product(range(3), range(2), range(24)):
+        seen = mask[sample, 0, place].nonzero().squeeze(1)
+        weights = (key[sample, head, seen] @ query[sample, head, place] / 4).softmax(0)
+        attended[sample, head, place] = weights @ value[sample, head, seen]
+    return attended
+
+
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one text", "packed"])
+@pytest.mark.parametrize("form", ["sdpa", "eager"])
+def test_values_and_gradients_equal_the_slow_way(form: str, documents: Tensor | None) -> None:
+    inputs = query_key_value()
+    expected = slow_attention(*inputs, documents)
+    computed = sequence_attention(form, CONTEXT, 24, documents)(*inputs)
+    torch.testing.assert_close(computed, expected, rtol=1e-5, atol=1e-6)
+    seed = torch.randn_like(expected)
+    wanted, found = (torch.autograd.grad(result, inputs, seed) for result in (expected, computed))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one text", "packed"])
+def test_compiled_flex_gives_the_same_forward(documents: Tensor | None) -> None:
+    pytest.importorskip("torch._inductor")
+    with torch.no_grad():
+        inputs = [tensor.detach() for tensor in query_key_value()]
+        computed = sequence_attention("flex", CONTEXT, 24, documents)(*inputs)
+        expected = sequence_attention("eager", CONTEXT, 24, documents)(*inputs)
+    torch.testing.assert_close(computed, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention goes backward on CUDA only")
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one text", "packed"])
+def test_flex_trains_as_eager_does_on_cuda(documents: Tensor | None) -> None:
+    inputs = [tensor.detach().cuda().requires_grad_() for tensor in query_key_value()]
+    document_ids = None if documents is None else documents.cuda()
+    seed = torch.randn(3, 2, 24, 16, device="cuda")
+    results = {}
+    for form in ("eager", "sdpa", "flex"):
+        computed = sequence_attention(form, CONTEXT.cuda(), 24, document_ids)(*inputs)
+        results[form] = computed, torch.autograd.grad(computed, inputs, seed)
+    torch.testing.assert_close(results["sdpa"], results["eager"], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(results["flex"], results["eager"], rtol=1e-3, atol=1e-3)
+
+
+def test_flex_refuses_to_train_on_a_cpu() -> None:
+    attend = sequence_attention("flex", CONTEXT, 24)
+    with pytest.raises(UserError, match="--attention flex trains on CUDA only, this is cpu; use --attention auto"):
+        attend(*query_key_value())
+
+
+@pytest.mark.parametrize("form", ["sdpa", "eager"])
+def test_bfloat16_stays_near_float32(form: str) -> None:
+    exact = sequence_attention(form, CONTEXT, 24)(*query_key_value())
+    rounded = sequence_attention(form, CONTEXT, 24, dtype=torch.bfloat16)(*query_key_value(torch.bfloat16))
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("form", ["sdpa", "eager"])
+def test_dropout_of_weights_keeps_the_mean(form: str) -> None:
+    torch.manual_seed(0)
+    inputs = query_key_value()
+    plain = sequence_attention(form, CONTEXT, 24)(*inputs)
+    attend = sequence_attention(form, CONTEXT, 24, dropout=0.5)
+    assert not torch.allclose(attend(*inputs), plain)
+    mean = sum(attend(*inputs).detach() for _ in range(2000)) / 2000
+    assert (mean - plain).abs().max() < 0.15
+
+
+def test_eager_runs_under_autocast_as_a_layer_uses_it() -> None:
+    layer, hidden = Attention(hidden_size=32, num_heads=2), torch.randn(3, 24, 32)
+    expected = layer(hidden, sequence_attention("sdpa", CONTEXT, 24))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        computed = layer(hidden, sequence_attention("eager", CONTEXT, 24, dtype=torch.bfloat16))
+    assert computed.dtype == torch.bfloat16
+    torch.testing.assert_close(computed.float(), expected, rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "num_tokens", "dropout", "expected"),
+    [
+        (CUDA, torch.bfloat16, 512, 0.0, "flex"),
+        (CUDA, torch.bfloat16, 512, 0.1, "sdpa"),
+        (CPU, torch.float32, 512, 0.0, "sdpa"),
+        (CPU, torch.float32, 512, 0.1, "eager"),
+        (CPU, torch.bfloat16, 512, 0.0, "eager"),
+        (CPU, torch.bfloat16, EAGER_MAX_TOKENS + 1, 0.0, "sdpa"),
+    ],
+)
+def test_auto_takes_what_was_measured_to_be_fastest(
+    device: torch.device,
+    dtype: torch.dtype,
+    num_tokens: int,
+    dropout: float,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)  # a torch with triton
+    assert attention_form("auto", device, dtype, num_tokens, 64, dropout) == expected
+    assert attention_form("eager", device, dtype, num_tokens, 64, dropout) == "eager"
+
+
+def test_auto_leaves_flex_alone_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert attention_form("auto", CUDA, torch.bfloat16, 512, 8, 0.0) == "sdpa"  # heads too small
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: None)
+    assert attention_form("auto", CUDA, torch.bfloat16, 512, 64, 0.0) == "sdpa"  # nothing that compiles
+
+
+def test_each_form_is_its_own_kind() -> None:
+    kinds = {form: type(sequence_attention(form, CONTEXT, 24)) for form in ("sdpa", "eager", "flex")}
+    assert kinds == {"sdpa": MaskedAttention, "eager": EagerAttention, "flex": FlexAttention}
