@@ -20,6 +20,10 @@ class TrainingConfig:
         default=None,
         metadata={"resume": "free", "help": "stop after this much training time, restarts added up", "unit": "hours"},
     )
+    stop_min_lr: float | None = field(
+        default=None,
+        metadata={"resume": "free", "help": "stop when the learning rate has fallen so far after its warm-up"},
+    )
     update_freq: int = field(
         default=1,
         metadata={
@@ -72,7 +76,7 @@ class TrainingConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        for name in ("max_update", "max_epoch", "stop_time_hours"):
+        for name in ("max_update", "max_epoch", "stop_time_hours", "stop_min_lr"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 yield f"{name} is {value}; it must be above 0"

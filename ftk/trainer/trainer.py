@@ -14,7 +14,7 @@ from ftk.checkpoint import checkpoint_name, extra_tensor_names, load_extra_tenso
 from ftk.errors import UserError
 from ftk.model_parallel.engine import prepare_model
 from ftk.optim.ema import EMA
-from ftk.optim.parameter_groups import parameter_groups
+from ftk.optim.parameter_groups import apply_freeze, parameter_groups
 from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
 from ftk.trainer.checkpointing import Checkpoints
@@ -67,12 +67,13 @@ class Trainer:
         self.total_updates = dataloading.total_updates(config.training, self.updates_per_epoch)
 
         self.model = model.to(self.device)
+        apply_freeze(self.model, config.parameters)
         prepare_model(self.model, config.engine)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
         self.optimizer: torch.optim.Optimizer = config.optimizer.build(
-            param_groups=parameter_groups(self.model, getattr(options, "weight_decay", 0.0))
+            param_groups=parameter_groups(self.model, getattr(options, "weight_decay", 0.0), config.parameters)
         )
         self.schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=self.total_updates)
 
@@ -285,6 +286,9 @@ class Trainer:
         hours = training.stop_time_hours
         if hours is not None and self.stopwatch.seconds() >= 3600 * hours:
             return f"stop_time_hours {hours:g} are over"
+        lr = training.stop_min_lr
+        if lr is not None and self.schedule.has_fallen_to(lr, self.state.num_updates):
+            return f"the learning rate has fallen to stop_min_lr {lr:g}"
         if training.patience and self.state.validations_without_best >= training.patience:
             return f"no better {self.config.checkpoint.best_metric} in {training.patience} validations"
         return None
@@ -349,8 +353,9 @@ class Trainer:
         if metric not in figures:
             known = ", ".join(figures)
             raise UserError(f"--best-metric {metric} is none of the validation's figures: {known}")
-        self.schedule.observe(figures[metric])
-        return self.state.rank(metric, figures[metric], options.maximize_best_metric)
+        maximize = options.maximize_best_metric
+        self.schedule.observe(figures[metric], num_updates=self.state.num_updates, maximize=maximize)
+        return self.state.rank(metric, figures[metric], maximize)
 
     def _log(self) -> None:
         """Write the record of the updates since the last one: the only place where the host waits."""
