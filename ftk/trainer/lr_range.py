@@ -14,6 +14,7 @@ import numpy as np
 
 from ftk.config import Chosen
 from ftk.errors import UserError
+from ftk.optim.group_schedules import GroupSchedules
 from ftk.optim.lr_schedulers.base import LRScheduler, LRSchedulerConfig
 from ftk.registry import LR_SCHEDULERS
 from ftk.tasks.base import Batch
@@ -119,7 +120,7 @@ def lr_range_test(trainer: Trainer) -> LRRange:
     options = trainer.config.lr_range
     first = trainer.state.num_updates
     sweep = Sweep(options, first)
-    trainer.schedule = sweep
+    trainer.schedule = GroupSchedules(sweep)
     trainer.model.train()
     rates: list[float] = []
     losses: list[float] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +87,7 @@ class Update:
             multiply_gradients(self.multipliers)
         return Gradients(sums, sum(count_tokens(batch) for batch in micro_batches), num_targets)
 
-    def apply(self, gradients: Gradients, lr: float) -> Tensor:
+    def apply(self, gradients: Gradients, lr: float, own_lrs: Mapping[str, float] | None = None) -> Tensor:
         """Take the optimizer's step, unless loss or gradient is infinite or not a number.
 
         A skipped update leaves parameters and optimizer as they were.
@@ -94,6 +95,7 @@ class Update:
         Args:
             gradients: of `accumulate`; the norm and the share of clipped updates are added to its sums.
             lr: learning rate.
+            own_lrs: the rates of groups that have a schedule of their own, by its name.
 
         Returns:
             Whether the update was skipped, 0-d bool.
@@ -103,7 +105,7 @@ class Update:
             norm = gradient_norm(self.parameters)
             skip = is_non_finite(gradients.sums["loss"][0], norm)
             clip_gradients(self.parameters, clip_norm, norm)
-            set_lr(self.optimizer, lr)
+            set_lr(self.optimizer, lr, own_lrs)
             step_unless(self.optimizer, skip)
             if self.scaler is not None:
                 self.scaler.update(skip)

@@ -14,6 +14,7 @@ from ftk.checkpoint import checkpoint_name, extra_tensor_names, load_extra_tenso
 from ftk.errors import UserError
 from ftk.model_parallel.engine import prepare_model
 from ftk.optim.ema import EMA
+from ftk.optim.group_schedules import group_schedules
 from ftk.optim.parameter_groups import apply_freeze, parameter_groups
 from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
@@ -75,7 +76,8 @@ class Trainer:
         self.optimizer: torch.optim.Optimizer = config.optimizer.build(
             param_groups=parameter_groups(self.model, getattr(options, "weight_decay", 0.0), config.parameters)
         )
-        self.schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=self.total_updates)
+        schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=self.total_updates)
+        self.schedule = group_schedules(schedule, self.optimizer, self.total_updates)
 
         self.stopwatch = Stopwatch(clock=clock)
         self.update = Update(config, task, self.model, criterion, self.optimizer, self.device, self.stopwatch)
@@ -244,7 +246,7 @@ class Trainer:
         self.hooks.call("after_backward", self)
         self.lr = self.schedule.lr(self.state.num_updates)
         self.in_step = True
-        skip = self.update.apply(gradients, self.lr)
+        skip = self.update.apply(gradients, self.lr, self.schedule.own_lrs(self.state.num_updates))
         if self.ema is not None:
             self.ema.update(self.state.num_updates + 1, skip)
         self.figures.add(gradients.sums, skip=skip, num_tokens=gradients.num_tokens, num_targets=gradients.num_targets)
