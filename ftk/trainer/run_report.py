@@ -1,4 +1,4 @@
-"""`--report`: the page of ftk-report, kept up to date in the run's folder."""
+"""What a run tells about itself while it goes on: `--report`, the page of ftk-report in the run's folder."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
+from ftk.report.config import ReportConfig
 from ftk.report.page import write_report
 from ftk.report.runs import read_run
 from ftk.trainer.hooks import Hook
 from ftk.trainer.records import Record
+from ftk.trainer.throughput import Throughput
 
 if TYPE_CHECKING:
     from ftk.trainer.summary import Summary
     from ftk.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+
+def report_hooks(config: ReportConfig) -> list[Hook]:
+    """The hooks of what a run tells about itself."""
+    return [Throughput(config.peak_tflops), *([RunReport()] if config.report else [])]
 
 
 class RunReport(Hook):

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from ftk.config import dump
 from ftk.errors import UserError
-from ftk.trainer.records import Record
+from ftk.trainer.records import Record, RecordFile
+from ftk.trainer.state import TrainerState
 from ftk.trainer.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -140,23 +141,24 @@ def figures(record: Record) -> dict[str, float]:
     }
 
 
-def extra_sinks(config: TrainConfig, folder: Path, num_updates: int) -> list[RecordSink]:
-    """The sinks that a configuration asks for; packages are imported only then.
+def open_records(config: TrainConfig, folder: Path, state: TrainerState) -> RecordSinks:
+    """`metrics.jsonl`, and the sinks that a configuration asks for; their packages are imported only then.
 
     Args:
         config: of the run.
         folder: of the run.
-        num_updates: where the run stands.
+        state: where the run stands.
 
     Raises:
         UserError: a package is missing.
     """
-    sinks: list[RecordSink] = []
+    pending = state.validation_pending
+    sinks: list[RecordSink] = [RecordFile(folder / "metrics.jsonl", state.num_updates, validation_pending=pending)]
     if config.report.tensorboard_dir is not None:
-        sinks.append(TensorBoardSink(config.report.tensorboard_dir, num_updates))
+        sinks.append(TensorBoardSink(config.report.tensorboard_dir, state.num_updates))
     if config.report.wandb_project is not None:
         sinks.append(WandbSink(config.report.wandb_project, folder, dump(config)))
-    return sinks
+    return RecordSinks(sinks)
 
 
 def _read_id(path: Path, project: str) -> str | None:

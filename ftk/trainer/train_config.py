@@ -13,6 +13,7 @@ from ftk.optim.ema_config import EMAConfig
 from ftk.optim.loss_scale_config import LossScaleConfig
 from ftk.optim.parameters_config import ParametersConfig
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
+from ftk.report.config import ReportConfig
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
 from ftk.trainer.lr_range_config import LRRangeConfig
 
@@ -57,6 +58,7 @@ class TrainConfig:
     engine: EngineConfig = section("engine", resume="free")
     loss_scale: LossScaleConfig = section("loss scaling (fp16)", resume="free")
     checkpoint: CheckpointConfig = section("checkpoints", resume="free")
+    report: ReportConfig = section("reports", resume="free")
     lr_range: LRRangeConfig = section("learning rate range test", saved=False)
 
     def validate(self) -> Iterator[str]:

@@ -16,6 +16,7 @@ from ftk.model_parallel.engine import prepare_model
 from ftk.optim.ema import EMA
 from ftk.optim.group_schedules import group_schedules
 from ftk.optim.parameter_groups import apply_freeze, parameter_groups
+from ftk.report.starts import Starts
 from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
 from ftk.trainer.checkpointing import Checkpoints
@@ -25,8 +26,10 @@ from ftk.trainer.hooks import Hooks, build_hooks
 from ftk.trainer.log_file import LogFile
 from ftk.trainer.metrics import Stopwatch, TrainingFigures
 from ftk.trainer.progress import make_progress
-from ftk.trainer.records import Record, RecordFile
+from ftk.trainer.records import Record
+from ftk.trainer.run_report import report_hooks
 from ftk.trainer.signals import StopSignals
+from ftk.trainer.sinks import open_records
 from ftk.trainer.state import TrainerState
 from ftk.trainer.step import Update
 from ftk.trainer.summary import Summary
@@ -90,15 +93,12 @@ class Trainer:
         self.figures = TrainingFigures(self.device, self.stopwatch)
         if self.state.figures:
             self.figures.load_state_dict(self.state.figures)
-        self.records = RecordFile(
-            self.checkpoints.folder / "metrics.jsonl",
-            self.state.num_updates,
-            validation_pending=self.state.validation_pending,
-        )
+        self.records = open_records(config, self.checkpoints.folder, self.state)
+        self.starts = Starts(self.checkpoints.folder)
         self.progress = make_progress(config.logging.log_format, self.total_updates)
         self.log_file = LogFile(config.logging.log_file, self.total_updates)
         self.signals = StopSignals()
-        self.hooks = Hooks([*task.hooks(), *build_hooks(config.training.hooks)])
+        self.hooks = Hooks([*report_hooks(config.report), *task.hooks(), *build_hooks(config.training.hooks)])
 
         self.epoch = self.train_iterator.epoch  # of the last update
         self.lr = 0.0  # of the last update
@@ -146,8 +146,10 @@ class Trainer:
         """
         with self.log_file:
             self._say_what_begins()
+            self.starts.begin(self.state.num_updates)
             self.hooks.call("before_train", self)
             summary = self._summary(self._run())
+            self.starts.end(summary.num_updates, summary.reason)
             self.hooks.call("after_train", self, summary)
             for line in summary.lines():
                 logger.info("%s", line)
@@ -164,8 +166,9 @@ class Trainer:
                     reason = self._validate_and_save(reason, save_due=True)
                 while reason is None:
                     reason = self._train_epoch()
-        except Exception:
+        except Exception as error:
             self._rescue()
+            self.starts.end(self.state.num_updates, f"failed: {type(error).__name__}: {error}")
             raise
         except BaseException:  # a second signal: at once
             self.checkpoints.abandon()
@@ -303,7 +306,8 @@ class Trainer:
         is_best = False
         with self.stopwatch.aside():
             if self.state.validation_pending and self.signals.received is None:
-                is_best = self._validate()
+                with self.stopwatch.part("validation"):
+                    is_best = self._validate()
                 reason = reason or self._limit_reached(end_of_epoch=False)
             if self.signals.received is not None:
                 reason = f"{self.signals.received} was received"
@@ -386,10 +390,11 @@ class Trainer:
             )
 
     def _write(self, record: Record) -> None:
-        self.hooks.call("on_record", self, record)
-        self.records.write(record)
-        self.progress.show(record)
-        self.log_file.show(record)
+        with self.stopwatch.part("log"):
+            self.hooks.call("on_record", self, record)
+            self.records.write(record)
+            self.progress.show(record)
+            self.log_file.show(record)
 
     def _save(self) -> None:
         if not self.unsaved:
