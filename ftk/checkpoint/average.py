@@ -11,7 +11,10 @@ from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_st
 from ftk.checkpoint.manifest import read_manifest
 from ftk.checkpoint.save import refuse_to_replace, save_checkpoint
 from ftk.checkpoint.storage import TensorIndex, read_index
+from ftk.config.changes import FREE
+from ftk.config.options import options_of
 from ftk.errors import UserError
+from ftk.registry import MODELS
 
 
 def average_checkpoints(inputs: Sequence[str | Path], output: str | Path, *, overwrite: bool = False) -> Path:
@@ -106,7 +109,13 @@ def _shapes(index: TensorIndex) -> dict[str, str]:
 
 
 def _model_options(folder: Path) -> dict[str, Any]:
-    return dict(read_config(folder).get("model") or {})
+    """Of what the weights depend on; how a layer is computed, for example, may differ."""
+    options = dict(read_config(folder).get("model") or {})
+    name = options.get("_name")
+    if name not in MODELS or (config := MODELS.get(name).config) is None:
+        return options
+    free = {option.name for option in options_of("model", config) if option.resume == FREE}
+    return {name: value for name, value in options.items() if name not in free}
 
 
 def _tokenizer_files(folder: Path) -> dict[str, str]:

@@ -25,6 +25,7 @@ class CrossEntropyConfig:
     loss_form: str = field(
         default="auto",
         metadata={
+            "resume": "free",
             "help": "how logits and loss are made: plain (all logits of the batch's targets at once), chunked (some at "
             "a time, gradients made along), linear (torch's linear_cross_entropy), auto (plain for few, else chunked)",
             "choices": ("auto", "plain", "chunked", "linear"),
@@ -32,7 +33,11 @@ class CrossEntropyConfig:
     )
     loss_chunk_tokens: int = field(
         default=1024,
-        metadata={"help": "targets whose logits exist at a time in the forms chunked and linear", "unit": "tokens"},
+        metadata={
+            "resume": "free",
+            "help": "targets whose logits exist at a time in the forms chunked and linear",
+            "unit": "tokens",
+        },
     )
 
     def validate(self) -> Iterator[str]:

@@ -27,7 +27,7 @@ def save(run: Path, updates: int, model, tokenizer: Path | None = None, **option
         run / f"checkpoint_{updates}",
         model=model,
         trainer_state={"num_updates": updates},
-        config={"model": {"_name": "awkward", "heads": 4, **options}},
+        config={"model": {"_name": "awkward", "heads": 4} | options},
         tokenizer_folder=tokenizer,
     )
 
@@ -113,3 +113,16 @@ def test_an_average_of_averages_keeps_the_configuration(tmp_path: Path) -> None:
     second = average_checkpoints([first, folders[0]], tmp_path / "second")
     assert torch.equal(load_model_tensors(second)["w"], torch.full((3,), 1.25))
     assert read_config(second) == read_config(folders[0])
+
+
+def test_how_attention_was_computed_may_differ(tmp_path: Path) -> None:
+    options = {"_name": "glm", "hidden_size": 8}
+    folders = [
+        save(tmp_path, updates, {"w": torch.zeros(2)}, **options, attention=attention)
+        for updates, attention in ((1, "sdpa"), (2, "eager"))
+    ]
+    output = average_checkpoints(folders, tmp_path / "mean")
+    assert read_config(output)["model"]["attention"] == "eager"
+    other = save(tmp_path, 3, {"w": torch.zeros(2)}, **options, attention="eager", dropout=0.3)
+    with pytest.raises(UserError, match="model option dropout is only in"):
+        average_checkpoints([folders[1], other], tmp_path / "refused")

@@ -41,7 +41,7 @@ def glm_trainer(data_bin, save_dir, *, signal_at=None, **options):
     }
     for key, value in options.items():
         section, _, name = key.partition("__")
-        tree[section][name] = value
+        tree.setdefault(section, {})[name] = value
     config = build(TrainConfig, tree)
     task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
     config.model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))

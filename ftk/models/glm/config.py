@@ -43,6 +43,7 @@ class GLMConfig:
     attention: str = field(
         default="auto",
         metadata={
+            "resume": "free",
             "help": "how attention is computed; no property of the weights: sdpa (torch's fused kernels), flex (skips "
             "empty blocks of the mask; CUDA, no attention dropout), eager (single operators), auto (flex where it can)",
             "choices": ("auto", "sdpa", "flex", "eager"),

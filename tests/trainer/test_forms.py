@@ -1,0 +1,59 @@
+"""Forms of attention and loss are no part of what a run is: they may change when it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftk.checkpoint import load_model_tensors, read_config
+from ftk.config.changes import FREE, find_changes
+from ftk_cli.train import main
+from tests.trainer.test_glm_runs import glm_trainer
+
+NO_DROPOUT = {"model__dropout": 0.0, "model__attention_dropout": 0.0, "model__embedding_dropout": 0.0}
+
+
+@pytest.mark.parametrize("forms", [("eager", "chunked", 3), ("sdpa", "chunked", 1000), ("auto", "auto", 1024)])
+def test_a_run_goes_on_in_another_form(data_bin: Path, tmp_path: Path, forms: tuple[str, str, int]) -> None:
+    results = []
+    for name, (attention, loss_form, chunk) in {"same": ("sdpa", "plain", 1024), "other": forms}.items():
+        folder = tmp_path / name
+        glm_trainer(
+            data_bin,
+            folder,
+            training__max_update=2,
+            model__attention="sdpa",
+            criterion__loss_form="plain",
+            **NO_DROPOUT,
+        ).train()
+        trainer = glm_trainer(
+            data_bin,
+            folder,
+            training__max_update=4,
+            model__attention=attention,
+            criterion__loss_form=loss_form,
+            criterion__loss_chunk_tokens=chunk,
+            **NO_DROPOUT,
+        )
+        changes = find_changes(read_config(folder / "checkpoint_last"), trainer.config)
+        assert {change.resume for change in changes} == {FREE}
+        assert trainer.state.num_updates == 2
+        trainer.train()
+        results.append(load_model_tensors(folder / "checkpoint_last"))
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
+
+
+def test_the_flags_reach_model_and_criterion(
+    data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [str(data_bin), "--arch", "glm_tiny", "--save-dir", str(tmp_path / "run"), "--max-update", "1"]
+    command += ["--seq-length", "48", "--max-tokens", "200", "--lr", "1e-3", "--device", "cpu"]
+    command += ["--attention", "eager", "--loss-form", "chunked", "--loss-chunk-tokens", "7"]
+    assert main(command) == 0
+    tree = read_config(tmp_path / "run" / "checkpoint_last")
+    assert tree["model"]["attention"] == "eager"
+    assert (tree["criterion"]["loss_form"], tree["criterion"]["loss_chunk_tokens"]) == ("chunked", 7)
+    assert main([*command, "--attention", "flex"]) == 2
+    assert "attention is flex, which has no dropout" in capsys.readouterr().err
