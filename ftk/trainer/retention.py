@@ -53,9 +53,11 @@ def superfluous(folder: Path, present: Iterable[Path], standing: Standing, confi
     if config.keep_last == 0:
         return []
     numbers = {path: int(path.name.rpartition("_")[2]) for path in present}
-    # Those beyond the present update are of a run that went on from an older one: they are not the newest.
+    # Those beyond the present update were there before the run went on from an older one. They are not the newest,
+    # and whoever had it go on may want them: they stay until the run has come there itself.
     newest = sorted((path for path in numbers if numbers[path] <= standing.num_updates), key=numbers.__getitem__)
     kept = {path.name for path in newest[-config.keep_last :]} | {checkpoint_name(standing.num_updates)}
+    kept |= {path.name for path in numbers if numbers[path] > standing.num_updates}
     kept |= {link.readlink().name for link in (folder / LAST, folder / BEST) if link.is_symlink()}
     if standing.best is not None:
         kept.add(checkpoint_name(standing.best))
