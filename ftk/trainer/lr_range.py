@@ -122,6 +122,7 @@ def lr_range_test(trainer: Trainer) -> LRRange:
     sweep = Sweep(options, first)
     trainer.schedule = GroupSchedules(sweep)
     trainer.model.train()
+    trainer.hooks.call("before_train", trainer)  # what other methods of a hook may rely on
     rates: list[float] = []
     losses: list[float] = []
     few = max(1, options.lr_range_updates // 20)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ftk.config import compose
 from ftk.errors import UserError
@@ -185,3 +188,38 @@ def test_help_shows_the_options_of_each_schedule(name, capsys):
     for field in dataclasses.fields(LR_SCHEDULERS.get(name).config):
         assert f"--{field.name.replace('_', '-')}" in shown
         assert " ".join(field.metadata["help"].split()[:3]) in " ".join(shown.split())
+
+
+@st.composite
+def schedules(draw):
+    """Any schedule with any options that fit a run of 60 updates."""
+    name = draw(st.sampled_from(LR_SCHEDULERS.names()))
+    options = {"warmup_updates": draw(st.integers(0 if name != "noam" else 1, 20)), **NEEDED.get(name, {})}
+    if draw(st.booleans()):
+        options["min_lr_ratio"] = draw(st.floats(0.0, 0.9))
+    if hasattr(LR_SCHEDULERS.get(name).config, "decay_updates") and draw(st.booleans()):
+        options["decay_updates"] = draw(st.integers(21, 40))
+    if name == "warmup_stable_decay":
+        options["decay_shape"] = draw(st.sampled_from(["linear", "cosine", "1-sqrt"]))
+    if name == "one_cycle":
+        options |= {"three_phase": draw(st.booleans()), "anneal": draw(st.sampled_from(["linear", "cosine"]))}
+    if name == "tri_stage":
+        options["hold_updates"] = draw(st.integers(0, 10))
+    return name, options
+
+
+@given(schedules())
+def test_every_schedule_rises_then_falls_and_stays_between_floor_and_peak(chosen):
+    name, options = chosen
+    schedule = build(name, options, 0.5, 60)
+    peak, warmup = schedule.base_lr, schedule.warmup_updates
+    rates = [schedule.lr(n) for n in range(100)]
+    assert all(math.isfinite(rate) and 0.0 <= rate <= peak * (1 + 1e-12) for rate in rates)
+    assert rates[:warmup] == sorted(rates[:warmup])
+    assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
+    assert min(rates[warmup:]) >= schedule.floor
+    if warmup:
+        assert rates[warmup - 1] == pytest.approx(peak)
+    assert json.loads(json.dumps(schedule.state_dict())) == schedule.state_dict()
+    again = build(name, options, 0.5, 60)
+    assert [again.lr(n) for n in reversed(range(100))] == rates[::-1]  # whatever was asked before
