@@ -12,7 +12,7 @@ from ftk.report.runs import Curve
 from ftk.report.scales import Axis, axis_for, short, thin
 
 WIDTH, HEIGHT = 640, 330
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40
+LEFT, RIGHT, TOP, BOTTOM = 72, 14, 14, 44
 COLUMNS = WIDTH - LEFT - RIGHT
 NUM_COLOURS = 7  # --c0 to --c6 of page.html (Okabe and Ito's, which colour-blind readers can tell apart)
 MARKED = 40  # a curve of at most so many points has its points marked
@@ -146,14 +146,21 @@ def _grid(x_axis: Axis, y_axis: Axis, over: str) -> str:
         place = f"{y_axis.place(tick):.1f}"
         parts.append(f'<path d="M{LEFT} {place}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{place}" dy=".35em" text-anchor="end">{short(tick)}</text>')
-    for tick in x_axis.ticks():
-        place = f"{x_axis.place(tick):.1f}"
+    unit, scale = ("updates", 1.0) if over == "updates" else _time_unit(x_axis.high)
+    for tick in Axis(scale * x_axis.low, scale * x_axis.high, LEFT, WIDTH - RIGHT).ticks():
+        place = f"{x_axis.place(tick / scale):.1f}"
         parts.append(f'<path d="M{place} {HEIGHT - BOTTOM}v5"/>')
-        parts.append(f'<text x="{place}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{short(tick)}</text>')
+        parts.append(f'<text x="{place}" y="{HEIGHT - BOTTOM + 21}" text-anchor="middle">{short(tick)}</text>')
     parts.append(f'<path class="axis" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
-    title = "updates" if over == "updates" else "hours of training"
-    parts.append(f'<text class="faint" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{title}</text></g>')
+    parts.append(f'<text class="faint" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{unit}</text></g>')
     return "".join(parts)
+
+
+def _time_unit(hours: float) -> tuple[str, float]:
+    """A unit in which so many hours are a number of few digits, and how many of it make an hour."""
+    if hours < 2.0:
+        return "minutes of training", 60.0
+    return ("hours of training", 1.0) if hours < 96.0 else ("days of training", 1 / 24)
 
 
 def _path(line: Line, x_axis: Axis, y_axis: Axis, over: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
@@ -17,12 +18,12 @@ from ftk.report.tables import figures_table, split_table
 from ftk.version import __version__
 
 GIB = 2.0**30
+_FIRST = ("command", "host", "ftk.version", "ftk.commit", "torch.version", "cpu.model", "torch.threads", "gpus")
 _TITLES = {
     "loss_token": "Loss of the token objective",
     "loss_sentence": "Loss of the sentence objective",
     "loss_document": "Loss of the document objective",
     "nll_loss": "Loss without label smoothing",
-    "ema_loss": "Loss with averaged weights (EMA)",
 }
 
 
@@ -75,6 +76,8 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
     def train(title: str, unit: str, figure: str, scale: float = 1.0, from_zero: bool = False) -> Chart:
         return Chart(title, unit, _lines(runs, figure, ["train"], scale), marks, from_zero)
 
+    rates = [value for run in runs for value in run.curve("train", "flops_per_second").values]
+    scale, letter = (1e12, "T") if max(filter(math.isfinite, rates), default=0.0) >= 1e12 else (1e9, "G")
     losses = [
         Chart(_TITLES.get(figure, _spoken(figure)), "nats per target token", _lines(runs, figure, None), marks)
         for figure in _losses(runs)
@@ -86,7 +89,7 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
         train("Gradient norm", "before clipping", "gnorm", from_zero=True),
         *losses[1:],
         train("Target tokens", "tokens with loss/s", "target_tokens_per_second", from_zero=True),
-        train("Rate of operations", "TFLOP/s", "flops_per_second", 1e-12, from_zero=True),
+        train("Rate of operations", f"{letter}FLOP/s", "flops_per_second", 1 / scale, from_zero=True),
         train("MFU", "% of the device's peak", "mfu", 100.0, from_zero=True),
         train("Peak memory", "GiB", "peak_memory_bytes", 1 / GIB, from_zero=True),
         train("Waiting for data", "% of the time", "data_share", 100.0, from_zero=True),
@@ -107,7 +110,10 @@ def _any_above_zero(line: Line) -> bool:
 
 
 def _lines(runs: Sequence[Run], figure: str, events: list[str] | None, scale: float = 1.0) -> list[Line]:
-    """The figure's curve of each run and event; None: of training and of each validation split."""
+    """The figure's curve of each run and event; None: of training and of each validation split.
+
+    With a validation's curve comes that of the averaged weights, if there is one.
+    """
     lines = []
     for number, run in enumerate(runs):
         splits = run.splits()
@@ -117,14 +123,19 @@ def _lines(runs: Sequence[Run], figure: str, events: list[str] | None, scale: fl
                 curve = Curve(curve.updates, curve.hours, [scale * value for value in curve.values])
             if len(curve):
                 style = "train" if event == "train" else "valid" if event == splits[0] else "more"
-                lines.append(Line(f"{run.name}, {event}" if len(runs) > 1 else event, curve, number, style))
+                label = f"{run.name}, {event}" if len(runs) > 1 else event
+                lines.append(Line(label, curve, number, style))
+                averaged = run.curve(event, f"ema_{figure}")
+                if len(averaged):
+                    lines.append(Line(f"{label}, averaged weights", averaged, number, "more"))
     return lines
 
 
 def _losses(runs: Sequence[Run]) -> list[str]:
-    """Names of the figures that are losses, `loss` first."""
-    names = dict.fromkeys(name for run in runs for _, name in run.curves if "loss" in name and name != "loss_scale")
-    return sorted(names, key=lambda name: (name != "loss", list(names).index(name)))
+    """Names of the figures that are losses, `loss` first; those of averaged weights are drawn with their own."""
+    found = dict.fromkeys(name for run in runs for _, name in run.curves if "loss" in name and name != "loss_scale")
+    names = [name for name in found if not name.startswith("ema_")]
+    return sorted(names, key=lambda name: (name != "loss", names.index(name)))
 
 
 def _spoken(figure: str) -> str:
@@ -160,8 +171,10 @@ def _legend(runs: Sequence[Run]) -> str:
     splits = list(dict.fromkeys(split for run in runs for split in run.splits()))
     if splits:
         styles += f'<span class="key"><i class="thick"></i>{escape(splits[0])}</span>'
-    if len(splits) > 1:
-        styles += f'<span class="key"><i class="dotted"></i>{escape(", ".join(splits[1:]))}</span>'
+    averaged = any(name == "ema_loss" for run in runs for _, name in run.curves)
+    dotted = [*splits[1:], *(["averaged weights"] if averaged else [])]
+    if dotted:
+        styles += f'<span class="key"><i class="dotted"></i>{escape(", ".join(dotted))}</span>'
     if any(len(run.starts) > 1 for run in runs):
         styles += '<span class="key"><i class="restart"></i>restart</span>'
     return keys + styles
@@ -210,7 +223,9 @@ def _environment(runs: Sequence[Run]) -> str:
         shown.append(own)
     names = dict.fromkeys(name for own in shown for name in own)
     rows = [(name, [own.get(name, "–") for own in shown]) for name in names]
-    return _table(runs, rows, mark=lambda values: len(set(values)) > 1)
+    first = [(name, values) for name, values in rows if name in _FIRST or len(set(values)) > 1]
+    everything = f"<details><summary>everything</summary>{_table(runs, rows)}</details>"
+    return _table(runs, first, mark=lambda values: len(set(values)) > 1) + everything
 
 
 def _starts(runs: Sequence[Run]) -> str:

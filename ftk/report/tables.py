@@ -37,7 +37,7 @@ def figures_table(runs: Sequence[Run]) -> str:
         ("valid ppl, best", lambda run: best(run, "ppl")[0], short, min),
         ("tokens/s", lambda run: _median(run.curve("train", "tokens_per_second")), short, max),
         ("target tokens/s", lambda run: _median(run.curve("train", "target_tokens_per_second")), short, max),
-        ("TFLOP/s", lambda run: _median(run.curve("train", "flops_per_second")) / 1e12, short, max),
+        ("FLOP/s", lambda run: _median(run.curve("train", "flops_per_second")), short, max),
         ("MFU", lambda run: _median(run.curve("train", "mfu")), _percent, max),
         ("peak memory", lambda run: _most(run.curve("train", "peak_memory_bytes")) / GIB, _gib, min),
         ("time", _seconds, _time, None),

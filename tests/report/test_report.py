@@ -168,6 +168,23 @@ def test_a_null_is_a_gap_in_the_curve():
     assert path[2].count("<circle") == 1  # the value between two gaps would not be seen otherwise
 
 
+@pytest.mark.parametrize(("hours", "label"), [(0.5, "minutes"), (10.0, "hours"), (200.0, "days")])
+def test_time_is_told_in_a_unit_that_fits(hours, label):
+    curve = Curve([1, 2], [0.0, hours], [1.0, 2.0])
+    html = chart_html(Chart("x", "", [Line("run", curve, 0)]), 0)
+    assert set(re.findall(r">(\w+) of training<", html)) == {label}
+
+
+def test_averaged_weights_are_drawn_beside_the_plain_ones(tmp_path):
+    run = read_run(
+        write_run(tmp_path / "run", [train(10), valid(10, 4.0, ema_loss=3.5, loss_token=1.0, ema_loss_token=0.9)])
+    )
+    charts = {chart.title: [line.label for line in chart.lines] for chart in charts_of([run])}
+    assert charts["Loss"] == ["train", "valid", "valid, averaged weights"]
+    assert charts["Loss of the token objective"] == ["valid", "valid, averaged weights"]
+    assert not any("ema" in title.lower() for title in charts)
+
+
 def test_what_a_run_lacks_is_left_out(tmp_path):
     run = read_run(write_run(tmp_path / "run", [train(10), train(20)]))
     page = Page(report_html([run], "test"))
