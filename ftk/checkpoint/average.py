@@ -111,7 +111,7 @@ def _shapes(index: TensorIndex) -> dict[str, str]:
 def _model_options(folder: Path) -> dict[str, Any]:
     """Of what the weights depend on; how a layer is computed, for example, may differ."""
     options = dict(read_config(folder).get("model") or {})
-    name = options.get("_name")
+    name = str(options.get("_name"))
     if name not in MODELS or (config := MODELS.get(name).config) is None:
         return options
     free = {option.name for option in options_of("model", config) if option.resume == FREE}
