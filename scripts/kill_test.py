@@ -66,7 +66,7 @@ def test(options: argparse.Namespace, folder: Path) -> int:
         number = sum(kills.values())
         process = start(options, killed, folder / "killed.log")
         if number < options.kills:
-            moment = moments.choice(MOMENTS)
+            moment = MOMENTS[number % len(MOMENTS)]
             if wait_for_moment(process, killed, moment, moments):
                 os.kill(process, signal.SIGKILL)
         code = wait_for(process)

@@ -55,8 +55,6 @@ class Summary:
         if self.best is not None:
             best = self.best
             yield f"best validation {best.metric}: {best.value:.4f} at update {best.num_updates}"
-        if self.save_failure is not None:
-            yield f"the end of this run is not saved: {self.save_failure}; make room, and the same command goes on"
         if self.saved:
             names = [name for name in (LAST, BEST) if (self.folder / name).exists()]
             yield f"checkpoints: {self.folder} ({', '.join(names)})"
@@ -64,3 +62,5 @@ class Summary:
                 yield "the same command continues this run"
             elif self.save_failure is None:
                 yield f"next: ftk-interactive --path {self.folder}"
+        if self.save_failure is not None:
+            yield f"the end of this run is not saved: {self.save_failure}; make room, and the same command goes on"

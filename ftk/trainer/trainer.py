@@ -87,7 +87,11 @@ class Trainer:
 
         self.checkpoints = Checkpoints(config, task.corpus.tokenizer_folder)
         self.ema: EMA | None = None
-        self.state = self._begin_or_continue()
+        try:
+            self.state = self._begin_or_continue()
+        except BaseException:
+            self.checkpoints.release()
+            raise
         self.checkpoints.prepare_folder()
         self.stopwatch.start(self.state.seconds)
         self.figures = TrainingFigures(self.device, self.stopwatch)
