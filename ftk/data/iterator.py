@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
 
+SAMPLE_IDS = "sample_ids"
+"""What every batch has besides what the collater puts into it: int64 [B], which samples of the epoch it is made of."""
+
 
 class EpochBatchIterator:
     """Hands out the batches of one epoch after the other.
@@ -30,7 +33,7 @@ class EpochBatchIterator:
     ranks, `world_size` successive batches make a round, one for each rank; where the last round lacks batches,
     its largest are halved, and a rank that still gets none has one sample without loss. So every rank has the
     same number of batches, every sample is handed out once, and the number of samples consumed says all about
-    where the run stands, whatever the number of workers or ranks.
+    where the run stands, whatever the number of workers or ranks. "sample_ids" in a batch says which samples it has.
 
     Args:
         dataset: the samples.
@@ -287,6 +290,7 @@ class _BatchSource(torch.utils.data.Dataset):
         if request.is_filler:
             batch["loss_mask"].zero_()
             batch.pop("loss_positions", None)  # found anew from the mask
+        batch[SAMPLE_IDS] = torch.from_numpy(np.array(request.indices, dtype=np.int64))
         return batch if torch.utils.data.get_worker_info() is None else _as_arrays(batch)
 
 

@@ -73,7 +73,10 @@ class Task(ABC):
 
     @abstractmethod
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
-        """A picklable function from samples to a batch of CPU tensors."""
+        """A picklable function from samples to a batch of CPU tensors.
+
+        The batch is a dict; the iterator adds "sample_ids" to it, int64 [B], which stays on the CPU.
+        """
 
     def complete_model_config(self, config: Any) -> Any:
         """The model's config with what only the task knows (vocabulary size) filled in.

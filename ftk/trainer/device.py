@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ftk.data.iterator import SAMPLE_IDS
 from ftk.errors import UserError
 
 
@@ -34,9 +35,9 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The batch with its tensors on the device; what is no tensor stays as it is."""
+    """The batch with its tensors on the device; what is no tensor, and the sample ids, stay where they are."""
     return {
-        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) and name != SAMPLE_IDS else value
         for name, value in batch.items()
     }
 

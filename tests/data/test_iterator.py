@@ -95,6 +95,17 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
     assert epoch_of(iterator()) == first
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_names_its_samples(num_workers):
+    made = iterator(20, num_workers=num_workers)
+    for _ in range(2):
+        for batch in made.batches():
+            assert batch["sample_ids"].dtype == torch.int64
+            assert batch["sample_ids"].tolist() == batch["tokens"][:, 0].tolist()
+    filler = list(iterator(2, rank=3, world_size=4, batch_size=3).batches())[0]
+    assert filler["sample_ids"].tolist() == filler["tokens"][:, 0].tolist()
+
+
 def test_without_shuffling_the_order_is_the_datas():
     assert sum(epoch_of(iterator(shuffle=False)), []) == list(range(40))
 
