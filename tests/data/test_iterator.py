@@ -102,7 +102,7 @@ def test_a_batch_names_its_samples(num_workers):
         for batch in made.batches():
             assert batch["sample_ids"].dtype == torch.int64
             assert batch["sample_ids"].tolist() == batch["tokens"][:, 0].tolist()
-    filler = list(iterator(2, rank=3, world_size=4, batch_size=3).batches())[0]
+    filler = next(iter(iterator(2, rank=3, world_size=4, batch_size=3).batches()))
     assert filler["sample_ids"].tolist() == filler["tokens"][:, 0].tolist()
 
 
