@@ -59,26 +59,6 @@ def matrix_rate(products: list[Product], dtype: torch.dtype, device: torch.devic
     return sum(product.flops for product in products) / seconds
 
 
-# Dense peaks by the makers' data sheets, in FLOP/s: (float32, TF32, bf16 and fp16).
-_PEAKS = {
-    "H200": (67e12, 494.7e12, 989.4e12),
-    "H100 PCIe": (51e12, 378e12, 756e12),
-    "H100": (67e12, 494.7e12, 989.4e12),
-    "A100": (19.5e12, 156e12, 312e12),
-}
-
-
-def peak_flops(device: torch.device, precision: str, tf32: bool) -> float | None:
-    """The device's peak for matrix products by its data sheet; None where it is not in the table."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    for part, peaks in _PEAKS.items():
-        if part in name:
-            return peaks[2] if precision != "fp32" else peaks[1] if tf32 else peaks[0]
-    return None
-
-
 def _passes(given: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> Iterator[Callable[[], torch.Tensor]]:
     yield lambda: given @ weight.T
     yield lambda: gradient @ weight

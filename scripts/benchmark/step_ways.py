@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,11 +15,11 @@ from original_way import OriginalGLM, OriginalWay
 from torch import Tensor
 
 from ftk.config.build import build
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.collate import Collater
 from ftk.data.documents import DocumentList
 from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.model_parallel.engine import prepare_model
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.model import GLM
@@ -37,26 +40,42 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Way:
-    """One way to take a step: the original's, or ftk's with its options."""
+    """One way to take a step: the original's, or ftk's with its options, named as those of ftk-train."""
 
     whose: str  # "original" or "ftk"
     precision: str = "fp32"
     tf32: bool = False
+    attention: str = "auto"
+    loss_form: str = "auto"
+    checkpointing: str = "none"
+    compile: str = "none"
 
     @property
     def name(self) -> str:
-        """Such as "ftk bf16" or "ftk fp32 tf32"."""
-        return " ".join([self.whose, self.precision, *(["tf32"] if self.tf32 else [])])
+        """Such as "ftk bf16" or "ftk fp32 tf32, compile block": what is not the default."""
+        words = " ".join([self.whose, self.precision, *(["tf32"] if self.tf32 else [])])
+        chosen = [
+            ("attention", self.attention, "auto"),
+            ("loss", self.loss_form, "auto"),
+            ("checkpointing", self.checkpointing, "none"),
+            ("compile", self.compile, "none"),
+        ]
+        return ", ".join([words, *(f"{what} {value}" for what, value, default in chosen if value != default)])
 
 
-def product_of_ways(precisions: Sequence[str], tf32: Sequence[str]) -> list[Way]:
-    """Every combination that makes sense; the original's way in fp32, the base of all ratios, comes first."""
-    originals = [Way("original", precision) for precision in dict.fromkeys(["fp32", *precisions])]
-    ours = [Way("ftk", precision) for precision in precisions if precision != "fp32" or "off" in tf32]
-    if "on" in tf32 and "fp32" in precisions:
-        originals.append(Way("original", "fp32", tf32=True))
-        ours.append(Way("ftk", "fp32", tf32=True))
-    return originals + ours
+def all_ways(precisions: Sequence[str], tf32: Sequence[str], **choices: Sequence[str]) -> list[Way]:
+    """The original's ways, of which that in fp32, the base of all ratios, comes first; then ftk's in all combinations.
+
+    Args:
+        precisions: of both.
+        tf32: "off", "on" or both, for fp32.
+        choices: values of ftk's further options, by their names in `Way`.
+    """
+    kinds = [(precision, False) for precision in precisions if precision != "fp32" or "off" in tf32]
+    kinds += [("fp32", True)] if "on" in tf32 and "fp32" in precisions else []
+    originals = [Way("original", *kind) for kind in dict.fromkeys([("fp32", False), *kinds])]
+    combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    return originals + [Way("ftk", *kind, **options) for kind in kinds for options in combinations]
 
 
 class Step(Protocol):
@@ -66,12 +85,30 @@ class Step(Protocol):
 
 def build_step(way: Way, config: GLMConfig, device: torch.device) -> Step:
     """The way, with weights that are a function of `config` and SEED."""
-    model = GLM(config, seed=SEED)
-    if way.whose == "original":
+    # Drawing the weights of a large model takes seconds; on a CPU, where memory is measured, they must not stay.
+    weights = (initial_weights if device.type == "cpu" else _kept_weights)(config)
+    with torch.device("meta"):
         original = OriginalGLM(config)
-        original.load_state_dict(to_original(model.state_dict(), config.num_attention_heads))
-        return TheirStep(original.to(device), way, device)
-    return OurStep(model.to(device), way, device)
+        ours = GLM(dataclasses.replace(config, attention=way.attention))
+    if way.whose == "original":
+        original.to_empty(device=device).load_state_dict(to_original(weights, config.num_attention_heads))
+        return TheirStep(original, way, device)
+    ours.to_empty(device=device).load_state_dict(weights)
+    return OurStep(ours, way, device)
+
+
+def initial_weights(config: GLMConfig) -> dict[str, Tensor]:
+    """The state dict of a new GLM, on the CPU."""
+    return dict(GLM(config, seed=SEED).state_dict())
+
+
+@functools.lru_cache(maxsize=1)
+def _weights_of(shape: tuple[tuple[str, Any], ...]) -> dict[str, Tensor]:
+    return initial_weights(GLMConfig(**dict(shape)))
+
+
+def _kept_weights(config: GLMConfig) -> dict[str, Tensor]:
+    return _weights_of(tuple(dataclasses.asdict(config).items()))
 
 
 class TheirStep:
@@ -97,8 +134,9 @@ class OurStep:
     def __init__(self, model: GLM, way: Way, device: torch.device) -> None:
         config = train_config(way)
         optimizer = config.optimizer.build(param_groups=parameter_groups(model, WEIGHT_DECAY))
-        criterion = GLMCrossEntropy(GLMCrossEntropyConfig())
+        criterion = config.criterion.build()
         model.train()
+        prepare_model(model, config.engine)
         self.update = Update(config, BatchTask(), model, criterion, optimizer, device, Stopwatch())  # type: ignore[arg-type]
         self.num_updates = 0
 
@@ -134,7 +172,13 @@ def train_config(way: Way) -> TrainConfig:
                 "eps": EPS,
                 "weight_decay": WEIGHT_DECAY,
             },
+            "criterion": {"_name": "glm_cross_entropy", "loss_form": way.loss_form},
             "training": {"precision": way.precision, "clip_norm": CLIP_NORM, "max_update": 1},
+            "engine": {
+                "activation_checkpointing": way.checkpointing,
+                "compile": way.compile,
+                "tf32": way.tf32,
+            },
         },
     )
 

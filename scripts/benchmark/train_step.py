@@ -14,7 +14,9 @@ be those of the original's way in fp32 (to 1e-4 of the loss in fp32, 1e-2 in low
 quotient within a round.
 
 Peak memory on a CPU is a fresh process's over what it held after a step of a tiny model; on a GPU the allocator's over
-what it held before the way was built. With --dropout above 0 losses cannot agree and are not compared.
+what it held before the way was built. On Linux tensors lie in huge pages, as under ftk-train, in both ways when speed
+is measured; when memory is, the original's way does not ask for them. With --dropout above 0 losses cannot agree and
+are not compared.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ import gc
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -33,14 +34,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as ftk-train does; torch reads it at its first allocation
+
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from matrix_rate import linear_products, matrix_rate, peak_flops, synchronize
-from step_ways import Step, Way, build_step, make_batches, model_config, product_of_ways
+from matrix_rate import linear_products, matrix_rate, synchronize
+from step_ways import Step, Way, all_ways, build_step, make_batches, model_config
 
 from ftk.models.glm.flops import training_flops
+from ftk.trainer.hardware import peak_flops, peak_resident_bytes
 
 # name: (shape, batch size, places of a sample)
 SIZES: dict[str, tuple[dict[str, int], int, int]] = {
@@ -50,6 +54,13 @@ SIZES: dict[str, tuple[dict[str, int], int, int]] = {
     "large": ({"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 30592}, 8, 512),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# ftk's options, every combination of which is measured
+CHOICES = {
+    "attention": (("auto", "sdpa", "flex", "eager"), "auto", "as in ftk-train; flex needs a GPU"),
+    "loss_form": (("auto", "plain", "chunked", "linear"), "auto", "as in ftk-train"),
+    "checkpointing": (("none", "selective", "full"), "none", "activation checkpointing, as in ftk-train"),
+    "compile": (("none", "block", "model"), "none", "as in ftk-train"),
+}
 TOLERANCE = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 1e-2, "fp16": 1e-2}  # of the loss
 
 
@@ -82,6 +93,8 @@ def parse() -> argparse.Namespace:
     add("--batch-size", nargs="+", type=int, help="default: the size's own (small 4, base 2, large 8)")
     add("--precision", nargs="+", choices=DTYPES, help="default: fp32 bf16; on a GPU fp16 too")
     add("--tf32", nargs="+", choices=("off", "on"), default=["off"], help="for fp32 on a GPU")
+    for name, (choices, default, text) in CHOICES.items():
+        add(f"--{name.replace('_', '-')}", nargs="+", choices=choices, default=[default], help=text)
     add("--dropout", type=float, default=0.0, help="of all three kinds, in both ways (default 0)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, help="of torch on a CPU; default: torch's own")
@@ -138,7 +151,8 @@ def measure(size: str, batch_size: int, options: argparse.Namespace, device: tor
     products = linear_products(config, batch_size * num_tokens, num_logits)
     print(f"\n{size}, batch {batch_size} x {num_tokens}: building and checking", flush=True)
 
-    ways = product_of_ways(options.precision, options.tf32 if device.type == "cuda" else ["off"])
+    choices = {name: getattr(options, name) for name in CHOICES}
+    ways = all_ways(options.precision, options.tf32 if device.type == "cuda" else ["off"], **choices)
     rows: list[dict[str, Any]] = []
     steps: dict[str, Step] = {}
     for way in ways:
@@ -158,9 +172,9 @@ def measure(size: str, batch_size: int, options: argparse.Namespace, device: tor
     steps.clear()
     release(device)
 
-    rates = {
-        (row["precision"], row["tf32"]): row_rate(row["precision"], row["tf32"], products, device) for row in alive
-    }
+    alive = [row for row in alive if len(rounds[row["way"]]) == options.rounds]
+    kinds = {(row["precision"], row["tf32"]) for row in alive}
+    rates = {kind: row_rate(*kind, products, device) for kind in kinds}
     for row in alive:
         finish_row(row, alive, rounds, rates[row["precision"], row["tf32"]], batch_size * num_tokens, flops, device)
     return {**figures, "ways": rows}
@@ -189,8 +203,7 @@ def release(device: torch.device) -> None:
 
 
 def choose_tf32(way: Way) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = way.tf32
-    torch.backends.cudnn.allow_tf32 = way.tf32
+    torch.set_float32_matmul_precision("high" if way.tf32 else "highest")
 
 
 def check_losses(row: dict[str, Any], expected: list[float]) -> None:
@@ -214,15 +227,27 @@ def take_turns(
     by_name = {way.name: way for way in ways}
     rounds: dict[str, list[float]] = {row["way"]: [] for row in rows}
     for _ in range(options.rounds):
-        for name, seconds in rounds.items():
-            choose_tf32(by_name[name])
-            synchronize(device)
-            began = time.perf_counter()
-            for number in range(options.steps):
-                steps[name].step(batches[number % len(batches)])
-            synchronize(device)
-            seconds.append((time.perf_counter() - began) / options.steps)
+        for row in rows:
+            if row["way"] not in steps:
+                continue
+            choose_tf32(by_name[row["way"]])
+            try:
+                rounds[row["way"]].append(timed_round(steps[row["way"]], batches, options.steps, device))
+            except Exception as error:  # such as memory that runs out; the other ways go on
+                row["error"] = f"{type(error).__name__}: {error}"
+                del steps[row["way"]]
+                release(device)
     return rounds
+
+
+def timed_round(step: Step, batches: list[dict[str, torch.Tensor]], count: int, device: torch.device) -> float:
+    """Seconds a step, of so many steps."""
+    synchronize(device)
+    began = time.perf_counter()
+    for number in range(count):
+        step.step(batches[number % len(batches)])
+    synchronize(device)
+    return (time.perf_counter() - began) / count
 
 
 def row_rate(precision: str, tf32: bool, products: Any, device: torch.device) -> float:
@@ -247,8 +272,8 @@ def finish_row(
     if row["whose"] == "ftk":  # the original's way multiplies more, at places without loss
         row["gflops"] = flops / seconds / 1e9
         row["matrix_share"] = flops / seconds / rate
-        if peak := peak_flops(device, row["precision"], row["tf32"]):
-            row["mfu"] = flops / seconds / peak
+        if peak := peak_flops("auto", device, row["precision"], tf32=row["tf32"]):
+            row["mfu"], row["peak_source"] = flops / seconds / peak[0], peak[1]
     for key, precision, tf32 in (("fp32", "fp32", False), ("same", row["precision"], row["tf32"])):
         base = next((r for r in rows if (r["whose"], r["precision"], r["tf32"]) == ("original", precision, tf32)), None)
         if base is None:
@@ -266,7 +291,9 @@ def memory_in_child(way: Way, size: str, batch_size: int, options: argparse.Name
     command = [sys.executable, __file__, "--memory-of", json.dumps(dataclasses.asdict(way)), "--device", "cpu"]
     command += ["--size", size, "--batch-size", str(batch_size), "--dropout", str(options.dropout)]
     command += ["--threads", str(torch.get_num_threads())]
-    done = subprocess.run(command, capture_output=True, text=True)
+    huge_pages = os.environ["THP_MEM_ALLOC_ENABLE"] if way.whose == "ftk" else "0"  # the original does not ask for them
+    environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": huge_pages}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"measuring memory failed: {done.stderr.strip().splitlines()[-1:]}")
     return float(json.loads(done.stdout.splitlines()[-1])["memory_mb"])
@@ -280,21 +307,20 @@ def peak_memory(way: Way, options: argparse.Namespace) -> dict[str, float]:
     tiny = model_config(SIZES["tiny"][0], SIZES["tiny"][2], options.dropout)
     build_step(way, tiny, torch.device("cpu")).step(make_batches(tiny, 2, SIZES["tiny"][2], 1)[0])
     gc.collect()  # libraries have loaded what they need: some 90 MB
-    before = resident_mb()
+    before = resident_bytes()
     step = build_step(way, config, torch.device("cpu"))
     for batch in batches:
         step.step(batch)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
-    return {"memory_mb": (peak - before) * 1.048576, "base_mb": before * 1.048576}
+    return {"memory_mb": (peak_resident_bytes() - before) / 1e6, "base_mb": before / 1e6}
 
 
-def resident_mb() -> float:
-    """Resident memory of this process in MiB."""
+def resident_bytes() -> int:
+    """Resident memory of this process now; where the system does not tell, the most it has had."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return peak_resident_bytes()
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 # -- output ---------------------------------------------------------------------------------------------------------
