@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,14 +100,14 @@ class Adafactor(ForeachOptimizer):
 def _update_one(group: dict[str, Any], parameter: Tensor, gradient: Tensor, state: State) -> None:
     step = state["step"].add_(1.0)
     direction = _direction(gradient, state, step.pow(group["beta2_decay"]), group["eps"][0])
-    direction /= (_root_mean_square(direction) / group["clip_threshold"]).clamp(min=1.0)
     rate: Any = group["lr"]
     if group["relative_step"]:
         rate = step.rsqrt().clamp(max=rate)
     decay = rate * group["weight_decay"]
     if group["scale_parameter"]:
         rate = rate * _root_mean_square(parameter).clamp(min=group["eps"][1])
-    direction *= rate
+    # The clipped direction times the rate, in one pass.
+    direction *= rate / (_root_mean_square(direction) / group["clip_threshold"]).clamp(min=1.0)
     if group["beta1"] > 0.0:
         direction = state["exp_avg"].lerp_(direction, 1.0 - group["beta1"])
     if group["weight_decay"] != 0.0:
@@ -116,14 +117,18 @@ def _update_one(group: dict[str, Any], parameter: Tensor, gradient: Tensor, stat
 
 def _direction(gradient: Tensor, state: State, weight: Tensor, eps: float) -> Tensor:
     """The gradient over the root of its second moment, which takes in the new square with `weight`, 0-d."""
-    square = gradient.square().add_(eps)
     if "square" in state:
-        return gradient * state["square"].lerp_(square, weight).rsqrt()
-    row = state["row"].lerp_(square.mean(-1, keepdim=True), weight)
-    column = state["column"].lerp_(square.mean(-2, keepdim=True), weight)
+        return gradient * state["square"].lerp_(gradient.square().add_(eps), weight).rsqrt()
+    row = state["row"].lerp_(_mean_square(gradient, -1).add_(eps), weight)
+    column = state["column"].lerp_(_mean_square(gradient, -2).add_(eps), weight)
     # Algorithm 4 has R C / sum(R) of sums; with means it is R C / mean(R).
-    return gradient * (row / row.mean(-2, keepdim=True)).rsqrt_() * column.rsqrt()
+    return (gradient * (row / row.mean(-2, keepdim=True)).rsqrt_()).mul_(column.rsqrt())
+
+
+def _mean_square(tensor: Tensor, dim: int) -> Tensor:
+    """Over one dimension, which stays as one of size 1. By norms, so that no squares as large as `tensor` are made."""
+    return torch.linalg.vector_norm(tensor, dim=dim, keepdim=True).square_().div_(tensor.shape[dim])
 
 
 def _root_mean_square(tensor: Tensor) -> Tensor:
-    return tensor.square().mean().sqrt()
+    return torch.linalg.vector_norm(tensor) / math.sqrt(tensor.numel())

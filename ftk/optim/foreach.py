@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Temporaries of an update are as large as what is updated at once: so many elements, 64 MB in fp32.
-_CHUNK_ELEMENTS = 1 << 24
+# Temporaries of an update are as large as what is updated at once, so many elements. On a CPU they had better stay
+# in the cache (LAMB's step of 10 M parameters: 65 ms, against 155 in chunks of 1 << 24); elsewhere few launches count.
+_CHUNK_ELEMENTS = {"cpu": 1 << 20}
+_CHUNK_ELEMENTS_ELSEWHERE = 1 << 24
 
 State = dict[str, Tensor]
 
@@ -101,11 +103,12 @@ def bias_corrections(steps: list[Tensor], beta: float) -> list[Tensor]:
 
 
 def _chunks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of parameters with at most `_CHUNK_ELEMENTS` elements together, or one parameter."""
+    """Runs of parameters with at most so many elements together, or one parameter."""
     chunk: list[Tensor] = []
     size = 0
     for parameter in parameters:
-        if chunk and size + parameter.numel() > _CHUNK_ELEMENTS:
+        limit = _CHUNK_ELEMENTS.get(parameter.device.type, _CHUNK_ELEMENTS_ELSEWHERE)
+        if chunk and size + parameter.numel() > limit:
             yield chunk
             chunk, size = [], 0
         chunk.append(parameter)

@@ -151,11 +151,11 @@ def orthogonalized(matrices: Tensor, num_iterations: int) -> Tensor:
     The quintic iteration X = a X + (b A + c A A) X with A = X X^T, in bf16, whose error does not matter here.
 
     Args:
-        matrices: [..., N, M]; computed in bf16, or in float64 if they are.
+        matrices: [K, N, M]; computed in bf16, or in float64 if they are.
         num_iterations: 5 suffice.
 
     Returns:
-        [..., N, M] in the type that it was computed in.
+        [K, N, M] in the type that it was computed in.
     """
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -163,8 +163,8 @@ def orthogonalized(matrices: Tensor, num_iterations: int) -> Tensor:
     x = x.mT if tall else x  # A is the smaller of the two products
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)
     for _ in range(num_iterations):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+        gram = x @ x.mT  # A
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 

@@ -168,7 +168,7 @@ def test_a_large_parameter_is_updated_in_the_same_way_as_small_ones(name, monkey
     """Chunks are a matter of memory only."""
     whole, whole_optimizer = both(name)
     train(whole, whole_optimizer, range(2))
-    monkeypatch.setattr(ftk.optim.foreach, "_CHUNK_ELEMENTS", 100)
+    monkeypatch.setitem(ftk.optim.foreach._CHUNK_ELEMENTS, "cpu", 100)
     chunked, chunked_optimizer = both(name)
     train(chunked, chunked_optimizer, range(2))
     for left, right in zip(whole.parameters(), chunked.parameters(), strict=True):
