@@ -1,4 +1,4 @@
-"""Frozen, slowed and multiplied parameters in a run, against the slow way; schedules that react; stopping by the rate."""
+"""Frozen, slowed and multiplied parameters in a run, against the slow way; plateaus; stopping by the rate."""
 
 from __future__ import annotations
 

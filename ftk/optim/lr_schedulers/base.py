@@ -107,7 +107,7 @@ class LRScheduler(ABC):
 
         Args:
             metric: what ranks checkpoints, `--best-metric`.
-            num_updates: updates done before the validation.
+            num_updates: updates done before the validation; None if that is not known.
             maximize: whether larger is better, `--maximize-best-metric`.
         """
 
