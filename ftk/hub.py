@@ -25,17 +25,20 @@ class _ModelSection:
     model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES)
 
 
-def load_model(path: str | Path, device: str = "cpu", *, user_dir: str | Path | None = None) -> nn.Module:
+def load_model(
+    path: str | Path, device: str = "cpu", *, ema: bool = False, user_dir: str | Path | None = None
+) -> nn.Module:
     """The model of a checkpoint, in evaluation mode.
 
     Args:
         path: a checkpoint folder, or a run's folder (its best checkpoint, else its last).
         device: where to put it, as for `torch.device`.
+        ema: with the moving average of its weights, which training kept beside them (`--ema-decay`).
         user_dir: the plugin that registers the model, where it is none of ftk's. What a checkpoint says of its
             plugin is never imported by itself.
 
     Raises:
-        UserError: no checkpoint there, or its model is unknown.
+        UserError: no checkpoint there, its model is unknown, or `ema` and it has no average.
         BrokenCheckpoint: a file of it is damaged.
     """
     from ftk.checkpoint import load_model_state, read_config, resolve_checkpoint
@@ -46,7 +49,7 @@ def load_model(path: str | Path, device: str = "cpu", *, user_dir: str | Path | 
     with naming_plugin((tree.get("common") or {}).get("user_dir")):
         chosen = build(_ModelSection, {"model": tree.get("model")}).model
     model: nn.Module = chosen.build()
-    load_model_state(folder, model)
+    load_model_state(folder, model, ema=ema)
     return model.to(device).eval()
 
 
@@ -71,7 +74,7 @@ def load_tokenizer(path: str | Path, *, user_dir: str | Path | None = None) -> T
 
 
 def load_generator(
-    path: str | Path, device: str = "cpu", *, user_dir: str | Path | None = None, **options: Any
+    path: str | Path, device: str = "cpu", *, ema: bool = False, user_dir: str | Path | None = None, **options: Any
 ) -> BlankFiller:
     """A generator that fills the blanks of texts with a checkpoint's model.
 
@@ -81,6 +84,7 @@ def load_generator(
     Args:
         path: as for `load_model`; the tokenizer stands beside the model.
         device: where the model runs.
+        ema: as for `load_model`.
         user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
         options: fields of `ftk.generation.GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed.
 
@@ -92,4 +96,4 @@ def load_generator(
 
     folder = resolve_checkpoint(path)  # once, so that a run that goes on saving cannot come between
     tokenizer = load_tokenizer(folder, user_dir=user_dir)
-    return BlankFiller(tokenizer, SequenceGenerator(load_model(folder, device), tokenizer.special, **options))
+    return BlankFiller(tokenizer, SequenceGenerator(load_model(folder, device, ema=ema), tokenizer.special, **options))

@@ -1,4 +1,4 @@
-"""ftk-checkpoint: looks at checkpoints, checks them, averages them, converts them."""
+"""ftk-checkpoint: looks at checkpoints, checks them, exports, averages and converts them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ftk.registry import TOKENIZERS
 from ftk_cli.frame import run, subcommands
 
 PROG = "ftk-checkpoint"
-DESCRIPTION = "Looks at checkpoints, checks, averages and converts them. A run's folder means its best checkpoint."
+DESCRIPTION = (
+    "Looks at checkpoints, checks, exports, averages and converts them. A run's folder means its best checkpoint."
+)
 
 
 @dataclass(kw_only=True)
@@ -43,6 +45,9 @@ class AverageConfig:
     )
     last: int | None = field(default=None, metadata={"help": "average the newest of the run", "unit": "checkpoints"})
     output: str = field(metadata={"help": "checkpoint to write", "metavar": "PATH"})
+    ema: bool = field(
+        default=False, metadata={"help": "take their moving averages (--ema-decay), not their weights"}
+    )
     overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
 
     def validate(self) -> Iterator[str]:
@@ -50,6 +55,17 @@ class AverageConfig:
             yield "inputs is empty; give --inputs CHECKPOINT CHECKPOINT ..., or --inputs RUN --last N"
         elif self.last is not None and (self.last < 2 or len(self.inputs) != 1):
             yield f"last is {self.last}; --last N, 2 or more, goes with one --inputs, a run's folder"
+
+
+@dataclass(kw_only=True)
+class ExportConfig:
+    source: str = field(metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "SRC"})
+    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST"})
+    ema: bool = field(
+        default=False,
+        metadata={"help": "the moving average of the weights becomes the weights, where the run kept one"},
+    )
+    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
 
 
 @dataclass(kw_only=True)
@@ -81,6 +97,7 @@ class ConvertConfig:
     )
     num_attention_heads: int | None = field(default=None, metadata={"help": "--from: attention heads, if not --arch"})
     model_parallel_size: int = field(default=1, metadata={"help": "--to: write so many mp_rank_XX files"})
+    ema: bool = field(default=False, metadata={"help": "--to: the moving average of the weights, not the weights"})
     copy_gmask_row: bool = field(
         default=False,
         metadata={"help": "--from, for GLM-10B-Chinese: copy row 50007 to 50009, the [gMASK] of --fix-command-token"},
@@ -96,6 +113,8 @@ class ConvertConfig:
             yield f"num_attention_heads is {self.num_attention_heads}; it must be at least 1"
         if self.model_parallel_size < 1:
             yield f"model_parallel_size is {self.model_parallel_size}; it must be at least 1"
+        if self.ema and not self.to_format:
+            yield "ema goes with --to; an original checkpoint has no moving average"
 
 
 @dataclass(kw_only=True)
@@ -111,6 +130,11 @@ class Verify:
 @dataclass(kw_only=True)
 class Average:
     average: AverageConfig = section("options")
+
+
+@dataclass(kw_only=True)
+class Export:
+    export: ExportConfig = section("options")
 
 
 @dataclass(kw_only=True)
@@ -165,8 +189,19 @@ def average(argv: list[str]) -> int:
     inputs: Sequence[object] = config.inputs
     if config.last is not None:
         inputs = newest_checkpoints(config.inputs[0], config.last)
-    output = average_checkpoints([str(path) for path in inputs], config.output, overwrite=config.overwrite)
+    paths = [str(path) for path in inputs]
+    output = average_checkpoints(paths, config.output, ema=config.ema, overwrite=config.overwrite)
     print(f"wrote {output}, the mean of " + ", ".join(map(str, inputs)))
+    return 0
+
+
+def export(argv: list[str]) -> int:
+    description = "Writes the weights alone, with configuration and tokenizer: what a trained model needs."
+    config = compose(Export, f"{PROG} export", description, argv).export
+    from ftk.checkpoint.average import export_weights
+
+    output = export_weights(config.source, config.output, ema=config.ema, overwrite=config.overwrite)
+    print(f"wrote {output}, the {'moving average of the ' if config.ema else ''}weights of {config.source}")
     return 0
 
 
@@ -183,7 +218,11 @@ def convert(argv: list[str]) -> int:
 
     if options.to_format:
         output = convert_to_original(
-            options.source, options.output, num_parts=options.model_parallel_size, overwrite=options.overwrite
+            options.source,
+            options.output,
+            num_parts=options.model_parallel_size,
+            ema=options.ema,
+            overwrite=options.overwrite,
         )
         print(f"wrote {output}, {options.model_parallel_size} mp_rank_XX files")
         return 0
@@ -208,6 +247,7 @@ body = subcommands(
     {
         "inspect": ("show what a checkpoint is: model, parameters, progress, files", inspect),
         "verify": ("check every file of checkpoints against their manifests", verify),
+        "export": ("write a checkpoint's weights alone, or their moving average", export),
         "average": ("write the mean of several checkpoints", average),
         "convert": ("convert checkpoints of the original GLM to ftk's and back", convert),
     },

@@ -17,6 +17,10 @@ class DeviceConfig(CommonConfig):
     """As everywhere, but without a seed of its own: the seed of generation is one of its options."""
 
     seed: int = field(init=False, default=1)
+    ema: bool = field(
+        default=False,
+        metadata={"help": "take the moving average of the weights, where the run kept one (--ema-decay)"},
+    )
 
 
 def open_filler(path: str, device: DeviceConfig, generation: GenerationConfig) -> BlankFiller:
@@ -31,7 +35,7 @@ def open_filler(path: str, device: DeviceConfig, generation: GenerationConfig) -
     if device.num_threads is not None:
         torch.set_num_threads(device.num_threads)
     options = {one.name: getattr(generation, one.name) for one in dataclasses.fields(generation)}
-    return load_generator(path, str(resolve_device(device.device)), **options)
+    return load_generator(path, str(resolve_device(device.device)), ema=device.ema, **options)
 
 
 def decode_line(line: bytes) -> str:

@@ -74,7 +74,7 @@ def body(argv: list[str]) -> int:
         torch.set_num_threads(root.common.num_threads)
     device = resolve_device(root.common.device)
     task, parts = restore_task(options.path, options.data)
-    model = load_model(options.path, str(device))
+    model = load_model(options.path, str(device), ema=root.common.ema)
     criterion = task.build_criterion(parts.criterion)
     loading = DataloaderConfig(
         batch_size=options.batch_size,

@@ -1,10 +1,12 @@
-"""The mean of several checkpoints of one model, as a checkpoint."""
+"""Checkpoints made of checkpoints: the mean of several of one model, and the weights alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
@@ -17,15 +19,18 @@ from ftk.errors import UserError
 from ftk.registry import MODELS
 
 
-def average_checkpoints(inputs: Sequence[str | Path], output: str | Path, *, overwrite: bool = False) -> Path:
+def average_checkpoints(
+    inputs: Sequence[str | Path], output: str | Path, *, ema: bool = False, overwrite: bool = False
+) -> Path:
     """Write a checkpoint whose weights are the mean of the inputs' weights.
 
     Floating-point tensors are summed in float64 and rounded once, to their own dtype; others (counters), the
-    configuration and the tokenizer are those of the newest input. The optimizer is left out.
+    configuration and the tokenizer are those of the newest input. The optimizer and moving averages are left out.
 
     Args:
         inputs: checkpoints of one model, two or more.
         output: folder to write.
+        ema: take the mean of the inputs' moving averages in place of their weights.
         overwrite: replace a checkpoint of this name.
 
     Returns:
@@ -33,7 +38,7 @@ def average_checkpoints(inputs: Sequence[str | Path], output: str | Path, *, ove
 
     Raises:
         UserError: fewer than two inputs, or inputs that differ in model or tokenizer (the first difference is
-            named).
+            named); an input without a moving average.
         BrokenCheckpoint: an input is not whole.
     """
     output = Path(output)
@@ -48,26 +53,56 @@ def average_checkpoints(inputs: Sequence[str | Path], output: str | Path, *, ove
 
     states = [read_trainer_state(folder) for folder in folders]
     newest = max(range(len(folders)), key=lambda i: (states[i].get("num_updates") or 0, i))
-    mean = load_model_tensors(folders[newest])
+    mean = load_model_tensors(folders[newest], ema=ema)
     once = {id(tensor): name for name, tensor in mean.items()}.values()  # tied tensors by one of their names
     sums = {name: mean[name].double() for name in once if mean[name].is_floating_point()}
     for i, folder in enumerate(folders):
         if i != newest:
-            tensors = load_model_tensors(folder)
+            tensors = load_model_tensors(folder, ema=ema)
             for name, total in sums.items():
                 total += tensors[name]
     for name, total in sums.items():
         mean[name].copy_(total / len(folders))
 
-    tokenizer = folders[newest] / layout.TOKENIZER
+    origin = {"average_of": [str(folder) for folder in folders]} | ({"ema": True} if ema else {})
+    return _save_weights(folders[newest], output, mean, origin, overwrite)
+
+
+def export_weights(source: str | Path, output: str | Path, *, ema: bool = False, overwrite: bool = False) -> Path:
+    """Write a checkpoint that holds only what a trained model needs: weights, configuration, tokenizer.
+
+    Args:
+        source: a checkpoint, or a run's folder.
+        output: folder to write.
+        ema: write the moving average of the weights as the weights.
+        overwrite: replace a checkpoint of this name.
+
+    Returns:
+        `output`.
+
+    Raises:
+        UserError: no checkpoint there, or it has no moving average.
+        BrokenCheckpoint: it is not whole.
+    """
+    output = Path(output)
+    refuse_to_replace(output, overwrite=overwrite)
+    folder = layout.resolve_checkpoint(source)
+    tensors = load_model_tensors(folder, ema=ema)
+    origin = {"exported_from": str(folder)} | ({"ema": True} if ema else {})
+    return _save_weights(folder, output, tensors, origin, overwrite)
+
+
+def _save_weights(
+    source: Path, output: Path, tensors: dict[str, torch.Tensor], origin: dict[str, Any], overwrite: bool
+) -> Path:
+    """Write tensors beside the configuration and the tokenizer of a checkpoint."""
+    tokenizer = source / layout.TOKENIZER
+    state = read_trainer_state(source)
     return save_checkpoint(
         output,
-        model=mean,
-        trainer_state={
-            "num_updates": states[newest].get("num_updates"),
-            "average_of": [str(folder) for folder in folders],
-        },
-        config=read_config(folders[newest]),
+        model=tensors,
+        trainer_state={key: state[key] for key in ("num_updates", "tokenizer") if key in state} | origin,
+        config=read_config(source),
         tokenizer_folder=tokenizer if tokenizer.is_dir() else None,
         overwrite=overwrite,
     )

@@ -120,13 +120,16 @@ def convert_from_original(
         shutil.rmtree(folder_of_tokenizer, ignore_errors=True)
 
 
-def convert_to_original(source: str | Path, output: str | Path, *, num_parts: int = 1, overwrite: bool = False) -> Path:
+def convert_to_original(
+    source: str | Path, output: str | Path, *, num_parts: int = 1, ema: bool = False, overwrite: bool = False
+) -> Path:
     """Write a checkpoint's weights in the original's layout.
 
     Args:
         source: an ftk checkpoint of a GLM, or a run's folder.
         output: folder to write.
         num_parts: model-parallel parts.
+        ema: write the moving average of the weights as the weights.
         overwrite: replace an original checkpoint of this name.
 
     Returns:
@@ -142,7 +145,7 @@ def convert_to_original(source: str | Path, output: str | Path, *, num_parts: in
     if model.get("_name") != "glm":
         raise UserError(f"{source}: its model is {model.get('_name')!r}; only 'glm' has the original's layout")
     iteration = int(read_trainer_state(source).get("num_updates") or 0)
-    state_dict = names.to_original(load_model_tensors(source), int(model["num_attention_heads"]))
+    state_dict = names.to_original(load_model_tensors(source, ema=ema), int(model["num_attention_heads"]))
     parts = names.split_parts(state_dict, num_parts)
 
     temporary = output.with_name(output.name + layout.TEMPORARY)

@@ -13,7 +13,7 @@ from typing import Any
 from ftk.checkpoint import layout
 from ftk.checkpoint.layout import BrokenCheckpoint
 from ftk.checkpoint.load import read_config, read_trainer_state
-from ftk.checkpoint.manifest import find_problems, read_manifest
+from ftk.checkpoint.manifest import find_problems, index_folders, read_manifest
 from ftk.checkpoint.storage import StoredTensor, read_index
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -44,6 +44,7 @@ class Summary:
     parameters: int
     model_bytes: int
     has_optimizer: bool
+    extra: dict[str, int]  # further sets of tensors ("ema": a moving average of the weights) -> bytes
     tokenizer: str | None
     trainer_state: dict[str, int | float | str]  # its numbers and texts; those within a mapping as "best.value"
     files: dict[str, int]  # name -> bytes
@@ -76,6 +77,11 @@ def inspect_checkpoint(path: str | Path) -> Summary:
         parameters=sum(row.elements for row in rows),
         model_bytes=sum(row.bytes for row in rows),
         has_optimizer=f"{layout.OPTIMIZER}/index.json" in files,
+        extra={
+            name: sum(math.prod(t.shape) * t.dtype.itemsize for t in read_index(folder / name).tensors.values())
+            for name in index_folders(files)
+            if name not in (layout.MODEL, layout.OPTIMIZER) and not problems
+        },
         tokenizer=_tokenizer_name(folder),
         trainer_state=dict(_scalars(state)),
         files={name: record.size for name, record in files.items()},
@@ -94,6 +100,9 @@ def render(summary: Summary) -> str:
     lines.append(f"task       {summary.task.get('_name', 'not said')}")
     lines.append(f"tokenizer  {summary.tokenizer or 'none: this checkpoint cannot read text'}")
     lines.append(f"optimizer  {'kept: training can go on' if summary.has_optimizer else 'none'}")
+    for name, size in summary.extra.items():
+        what = "moving average of the weights, taken with --ema" if name == layout.EMA else "further tensors"
+        lines.append(f"{name:<10} {what} ({size_text(size)})")
     for key, value in summary.trainer_state.items():
         lines.append(f"trainer    {key} {value}")
     lines += ["", *_table(summary)]
