@@ -11,7 +11,7 @@ class ReportConfig:
     """Where the figures of a run go besides `metrics.jsonl`, and what MFU is measured against."""
 
     report: bool = field(
-        default=False, metadata={"help": "write report.html into the run's folder at each validation and at the end"}
+        default=False, metadata={"help": "write report.html into the run's folder, after validations and at the end"}
     )
     tensorboard_dir: str | None = field(
         default=None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,11 @@ from typing import Any
 from ftk.config import load_yaml
 from ftk.errors import UserError
 from ftk.report.starts import FILE_NAME, read_starts
+
+
+def _numbers() -> array[float]:
+    """8 bytes a number: a run may have a million records."""
+    return array("d")
 
 
 @dataclass
@@ -23,9 +30,9 @@ class Curve:
         values: NaN where the record says null.
     """
 
-    updates: list[float] = field(default_factory=list)
-    hours: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    updates: MutableSequence[float] = field(default_factory=_numbers)
+    hours: MutableSequence[float] = field(default_factory=_numbers)
+    values: MutableSequence[float] = field(default_factory=_numbers)
 
     def __len__(self) -> int:
         return len(self.values)

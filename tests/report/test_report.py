@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from ftk.report import charts
 from ftk.report.charts import Chart, Line, chart_html
 from ftk.report.page import charts_of, report_html
 from ftk.report.runs import Curve, read_run, read_runs
@@ -84,8 +85,8 @@ def test_a_run_is_read_with_its_broken_lines_counted(tmp_path):
     run = read_run(write_run(tmp_path / "run", lines, {"a": {"b": [1, 2]}}, [{"num_updates": 0}]))
     assert (run.num_records, run.broken_lines, run.splits()) == (4, 4, ["valid"])
     curve = run.curve("train", "loss")
-    assert (curve.updates, curve.values) == ([10.0, 20.0], [5.5, 5.0])
-    assert curve.hours == [10 / 3600, 20 / 3600]
+    assert (list(curve.updates), list(curve.values)) == ([10.0, 20.0], [5.5, 5.0])
+    assert list(curve.hours) == [10 / 3600, 20 / 3600]
     assert run.options() == {"a.b": [1, 2]}
 
 
@@ -160,6 +161,14 @@ def test_the_charts_are_wellformed_svg_with_every_form(tmp_path):
         assert "inf" not in html.replace("infinite", "")
 
 
+def test_the_script_points_where_the_charts_are_drawn(tmp_path):
+    text = report_html([read_run(write_run(tmp_path / "run", records()))], "test")
+    numbers = re.search(r"LEFT = (\d+), RIGHT = (\d+), TOP = (\d+), BOTTOM = (\d+);", text)
+    drawn = (charts.LEFT, charts.WIDTH - charts.RIGHT, charts.TOP, charts.HEIGHT - charts.BOTTOM)
+    assert tuple(map(int, numbers.groups())) == drawn
+    assert f"* {charts.WIDTH} / box.width" in text
+
+
 def test_a_null_is_a_gap_in_the_curve():
     curve = Curve([1, 2, 3, 4, 5], [0.1] * 5, [1.0, 2.0, float("nan"), 3.0, float("nan")])
     html = chart_html(Chart("x", "", [Line("run", curve, 0)]), 0)
@@ -179,10 +188,10 @@ def test_averaged_weights_are_drawn_beside_the_plain_ones(tmp_path):
     run = read_run(
         write_run(tmp_path / "run", [train(10), valid(10, 4.0, ema_loss=3.5, loss_token=1.0, ema_loss_token=0.9)])
     )
-    charts = {chart.title: [line.label for line in chart.lines] for chart in charts_of([run])}
-    assert charts["Loss"] == ["train", "valid", "valid, averaged weights"]
-    assert charts["Loss of the token objective"] == ["valid", "valid, averaged weights"]
-    assert not any("ema" in title.lower() for title in charts)
+    lines = {chart.title: [line.label for line in chart.lines] for chart in charts_of([run])}
+    assert lines["Loss"] == ["train", "valid", "valid, averaged weights"]
+    assert lines["Loss of the token objective"] == ["valid", "valid, averaged weights"]
+    assert not any("ema" in title.lower() for title in lines)
 
 
 def test_what_a_run_lacks_is_left_out(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.trainer import throughput
+from ftk.trainer import run_report, throughput
 from ftk.trainer.hooks import Hook
 from ftk.trainer.throughput import batch_flops
 from ftk.trainer.trainer import Trainer
@@ -203,6 +203,27 @@ def test_the_report_follows_each_validation(tmp_path):
     task.hooks = lambda: [Looks()]
     toy_trainer(tmp_path, task=task, report__report=True, training__validate_interval_updates=4).train()
     assert pages == [False] * 4 + [True] * 6
+
+
+def test_the_report_takes_two_percent_of_the_time_at_most(tmp_path, monkeypatch):
+    """Updates of 10 s, a validation after each, and a report that takes 1 s: one in 5 or more updates."""
+    clock, written = Clock(), []
+    config = toy_config(
+        tmp_path / "run", report__report=True, training__max_update=20, training__validate_interval_updates=1
+    )
+
+    def write(path, runs, source):
+        clock.now += 1.0
+        written.append(runs[0].last["valid"]["num_updates"])
+
+    class Slow(CrossEntropy):
+        def __call__(self, model, batch):
+            clock.now += 10.0 if model.training else 0.0
+            return super().__call__(model, batch)
+
+    monkeypatch.setattr(run_report, "write_report", write)
+    Trainer(config, ToyTask(tmp_path), ToyModel(), Slow(CrossEntropyConfig()), clock=clock).train()
+    assert written == [1, 6, 11, 16, 20]
 
 
 def test_a_failure_is_told_in_the_starts(tmp_path):
