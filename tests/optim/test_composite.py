@@ -79,20 +79,21 @@ def test_every_member_computes_as_it_would_alone(model):
 
 
 def test_a_group_follows_the_run_in_proportion_or_its_own_schedule(model):
-    optimizer = composite(model, parameters=ParametersConfig(lr_scales=["final_norm=0.5"]))
+    optimizer = composite(model, parameters=ParametersConfig(lr_scales=["final_norm=0.5", "token_embedding=0.5"]))
     main = LR_SCHEDULERS.get("constant")
     schedule = group_schedules(main.target(main.config(), base_lr=1e-3), optimizer, total_updates=1000)
-    assert rates(optimizer)["token_embedding.weight"] == pytest.approx(0.1)  # before the first update too
+    assert rates(optimizer)["token_embedding.weight"] == pytest.approx(0.05)  # before the first update too
     for num_updates, own in ((0, 0.02), (5, 0.01), (10, 0.0)):
         set_lr(optimizer, schedule.lr(num_updates), schedule.own_lrs(num_updates))
         found = rates(optimizer)
         assert found["layers.0.attention.qkv.weight"] == pytest.approx(own)
         assert found["layers.0.attention_norm.weight"] == pytest.approx(own)  # by Muon's own AdamW
-        assert found["token_embedding.weight"] == pytest.approx(0.1)
+        assert found["token_embedding.weight"] == pytest.approx(0.05)
+        assert found["position_embedding.block.weight"] == pytest.approx(0.1)
         assert found["layers.0.attention.qkv.bias"] == pytest.approx(1e-3)
         assert found["final_norm.weight"] == pytest.approx(5e-4)
     set_lr(optimizer, 5e-4, schedule.own_lrs(0))  # the run's schedule has come to the half
-    assert rates(optimizer)["token_embedding.weight"] == pytest.approx(0.05)
+    assert rates(optimizer)["token_embedding.weight"] == pytest.approx(0.025)
     assert rates(optimizer)["layers.0.attention.qkv.weight"] == pytest.approx(0.02)
 
 
