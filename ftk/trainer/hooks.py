@@ -20,8 +20,9 @@ class Hook:
     """Called by the Trainer at these places, in this order; each method does nothing unless it is overridden.
 
     A hook may read and change what the trainer offers: `model`, `optimizer`, `state`, `epoch`, `device`, `config`,
-    `checkpoints.folder`. One that is called on every update must not ask the device for a value
-    (`.item()`, `if tensor:`), or the step waits for it. What it raises ends the run as any failure does.
+    `checkpoints.folder`; after a step `gradients.sums` and `skip` (whether the update was skipped), on the device. One
+    that is called on every update must not ask the device for a value (`.item()`, `if tensor:`), or the step waits
+    for it. What it raises ends the run as any failure does.
 
         @register_hook("print_norms")
         class PrintNorms(Hook):

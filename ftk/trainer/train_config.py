@@ -15,6 +15,7 @@ from ftk.optim.parameters_config import ParametersConfig
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from ftk.report.config import ReportConfig
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
+from ftk.trainer.debug_config import DebugConfig
 from ftk.trainer.lr_range_config import LRRangeConfig
 
 
@@ -59,6 +60,7 @@ class TrainConfig:
     loss_scale: LossScaleConfig = section("loss scaling (fp16)", resume="free")
     checkpoint: CheckpointConfig = section("checkpoints", resume="free")
     report: ReportConfig = section("reports", resume="free")
+    debug: DebugConfig = section("debugging", resume="free")
     lr_range: LRRangeConfig = section("learning rate range test", saved=False)
 
     def validate(self) -> Iterator[str]:

@@ -21,6 +21,7 @@ from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
 from ftk.trainer.checkpointing import Checkpoints
 from ftk.trainer.continuing import data_identity
+from ftk.trainer.debugging import debug_hooks
 from ftk.trainer.device import resolve_device
 from ftk.trainer.hooks import Hooks, build_hooks
 from ftk.trainer.log_file import LogFile
@@ -31,7 +32,7 @@ from ftk.trainer.run_report import report_hooks
 from ftk.trainer.signals import StopSignals
 from ftk.trainer.sinks import open_records
 from ftk.trainer.state import TrainerState
-from ftk.trainer.step import Update
+from ftk.trainer.step import Gradients, Update
 from ftk.trainer.summary import Summary
 from ftk.trainer.train_config import TrainConfig
 from ftk.trainer.validation import validate_splits
@@ -102,13 +103,15 @@ class Trainer:
         self.progress = make_progress(config.logging.log_format, self.total_updates)
         self.log_file = LogFile(config.logging.log_file, self.total_updates)
         self.signals = StopSignals()
-        self.hooks = Hooks([*report_hooks(config.report), *task.hooks(), *build_hooks(config.training.hooks)])
+        looking = [*report_hooks(config.report), *debug_hooks(config, self.model)]
+        self.hooks = Hooks([*looking, *task.hooks(), *build_hooks(config.training.hooks)])
 
         self.epoch = self.train_iterator.epoch  # of the last update
         self.lr = 0.0  # of the last update
+        self.gradients: Gradients  # what the last update gave besides the gradients
+        self.skip: torch.Tensor  # whether it was skipped, 0-d bool on the device
         self.in_step = False  # between the first change of a parameter and the end of the bookkeeping
         self.unsaved = False  # whether there is an update or a validation that no checkpoint knows of
-        self.skips_said = self.figures.skipped()[0]
 
     # -- beginning and end ----------------------------------------------------------------------------------
 
@@ -261,6 +264,7 @@ class Trainer:
         self.state.iterator = self.train_iterator.state_dict()
         self.unsaved = True
         self.in_step = False
+        self.gradients, self.skip = gradients, skip
         self.hooks.call("after_step", self)
 
     def _after_update(self) -> str | None:
@@ -373,13 +377,6 @@ class Trainer:
         record: Record = {"event": "train", "num_updates": self.state.num_updates, "epoch": self.epoch}
         record |= {"lr": self.lr, **self.figures.record(), "skipped_updates": skipped}
         self._write({**record, "seconds": self.stopwatch.seconds()})
-        if skipped > self.skips_said:
-            logger.warning(
-                "%d updates were skipped, loss or gradient was infinite or not a number (now at update %d)",
-                skipped - self.skips_said,
-                self.state.num_updates,
-            )
-            self.skips_said = skipped
         if self.update.scaler is not None and self.update.scaler.overflows_at_floor():
             floor = self.config.loss_scale.fp16_min_scale
             raise FloatingPointError(

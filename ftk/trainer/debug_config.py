@@ -1,0 +1,53 @@
+"""Options for looking inside a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class DebugConfig:
+    """What a run shows of its inside; none of it changes a result."""
+
+    profile: int = field(
+        default=0,
+        metadata={
+            "help": "profile so many updates: a trace for chrome://tracing or ui.perfetto.dev and a table of the "
+            "dearest operators, in the run's folder; 0: none",
+            "unit": "updates",
+        },
+    )
+    profile_start: int = field(
+        default=5, metadata={"help": "updates of this process that go before the profiled ones", "unit": "updates"}
+    )
+    inspect_interval: int = field(
+        default=0,
+        metadata={
+            "help": "every so many updates, show parameters, their gradients and changes, and the outputs of "
+            "modules in numbers; also written to inspect.jsonl; 0: never",
+            "unit": "updates",
+        },
+    )
+    inspect: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "names of parameters and modules that --inspect-interval shows, e.g. 'layers.0.*'; default: all",
+            "several": True,
+            "metavar": "PATTERN",
+        },
+    )
+    detect_anomaly: bool = field(
+        default=False,
+        metadata={
+            "help": "after a loss or gradient that is infinite or not a number, name the first module that made it; "
+            "the host waits for the device in every update"
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        for name in ("profile", "profile_start", "inspect_interval"):
+            if getattr(self, name) < 0:
+                yield f"{name} is {getattr(self, name)}; it must be 0 or more"
+        if self.inspect and not self.inspect_interval:
+            yield "inspect goes with --inspect-interval, which says how often"
