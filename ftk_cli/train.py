@@ -68,7 +68,7 @@ def ask_for_huge_pages() -> None:
     """Have torch put large CPU tensors into huge pages, unless THP_MEM_ALLOC_ENABLE says otherwise.
 
     A step on a CPU makes and drops hundreds of megabytes, and each page of 4 KiB costs a fault: 50,000 a step of 4
-    layers of 512, 8 % of the time, against 3,500 faults with pages of 2 MiB; its peak memory falls by a tenth, too.
+    layers of 512 in bf16, a sixth of its processor time (docs/performance.md).
     torch reads the variable at its first allocation; where the system has no huge pages, nothing happens.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
