@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import multiprocessing
 import os
 import re
 import signal
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch.utils.data
+from torch._utils import ExceptionWrapper
 
 from ftk.data.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
 from ftk.data.sample_dataset import SampleDataset, samples_of
@@ -87,9 +90,13 @@ class EpochBatchIterator:
         self._ordering: Ordering | None = None  # of the present epoch; None: as wanted now
         self._samples_consumed = 0
         self._plan: Plan | None = None
+        self._requests = _Requests(self)
+        # Of each worker: epoch and first sample of the batch that it is making, in memory that it shares with us.
+        context = multiprocessing.get_context(multiprocessing_context)
+        self._notes: Any = context.RawArray(ctypes.c_int64, [-1] * (2 * num_workers)) if num_workers else None
         self._loader: torch.utils.data.DataLoader = torch.utils.data.DataLoader(
-            _BatchSource(dataset, collater, user_dir),
-            sampler=_Requests(self),
+            _BatchSource(dataset, collater, user_dir, self._notes),
+            sampler=self._requests,
             batch_size=None,
             collate_fn=_unchanged,
             num_workers=num_workers,
@@ -111,7 +118,8 @@ class EpochBatchIterator:
 
         Raises:
             UserError: from the dataset.
-            RuntimeError: a worker process died; the message names it.
+            RuntimeError: a worker process died; the message names it and the samples it was at.
+        Exception: from the dataset or the collater, after the log has named the sample.
         """
         plan = self._current_plan()
         handed_out = iter(self._loader)
@@ -201,6 +209,9 @@ class EpochBatchIterator:
             raise named from error
         if isinstance(made, _Refusal):
             raise UserError(made.message)
+        if isinstance(made, _Failed):
+            logger.error("%s", made.what)
+            made.error.reraise()
         return made if self.num_workers == 0 else _as_tensors(made)
 
     def _worker_death(self, error: RuntimeError) -> RuntimeError | None:
@@ -211,16 +222,24 @@ class EpochBatchIterator:
         running = getattr(self._loader, "_iterator", None)
         _abandon_queues(running)
         workers = getattr(running, "_workers", [])
-        which, how = "", found.group(2).strip(" .")
+        which, how, at = "", found.group(2).strip(" ."), ""
         for number, worker in enumerate(workers, start=1):
             if worker.pid == int(found.group(1)):
                 which = f"{number} of {len(workers)} "
+                at = self._was_at(number - 1)
                 if worker.exitcode is not None and worker.exitcode < 0:
                     how = f"killed by {signal.Signals(-worker.exitcode).name}"
-        return RuntimeError(
-            f"data worker {which}(pid {found.group(1)}) died: {how}; if memory ran out, fewer workers "
-            f"(--num-workers) or smaller batches help"
-        )
+        hint = "; if memory ran out, fewer workers (--num-workers) or smaller batches help" if "KILL" in how else ""
+        return RuntimeError(f"data worker {which}(pid {found.group(1)}) died{at}: {how}{hint}")
+
+    def _was_at(self, worker: int) -> str:
+        """What a worker was busy with, by its own note; a batch that it made may still be on its way to us."""
+        assert self._notes is not None
+        epoch, first = self._notes[2 * worker : 2 * worker + 2]
+        for request in self._requests.sent.values():
+            if (request.epoch, request.indices[0]) == (epoch, first):
+                return f" over samples {_named(request)}"
+        return ""
 
 
 class _Requests:
@@ -231,11 +250,19 @@ class _Requests:
 
     def __init__(self, owner: EpochBatchIterator) -> None:
         self._owner = weakref.ref(owner)
+        self.sent: dict[int, Request] = {}  # those of this pass that may not have come back, by their number
 
     def __iter__(self) -> Iterator[Request]:
         owner = self._owner()
         assert owner is not None
-        return owner.requests()
+        self.sent = {}
+        return self._remembered(owner.requests(), 3 * owner.num_workers)  # the loader asks for two a worker ahead
+
+    def _remembered(self, requests: Iterator[Request], count: int) -> Iterator[Request]:
+        for number, request in enumerate(requests):
+            self.sent[number] = request
+            self.sent.pop(number - count, None)
+            yield request
 
     def __len__(self) -> int:
         owner = self._owner()
@@ -248,6 +275,19 @@ class _Refusal:
     """A user error in a worker, on its way to the main process without a traceback."""
 
     message: str
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """Any other error in a worker, and which sample it was."""
+
+    what: str
+    error: ExceptionWrapper
+
+
+def _named(request: Request) -> str:
+    """The samples of a batch, for a message."""
+    return f"{', '.join(map(str, request.indices))} of epoch {request.epoch}"
 
 
 class _UserDir:
@@ -272,30 +312,52 @@ class _BatchSource(torch.utils.data.Dataset):
     """The loader's dataset: makes a whole batch of a request."""
 
     def __init__(
-        self, dataset: SampleDataset, collater: Callable[[Sequence[dict[str, Any]]], Batch], user_dir: str | None
+        self,
+        dataset: SampleDataset,
+        collater: Callable[[Sequence[dict[str, Any]]], Batch],
+        user_dir: str | None,
+        notes: Any = None,
     ) -> None:
         self.dataset = dataset
         self.collater = collater
         self.user_dir = _UserDir(user_dir)
+        self.notes = notes
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _restore, (self.user_dir, self.dataset, self.collater)
+        return _restore, (self.user_dir, self.dataset, self.collater, self.notes)
 
-    def __getitem__(self, request: Request) -> Batch | _Refusal:
+    def __getitem__(self, request: Request) -> Batch | _Refusal | _Failed:
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None:
+            self.notes[2 * worker.id : 2 * worker.id + 2] = [request.epoch, int(request.indices[0])]
         try:
-            samples = samples_of(self.dataset, request.epoch, request.indices)
+            batch = self.collater(samples_of(self.dataset, request.epoch, request.indices))
         except UserError as error:
             return _Refusal(str(error))
-        batch = self.collater(samples)
+        except Exception:
+            what = self._culprit(request)
+            if worker is not None:
+                return _Failed(what, ExceptionWrapper(where="in a data worker"))
+            logger.error("%s", what)
+            raise
         if request.is_filler:
             batch["loss_mask"].zero_()
             batch.pop("loss_positions", None)  # found anew from the mask
         batch[SAMPLE_IDS] = torch.from_numpy(np.array(request.indices, dtype=np.int64))
-        return batch if torch.utils.data.get_worker_info() is None else _as_arrays(batch)
+        return batch if worker is None else _as_arrays(batch)
+
+    def _culprit(self, request: Request) -> str:
+        """Which sample of a batch fails, found by making one after the other."""
+        for index in request.indices:
+            try:
+                self.dataset.sample(request.epoch, int(index))
+            except Exception:
+                return f"sample {index} of epoch {request.epoch} cannot be made"
+        return f"no batch can be made of samples {_named(request)}"
 
 
-def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[..., Batch]) -> _BatchSource:
-    return _BatchSource(dataset, collater, user_dir.path)
+def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[..., Batch], notes: Any) -> _BatchSource:
+    return _BatchSource(dataset, collater, user_dir.path, notes)
 
 
 def _abandon_queues(running: Any) -> None:

@@ -66,6 +66,29 @@ class Dying(Numbers):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class FailingAt(Numbers):
+    def __init__(self, count, index):
+        super().__init__(count)
+        self.index = index
+
+    def sample(self, epoch, index):
+        if index == self.index:
+            raise ZeroDivisionError("a bug")
+        return super().sample(epoch, index)
+
+
+class DyingAt(Numbers):
+    def __init__(self, count, index, signum):
+        super().__init__(count)
+        self.index = index
+        self.signum = signum
+
+    def sample(self, epoch, index):
+        if index == self.index:
+            os.kill(os.getpid(), self.signum)
+        return super().sample(epoch, index)
+
+
 COLLATER = Collater(NumberTokenizer(pad=-1).special)
 
 
@@ -255,9 +278,43 @@ def test_any_other_error_keeps_its_kind(num_workers):
         list(iterator(dataset=Failing(5), num_workers=num_workers).batches())
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("many", [False, True])
+def test_the_sample_that_fails_is_named(num_workers, many, caplog):
+    dataset = FailingAt(50, 17)
+    if many:
+        dataset.samples = lambda epoch, indices: [dataset.sample(epoch, int(index)) for index in indices]
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        list(iterator(dataset=dataset, num_workers=num_workers, shuffle=False).batches())
+    assert "sample 17 of epoch 1 cannot be made" in caplog.text
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_that_make_no_batch_are_named(num_workers, caplog):
+    made = EpochBatchIterator(Numbers(9), no_batch, batch_size=3, shuffle=False, num_workers=num_workers)
+    with pytest.raises(KeyError):
+        list(made.batches())
+    assert "no batch can be made of samples 0, 1, 2 of epoch 1" in caplog.text
+
+
+def no_batch(samples):
+    raise KeyError("a bug")
+
+
 def test_a_worker_that_dies_is_named():
-    with pytest.raises(RuntimeError, match=r"data worker [12] of 2 \(pid \d+\) died: killed by SIGKILL; .*--num-w"):
+    with pytest.raises(RuntimeError, match=r"data worker [12] of 2 \(pid \d+\) died .*: killed by SIGKILL; .*--num-w"):
         list(iterator(dataset=Dying(50), num_workers=2).batches())
+
+
+@pytest.mark.parametrize(("index", "signum"), [(0, signal.SIGKILL), (17, signal.SIGSEGV), (49, signal.SIGABRT)])
+def test_a_worker_that_dies_is_reported_with_its_samples(index, signum):
+    made = iterator(dataset=DyingAt(50, index, signum), num_workers=2, shuffle=False)
+    with pytest.raises(RuntimeError) as caught:
+        list(made.batches())
+    first = index // 6 * 6
+    samples = ", ".join(map(str, range(first, min(first + 6, 50))))
+    assert f"died over samples {samples} of epoch 1: killed by {signal.Signals(signum).name}" in str(caught.value)
+    assert made.samples_consumed <= first
 
 
 def test_a_queue_whose_lock_was_left_taken_does_not_hold_up_the_exit():
