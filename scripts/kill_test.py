@@ -1,5 +1,5 @@
 """Kills a training run with SIGKILL at many random moments, restarts it each time, and compares its end with that of
-a run that nobody disturbed: parameters, optimizer, state and figures must be equal bit for bit.
+a run that nobody disturbed: parameters, optimizer, moving average, state and figures must be equal bit for bit.
 
     python scripts/kill_test.py DATA --kills 40 [--updates 160] [--seed 1] [--fresh] [--num-workers 1]
 
@@ -28,7 +28,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-CLOCK = ("seconds", "valid_seconds")
 ATTEMPT_SECONDS = 300.0
 MOMENTS = ("at the start", "between saves", "while writing")
 
@@ -99,7 +98,7 @@ def start(options: argparse.Namespace, run: Path, log: Path) -> int:
     arguments += ["--max-update", str(options.updates), "--save-interval-updates", "1", "--keep-last", "3"]
     arguments += ["--validate-interval-updates", "20", "--max-valid-samples", "4", "--log-interval", "3"]
     arguments += ["--log-format", "json", "--num-workers", str(options.num_workers), "--num-threads", "1"]
-    arguments += ["--save-dir", str(run)]
+    arguments += ["--ema-decay", "0.9", "--save-dir", str(run)]
     if options.fresh:
         command = [sys.executable, "-c", "import sys; from ftk_cli.train import main; sys.exit(main())", *arguments]
         with open(log, "w") as stream:
@@ -162,7 +161,7 @@ def newest(run: Path) -> int:
 def compare(whole: Path, killed: Path) -> list[str]:
     """What is not equal between the ends of two runs."""
     differences = []
-    for part in ("model", "optimizer"):
+    for part in ("model", "optimizer", "ema"):
         contents = [hashes(run / "checkpoint_last" / part) for run in (whole, killed)]
         if contents[0] != contents[1] or len(contents[0]) != 2:
             differences.append(part)
@@ -187,7 +186,7 @@ def figures(run: Path) -> list[dict[str, Any]]:
 def is_timed(key: str) -> bool:
     """Whether a figure depends on the clock or on the machine's memory."""
     shares = key.endswith("_share") and key != "clip_share"
-    return shares or key in CLOCK or "_per_second" in key or "mfu" in key or "flop" in key or "memory" in key
+    return shares or key.endswith("seconds") or "_per_second" in key or "mfu" in key or "flop" in key or "memory" in key
 
 
 if __name__ == "__main__":

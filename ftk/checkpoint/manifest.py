@@ -99,7 +99,7 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     if content.get("version") != _VERSION:
         raise BrokenCheckpoint(f"{path}: has version {content.get('version')}; this ftk reads version {_VERSION}")
     entries = content.get("files")
-    if not isinstance(entries, dict) or content.get("digest") != _digest(entries):
+    if not isinstance(entries, dict) or content.get("digest") != _digest(entries) or text != json_bytes(content):
         raise BrokenCheckpoint(f"{path}: was changed after it was written (its own digest does not match)")
     try:
         files = {name: FileRecord(int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -122,7 +123,7 @@ class EpochBatchIterator:
         Exception: from the dataset or the collater, after the log has named the sample.
         """
         plan = self._current_plan()
-        handed_out = iter(self._loader)
+        handed_out = _start(self._loader)
         for stop in plan.stops_after(self._samples_consumed):
             made = self._receive(handed_out)
             self._samples_consumed = int(stop)
@@ -360,10 +361,22 @@ def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[...,
     return _BatchSource(dataset, collater, user_dir.path, notes)
 
 
+def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
+    """Begins a pass. The death of a worker is raised where its batch is waited for, and nowhere else.
+
+    PyTorch would raise it from a handler of SIGCHLD at any place of the main thread, in the middle of an update, too.
+    """
+    before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    handed_out = iter(loader)
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, before)
+    return handed_out
+
+
 def _abandon_queues(running: Any) -> None:
     """Keeps the queues of a loader that failed from being closed in order.
 
-    PyTorch raises the death of a worker from a signal handler, which may strike inside `Queue.put` between taking
+    PyTorch may raise the death of a worker from a signal handler, which can strike inside `Queue.put` between taking
     the queue's lock and the promise to release it; closing the queue, at the latest when Python exits, would then
     wait for that lock for ever.
     """

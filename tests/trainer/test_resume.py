@@ -20,6 +20,7 @@ from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_tr
 TIMES = {
     "seconds",
     "valid_seconds",
+    "ema_valid_seconds",
     "tokens_per_second",
     "target_tokens_per_second",
     "updates_per_second",

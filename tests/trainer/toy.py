@@ -96,6 +96,7 @@ def toy_config(save_dir, **options):
         "lr_scheduler": {"_name": "linear", "warmup_updates": 3},
         "dataloader": {"batch_size": 4},
         "training": {"max_update": 10, "validate_interval": 0, "validate_interval_updates": 5},
+        "ema": {},
         "checkpoint": {"save_dir": str(save_dir), "save_interval_updates": 0},
     }
     for key, value in options.items():

@@ -1,0 +1,140 @@
+"""Whatever is damaged in a run's newest checkpoint: it is found before a weight is used, and the one before serves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ftk.checkpoint import verify
+from tests.checkpoint.test_faults import flip
+from tests.trainer.test_resume import OPTIONS, figures
+from tests.trainer.toy import ToyDataset, ToyTask, assert_same, toy_trainer
+
+SAVING = {**OPTIONS, "checkpoint__save_interval_updates": 1, "checkpoint__keep_last": 0, "ema__ema_decay": 0.9}
+FILES = [
+    "config.yaml",
+    "trainer.json",
+    "manifest.json",
+    "model/index.json",
+    "model/tensors_00000_of_00001.safetensors",
+    "optimizer/index.json",
+    "optimizer/tensors_00000_of_00001.safetensors",
+    "ema/index.json",
+    "ema/tensors_00000_of_00001.safetensors",
+    "tokenizer/vocabulary.txt",
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run with all of its checkpoints."""
+    trainer = toy_trainer(tmp_path_factory.mktemp("whole"), **SAVING)
+    assert trainer.train().exit_code == 0
+    return trainer
+
+
+def swap(left: Path, right: Path) -> None:
+    content = left.read_bytes()
+    left.write_bytes(right.read_bytes())
+    right.write_bytes(content)
+
+
+DAMAGES = {
+    "a byte is flipped at the start": lambda path: flip(path, 0),
+    "a byte is flipped in the middle": lambda path: flip(path, path.stat().st_size // 2),
+    "a byte is flipped at the end": lambda path: flip(path, -1),
+    "it is cut by a byte": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "it is cut to half": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "it is empty": lambda path: os.truncate(path, 0),
+    "it is all zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "it is removed": lambda path: path.unlink(),
+    "it has a byte more": lambda path: path.write_bytes(path.read_bytes() + b"\n"),
+}
+
+
+def copy_of(whole, tmp_path):
+    shutil.copytree(whole.checkpoints.folder, tmp_path / "run", symlinks=True)
+    (tmp_path / "run" / ".lock").unlink(missing_ok=True)
+    return tmp_path / "run" / "checkpoint_17"
+
+
+def assert_goes_on_from_the_one_before(tmp_path, whole, caplog):
+    assert verify(tmp_path / "run" / "checkpoint_17")
+    resumed = toy_trainer(tmp_path, **SAVING)
+    assert resumed.state.num_updates == 16
+    assert "checkpoint_last is not whole" in caplog.text
+    assert "checkpoint_17: is not whole: " in caplog.text
+    assert f"continuing from {tmp_path / 'run' / 'checkpoint_16'}, the newest whole checkpoint" in caplog.text
+    return resumed
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=[name.replace(" ", "-") for name in DAMAGES])
+@pytest.mark.parametrize("file", FILES)
+def test_damage_to_any_part_is_found_and_the_checkpoint_before_is_taken(tmp_path, whole, caplog, file, damage):
+    damage(copy_of(whole, tmp_path) / file)
+    resumed = assert_goes_on_from_the_one_before(tmp_path, whole, caplog)
+    resumed.checkpoints.release()
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("model/tensors_00000_of_00001.safetensors", "ema/tensors_00000_of_00001.safetensors"),
+        ("model/tensors_00000_of_00001.safetensors", "../checkpoint_3/model/tensors_00000_of_00001.safetensors"),
+        ("model/index.json", "optimizer/index.json"),
+        ("trainer.json", "../checkpoint_5/trainer.json"),
+        ("manifest.json", "../checkpoint_5/manifest.json"),
+    ],
+)
+def test_files_that_changed_places_are_found_and_the_run_ends_as_it_would_have(tmp_path, whole, caplog, left, right):
+    folder = copy_of(whole, tmp_path)
+    swap(folder / left, folder / right)
+    resumed = assert_goes_on_from_the_one_before(tmp_path, whole, caplog)
+    resumed.train()
+    assert_same(resumed, whole)
+    assert figures(tmp_path / "run") == figures(whole.checkpoints.folder)
+    assert verify(tmp_path / "run" / "checkpoint_17") == []
+
+
+# -- data workers -------------------------------------------------------------------------------------------------
+
+
+class DyingDataset(ToyDataset):
+    """One sample of the second epoch kills whoever makes it, or fails."""
+
+    def __init__(self, num_samples, seed, how):
+        super().__init__(num_samples, seed)
+        self.how = how
+
+    def sample(self, epoch, index):
+        if (epoch, index) == (2, 7):
+            if self.how == "raises":
+                raise ZeroDivisionError("a bug")
+            os.kill(os.getpid(), self.how)
+        return super().sample(epoch, index)
+
+
+@pytest.mark.parametrize("how", [9, 11, "raises"])
+def test_a_worker_that_dies_is_reported_and_the_state_is_saved(tmp_path, caplog, how):
+    task = ToyTask(tmp_path)
+    healthy = task.load_split
+    task.load_split = lambda split: DyingDataset(24, 5, how) if split == "train" else healthy(split)
+    options = {**OPTIONS, "dataloader__num_workers": 2}
+    trainer = toy_trainer(tmp_path, task=task, **options)
+    with pytest.raises((RuntimeError, ZeroDivisionError)) as caught:
+        trainer.train()
+    said = str(caught.value) + caplog.text
+    assert "of epoch 2" in said
+    assert "7" in np.array([word.strip(",:") for word in said.split()])
+    assert trainer.checkpoints.last_saved == trainer.state.num_updates >= 4
+    assert verify(tmp_path / "run" / "checkpoint_last") == []
+    resumed = toy_trainer(tmp_path, **OPTIONS)
+    assert resumed.state.num_updates == trainer.state.num_updates
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name])
+    resumed.checkpoints.release()
