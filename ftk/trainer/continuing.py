@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import zlib
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from ftk.config.changes import FIXED, FREE, RESETTABLE, Change, find_changes
 from ftk.errors import UserError
 from ftk.tasks.base import Task
+from ftk.trainer.dataloading import total_updates
 from ftk.trainer.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,31 @@ def agree_on_changes(
             logger.info("%s: its state begins anew", _flag(kind))
             resets.add(kind)
     return resets
+
+
+def describe_stretch(
+    config: TrainConfig, before: dict[str, Any], updates_per_epoch: Sequence[int], num_updates: int
+) -> str | None:
+    """What another length of the run does to a schedule that ends with it; None if that stays as it was.
+
+    Args:
+        config, before: as of `agree_on_changes`.
+        updates_per_epoch: of this run.
+        num_updates: where it goes on.
+    """
+    old: dict[str, Any] = before.get("training") or {}
+    earlier = dataclasses.replace(config.training, max_update=old.get("max_update"), max_epoch=old.get("max_epoch"))
+    lengths = [total_updates(training, updates_per_epoch) for training in (earlier, config.training)]
+    if lengths[0] == lengths[1] or None in lengths:
+        return None
+    peak = config.optimizer.config.lr
+    was, now = (config.lr_scheduler.build(base_lr=peak, total_updates=length).lr(num_updates) for length in lengths)
+    if was == now:
+        return None
+    return (
+        f"the schedule ends with the run, now at update {lengths[1]} and not {lengths[0]}: the learning rate after "
+        f"update {num_updates} is {now:.4g}, it was to be {was:.4g} (--decay-updates {lengths[0]} keeps it)"
+    )
 
 
 def data_identity(task: Task, split: str) -> str | None:

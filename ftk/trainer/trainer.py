@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftk.checkpoint import checkpoint_name, extra_tensor_names, load_extra_tensors
+from ftk.checkpoint import checkpoint_name, extra_tensor_names, load_extra_tensors, read_config
 from ftk.errors import UserError
 from ftk.model_parallel.engine import prepare_model
 from ftk.optim.ema import EMA
@@ -20,7 +20,7 @@ from ftk.report.starts import Starts
 from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
 from ftk.trainer.checkpointing import Checkpoints
-from ftk.trainer.continuing import data_identity
+from ftk.trainer.continuing import data_identity, describe_stretch
 from ftk.trainer.debugging import debug_hooks
 from ftk.trainer.device import resolve_device
 from ftk.trainer.hooks import Hooks, build_hooks
@@ -129,7 +129,10 @@ class Trainer:
             self.ema = EMA(self.model, self.config.ema)
             if folder is not None and state.num_updates > 0 and "ema" in extra_tensor_names(folder):
                 load_extra_tensors(folder, "ema", self.ema.state_dict())
-        if state.num_updates > 0:
+        if folder is not None and state.num_updates > 0:
+            stretch = describe_stretch(self.config, read_config(folder), self.updates_per_epoch, state.num_updates)
+            if stretch is not None:
+                logger.warning("%s", stretch)
             if state.iterator:
                 self.train_iterator.load_state_dict(state.iterator)
             if state.lr_scheduler:

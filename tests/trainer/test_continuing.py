@@ -167,6 +167,22 @@ def test_a_harmless_change_is_shown_and_changes_no_bit(tmp_path, caplog, options
     assert_same(resumed, whole)
 
 
+def test_a_longer_run_says_what_becomes_of_its_schedule(tmp_path, caplog):
+    options = {"checkpoint__save_interval_updates": 5}
+    toy_trainer(tmp_path, training__max_update=5, **options).train()
+    longer = toy_trainer(tmp_path, training__max_update=10, **options)
+    assert "now at update 10 and not 5: the learning rate after update 5 is" in caplog.text
+    assert "it was to be 0 (--decay-updates 5 keeps it)" in caplog.text
+    longer.checkpoints.release()
+    caplog.clear()
+    kept = toy_trainer(tmp_path, training__max_update=5, **options)
+    kept.checkpoints.release()
+    fixed = {**options, "save_dir": "fixed", "lr_scheduler__decay_updates": 50}
+    toy_trainer(tmp_path, training__max_update=5, **fixed).train()
+    toy_trainer(tmp_path, training__max_update=10, **fixed)
+    assert "the schedule ends with the run" not in caplog.text
+
+
 # -- resets -------------------------------------------------------------------------------------------------------
 
 
