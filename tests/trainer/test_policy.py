@@ -170,7 +170,11 @@ def test_hours_count_over_restarts(tmp_path):
 
 def test_no_save_writes_no_checkpoint(tmp_path):
     summary = toy_trainer(tmp_path, checkpoint__save=False).train()
-    assert sorted(path.name for path in (tmp_path / "run").glob("[!.]*")) == ["config.yaml", "metrics.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "run").glob("[!.]*")) == [
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+    ]
     assert not summary.saved
 
 
