@@ -1,0 +1,142 @@
+"""What steers a search: processors, which change the scores of the next tokens before one is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+FORBIDDEN = float("-inf")
+_LAST_RESORT = -1e4  # of an end token that the model itself gives no probability at all
+
+
+@dataclass
+class SearchState:
+    """A search before its next token is chosen: N prompts, W hypotheses of each (1 at the first step).
+
+    Attributes:
+        tokens: int64 [N, W, step], the answers so far. Rows that have ended go on with tokens that nobody reads.
+        contexts: per prompt its token ids.
+        blank: per prompt the number of the blank that is being filled, from 0 on.
+        ends: ids of the tokens that end an answer.
+        max_len: longest answer, in tokens.
+        logits: float32 [N, W, V], the model's own, never to be changed.
+        logprobs: float32 [N, W, V], their logarithms of probabilities, never to be changed.
+    """
+
+    tokens: Tensor
+    contexts: Sequence[Sequence[int]]
+    blank: Sequence[int]
+    ends: tuple[int, ...]
+    max_len: int
+    logits: Tensor
+    logprobs: Tensor
+    _host_tokens: npt.NDArray[np.int64] | None = field(default=None, repr=False)
+
+    @property
+    def step(self) -> int:
+        """Tokens that every answer has so far."""
+        return self.tokens.size(-1)
+
+    @property
+    def host_tokens(self) -> npt.NDArray[np.int64]:
+        """`tokens` as an array [N, W, step] on the host, fetched once however many processors ask."""
+        if self._host_tokens is None:
+            self._host_tokens = np.ascontiguousarray(self.tokens.cpu().numpy())
+        return self._host_tokens
+
+    def open_rows(self) -> Iterator[Row]:
+        """The hypotheses without an end token, one after the other, on the host."""
+        ends = set(self.ends)
+        for prompt, hypotheses in enumerate(self.host_tokens.tolist()):
+            for hypothesis, tokens in enumerate(hypotheses):
+                if ends.isdisjoint(tokens):
+                    yield Row(prompt, hypothesis, tokens)
+
+
+class Row(NamedTuple):
+    """One hypothesis on the host: its prompt, its place there, and its tokens so far."""
+
+    prompt: int
+    hypothesis: int
+    tokens: list[int]
+
+
+class Processor:
+    """Changes the scores of the next tokens. A subclass says how in `__call__`.
+
+    It is called once for each token, must not depend on what else is in the batch, and best keeps no state of
+    its own: `SearchState` has all that it needs. One that keeps something per hypothesis overrides `reorder`
+    and `keep`.
+    """
+
+    def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
+        """The changed scores.
+
+        Args:
+            state: the search so far.
+            scores: float32 [N, W, V], log-probabilities as changed so far; -inf forbids. May be changed in place.
+
+        Returns:
+            float32 [N, W, V].
+        """
+        raise NotImplementedError
+
+    def reorder(self, sources: Tensor) -> None:
+        """Hypothesis w of prompt n now continues the one that was at sources[n, w]: int64 [N, W]."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Of the prompts only `rows`, int64 [R], stay, in this order."""
+
+    def length(self, blank: int, tokens: Sequence[int]) -> int:
+        """How many tokens of a found answer count; the others are cut off. All, unless it is a stop string's.
+
+        Args:
+            blank: number of the blank.
+            tokens: the answer, without its end token.
+        """
+        return len(tokens)
+
+
+class Processors(Processor):
+    """Processors one after the other. Where they leave a hypothesis nothing, the end tokens are allowed.
+
+    Args:
+        items: in the order in which they are applied; `build_processors` gives ftk's own in theirs.
+    """
+
+    def __init__(self, items: Sequence[Processor] = ()) -> None:
+        self.items = tuple(items)
+
+    def __bool__(self) -> bool:
+        return bool(self.items)
+
+    def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
+        for item in self.items:
+            scores = item(state, scores)
+        return with_a_way_out(state, scores)
+
+    def reorder(self, sources: Tensor) -> None:
+        for item in self.items:
+            item.reorder(sources)
+
+    def keep(self, rows: Tensor) -> None:
+        for item in self.items:
+            item.keep(rows)
+
+    def length(self, blank: int, tokens: Sequence[int]) -> int:
+        return min((item.length(blank, tokens) for item in self.items), default=len(tokens))
+
+
+def with_a_way_out(state: SearchState, scores: Tensor) -> Tensor:
+    """scores [N, W, V], in which a row that is -inf throughout gets its end tokens back; in place."""
+    ends = torch.tensor(state.ends, device=scores.device)
+    stuck = (scores == FORBIDDEN).all(-1, keepdim=True)  # [N, W, 1]; NaN, a broken model, is not stuck
+    way_out = state.logprobs[..., ends].clamp(min=_LAST_RESORT)  # [N, W, E]; clamp lets NaN through
+    scores[..., ends] = torch.where(stuck, way_out, scores[..., ends])
+    return scores
