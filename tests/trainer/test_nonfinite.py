@@ -286,6 +286,17 @@ def test_the_module_whose_backward_makes_inf_is_named(tmp_path, caplog):
     assert "the gradient that it was given: -" in text
 
 
+def test_modules_inside_of_compiled_code_are_named(tmp_path, caplog):
+    model = ToyModel()
+    model.norm = nn.Sequential(model.norm, Breaking("forward"))
+    model.norm[1].is_on = True
+    trainer = toy_trainer(tmp_path, model=model, debug__detect_anomaly=True, training__max_update=1)
+    model.norm.compile(backend="eager")
+    trainer.config.engine.compile = "block"
+    trainer.train()
+    assert "in the forward pass: the output of norm.1 (Breaking) has " in warnings(caplog, "anomaly")[0]
+
+
 def test_the_samples_of_the_rows_that_broke_are_named(tmp_path, caplog):
     class RowBreaks(nn.Module):
         def forward(self, hidden):
