@@ -135,8 +135,21 @@ class Processors(Processor):
 
 def with_a_way_out(state: SearchState, scores: Tensor) -> Tensor:
     """scores [N, W, V], in which a row that is -inf throughout gets its end tokens back; in place."""
+    # amax: one pass, and NaN, a broken model, is not taken for stuck.
+    stuck = (scores.amax(-1) == FORBIDDEN)[..., None]  # [N, W, 1]
     ends = torch.tensor(state.ends, device=scores.device)
-    stuck = (scores == FORBIDDEN).all(-1, keepdim=True)  # [N, W, 1]; NaN, a broken model, is not stuck
-    way_out = state.logprobs[..., ends].clamp(min=_LAST_RESORT)  # [N, W, E]; clamp lets NaN through
-    scores[..., ends] = torch.where(stuck, way_out, scores[..., ends])
+    scores[..., ends] = torch.where(stuck, _end_scores(state, ends), scores[..., ends])
     return scores
+
+
+def end_only(state: SearchState) -> Tensor:
+    """Scores [N, W, V] that allow nothing but the end tokens, each with its own log-probability."""
+    ends = torch.tensor(state.ends, device=state.logprobs.device)
+    scores = torch.full_like(state.logprobs, FORBIDDEN)
+    scores[..., ends] = _end_scores(state, ends)
+    return scores
+
+
+def _end_scores(state: SearchState, ends: Tensor) -> Tensor:
+    """[N, W, E]"""
+    return state.logprobs[..., ends].clamp(min=_LAST_RESORT)  # clamp lets NaN through

@@ -1,0 +1,106 @@
+"""The options that steer a search, with their meaning, units and limits; imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class ProcessorConfig:
+    """What an answer must, may and must not hold. Nothing is asked of it unless an option says so."""
+
+    min_lens: list[int] = field(
+        default_factory=list,
+        metadata={"help": "min_len of the first blank, the second, ...; min_len for those behind", "unit": "tokens"},
+    )
+    max_lens: list[int] = field(
+        default_factory=list,
+        metadata={
+            "help": "greatest length for the first blank, the second, ..., each at most max_len; max_len for "
+            "those behind",
+            "unit": "tokens",
+        },
+    )
+    repetition_penalty: float = field(
+        default=1.0,
+        metadata={"help": "divides the logits of tokens that the answer holds already (negative ones times it); 1: no"},
+    )
+    repetition_penalty_prompt: bool = field(
+        default=False, metadata={"help": "the repetition penalty counts the prompt's tokens, too"}
+    )
+    unk_penalty: float = field(
+        default=0.0, metadata={"help": "taken off the log-probability of the unknown token; inf: never"}
+    )
+    no_repeat_ngram_size: int = field(
+        default=0, metadata={"help": "no run of so many tokens twice in an answer; 0: no limit", "unit": "tokens"}
+    )
+    forbid_words: list[str] = field(
+        default_factory=list,
+        metadata={"help": "words and phrases that no answer may hold", "several": True, "metavar": "TEXT"},
+    )
+    forbid_words_file: str | None = field(
+        default=None, metadata={"help": "more of them, a file with one a line", "metavar": "FILE"}
+    )
+    prefix: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "how every answer begins; of several texts one for each blank, '' for no wish",
+            "several": True,
+            "metavar": "TEXT",
+        },
+    )
+    constraints: list[str] = field(
+        default_factory=list,
+        metadata={"help": "words and phrases that every answer must hold", "several": True, "metavar": "TEXT"},
+    )
+    constraint_blanks: list[int] = field(
+        default_factory=list,
+        metadata={"help": "for each of the constraints the blank, from 1 on, that it is meant for; 0: every blank"},
+    )
+    ordered_constraints: bool = field(
+        default=False, metadata={"help": "the constraints come one behind the other, in their order"}
+    )
+    stop: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "texts at which an answer ends; they and what follows are cut off",
+            "several": True,
+            "metavar": "TEXT",
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value, or pair of values, that is not allowed."""
+        for one in self.min_lens:
+            if one < 0:
+                yield f"min_lens holds {one}; lengths are 0 or more"
+        for one in self.max_lens:
+            if one < 1:
+                yield f"max_lens holds {one}; lengths are at least 1"
+        for number, (low, high) in enumerate(zip(self.min_lens, self.max_lens, strict=False), start=1):
+            if low > high:
+                yield f"blank {number}: min_lens {low} is above max_lens {high}"
+        if not (self.repetition_penalty > 0.0 and math.isfinite(self.repetition_penalty)):
+            yield f"repetition_penalty is {self.repetition_penalty}; it must be above 0 (1: none)"
+        if self.repetition_penalty_prompt and self.repetition_penalty == 1.0:
+            yield "repetition_penalty_prompt needs a repetition_penalty; 1 is none"
+        if math.isnan(self.unk_penalty) or self.unk_penalty == -math.inf:
+            yield f"unk_penalty is {self.unk_penalty}; it must be a number (inf: never)"
+        if self.no_repeat_ngram_size < 0:
+            yield f"no_repeat_ngram_size is {self.no_repeat_ngram_size}; it must be 0 (no limit) or more"
+        for name in ("forbid_words", "constraints"):
+            if any(not text.strip() for text in getattr(self, name)):
+                yield f"{name} holds an empty text"
+        if any(not text for text in self.stop):
+            yield "stop holds an empty text"
+        if self.constraint_blanks and len(self.constraint_blanks) != len(self.constraints):
+            yield (
+                f"constraint_blanks has {len(self.constraint_blanks)} numbers for {len(self.constraints)} "
+                "constraints; give one for each"
+            )
+        if any(number < 0 for number in self.constraint_blanks):
+            yield "constraint_blanks holds a number below 0; blanks are counted from 1, and 0 is every blank"
+        if self.ordered_constraints and not self.constraints:
+            yield "ordered_constraints needs constraints"

@@ -1,0 +1,91 @@
+"""What never comes: certain tokens, phrases, and runs of tokens that came before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ftk.generation.processors._ngrams import repeating_tokens
+from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState
+from ftk.generation.processors.phrases import Spelling
+
+
+class ForbiddenTokens(Processor):
+    """Tokens that no answer may hold, end tokens among them if they are named.
+
+    Args:
+        tokens: their ids.
+        first_unused: ids from here on are rows that only pad the vocabulary; none if None.
+    """
+
+    def __init__(self, tokens: Iterable[int], first_unused: int | None = None) -> None:
+        self.tokens = sorted(set(tokens))
+        self.first_unused = first_unused
+        self._indices: Tensor | None = None
+
+    def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
+        if self._indices is None or self._indices.device != scores.device:
+            self._indices = torch.tensor(self.tokens, dtype=torch.int64, device=scores.device)
+        scores.index_fill_(-1, self._indices, FORBIDDEN)
+        if self.first_unused is not None:
+            scores[..., self.first_unused :] = FORBIDDEN
+        return scores
+
+
+class ForbiddenPhrases(Processor):
+    """Rows of tokens that no answer may hold: where all but its last token stand, the last is forbidden.
+
+    Args:
+        phrases: rows of token ids, none empty.
+    """
+
+    def __init__(self, phrases: Iterable[Spelling]) -> None:
+        phrases = list(phrases)
+        self._single = ForbiddenTokens(row[0] for row in phrases if len(row) == 1)
+        self._last: dict[Spelling, list[int]] = {}
+        for row in phrases:
+            if len(row) > 1:
+                self._last.setdefault(row[:-1], []).append(row[-1])
+        self._lengths = sorted({len(row) for row in self._last})
+
+    def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
+        scores = self._single(state, scores)
+        if not self._last:
+            return scores
+        found = [
+            (row.prompt, row.hypothesis, token)
+            for row in state.open_rows()
+            for length in self._lengths
+            if length <= state.step
+            for token in self._last.get(tuple(row.tokens[-length:]), ())
+        ]
+        return forbid(scores, found)
+
+
+class NoRepeatNgram(Processor):
+    """No n-gram stands in an answer twice (Paulus et al. 2018, 2.5).
+
+    Args:
+        size: n, at least 1.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
+        tokens = state.host_tokens
+        rows, repeated = repeating_tokens(tokens.reshape(-1, tokens.shape[-1]), self.size)
+        if len(rows):
+            flat = scores.view(-1, scores.size(-1))
+            flat[torch.from_numpy(rows).to(scores.device), torch.from_numpy(repeated).to(scores.device)] = FORBIDDEN
+        return scores
+
+
+def forbid(scores: Tensor, places: Sequence[tuple[int, int, int]]) -> Tensor:
+    """-inf at each (prompt, hypothesis, token) of scores [N, W, V]; in place."""
+    if places:
+        prompts, hypotheses, tokens = torch.tensor(places, device=scores.device).unbind(-1)
+        scores[prompts, hypotheses, tokens] = FORBIDDEN
+    return scores

@@ -1,0 +1,54 @@
+"""Shortest and longest answers, for each blank of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState, end_only
+
+
+def of_blank(values: Sequence[int], blank: int, default: int) -> int:
+    """The value for a blank, counted from 0; `default` for one behind the list's end."""
+    return values[blank] if blank < len(values) else default
+
+
+class MinLength(Processor):
+    """No end token before an answer has so many tokens.
+
+    Args:
+        min_lens: of the first blank, the second, ...
+        default: of the blanks behind them.
+    """
+
+    def __init__(self, min_lens: Sequence[int], default: int = 0) -> None:
+        self.min_lens = tuple(min_lens)
+        self.default = default
+
+    def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
+        short = [row for row, b in enumerate(state.blank) if state.step < of_blank(self.min_lens, b, self.default)]
+        if short:
+            rows = torch.tensor(short, device=scores.device)
+            ends = torch.tensor(state.ends, device=scores.device)
+            scores[rows[:, None], :, ends] = FORBIDDEN
+        return scores
+
+
+class MaxLength(Processor):
+    """After so many tokens nothing but an end token, which keeps its own score (as in fairseq).
+
+    Args:
+        max_lens: of the first blank, the second, ...; the search's own max_len cuts those behind them.
+    """
+
+    def __init__(self, max_lens: Sequence[int]) -> None:
+        self.max_lens = tuple(max_lens)
+
+    def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
+        full = [row for row, b in enumerate(state.blank) if state.step >= of_blank(self.max_lens, b, state.max_len)]
+        if full:
+            rows = torch.tensor(full, device=scores.device)
+            scores[rows] = end_only(state)[rows]
+        return scores

@@ -1,0 +1,66 @@
+"""Stop strings: texts at which an answer ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState
+
+_MARGIN = 8  # tokens more than the longest stop string has bytes: the first tokens of a row may be read otherwise
+
+
+class StopStrings(Processor):
+    """Where an answer's text holds one of some strings it ends, and is cut off in front of the string.
+
+    The text decides, not tokens: a string is found however it is cut into tokens, and a character whose bytes
+    are spread over tokens counts when it is whole. The end that follows costs nothing: its score is 0.
+    Asks the device for the tokens at every step.
+
+    Args:
+        stops: the strings, none empty.
+        decode: from ids to text.
+    """
+
+    def __init__(self, stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+        self.stops = tuple(stops)
+        self.decode = decode
+        self._window = max(len(stop.encode()) for stop in self.stops) + _MARGIN
+
+    def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
+        if state.step:
+            for row in state.open_rows():
+                # Most answers hold none: a look at the last tokens, and at all of them only where it is there.
+                if (
+                    self._find(self.decode(row.tokens[-self._window :])) >= 0
+                    and self._find(self.decode(row.tokens)) >= 0
+                ):
+                    own = scores[row.prompt, row.hypothesis]  # [V]
+                    own.fill_(FORBIDDEN)
+                    own[state.ends[0]] = 0.0
+        return scores
+
+    def length(self, blank: int, tokens: Sequence[int]) -> int:
+        """All tokens in front of the first stop string; where one token holds both, the whole string stays."""
+        tokens = list(tokens)
+        text = self.decode(tokens)
+        cut = self._find(text)
+        if cut < 0:
+            return len(tokens)
+        for count in range(len(tokens) + 1):
+            begun = self.decode(tokens[:count])
+            if begun == text[:cut]:
+                return count
+            if self._find(begun) >= 0:
+                return count
+        return len(tokens)
+
+    def cut(self, text: str) -> str:
+        """The text in front of the first stop string; all of it if there is none."""
+        cut = self._find(text)
+        return text if cut < 0 else text[:cut]
+
+    def _find(self, text: str) -> int:
+        """Where the first stop string begins; -1 if there is none."""
+        return min((place for stop in self.stops if (place := text.find(stop)) >= 0), default=-1)
