@@ -63,6 +63,14 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "gpt2_bpe": "ftk.tokenizers.gpt2_bpe",
         "sentencepiece": "ftk.tokenizers.sentencepiece",
     },
+    "search": {
+        "beam": "ftk.generation.search.beam",
+        "beam_sampling": "ftk.generation.search.beam_sampling",
+        "contrastive": "ftk.generation.search.contrastive",
+        "diverse_beam": "ftk.generation.search.diverse_beam",
+        "greedy": "ftk.generation.search.greedy",
+        "sampling": "ftk.generation.search.sampling",
+    },
     "scorer": {
         "exact_match": "ftk.evaluation.answers",
         "token_f1": "ftk.evaluation.answers",

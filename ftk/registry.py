@@ -124,6 +124,7 @@ DATASETS = Registry("dataset")
 TOKENIZERS = Registry("tokenizer")
 SCORERS = Registry("scorer")
 HOOKS = Registry("hook")
+SEARCHES = Registry("search")
 
 register_task = TASKS.register
 register_model = MODELS.register
@@ -134,6 +135,7 @@ register_dataset = DATASETS.register
 register_tokenizer = TOKENIZERS.register
 register_scorer = SCORERS.register
 register_hook = HOOKS.register
+register_search = SEARCHES.register
 
 
 def register_architecture(name: str, *, model: str) -> Callable[[T], T]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ftk.generation.blanks import Chunk
+from ftk.generation.hidden_states import HiddenStates
 from ftk.modules.kv_cache import KeyValueCache, Places
 
 
@@ -42,6 +43,7 @@ class CachedDecoder:
         prefix_capacity: most tokens that any prompt will have settled.
         branch_capacity: most tokens of an answer that are read while it is written.
         device: where tokens go.
+        states: is told the final hidden states of all that is read; for searches that ask for them.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class CachedDecoder:
         prefix_capacity: int,
         branch_capacity: int,
         device: torch.device,
+        states: HiddenStates | None = None,
     ) -> None:
         self.model = model
         self.width = width
         self.device = device
+        self.states = states
         self.context_lengths = np.asarray(context_lengths, dtype=np.int64)  # [N]
         self.prefix_lengths = np.zeros(len(context_lengths), dtype=np.int64)  # [N]
         num_rows = len(context_lengths)
@@ -89,6 +93,8 @@ class CachedDecoder:
         hidden = self.model.embed(tokens, position_ids)  # [N, T, H]
         for layer, cache in zip(self.model.layers, self.prefixes, strict=True):
             hidden = layer(hidden, _PrefixAttention(cache, places, mask))
+        if self.states is not None:
+            self.states.settle(self.model.final_norm(hidden), places)
         last = self._to_device(lengths - 1)
         hidden = hidden[torch.arange(len(chunks), device=self.device), last]  # [N, H]
 
@@ -118,7 +124,10 @@ class CachedDecoder:
             attend = _BranchAttention(prefix, branch, prefix_length, self._prefix_mask, self.branch_length, width)
             hidden = layer(hidden, attend)
         self.branch_length += 1
-        return self.model.logits(self.model.final_norm(hidden[:, 0])).unflatten(0, (num_rows, width))
+        hidden = self.model.final_norm(hidden[:, 0])  # [N W, H]
+        if self.states is not None:
+            self.states.look(hidden.unflatten(0, (num_rows, width)))
+        return self.model.logits(hidden).unflatten(0, (num_rows, width))
 
     def reorder(self, sources: Tensor) -> None:
         """Hypothesis w of prompt n becomes a copy of its hypothesis sources[n, w]; [N, W] int64."""
@@ -139,6 +148,8 @@ class CachedDecoder:
             prefix.select(index, length)
             branch.num_rows = len(rows) * self.width
         self.branch_length = 0
+        if self.states is not None:
+            self.states.keep(index)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Temperature, top-k and top-p, and random numbers that belong to a prompt, not to a batch."""
+"""Temperature and filters, and random numbers that belong to a prompt, not to a batch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,27 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-def token_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """The distribution that is drawn from: temperature, then top-k, then top-p of what top-k left.
+def token_probabilities(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    typical_p: float = 1.0,
+) -> Tensor:
+    """The distribution that is drawn from: temperature, top-k, top-p, min-p, typical, in this order.
+
+    Each filter takes what the one before it left as its distribution (made to sum to 1), and leaves one token at
+    least; of equally likely tokens those first in the vocabulary stay.
 
     Args:
-        logits: [..., V].
+        logits: [..., V], or log-probabilities; -inf forbids.
         temperature: divides the logits; above 0.
         top_k: keep this many likeliest tokens; 0, or more than V, keeps all.
-        top_p: of those keep the fewest, likeliest first, that hold at least this share; one at least.
+        top_p: keep the fewest, likeliest first, that hold at least this share (Holtzman et al. 2020).
+        min_p: keep those with at least this share of the likeliest one's probability (Nguyen et al. 2024).
+        typical_p: keep the fewest that hold at least this share, those first whose information -log p is nearest
+            to the entropy (Meister et al. 2023, locally typical sampling).
 
     Returns:
         float64 probabilities [..., V] that sum to 1; exactly 0 where a token was filtered away.
@@ -27,15 +40,35 @@ def token_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: f
     logits = logits.double() / temperature
     num_tokens = logits.size(-1)
     kept = num_tokens if top_k == 0 else min(top_k, num_tokens)
-    if kept == num_tokens and top_p >= 1.0:
+    if kept == num_tokens and top_p >= 1.0 and min_p <= 0.0 and typical_p >= 1.0:
         return logits.softmax(-1)
-    values, indices = logits.topk(kept, dim=-1)  # sorted; by index, so that ties never let k + 1 tokens pass
-    probabilities = values.softmax(-1)  # [..., kept]
+    # By index, so that ties never let k + 1 tokens pass.
+    if kept == num_tokens:
+        values, indices = logits.sort(dim=-1, descending=True, stable=True)
+    else:
+        values, indices = logits.topk(kept, dim=-1)
+    probabilities = values.softmax(-1)  # [..., kept], likeliest first
     if top_p < 1.0:
-        before = probabilities.cumsum(-1) - probabilities  # what the likelier tokens hold already
-        probabilities = probabilities.masked_fill(before >= top_p, 0.0)
-        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+        probabilities = _until(probabilities, top_p)
+    if min_p > 0.0:
+        probabilities = _normalized(probabilities.masked_fill(probabilities < min_p * probabilities[..., :1], 0.0))
+    if typical_p < 1.0:
+        information = -probabilities.log()  # inf where there is nothing
+        entropy = torch.special.entr(probabilities).sum(-1, keepdim=True)
+        order = (information - entropy).abs().argsort(dim=-1, stable=True)
+        typical = _until(probabilities.gather(-1, order), typical_p)
+        probabilities = torch.zeros_like(probabilities).scatter_(-1, order, typical)
     return torch.zeros_like(logits).scatter_(-1, indices, probabilities)
+
+
+def _until(probabilities: Tensor, share: float) -> Tensor:
+    """The fewest of [..., K], first ones first, that hold `share`; made to sum to 1."""
+    before = probabilities.cumsum(-1) - probabilities  # what those before hold already
+    return _normalized(probabilities.masked_fill(before >= share, 0.0))
+
+
+def _normalized(probabilities: Tensor) -> Tensor:
+    return probabilities / probabilities.sum(-1, keepdim=True)
 
 
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
@@ -84,3 +117,11 @@ def _mix(bits: np.ndarray) -> np.ndarray:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
+
+
+def step_numbers(keys: Sequence[int], blank: int, num_steps: int, draws: int) -> np.ndarray:
+    """The random numbers of one blank: float64 [len(keys), num_steps, draws].
+
+    Number (step, draw) is a function of key, blank, step and draw alone, however many there are of each.
+    """
+    return np.stack([uniform_numbers(keys, (draw << 32) + blank, num_steps) for draw in range(draws)], axis=2)

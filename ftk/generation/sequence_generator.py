@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,8 +22,9 @@ from ftk.generation.blanks import (
 )
 from ftk.generation.config import GenerationConfig, generation_config
 from ftk.generation.decoder import CachedDecoder
-from ftk.generation.sampling import prompt_key, uniform_numbers
-from ftk.generation.search import Answer, Search, Task, search_class
+from ftk.generation.hidden_states import HiddenStates
+from ftk.generation.sampling import prompt_key, step_numbers
+from ftk.generation.search import Answer, Search, Task, strategy
 
 
 class SequenceGenerator:
@@ -54,7 +56,7 @@ class SequenceGenerator:
         self.masks = mask_ids(special)
         if not self.masks:
             raise UserError("the tokenizer has no [MASK], [sMASK] or [gMASK] token; it cannot fill blanks")
-        self.search_class = search_class(self.config)
+        self.strategy = strategy(self.config)
         model_config = getattr(model, "config", None)
         self.max_positions: int | None = getattr(model_config, "max_positions", None)
         self.in_blocks: bool = getattr(model_config, "block_positions", True)
@@ -74,7 +76,8 @@ class SequenceGenerator:
             progress: called with the number of contexts that have been answered since the last call.
 
         Returns:
-            per context, in the order given, one answer per blank from left to right.
+            per context, in the order given, one answer per blank from left to right, the best one. With `nbest`
+            its `others` are the further answers to the same blank, given the best ones to the blanks before it.
 
         Raises:
             UserError: a context is longer than the model's positions; nothing has been generated then.
@@ -105,20 +108,25 @@ class SequenceGenerator:
         """Raises UserError, with the numbers, if a context does not fit the model's positions."""
         num_blanks = len(find_blanks(context, self.masks))
         if self.max_positions is not None and num_blanks:
-            check_positions(len(context), num_blanks, self.config.max_len, self.max_positions, self.in_blocks)
+            # What is read ahead takes the place that a further blank's start would.
+            num_starts = num_blanks + self.strategy.target.lookahead
+            check_positions(len(context), num_starts, self.config.max_len, self.max_positions, self.in_blocks)
 
     @torch.inference_mode()
     def _fill(self, prompts: list[_Prompt]) -> None:
         """Answers a batch of prompts with blanks. Round r fills blank r of all that have it."""
         max_len = self.config.max_len
         device = next(self.model.parameters()).device
+        capacity = max(len(p.context) + (len(p.blanks) - 1) * (max_len + 1) + 1 for p in prompts)
+        states = HiddenStates(len(prompts), capacity) if self.strategy.target.reads_states else None
         decoder = CachedDecoder(
             self.model,
             [len(prompt.context) for prompt in prompts],
-            self.search_class.width(self.config),
-            max(len(p.context) + (len(p.blanks) - 1) * (max_len + 1) + 1 for p in prompts),
-            max_len - 1,
+            self.strategy.width,
+            capacity,
+            self.strategy.num_steps - 1,
             device,
+            states,
         )
         for number in range(max(len(prompt.blanks) for prompt in prompts)):
             active = [row for row, prompt in enumerate(prompts) if len(prompt.blanks) > number]
@@ -127,17 +135,19 @@ class SequenceGenerator:
                 prompts = [prompts[row] for row in active]
             logits = decoder.read([self._chunk(prompt, number) for prompt in prompts])  # [N, V]
             blanks = torch.tensor([prompt.blanks[number] for prompt in prompts], device=device)  # [N]
-            uniforms = self._uniforms(prompts, number, device) if self.search_class.draws else None
-            search = self.search_class(self.config, Task(len(prompts), self.ends, device, uniforms))
+            contexts = [prompt.context for prompt in prompts]
+            uniforms = self._uniforms(prompts, number, device)
+            task = Task(len(prompts), self.ends, device, uniforms, contexts, [number] * len(prompts), states)
+            search = self.strategy.build(task)
             self._run(search, decoder, logits, blanks)
             for prompt, answers in zip(prompts, search.answers(), strict=True):
-                prompt.answers.append(_finite(answers[0]))
+                prompt.answers.append(dataclasses.replace(_finite(answers[0]), others=tuple(answers[1:])))
 
     def _run(self, search: Search, decoder: CachedDecoder, logits: Tensor, blanks: Tensor) -> None:
         """Drives one search to its end: logits [N, V] of the first token, blanks [N] text positions."""
         check_every = 1 if logits.device.type == "cpu" else 8  # to ask a GPU is to wait for it
         move = search.advance(logits[:, None])
-        for step in range(1, self.config.max_len):
+        for step in range(1, self.strategy.num_steps):
             if step % check_every == 0 and bool(search.finished().all()):
                 break
             if move.sources is not None:
@@ -153,9 +163,13 @@ class SequenceGenerator:
         answer, previous = prompt.answers[-1].tokens, prompt.blanks[number - 1]
         return next_chunk(answer, previous, self.sop, blank, self.in_blocks)
 
-    def _uniforms(self, prompts: list[_Prompt], number: int, device: torch.device) -> Tensor:
+    def _uniforms(self, prompts: list[_Prompt], number: int, device: torch.device) -> Tensor | None:
+        """float64 [N, max_len, D]: the random numbers of blank `number`; None where none are drawn."""
+        draws = self.strategy.draws(len(self.ends))
+        if draws == 0:
+            return None
         keys = [prompt_key(prompt.seed, prompt.context) for prompt in prompts]
-        return torch.from_numpy(uniform_numbers(keys, number, self.config.max_len)).to(device)
+        return torch.from_numpy(step_numbers(keys, number, self.config.max_len, draws)).to(device)
 
 
 class _Prompt:

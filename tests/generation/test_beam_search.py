@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ftk.generation import SequenceGenerator
+from ftk.generation.search.beam import BeamSearch
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 
@@ -123,14 +124,11 @@ def test_token_log_probabilities_of_a_beam_are_those_of_the_model():
 
 
 def test_a_beam_of_one_is_greedy():
-    from ftk.generation.config import GenerationConfig
-    from ftk.generation.search import BeamSearch
-
     model = small_model(seed=1)
     contexts = [[7, 8, 3, 9], [11, 3, 12, 4, 13], [3]]
-    generator = SequenceGenerator(model, SPECIAL, GenerationConfig(max_len=6))
+    generator = SequenceGenerator(model, SPECIAL, max_len=6)
     greedy = generator.fill_ids(contexts)
-    generator.search_class = BeamSearch
+    generator.strategy = generator.strategy._replace(target=BeamSearch)
     for row, expected in zip(generator.fill_ids(contexts), greedy, strict=True):
         assert [answer.tokens for answer in row] == [answer.tokens for answer in expected]
 

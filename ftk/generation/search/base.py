@@ -1,0 +1,237 @@
+"""What a search strategy is: from the logits of each step to the tokens of the next, and at the end to answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ftk.errors import UserError
+from ftk.generation.config import GenerationConfig
+from ftk.generation.hidden_states import HiddenStates
+from ftk.generation.processors.base import Processors, SearchState
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What fills one blank.
+
+    Attributes:
+        tokens: ids without the end token.
+        token_logprobs: natural logarithm of each token's probability under the model, untouched by processors,
+            temperature and filters; the end token's stands last if it came.
+        score: what ranks answers: the sum of the processed scores (without processors: of token_logprobs) /
+            number of tokens ** length_penalty, the end token counted.
+        others: further answers to the same blank, best first; `nbest` - 1 at most. They have no others.
+    """
+
+    tokens: list[int]
+    token_logprobs: list[float]
+    score: float
+    others: tuple[Answer, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the end token came, that is, the answer was not cut at the greatest length."""
+        return len(self.token_logprobs) > len(self.tokens)
+
+
+class Task(NamedTuple):
+    """What is to be searched: the answers of one blank for each of N prompts.
+
+    Attributes:
+        num_prompts: N.
+        end_ids: tokens that end an answer.
+        device: where the logits are.
+        uniforms: float64 [N, max_len, D], the prompts' random numbers, where the strategy draws D a step.
+        contexts: per prompt its token ids, for processors.
+        blank: per prompt the number of the blank that is filled, for processors.
+        states: what the decoder has read, for strategies with `reads_states`.
+    """
+
+    num_prompts: int
+    end_ids: tuple[int, ...]
+    device: torch.device
+    uniforms: Tensor | None = None
+    contexts: Sequence[Sequence[int]] = ()
+    blank: Sequence[int] = ()
+    states: HiddenStates | None = None
+
+
+class Move(NamedTuple):
+    """Next tokens [N, W], and the hypothesis [N, W] that each continues (None: the one in its own place)."""
+
+    tokens: Tensor
+    sources: Tensor | None
+
+
+class Search(ABC):
+    """One search for the answers of N prompts, W hypotheses of each; all its state is on the device.
+
+    The generator gives it the logits of the first token, carries out the move that it answers with, gives it
+    the logits that the decoder answers with, and so on: at most max_len + lookahead times.
+
+    Args:
+        config: options of generation.
+        task: prompts, end tokens, random numbers.
+        processors: change the scores before a token is chosen.
+        options: the strategy's own options, if it is registered with a config of its own.
+    """
+
+    lookahead = 0  # tokens that are read beyond those of the longest answer
+    reads_states = False  # whether `task.states` is needed
+
+    def __init__(
+        self, config: GenerationConfig, task: Task, processors: Processors | None = None, options: Any = None
+    ) -> None:
+        self.config = config
+        self.task = task
+        self.processors = processors or Processors()
+        self.options = options
+        self.step = 0  # tokens that every answer has
+        self.ends = torch.tensor(task.end_ids, device=task.device)
+
+    @staticmethod
+    @abstractmethod
+    def width(config: GenerationConfig) -> int:
+        """W, hypotheses per prompt."""
+
+    @staticmethod
+    def draws(config: GenerationConfig, num_ends: int) -> int:
+        """D, random numbers that a step takes for each prompt; 0 where nothing is drawn."""
+        return 0
+
+    def advance(self, logits: Tensor) -> Move:
+        """Takes the logits of a step: [N, 1, V] at first, [N, W, V] later."""
+        scores, logprobs = self.scored(logits)
+        move = self._advance(scores, logprobs)
+        self.step += 1
+        if move.sources is not None:
+            self.processors.reorder(move.sources)
+        return move
+
+    @abstractmethod
+    def _advance(self, scores: Tensor, logprobs: Tensor) -> Move:
+        """Chooses: processed scores and the model's own log-probabilities, each float32 [N, 1 or W, V]."""
+
+    @abstractmethod
+    def finished(self) -> Tensor:
+        """bool [N]: prompts whose answers no further step can change."""
+
+    @abstractmethod
+    def answers(self) -> list[list[Answer]]:
+        """For each prompt its answers, best first, at least one and `nbest` at most. Moves them to the host."""
+
+    @abstractmethod
+    def tokens_so_far(self) -> Tensor:
+        """int64 [N, W, step]: the hypotheses. W may be anything before the first step."""
+
+    @abstractmethod
+    def keep(self, rows: Tensor) -> None:
+        """Of the prompts only `rows`, int64 [R], stay, in this order. Overridden with a call of `keep_task`."""
+
+    def keep_task(self, rows: Tensor) -> None:
+        """`keep` for the task and the processors."""
+        chosen, task = rows.tolist(), self.task
+        self.task = task._replace(
+            num_prompts=len(chosen),
+            uniforms=None if task.uniforms is None else task.uniforms[rows],
+            contexts=[task.contexts[row] for row in chosen] if task.contexts else (),
+            blank=[task.blank[row] for row in chosen] if task.blank else (),
+        )
+        self.processors.keep(rows)
+
+    def scored(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Processed scores and the model's own log-probabilities; not to be changed in place.
+
+        Args:
+            logits: [N, W, V] of any dtype.
+
+        Returns:
+            float32 [N, W, V] twice; the same tensor where nothing is processed.
+        """
+        logits = logits.float()
+        logprobs = logits.log_softmax(-1)
+        scores = logprobs
+        if self.step < self.config.min_len:
+            scores = scores.index_fill(-1, self.ends, float("-inf"))
+        if self.processors:
+            task = self.task
+            tokens = self.tokens_so_far()[:, : logits.size(1)]
+            state = SearchState(tokens, task.contexts, task.blank, task.end_ids, self.config.max_len, logits, logprobs)
+            scores = self.processors(state, scores.clone() if scores is logprobs else scores)
+        return scores, logprobs
+
+
+class Lines:
+    """W answers of each of N prompts as they are written, token by token.
+
+    Attributes:
+        tokens: int64 [N, W, max_len].
+        logprobs: float32 [N, W, max_len], the model's own.
+        scores: float32 [N, W, max_len], as processed.
+        lengths: int64 [N, W], the end token counted.
+        ended: bool [N, W].
+    """
+
+    def __init__(self, task: Task, width: int, max_len: int) -> None:
+        shape = (task.num_prompts, width, max_len)
+        self.tokens = torch.zeros(shape, dtype=torch.int64, device=task.device)
+        self.logprobs = torch.zeros(shape, device=task.device)
+        self.scores = torch.zeros(shape, device=task.device)
+        self.lengths = torch.zeros(shape[:2], dtype=torch.int64, device=task.device)
+        self.ended = torch.zeros(shape[:2], dtype=torch.bool, device=task.device)
+
+    def write(self, step: int, tokens: Tensor, scores: Tensor, logprobs: Tensor, ends: Tensor) -> None:
+        """Token number `step` of each answer: tokens, its scores and log-probabilities, each [N, W]."""
+        self.tokens[:, :, step] = tokens
+        self.scores[:, :, step] = scores
+        self.logprobs[:, :, step] = logprobs
+        self.lengths += ~self.ended
+        self.ended |= torch.isin(tokens, ends)
+
+    def keep(self, rows: Tensor) -> None:
+        """Of the prompts only `rows`, int64 [R], stay, in this order."""
+        for name in ("tokens", "logprobs", "scores", "lengths", "ended"):
+            setattr(self, name, getattr(self, name)[rows])
+
+    def answers(self, length_penalty: float) -> list[list[Answer]]:
+        """Per prompt its W answers, best first."""
+        columns = [part.tolist() for part in (self.tokens, self.logprobs, self.scores, self.lengths, self.ended)]
+        return [
+            ranked([_answer(length_penalty, *line) for line in zip(*prompt, strict=True)])
+            for prompt in zip(*columns, strict=True)
+        ]
+
+
+def ranked(answers: list[Answer]) -> list[Answer]:
+    """Best first; of equals the earlier one.
+
+    Raises:
+        UserError: there is none, because no token had a probability above 0.
+    """
+    if not answers:
+        raise UserError("the model gives no token a probability above 0; its weights may hold NaN")
+    return sorted(answers, key=lambda one: -one.score)
+
+
+def stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` greatest of [N, X], greatest first, equal ones in order; `torch.topk` promises no order."""
+    values, indices = scores.topk(count, dim=-1)
+    # What topk takes among those equal to the last value is open too, but its own choice never depends on the
+    # batch; the order of what it took is settled here.
+    indices = indices.sort(dim=-1).values
+    values, order = scores.gather(-1, indices).sort(dim=-1, descending=True, stable=True)
+    return values, indices.gather(-1, order)
+
+
+def _answer(
+    length_penalty: float, tokens: list[int], logprobs: list[float], scores: list[float], length: int, ended: bool
+) -> Answer:
+    """An answer of the first `length` of its tokens, of which the last is the end token if it `ended`."""
+    score = sum(scores[:length]) / length**length_penalty
+    return Answer(tokens[: length - 1 if ended else length], logprobs[:length], score)

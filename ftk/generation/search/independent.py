@@ -1,0 +1,51 @@
+"""Hypotheses that know nothing of each other: each goes on from its own last token."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from ftk.generation.config import GenerationConfig
+from ftk.generation.processors.base import Processors
+from ftk.generation.search.base import Answer, Lines, Move, Search, Task
+
+
+class IndependentSearch(Search):
+    """`nbest` hypotheses per prompt, each on its own; a subclass chooses the next token of each."""
+
+    def __init__(
+        self, config: GenerationConfig, task: Task, processors: Processors | None = None, options: Any = None
+    ) -> None:
+        super().__init__(config, task, processors, options)
+        self.lines = Lines(task, self.width(config), config.max_len)
+
+    @staticmethod
+    def width(config: GenerationConfig) -> int:
+        return config.nbest
+
+    @abstractmethod
+    def choose(self, scores: Tensor) -> Tensor:
+        """The next token of each hypothesis: processed scores float32 [N, W, V] -> int64 [N, W]."""
+
+    def _advance(self, scores: Tensor, logprobs: Tensor) -> Move:
+        width = self.lines.tokens.size(1)
+        scores, logprobs = (part.expand(-1, width, -1) for part in (scores, logprobs))  # 1 -> W at first
+        tokens = self.choose(scores)  # [N, W]
+        own, processed = (part.gather(-1, tokens[:, :, None])[:, :, 0] for part in (logprobs, scores))
+        self.lines.write(self.step, tokens, processed, own, self.ends)
+        return Move(tokens, None)
+
+    def finished(self) -> Tensor:
+        return self.lines.ended.all(-1)
+
+    def answers(self) -> list[list[Answer]]:
+        return self.lines.answers(self.config.length_penalty)
+
+    def tokens_so_far(self) -> Tensor:
+        return self.lines.tokens[:, :, : self.step]
+
+    def keep(self, rows: Tensor) -> None:
+        self.keep_task(rows)
+        self.lines.keep(rows)
