@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +24,6 @@ def body(argv: list[str]) -> int:
 
 def train(config: TrainConfig) -> int:
     """Builds everything that the configuration names, and trains. Returns the exit code."""
-    ask_for_huge_pages()
     import torch
 
     if config.common.user_dir is not None:  # so that config.yaml works from every working directory
@@ -47,10 +45,10 @@ def train(config: TrainConfig) -> int:
 
         config = range_config(config)
 
-    from ftk.model_parallel.engine import set_exactness
+    from ftk.model_parallel.engine import prepare_process
     from ftk.trainer.trainer import Trainer
 
-    set_exactness(config.engine)
+    prepare_process(config.engine)
     torch.manual_seed(config.common.seed)
     model = task.build_model(config.model)
     criterion = task.build_criterion(config.criterion)
@@ -62,13 +60,3 @@ def train(config: TrainConfig) -> int:
         print(describe_range(found, write_range(found, trainer.checkpoints.folder)))
         return 0
     return trainer.train().exit_code
-
-
-def ask_for_huge_pages() -> None:
-    """Have torch put large CPU tensors into huge pages, unless THP_MEM_ALLOC_ENABLE says otherwise.
-
-    A step on a CPU makes and drops hundreds of megabytes, and each page of 4 KiB costs a fault: 50,000 a step of 4
-    layers of 512 in bf16, a sixth of its processor time (docs/performance.md).
-    torch reads the variable at its first allocation; where the system has no huge pages, nothing happens.
-    """
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -10,10 +10,11 @@ from torch import nn
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.compile import compile_model
 from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.host_memory import keep_freed_memory, return_freed_memory
 
 
-def set_exactness(config: EngineConfig) -> None:
-    """Choose between speed and exactness of kernels, for the whole process."""
+def prepare_process(config: EngineConfig) -> None:
+    """Choose between speed and exactness of kernels, and between speed and memory, for the whole process."""
     torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
     torch.use_deterministic_algorithms(config.deterministic)
     torch.backends.cudnn.benchmark = False
@@ -21,6 +22,10 @@ def set_exactness(config: EngineConfig) -> None:
     if config.deterministic:
         # cuBLAS gives the same bits only with a workspace of its own for each stream.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if config.activation_checkpointing == "full":  # whoever asks for it is short of memory
+        return_freed_memory()
+    else:
+        keep_freed_memory()
 
 
 def prepare_model(model: nn.Module, config: EngineConfig) -> None:

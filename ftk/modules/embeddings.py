@@ -8,7 +8,22 @@ from torch.nn import functional as F
 
 
 class TiedEmbedding(nn.Embedding):
-    """A token embedding [V, H] whose matrix is the output layer too (Press and Wolf 2017)."""
+    """A token embedding [V, H] whose matrix is the output layer too (Press and Wolf 2017).
+
+    On a CPU the gradient of the looked-up rows is added to that of the output layer, instead of being spread over
+    a second [V, H] first: at V 30592 and H 512 that is 63 MB less and up to 3 % of a step.
+    """
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [...] -> [..., H]"""
+        weight = self.weight
+        plain = weight.device.type == "cpu" and type(weight.data) is Tensor and not torch.compiler.is_compiling()
+        rows_only = plain and weight.requires_grad and torch.is_grad_enabled()
+        if rows_only and not hasattr(weight, "_gradient_stays_dense"):
+            # Where the output layer was not used, or not yet, nothing makes the gradient dense.
+            weight.register_post_accumulate_grad_hook(_make_gradient_dense)
+            weight._gradient_stays_dense = True  # type: ignore[attr-defined]
+        return F.embedding(tokens, weight, sparse=rows_only)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., V]; there is no bias."""
@@ -50,6 +65,11 @@ class BlockPositionEmbedding(nn.Module):
         """position_ids [B, 2, T]: in the text, and within the blank (0 in the context) -> [B, T, H]"""
         position, block = position_ids.unbind(1)  # each [B, T]
         return self.position(position) + self.block(block)
+
+
+def _make_gradient_dense(parameter: Tensor) -> None:
+    if parameter.grad is not None and parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.to_dense()
 
 
 def plain_positions(tokens: Tensor) -> Tensor:

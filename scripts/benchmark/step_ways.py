@@ -172,7 +172,12 @@ def train_config(way: Way) -> TrainConfig:
                 "eps": EPS,
                 "weight_decay": WEIGHT_DECAY,
             },
-            "criterion": {"_name": "glm_cross_entropy", "loss_form": way.loss_form},
+            "criterion": {
+                "_name": "glm_cross_entropy",
+                "loss_form": way.loss_form,
+                # Whoever checkpoints all activations is short of memory.
+                "loss_chunk_tokens": 64 if way.checkpointing == "full" else 1024,
+            },
             "training": {"precision": way.precision, "clip_norm": CLIP_NORM, "max_update": 1},
             "engine": {
                 "activation_checkpointing": way.checkpointing,

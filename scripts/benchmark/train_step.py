@@ -14,8 +14,9 @@ be those of the original's way in fp32 (to 1e-4 of the loss in fp32, 1e-2 in low
 quotient within a round.
 
 Peak memory on a CPU is a fresh process's over what it held after a step of a tiny model; on a GPU the allocator's over
-what it held before the way was built. On Linux tensors lie in huge pages, as under ftk-train, in both ways when speed
-is measured; when memory is, the original's way does not ask for them. With --dropout above 0 losses cannot agree and
+what it held before the way was built. The process keeps freed memory, as under ftk-train, in both ways when speed is
+measured; when memory is, the original's way leaves the C library as it is. With --checkpointing full freed memory is
+given back, as under ftk-train, and the loss goes in chunks of 64 tokens. With --dropout above 0 losses cannot agree and
 are not compared.
 """
 
@@ -34,15 +35,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as ftk-train does; torch reads it at its first allocation
-
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from matrix_rate import linear_products, matrix_rate, synchronize
-from step_ways import Step, Way, all_ways, build_step, make_batches, model_config
+from step_ways import Step, Way, all_ways, build_step, make_batches, model_config, train_config
 
+from ftk.model_parallel.engine import prepare_process
 from ftk.models.glm.flops import training_flops
 from ftk.trainer.hardware import peak_flops, peak_resident_bytes
 
@@ -188,7 +188,7 @@ def begin(
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    choose_tf32(way)
+    prepare_process(train_config(way).engine)
     step = build_step(way, config, device)
     losses = [float(step.step(batch)) for batch in batches]
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
@@ -200,10 +200,6 @@ def release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def choose_tf32(way: Way) -> None:
-    torch.set_float32_matmul_precision("high" if way.tf32 else "highest")
 
 
 def check_losses(row: dict[str, Any], expected: list[float]) -> None:
@@ -230,7 +226,7 @@ def take_turns(
         for row in rows:
             if row["way"] not in steps:
                 continue
-            choose_tf32(by_name[row["way"]])
+            prepare_process(train_config(by_name[row["way"]]).engine)
             try:
                 rounds[row["way"]].append(timed_round(steps[row["way"]], batches, options.steps, device))
             except Exception as error:  # such as memory that runs out; the other ways go on
@@ -251,7 +247,7 @@ def timed_round(step: Step, batches: list[dict[str, torch.Tensor]], count: int, 
 
 
 def row_rate(precision: str, tf32: bool, products: Any, device: torch.device) -> float:
-    choose_tf32(Way("ftk", precision, tf32))
+    prepare_process(train_config(Way("ftk", precision, tf32)).engine)
     return matrix_rate(products, DTYPES[precision], device)
 
 
@@ -291,9 +287,7 @@ def memory_in_child(way: Way, size: str, batch_size: int, options: argparse.Name
     command = [sys.executable, __file__, "--memory-of", json.dumps(dataclasses.asdict(way)), "--device", "cpu"]
     command += ["--size", size, "--batch-size", str(batch_size), "--dropout", str(options.dropout)]
     command += ["--threads", str(torch.get_num_threads())]
-    huge_pages = os.environ["THP_MEM_ALLOC_ENABLE"] if way.whose == "ftk" else "0"  # the original does not ask for them
-    environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": huge_pages}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"measuring memory failed: {done.stderr.strip().splitlines()[-1:]}")
     return float(json.loads(done.stdout.splitlines()[-1])["memory_mb"])
@@ -301,6 +295,8 @@ def memory_in_child(way: Way, size: str, batch_size: int, options: argparse.Name
 
 def peak_memory(way: Way, options: argparse.Namespace) -> dict[str, float]:
     """Peak resident memory of this process over what it held after a step of a tiny model, in MB, of three updates."""
+    if way.whose == "ftk":
+        prepare_process(train_config(way).engine)
     shape, _, num_tokens = SIZES[options.size[0]]
     config = model_config(shape, num_tokens, options.dropout)
     batches = make_batches(config, options.batch_size[0], num_tokens, 3)

@@ -15,7 +15,7 @@ from ftk.errors import UserError
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.blocks import blocks_of
 from ftk.model_parallel.compile import compile_model
-from ftk.model_parallel.engine import set_exactness
+from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.engine_config import EngineConfig
 from ftk.models import build_model
 
@@ -155,15 +155,15 @@ def test_the_largest_list_holds_the_blocks():
 def test_exactness_is_set_for_the_process():
     code = """
 import torch
-from ftk.model_parallel.engine import set_exactness
+from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.engine_config import EngineConfig
-set_exactness(EngineConfig(tf32=True, deterministic=True))
+prepare_process(EngineConfig(tf32=True, deterministic=True))
 assert torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "high"
-set_exactness(EngineConfig())
+prepare_process(EngineConfig())
 assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "highest"
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert callable(set_exactness)
+    assert callable(prepare_process)
 
 
 @pytest.mark.parametrize(

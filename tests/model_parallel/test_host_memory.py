@@ -1,0 +1,48 @@
+"""Freed memory stays with the process or goes back, as it was asked for."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from ftk.model_parallel import host_memory
+
+CODE = """
+import torch
+from ftk.model_parallel.host_memory import keep_freed_memory, return_freed_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+assert {policy}()
+before = resident()
+blocks = [torch.ones(2**20) for _ in range(50)]  # 4 MB each
+assert resident() - before > 190e6
+del blocks
+print(resident() - before)
+"""
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+
+
+def left_over(policy):
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(policy=policy)], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@glibc
+def test_freed_memory_is_kept_or_given_back():
+    assert left_over("keep_freed_memory") > 190e6
+    assert left_over("return_freed_memory") < 20e6
+
+
+def test_another_system_is_left_alone(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: pytest.fail("there is no glibc to call"))
+    assert not host_memory.keep_freed_memory()
+    assert not host_memory.return_freed_memory()
