@@ -128,7 +128,9 @@ def _fill_subset(root: GenerateRoot, data: str) -> int:
     _say(f"filled {count} samples ({num_tokens} tokens) in {seconds:.1f} s ({rate:.1f} tokens/s)")
     for scorer in scorers.values():
         for name, value in scorer.result().items():
-            search = "sampling" if root.generation.sampling else f"beam={root.generation.beam}"
+            search = root.generation.search or (
+                "sampling" if root.generation.sampling else f"beam={root.generation.beam}"
+            )
             stream = sys.stderr if as_json else sys.stdout
             print(f"Generate {subset} with {search}: {name} = {value:.2f} %", file=stream)
     return 0

@@ -28,7 +28,9 @@ class FilledBlank:
         text: the answer, without white space around it.
         tokens: its ids without the end token.
         token_logprobs: natural logarithms of their probabilities; the end token's stands last if it came.
-        score: sum of token_logprobs / their number ** length_penalty.
+        score: sum of token_logprobs / their number ** length_penalty, as the processors have changed them.
+        others: further answers to the same blank, best first, given the best ones to the blanks before it; `nbest`
+            - 1 at most.
     """
 
     blank: str
@@ -36,6 +38,7 @@ class FilledBlank:
     tokens: list[int]
     token_logprobs: list[float]
     score: float
+    others: tuple[FilledBlank, ...] = ()
 
     @property
     def probability(self) -> float:
@@ -165,16 +168,17 @@ class BlankFiller:
     def describe(self, context: Sequence[int], answers: Sequence[Answer]) -> list[FilledBlank]:
         """Answers in words, each with the blank that it fills."""
         blanks = [token for token in context if token in self.generator.masks]
-        return [
-            FilledBlank(
-                self.tokenizer.token_text(blank),
-                self.tokenizer.decode(answer.tokens).strip(),
-                answer.tokens,
-                answer.token_logprobs,
-                answer.score,
-            )
-            for blank, answer in zip(blanks, answers, strict=True)
-        ]
+        return [self._described(blank, answer) for blank, answer in zip(blanks, answers, strict=True)]
+
+    def _described(self, blank: int, answer: Answer) -> FilledBlank:
+        return FilledBlank(
+            self.tokenizer.token_text(blank),
+            self.tokenizer.decode(answer.tokens).strip(),
+            answer.tokens,
+            answer.token_logprobs,
+            answer.score,
+            tuple(self._described(blank, other) for other in answer.others),
+        )
 
     def source_text(self, context: Sequence[int]) -> str:
         """A context as one would write it: blanks by name, no [CLS] in front, no end of text behind."""

@@ -29,7 +29,8 @@ def text_lines(
     """One sample as tab-separated lines.
 
     `S-` source with its blanks; then for each blank, from left to right, `T-` reference, `H-` score and
-    tokens, `D-` score and text, `P-` log-probabilities; at last `F-` filled text. `T-`, `F-` only if given.
+    tokens, `D-` score and text, `P-` log-probabilities, these three for each of the n best answers, best first;
+    at last `F-` filled text. `T-`, `F-` only if given.
 
     Args:
         index: number of the sample.
@@ -43,10 +44,11 @@ def text_lines(
     for number, answer in enumerate(answers):
         if references is not None:
             yield f"T-{index}\t{_one_line(references[number])}"
-        tokens = " ".join(_one_line(tokenizer.token_text(token)).replace(" ", "▁") for token in answer.tokens)
-        yield f"H-{index}\t{answer.score:.4f}\t{tokens}"
-        yield f"D-{index}\t{answer.score:.4f}\t{_one_line(answer.text)}"
-        yield f"P-{index}\t{' '.join(f'{value:.4f}' for value in answer.token_logprobs)}"
+        for one in (answer, *answer.others):
+            tokens = " ".join(_one_line(tokenizer.token_text(token)).replace(" ", "▁") for token in one.tokens)
+            yield f"H-{index}\t{one.score:.4f}\t{tokens}"
+            yield f"D-{index}\t{one.score:.4f}\t{_one_line(one.text)}"
+            yield f"P-{index}\t{' '.join(f'{value:.4f}' for value in one.token_logprobs)}"
     if filled is not None:
         yield f"F-{index}\t{_one_line(filled)}"
 
@@ -62,20 +64,22 @@ def json_line(
     record: dict[str, Any] = {"id": index, "source": source}
     if filled is not None:
         record["text"] = filled
-    record["answers"] = [
-        {
-            "blank": answer.blank,
-            "text": answer.text,
-            "tokens": answer.tokens,
-            "score": answer.score,
-            "token_logprobs": answer.token_logprobs,
-        }
-        for answer in answers
-    ]
+    record["answers"] = [{"blank": answer.blank, **_numbers(answer)} for answer in answers]
     if references is not None:
         for answer, reference in zip(record["answers"], references, strict=True):
             answer["reference"] = reference
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
+
+
+def _numbers(answer: FilledBlank) -> dict[str, Any]:
+    """An answer without its blank; with the others of the n best, where there are any."""
+    record = {
+        "text": answer.text,
+        "tokens": answer.tokens,
+        "score": answer.score,
+        "token_logprobs": answer.token_logprobs,
+    }
+    return record | ({"others": [_numbers(other) for other in answer.others]} if answer.others else {})
 
 
 def _one_line(text: str) -> str:
