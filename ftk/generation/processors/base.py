@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 FORBIDDEN = float("-inf")
-_LAST_RESORT = -1e4  # of an end token that the model itself gives no probability at all
+_LAST_RESORT = -1e4  # of a token that must come, where the model itself gives it no probability at all
 
 
 @dataclass
@@ -93,6 +93,19 @@ class Processor:
     def keep(self, rows: Tensor) -> None:
         """Of the prompts only `rows`, int64 [R], stay, in this order."""
 
+    def select(self, totals: Tensor, width: int, count: int) -> list[list[int]] | None:
+        """Which continuations a beam search is to choose from, behind `__call__` of the same step.
+
+        Args:
+            totals: [N, W, V], the scores of whole answers with their next token; -inf: forbidden.
+            width: hypotheses that are to go on.
+            count: how many candidates are usual.
+
+        Returns:
+            per prompt indices into [W * V], in the order in which they count as the best; None: the best by score.
+        """
+        return None
+
     def length(self, blank: int, tokens: Sequence[int]) -> int:
         """How many tokens of a found answer count; the others are cut off. All, unless it is a stop string's.
 
@@ -101,6 +114,10 @@ class Processor:
             tokens: the answer, without its end token.
         """
         return len(tokens)
+
+    def cut(self, text: str) -> str:
+        """What counts of the text of a found answer: all, unless a stop string is in it."""
+        return text
 
 
 class Processors(Processor):
@@ -129,8 +146,18 @@ class Processors(Processor):
         for item in self.items:
             item.keep(rows)
 
+    def select(self, totals: Tensor, width: int, count: int) -> list[list[int]] | None:
+        """That of the first item that has an opinion."""
+        found = (item.select(totals, width, count) for item in self.items)
+        return next((one for one in found if one is not None), None)
+
     def length(self, blank: int, tokens: Sequence[int]) -> int:
         return min((item.length(blank, tokens) for item in self.items), default=len(tokens))
+
+    def cut(self, text: str) -> str:
+        for item in self.items:
+            text = item.cut(text)
+        return text
 
 
 def with_a_way_out(state: SearchState, scores: Tensor) -> Tensor:
@@ -148,6 +175,14 @@ def end_only(state: SearchState) -> Tensor:
     scores = torch.full_like(state.logprobs, FORBIDDEN)
     scores[..., ends] = _end_scores(state, ends)
     return scores
+
+
+def keep_only(state: SearchState, scores: Tensor, row: Row, tokens: Sequence[int]) -> None:
+    """Allows a hypothesis nothing but these tokens, which have the model's own log-probabilities; in place."""
+    kept = torch.tensor(tokens, device=scores.device)
+    own = scores[row.prompt, row.hypothesis]  # [V]
+    own.fill_(FORBIDDEN)
+    own[kept] = state.logprobs[row.prompt, row.hypothesis, kept].clamp(min=_LAST_RESORT)
 
 
 def _end_scores(state: SearchState, ends: Tensor) -> Tensor:

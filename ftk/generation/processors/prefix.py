@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ftk.generation.processors.base import FORBIDDEN, Processor, Row, SearchState
+from ftk.errors import UserError
+from ftk.generation.processors.base import FORBIDDEN, Processor, Row, SearchState, keep_only
 from ftk.generation.processors.phrases import Spelling
 
 AllowedTokensFunction = Callable[[list[int], int, list[int]], Iterable[int] | None]
@@ -51,7 +52,8 @@ class AllowedTokens(Processor):
 
     Args:
         allowed: gets the prompt's ids, the number of the blank and the answer so far; gives the ids that may come
-            next, end tokens included, or None for all of them. Where it gives none the answer ends.
+            next, end tokens included, or None for all of them. Where it gives none the answer ends. It must not
+            depend on anything else, or an answer would depend on its batch.
     """
 
     def __init__(self, allowed: AllowedTokensFunction) -> None:
@@ -62,17 +64,13 @@ class AllowedTokens(Processor):
             tokens = self.allowed(list(state.contexts[row.prompt]), state.blank[row.prompt], row.tokens)
             if tokens is None:
                 continue
-            kept = torch.tensor(sorted({int(token) for token in tokens}), dtype=torch.int64, device=scores.device)
+            ids = sorted({int(token) for token in tokens})
+            for token in ids[:1] + ids[-1:]:
+                if not 0 <= token < scores.size(-1):
+                    raise UserError(f"allowed_tokens gave {token}; tokens are 0 to {scores.size(-1) - 1}")
+            kept = torch.tensor(ids, dtype=torch.int64, device=scores.device)
             own = scores[row.prompt, row.hypothesis]  # [V]
             values = own[kept]
             own.fill_(FORBIDDEN)
             own[kept] = values
         return scores
-
-
-def keep_only(state: SearchState, scores: Tensor, row: Row, tokens: Sequence[int]) -> None:
-    """Forbids a hypothesis all but these tokens, which have the model's own log-probabilities; in place."""
-    kept = torch.tensor(tokens, device=scores.device)
-    own = scores[row.prompt, row.hypothesis]  # [V]
-    own.fill_(FORBIDDEN)
-    own[kept] = state.logprobs[row.prompt, row.hypothesis, kept]

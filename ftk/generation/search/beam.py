@@ -62,6 +62,14 @@ class Beam:
         scores, indices = stable_topk(totals.flatten(1), min(self.num_candidates, totals[0].numel()))
         return Candidates(scores, indices // totals.size(-1), indices % totals.size(-1))
 
+    def at(self, totals: Tensor, chosen: list[list[int]]) -> Candidates:
+        """The continuations of [N, W, V] that a processor has chosen: per prompt indices into [W * V]."""
+        count = max(1, *map(len, chosen))
+        padded = torch.tensor([[*row, *[0] * (count - len(row))] for row in chosen], device=totals.device)
+        there = torch.tensor([[place < len(row) for place in range(count)] for row in chosen], device=totals.device)
+        scores = totals.flatten(1).gather(1, padded).masked_fill(~there, _DEAD)
+        return Candidates(scores, padded // totals.size(-1), padded % totals.size(-1))
+
     def step(self, candidates: Candidates, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """Sets answers aside, goes on with the other candidates.
 
@@ -176,7 +184,9 @@ class BeamSearch(Search):
 
     def candidates(self, scores: Tensor) -> Candidates:
         """The continuations to choose from: processed scores [N, 1 or W, V] -> [N, C]."""
-        return self.beam.best(self.beam.totals(scores))
+        totals = self.beam.totals(scores)
+        chosen = self.processors.select(totals, self.beam.width, self.beam.num_candidates)
+        return self.beam.best(totals) if chosen is None else self.beam.at(totals, chosen)
 
     def finished(self) -> Tensor:
         return self.beam.closed

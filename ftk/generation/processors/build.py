@@ -1,0 +1,188 @@
+"""From options to processors, in the order in which they are applied; contradictions are found here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftk.errors import UserError
+from ftk.generation.blanks import end_ids
+from ftk.generation.processors.base import Processor, Processors
+from ftk.generation.processors.config import ProcessorConfig
+from ftk.generation.processors.constraints import LexicalConstraints
+from ftk.generation.processors.forbidden import ForbiddenPhrases, ForbiddenTokens, NoRepeatNgram
+from ftk.generation.processors.length import MaxLength, MinLength, of_blank
+from ftk.generation.processors.penalties import RepetitionPenalty, UnknownPenalty
+from ftk.generation.processors.phrases import Spelling, holds, spellings
+from ftk.generation.processors.prefix import AllowedTokens, AllowedTokensFunction, ForcedPrefix
+from ftk.generation.processors.progress import OrderedProgress, Progress, UnorderedProgress
+from ftk.generation.processors.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from ftk.tokenizers import Tokenizer
+
+
+def build_processors(
+    config: ProcessorConfig | None,
+    tokenizer: Tokenizer,
+    *,
+    max_len: int = 24,
+    min_len: int = 0,
+    allowed_tokens: AllowedTokensFunction | None = None,
+    **options: Any,
+) -> Processors:
+    """What the options ask for, and what holds always: no command token in an answer but the end tokens.
+
+    Penalties come first, then what forbids, then what forces, so that what must come is not lost: repetition
+    penalty, unknown-token penalty, command tokens, forbidden words, n-grams, shortest length, allowed tokens,
+    constraints, prefix, greatest length, stop strings.
+
+    Args:
+        config: options; the defaults if None.
+        tokenizer: the one of the model.
+        max_len, min_len: limits of every answer, as in `GenerationConfig`.
+        allowed_tokens: see `AllowedTokens`.
+        options: fields of `ProcessorConfig`, instead of or on top of `config`.
+
+    Raises:
+        UserError: values that are not allowed, or that contradict each other.
+    """
+    config = dataclasses.replace(config or ProcessorConfig(), **options)
+    errors = [*config.validate(), *_length_errors(config, min_len, max_len)]
+    if errors:
+        raise UserError("; ".join(errors))
+    return Processors(_Plan(config, tokenizer, max_len, allowed_tokens).items())
+
+
+class _Plan:
+    """The texts of the options as tokens, checked against each other."""
+
+    def __init__(
+        self, config: ProcessorConfig, tokenizer: Tokenizer, max_len: int, allowed_tokens: AllowedTokensFunction | None
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.max_len = max_len
+        self.allowed_tokens = allowed_tokens
+        self.forbidden = self._forbidden()
+        self.num_blanks = max(len(config.prefix), len(config.max_lens), *config.constraint_blanks, 0)
+        # Blank -1 stands for all behind those that some option names.
+        self.progress = {blank: self._progress(blank) for blank in range(-1, self.num_blanks)}
+        self.prefixes = {blank: self._prefix(blank) for blank in range(-1, self.num_blanks)}
+
+    def items(self) -> Iterator[Processor]:
+        config, special = self.config, self.tokenizer.special
+        ends = set(end_ids(special))
+        if config.repetition_penalty != 1.0:
+            yield RepetitionPenalty(config.repetition_penalty, config.repetition_penalty_prompt)
+        if config.unk_penalty != 0.0:
+            if special.unk is None:
+                raise UserError("unk_penalty: the tokenizer has no unknown token")
+            yield UnknownPenalty(special.unk, config.unk_penalty)
+        commands = {token.id for token in self.tokenizer.command_tokens} - ends - {special.unk}
+        yield ForbiddenTokens(commands, self.tokenizer.vocab_size)
+        if self.forbidden:
+            yield ForbiddenPhrases(self.forbidden)
+        if config.no_repeat_ngram_size:
+            yield NoRepeatNgram(config.no_repeat_ngram_size)
+        if config.min_lens:
+            yield MinLength(config.min_lens)
+        if self.allowed_tokens is not None:
+            yield AllowedTokens(self.allowed_tokens)
+        if config.constraints:
+            progress = {blank: one for blank, one in self.progress.items() if one is not None}
+            # A blank that is named without phrases of its own must not get those of all.
+            nothing = {blank: UnorderedProgress([]) for blank, one in self.progress.items() if one is None}
+            yield LexicalConstraints({**nothing, **progress}, config.max_lens)
+        if any(self.prefixes.values()):
+            yield ForcedPrefix(self.prefixes)
+        if config.max_lens:
+            yield MaxLength(config.max_lens)
+        if config.stop:
+            yield StopStrings(config.stop, self.tokenizer.decode)
+
+    def _forbidden(self) -> list[Spelling]:
+        texts = [(text, "forbid_words") for text in self.config.forbid_words]
+        if self.config.forbid_words_file is not None:
+            texts += _lines(Path(self.config.forbid_words_file))
+        return [row for text, option in texts for row in spellings(self.tokenizer, text, option)]
+
+    def _progress(self, blank: int) -> Progress | None:
+        """The phrases of a blank; None where there are none."""
+        config = self.config
+        numbers = config.constraint_blanks or [0] * len(config.constraints)
+        texts = [text for text, number in zip(config.constraints, numbers, strict=True) if number in (0, blank + 1)]
+        if blank < 0:
+            texts = [text for text, number in zip(config.constraints, numbers, strict=True) if number == 0]
+        if not texts:
+            return None
+        phrases = [self._possible(text, "constraints") for text in texts]
+        progress = OrderedProgress(phrases) if config.ordered_constraints else UnorderedProgress(phrases)
+        needed, room = progress.need(progress.start), self._room(blank)
+        if needed > room:
+            raise UserError(
+                f"constraints {', '.join(map(repr, texts))} need {needed} tokens, but {_name(blank)} has room for "
+                f"{room}; raise max_len{' or max_lens' if config.max_lens else ''}, or leave some out"
+            )
+        return progress
+
+    def _prefix(self, blank: int) -> list[Spelling]:
+        """The ways in which the answer of a blank may begin; none where it is free."""
+        prefix = self.config.prefix
+        if len(prefix) == 1:
+            text = prefix[0]
+        else:
+            text = prefix[blank] if 0 <= blank < len(prefix) else ""
+        if not text.strip():
+            return []
+        rows, room = self._possible(text, "prefix"), self._room(blank)
+        progress = self.progress[blank]
+        needed = {row: len(row) + (progress.need(progress.after(row)) if progress else 0) for row in rows}
+        fitting = [row for row in rows if needed[row] <= room]
+        if not fitting:
+            what = "it and the constraints need" if progress else "it needs"
+            raise UserError(
+                f"prefix {text!r}: {what} {min(needed.values())} tokens, but {_name(blank)} has room for {room}; "
+                f"raise max_len{' or max_lens' if self.config.max_lens else ''}"
+            )
+        return fitting
+
+    def _possible(self, text: str, option: str) -> list[Spelling]:
+        """The spellings of a text that must come, without those that other options forbid."""
+        for stop in self.config.stop:
+            if stop in text:
+                raise UserError(f"{option} {text!r} holds {stop!r}, at which an answer stops; take one of them away")
+        rows = spellings(self.tokenizer, text, option)
+        possible = [row for row in rows if not any(holds(row, bad) for bad in self.forbidden)]
+        if not possible:
+            bad = next(bad for bad in self.forbidden if holds(rows[0], bad))
+            words = self.tokenizer.decode(bad).strip()
+            raise UserError(f"{option} {text!r} must come, but {words!r} in it is forbidden; take one of them away")
+        return possible
+
+    def _room(self, blank: int) -> int:
+        return of_blank(self.config.max_lens, blank, self.max_len) if blank >= 0 else self.max_len
+
+
+def _length_errors(config: ProcessorConfig, min_len: int, max_len: int) -> Iterator[str]:
+    for name in ("min_lens", "max_lens"):
+        for value in getattr(config, name):
+            if not min_len <= value <= max_len:
+                yield f"{name} holds {value}; it must be from min_len {min_len} to max_len {max_len}"
+
+
+def _lines(path: Path) -> list[tuple[str, str]]:
+    """The texts of a file, each with its place; empty lines are left out."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise UserError(f"forbid_words_file {path}: {error.strerror}; give a text file with one word a line") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"forbid_words_file {path}: not UTF-8 at byte {error.start + 1}; convert it to UTF-8") from None
+    return [(line.strip(), f"{path}:{number}:") for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _name(blank: int) -> str:
+    return "an answer" if blank < 0 else f"blank {blank + 1}"

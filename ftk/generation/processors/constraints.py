@@ -1,0 +1,133 @@
+"""Lexical constraints: phrases that an answer must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState, keep_only
+from ftk.generation.processors.length import of_blank
+from ftk.generation.processors.progress import Progress
+
+
+class LexicalConstraints(Processor):
+    """An answer ends only when it holds its phrases, and they always come while there is room for them.
+
+    By itself it works with every search: it forbids the end, and when there is just room for what is lacking it
+    allows nothing else, so that a greedy answer has the phrases where they could not wait any longer. Beam search
+    asks `select` besides, and divides the beam among hypotheses that have come differently far (Post & Vilar
+    2018, dynamic beam allocation), so that the phrases come where they fit best.
+
+    Args:
+        progress: number of the blank -> its phrases; under -1 those of all blanks that are not named.
+        max_lens: greatest lengths of the first blank, the second, ..., where they are below max_len.
+    """
+
+    def __init__(self, progress: Mapping[int, Progress], max_lens: Sequence[int] = ()) -> None:
+        self.progress = dict(progress)
+        self.max_lens = tuple(max_lens)
+        self._states: dict[tuple[int, tuple[int, ...]], Any] = {}  # of the answers of the last step
+        self._now: list[list[Any]] = []  # [N][W] states of the present step; None: no phrases
+        self._blank: list[int] = []
+        self._ends: tuple[int, ...] = ()
+
+    def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
+        self._follow(state)
+        ends = torch.tensor(state.ends, device=scores.device)
+        for row in state.open_rows():
+            blank = state.blank[row.prompt]
+            progress, now = self._progress(blank), self._now[row.prompt][row.hypothesis]
+            if progress is None or progress.need(now) == 0:
+                continue
+            scores[row.prompt, row.hypothesis, ends] = FORBIDDEN
+            room = of_blank(self.max_lens, blank, state.max_len) - state.step - 1  # behind the next token
+            if progress.need(progress.forget(now)) <= room:
+                continue
+            tokens = [token for token in progress.tokens if progress.need(progress.advance(now, token)) <= room]
+            if tokens:
+                keep_only(state, scores, row, tokens)
+        return scores
+
+    def select(self, totals: Tensor, width: int, count: int) -> list[list[int]] | None:
+        """Candidates by banks: those that lack equally many tokens are a bank, and each in turn gives its best.
+
+        To choose from are the best candidates of all, the best of each hypothesis, and every token that brings a
+        phrase on (Post & Vilar 2018, 3).
+        """
+        if all(self._progress(blank) is None for blank in self._blank):
+            return None
+        size = totals.size(-1)
+        best = totals.flatten(1).topk(min(count, totals[0].numel())).indices.tolist()  # [N, C]
+        of_each = totals.argmax(-1).tolist()  # [N, W]
+        chosen: list[list[int]] = []
+        for prompt, blank in enumerate(self._blank):
+            progress = self._progress(blank)
+            pool = set(best[prompt])
+            if progress is None:
+                chosen.append(_by_score(totals[prompt].flatten(), pool)[1])
+                continue
+            now = self._now[prompt]
+            for hypothesis, at in enumerate(now):
+                pool.add(hypothesis * size + of_each[prompt][hypothesis])
+                need = progress.need(at)
+                pool.update(
+                    hypothesis * size + token
+                    for token in progress.tokens
+                    if progress.need(progress.advance(at, token)) < need
+                )
+            scores, order = _by_score(totals[prompt].flatten(), pool)
+            banks: dict[int, list[int]] = {}
+            for score, index in zip(scores, order, strict=True):
+                if score > FORBIDDEN:
+                    after = progress.advance(now[index // size], index % size)
+                    banks.setdefault(progress.need(after), []).append(index)
+            chosen.append(self._in_turn([banks[need] for need in sorted(banks)], size, width))
+        return chosen
+
+    def _in_turn(self, banks: list[list[int]], size: int, width: int) -> list[int]:
+        """Candidates from each bank in turn, the most complete first, until `width` do not end."""
+        chosen: list[int] = []
+        going_on = 0
+        for index in _round_robin(banks):
+            if going_on == width:
+                break
+            chosen.append(index)
+            going_on += index % size not in self._ends
+        return chosen
+
+    def _progress(self, blank: int) -> Progress | None:
+        return self.progress.get(blank, self.progress.get(-1))
+
+    def _follow(self, state: SearchState) -> None:
+        """Finds the state of each hypothesis, from that of the answer that it continues."""
+        self._blank, self._ends = list(state.blank), state.ends
+        before, self._states, self._now = self._states, {}, []
+        for blank, hypotheses in zip(self._blank, state.host_tokens.tolist(), strict=True):
+            progress = self._progress(blank)
+            if progress is None:
+                self._now.append([None] * len(hypotheses))
+                continue
+            states = []
+            for tokens in map(tuple, hypotheses):
+                parent = before.get((blank, tokens[:-1])) if tokens else None
+                now = progress.after(tokens) if parent is None else progress.advance(parent, tokens[-1])
+                self._states[blank, tokens] = now
+                states.append(now)
+            self._now.append(states)
+
+
+def _by_score(scores: Tensor, pool: set[int]) -> tuple[list[float], list[int]]:
+    """The values of `scores` [W V] at `pool`, greatest first, equal ones in order, and where they are."""
+    indices = torch.tensor(sorted(pool), device=scores.device)
+    values, order = scores[indices].sort(descending=True, stable=True)
+    return values.tolist(), indices[order].tolist()
+
+
+def _round_robin(banks: Sequence[Sequence[int]]) -> Iterator[int]:
+    for place in range(max(map(len, banks), default=0)):
+        for bank in banks:
+            if place < len(bank):
+                yield bank[place]
