@@ -6,33 +6,14 @@ import math
 from types import SimpleNamespace
 
 import pytest
-import torch
-from torch import nn
 
 from ftk.generation import SequenceGenerator
 from ftk.generation.search.beam import BeamSearch
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
+from tests.generation.tables import every_answer, fill, log_row, random_table, slow_beam, whole
 
 
-class TableModel(nn.Module):
-    """log P(next | last token) from a table [V, V]; the protocol of a model, without attention."""
-
-    def __init__(self, probabilities):
-        super().__init__()
-        self.table = nn.Parameter(torch.tensor(probabilities, dtype=torch.float64).log().float())
-        self.layers = nn.ModuleList()
-        self.final_norm = nn.Identity()
-
-    def embed(self, tokens, position_ids):
-        return nn.functional.one_hot(tokens, len(self.table)).float()  # [B, T, V]
-
-    def logits(self, hidden):
-        return self.table[hidden.argmax(-1)]
-
-
-# 0 and 1 are words, 2 ends an answer, 3 starts it, 4 is the blank.
-TABLE_SPECIAL = SimpleNamespace(sop=3, eop=2, mask=4)
 #                          0     1     2     3  4
 TABLE = [
     [0.10, 0.20, 0.70, 0.0, 0.0],  # after 0
@@ -43,9 +24,8 @@ TABLE = [
 ]
 
 
-def fill_table(table, context=(4,), **options):
-    ((answer,),) = SequenceGenerator(TableModel(table), TABLE_SPECIAL, **options).fill_ids([list(context)])
-    return answer
+def fill_table(table, **options):
+    return fill(table, **options)[0]
 
 
 def test_a_table_worked_out_by_hand():
@@ -155,3 +135,61 @@ def test_an_end_takes_no_place_from_the_hypotheses_that_go_on():
     table[1] = [0.0, 0.0, 1.0, 0.0, 0.0]
     beam = fill_table(table, beam=2, max_len=2)
     assert (beam.tokens, math.exp(2 * beam.score)) == ([1], pytest.approx(0.25))
+
+
+def assert_same(found, expected):
+    assert [whole(answer) for answer in found] == [tokens for tokens, _ in expected]
+    assert [answer.score for answer in found] == pytest.approx([score for _, score in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("early_stopping", ["true", "false", "never"])
+@pytest.mark.parametrize("penalty", [0.0, 0.7, 1.0, 2.0, -0.5])
+def test_n_best_and_early_stopping_equal_the_slow_lists(early_stopping, penalty):
+    met = set()
+    for seed in range(12):
+        table = random_table(9, seed)
+        for width in (2, 4):
+            found = fill(
+                table, beam=width, nbest=width, max_len=6, length_penalty=penalty, early_stopping=early_stopping
+            )
+            expected = slow_beam(lambda tokens, t=table: log_row(t, tokens), width, 6, penalty, early_stopping)
+            assert_same(found, expected)
+            met |= {answer.ended for answer in found}
+    assert True in met
+
+
+def test_the_rules_of_early_stopping_differ():
+    """Or the comparison above would say nothing of them."""
+    answers = {
+        rule: [
+            [whole(answer) for answer in fill(random_table(9, seed), beam=3, nbest=3, max_len=8, early_stopping=rule)]
+            for seed in range(40)
+        ]
+        for rule in ("true", "false", "never")
+    }
+    assert answers["true"] != answers["false"] != answers["never"] != answers["true"]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 1.8])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_n_best_of_a_wide_beam_are_the_n_best_of_all(seed, penalty):
+    table = random_table(6, seed)
+    found = fill(table, beam=60, nbest=20, max_len=3, length_penalty=penalty, early_stopping="never")
+    assert_same(found, every_answer(table, 3, penalty)[:20])
+
+
+def test_fewer_answers_than_asked_for_are_given_where_there_are_no_more():
+    table = [[0.0, 0.0, 1.0, 0.0, 0.0]] * 3 + [[0.5, 0.5, 0.0, 0.0, 0.0]] * 2
+    assert [whole(answer) for answer in fill(table, beam=4, nbest=4, max_len=3)] == [[0, 2], [1, 2]]
+
+
+def test_n_best_of_later_blanks_follow_the_best_of_the_earlier():
+    model, context = small_model(seed=3), [7, 3, 8, 4, 9]
+    plain = SequenceGenerator(model, SPECIAL, beam=4, max_len=5).fill_ids([context])
+    (answers,) = SequenceGenerator(model, SPECIAL, beam=4, nbest=3, max_len=5).fill_ids([context])
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain[0]]
+    for answer in answers:
+        assert len(answer.others) == 2
+        scores = [answer.score, *(other.score for other in answer.others)]
+        assert scores == sorted(scores, reverse=True)
+        assert all(other.others == () for other in answer.others)

@@ -1,0 +1,102 @@
+"""Contrastive search against its paper's equation, with the whole sequence read for every candidate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ftk.generation import SequenceGenerator
+from tests.generation import slow
+from tests.generation.slow import SPECIAL, small_model
+
+
+def read(model, context, filled, blank, answer):
+    """Hidden states [T, H] and the distribution [V] of the next token, of all that was read so far."""
+    tokens, text, block = list(context), list(range(len(context))), [0] * len(context)
+    for place, ids in [*filled, (blank, answer)]:
+        tokens += [SPECIAL.sop, *ids]
+        text += [place] * (len(ids) + 1)
+        block += list(range(1, len(ids) + 2))
+    with torch.no_grad():
+        hidden = model.hidden_states(
+            torch.tensor([tokens]),
+            position_ids=torch.tensor([[text, block]]),
+            context_length=torch.tensor([len(context)]),
+        )[0]
+        return hidden, model.logits(hidden[-1]).softmax(-1)
+
+
+def slow_contrastive(model, context, candidates, alpha, max_len, min_len=0):
+    """[tokens with their end] of each blank: Su et al. 2022, equation 5."""
+    filled, found = [], []
+    for blank in (index for index, token in enumerate(context) if token in slow.BLANKS):
+        answer, ended = [], False
+        while not ended and len(answer) < max_len:
+            states, probabilities = read(model, context, filled, blank, answer)
+            if len(answer) < min_len:
+                probabilities[SPECIAL.eop] = 0
+                probabilities /= probabilities.sum()
+            merits = {}
+            for token in probabilities.topk(candidates).indices.tolist():
+                own = read(model, context, filled, blank, [*answer, token])[0][-1]
+                alike = max(float(torch.cosine_similarity(own, state, dim=0)) for state in states)
+                merits[token] = (1 - alpha) * float(probabilities[token]) - alpha * alike
+            best = max(merits, key=merits.__getitem__)
+            answer, ended = [*answer, best], best == SPECIAL.eop
+        found.append(answer)
+        filled.append((blank, answer[:-1] if ended else answer))
+    return found
+
+
+CONTEXTS = [[7, 8, 3, 9], [11, 3, 12, 4, 13, 14], [3], [6, 7, 8, 9, 10, 11, 12, 3, 16, 17], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(("candidates", "alpha"), [(2, 0.6), (4, 0.3), (5, 0.9), (1, 0.6), (3, 0.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_equal_the_slow_version(seed, candidates, alpha):
+    model = small_model(seed=seed)
+    generator = SequenceGenerator(
+        model, SPECIAL, search="contrastive", contrastive_candidates=candidates, contrastive_alpha=alpha, max_len=5
+    )
+    for context, answers in zip(CONTEXTS, generator.fill_ids(CONTEXTS), strict=True):
+        whole = [answer.tokens + [SPECIAL.eop] * answer.ended for answer in answers]
+        assert whole == slow_contrastive(model, context, candidates, alpha, 5)
+
+
+def test_it_is_neither_greedy_nor_without_the_context():
+    model = small_model(seed=1)
+    greedy = SequenceGenerator(model, SPECIAL, max_len=5).fill_ids(CONTEXTS)
+    found = SequenceGenerator(model, SPECIAL, search="contrastive", max_len=5).fill_ids(CONTEXTS)
+    assert [[a.tokens for a in row] for row in found] != [[a.tokens for a in row] for row in greedy]
+    # With alpha 0, or one candidate, it is greedy.
+    for options in ({"contrastive_alpha": 0.0}, {"contrastive_candidates": 1}):
+        same = SequenceGenerator(model, SPECIAL, search="contrastive", max_len=5, **options).fill_ids(CONTEXTS)
+        assert [[a.tokens for a in row] for row in same] == [[a.tokens for a in row] for row in greedy]
+
+
+def test_a_minimal_length_holds_and_log_probabilities_are_the_models_own():
+    model = small_model(seed=2)
+    generator = SequenceGenerator(model, SPECIAL, search="contrastive", max_len=4, min_len=3)
+    for context, answers in zip(CONTEXTS, generator.fill_ids(CONTEXTS), strict=True):
+        whole = [answer.tokens + [SPECIAL.eop] * answer.ended for answer in answers]
+        assert whole == slow_contrastive(model, context, 4, 0.6, 4, min_len=3)
+        blank = next(index for index, token in enumerate(context) if token in slow.BLANKS)
+        for index, token in enumerate(whole[0]):
+            expected = slow.next_logprobs(model, context, [], blank, whole[0][:index])[token]
+            assert answers[0].token_logprobs[index] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_more_candidates_than_tokens_are_all_of_them():
+    model, context = small_model(vocab_size=8), [7, 3, 6]
+    every = slow_contrastive(model, context, 8, 0.6, 4)
+    generator = SequenceGenerator(model, SPECIAL, search="contrastive", contrastive_candidates=30, max_len=4)
+    assert [a.tokens + [SPECIAL.eop] * a.ended for a in generator.fill_ids([context])[0]] == every
+
+
+def test_the_token_read_ahead_needs_a_position_too():
+    from ftk.errors import UserError
+
+    model = small_model()  # tables of 65 rows
+    assert SequenceGenerator(model, SPECIAL, search="contrastive", max_len=63, min_len=63).fill_ids([[7, 3]])[0]
+    with pytest.raises(UserError, match="max_len can be at most 63"):
+        SequenceGenerator(model, SPECIAL, search="contrastive", max_len=64).fill_ids([[7, 3]])
