@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ftk.generation import BlankFiller
+    from ftk.generation.processors.prefix import AllowedTokensFunction
     from ftk.tokenizers.base import Tokenizer
 
 
@@ -42,6 +43,7 @@ def load_model(
         BrokenCheckpoint: a file of it is damaged.
     """
     from ftk.checkpoint import load_model_state, read_config, resolve_checkpoint
+    from ftk.checkpoint.quantize import prepare_for
 
     folder = resolve_checkpoint(path)
     tree = read_config(folder)
@@ -49,6 +51,7 @@ def load_model(
     with naming_plugin((tree.get("common") or {}).get("user_dir")):
         chosen = build(_ModelSection, {"model": tree.get("model")}).model
     model: nn.Module = chosen.build()
+    prepare_for(tree, model)
     load_model_state(folder, model, ema=ema)
     return model.to(device).eval()
 
@@ -74,7 +77,13 @@ def load_tokenizer(path: str | Path, *, user_dir: str | Path | None = None) -> T
 
 
 def load_generator(
-    path: str | Path, device: str = "cpu", *, ema: bool = False, user_dir: str | Path | None = None, **options: Any
+    path: str | Path,
+    device: str = "cpu",
+    *,
+    ema: bool = False,
+    user_dir: str | Path | None = None,
+    allowed_tokens: AllowedTokensFunction | None = None,
+    **options: Any,
 ) -> BlankFiller:
     """A generator that fills the blanks of texts with a checkpoint's model.
 
@@ -86,14 +95,23 @@ def load_generator(
         device: where the model runs.
         ema: as for `load_model`.
         user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
-        options: fields of `ftk.generation.GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed.
+        allowed_tokens: says which tokens may come next, see `ftk.generation.processors.prefix.AllowedTokens`.
+        options: fields of `ftk.generation.GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed, and of
+            `ftk.generation.processors.ProcessorConfig`, e.g. forbid_words, prefix, constraints, stop.
 
     Raises:
         UserError: as `load_model`; the checkpoint has no tokenizer; an unknown option.
     """
     from ftk.checkpoint import resolve_checkpoint
     from ftk.generation import BlankFiller, SequenceGenerator
+    from ftk.generation.config import generation_config
+    from ftk.generation.processors import ProcessorConfig, build_processors
 
+    steering = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
+    config = generation_config(**options)
     folder = resolve_checkpoint(path)  # once, so that a run that goes on saving cannot come between
     tokenizer = load_tokenizer(folder, user_dir=user_dir)
-    return BlankFiller(tokenizer, SequenceGenerator(load_model(folder, device, ema=ema), tokenizer.special, **options))
+    lengths = {"min_len": config.min_len, "max_len": config.max_len}
+    processors = build_processors(None, tokenizer, **lengths, allowed_tokens=allowed_tokens, **steering)
+    model = load_model(folder, device, ema=ema)
+    return BlankFiller(tokenizer, SequenceGenerator(model, tokenizer.special, config, processors=processors))

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError
 from ftk.registry import TOKENIZERS
 from ftk_cli.frame import run, subcommands
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from ftk.modules.quantization import Quantization
 
 PROG = "ftk-checkpoint"
 DESCRIPTION = (
@@ -45,9 +53,7 @@ class AverageConfig:
     )
     last: int | None = field(default=None, metadata={"help": "average the newest of the run", "unit": "checkpoints"})
     output: str = field(metadata={"help": "checkpoint to write", "metavar": "PATH"})
-    ema: bool = field(
-        default=False, metadata={"help": "take their moving averages (--ema-decay), not their weights"}
-    )
+    ema: bool = field(default=False, metadata={"help": "take their moving averages (--ema-decay), not their weights"})
     overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
 
     def validate(self) -> Iterator[str]:
@@ -60,12 +66,49 @@ class AverageConfig:
 @dataclass(kw_only=True)
 class ExportConfig:
     source: str = field(metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "SRC"})
-    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST"})
+    output: str = field(metadata={"help": "checkpoint or file to write", "positional": True, "metavar": "DST"})
     ema: bool = field(
         default=False,
         metadata={"help": "the moving average of the weights becomes the weights, where the run kept one"},
     )
-    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
+    quantize: str | None = field(
+        default=None,
+        metadata={
+            "help": "round the weights of linear layers: int8 with a scale an output, int4 with one a group of inputs",
+            "choices": ("int8", "int4"),
+        },
+    )
+    group_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "--quantize int4: inputs that share a scale; 32, 64, 128 or 256; 32 if not given",
+            "unit": "inputs",
+        },
+    )
+    quantize_embedding: bool = field(
+        default=True, metadata={"help": "--quantize: the tied embedding and output layer in int8, too"}
+    )
+    format: str = field(
+        default="checkpoint",
+        metadata={
+            "help": "checkpoint (a folder for ftk), or a file for use without ftk: safetensors (weights), export "
+            "(torch.export program), aoti (compiled for this processor, AOTInductor), onnx (pip install 'ftk[export]')",
+            "choices": ("checkpoint", "safetensors", "export", "aoti", "onnx"),
+        },
+    )
+    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint or file of this name"})
+    user_dir: str | None = field(
+        default=None,
+        metadata={"help": "a package, folder or file of yours that registers the model", "metavar": "PATH"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.group_size not in (None, 32, 64, 128, 256):
+            yield f"group_size is {self.group_size}; it must be 32, 64, 128 or 256"
+        if self.quantize != "int4" and self.group_size is not None:
+            yield "group_size goes with --quantize int4"
+        if self.quantize is None and not self.quantize_embedding:
+            yield "quantize_embedding: --no-quantize-embedding goes with --quantize"
 
 
 @dataclass(kw_only=True)
@@ -196,13 +239,74 @@ def average(argv: list[str]) -> int:
 
 
 def export(argv: list[str]) -> int:
-    description = "Writes the weights alone, with configuration and tokenizer: what a trained model needs."
+    description = (
+        "Writes the weights alone, with configuration and tokenizer: what a trained model needs. --quantize makes them"
+        " smaller, --format other files of them, for use without ftk."
+    )
     config = compose(Export, f"{PROG} export", description, argv).export
-    from ftk.checkpoint.average import export_weights
-
-    output = export_weights(config.source, config.output, ema=config.ema, overwrite=config.overwrite)
-    print(f"wrote {output}, the {'moving average of the ' if config.ema else ''}weights of {config.source}")
+    output = _export_checkpoint(config) if config.format == "checkpoint" else _export_file(config)
+    rounded = f", rounded to {config.quantize}" if config.quantize else ""
+    average = "moving average of the " if config.ema else ""
+    print(f"wrote {output}, the {average}weights of {config.source}{rounded}")
     return 0
+
+
+def _export_checkpoint(config: ExportConfig) -> object:
+    from ftk.checkpoint.average import export_weights
+    from ftk.checkpoint.quantize import save_quantized
+    from ftk.checkpoint.save import refuse_to_replace
+
+    if config.quantize is None:
+        return export_weights(config.source, config.output, ema=config.ema, overwrite=config.overwrite)
+    from pathlib import Path
+
+    refuse_to_replace(Path(config.output), overwrite=config.overwrite)
+    folder, model, how = _quantized(config)
+    return save_quantized(folder, config.output, model, how, ema=config.ema, overwrite=config.overwrite)
+
+
+def _export_file(config: ExportConfig) -> object:
+    from ftk.checkpoint import export as files
+    from ftk.checkpoint.quantize import checkpoint_metadata
+    from ftk.hub import load_model
+
+    ending = {"safetensors": ".safetensors", "onnx": ".onnx"}.get(config.format, ".pt2")
+    files.refuse_file(config.output, config.overwrite, ending)
+    if config.quantize is None and config.format == "safetensors":
+        return files.stream_safetensors(
+            config.source,
+            config.output,
+            ema=config.ema,
+            metadata=checkpoint_metadata(config.source),
+            overwrite=config.overwrite,
+        )
+    if config.quantize is None:
+        model = load_model(config.source, ema=config.ema, user_dir=config.user_dir)
+    else:
+        folder, model, how = _quantized(config)
+        if config.format == "safetensors":
+            metadata = checkpoint_metadata(folder, how)
+            tensors = model.state_dict()
+            return files.write_safetensors(config.output, tensors, metadata=metadata, overwrite=config.overwrite)
+    write = {"export": files.export_program, "aoti": files.export_aoti, "onnx": files.export_onnx}[config.format]
+    return write(model, config.output, overwrite=config.overwrite)
+
+
+def _quantized(config: ExportConfig) -> tuple[Path, nn.Module, Quantization]:
+    """The checkpoint's folder, its model with rounded weights, and how they were rounded."""
+    from ftk.checkpoint.layout import resolve_checkpoint
+    from ftk.checkpoint.quantize import refuse_quantized
+    from ftk.hub import load_model
+    from ftk.modules.quantization import Quantization, quantize_model
+
+    folder = resolve_checkpoint(config.source)  # once, so that a run that goes on saving cannot come between
+    refuse_quantized(folder, "--quantize")
+    assert config.quantize is not None
+    group_size = (config.group_size or 32) if config.quantize == "int4" else None
+    how = Quantization(weights=config.quantize, group_size=group_size, embedding=config.quantize_embedding)
+    model = load_model(folder, ema=config.ema, user_dir=config.user_dir)
+    quantize_model(model, how)
+    return folder, model, how
 
 
 def convert(argv: list[str]) -> int:

@@ -22,7 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "model_parallel": {"config"},
     "criterions": {"modules", "models", "model_parallel", "config"},
     "optim": {"modules", "model_parallel", "config"},
-    "checkpoint": {"model_parallel", "models", "tokenizers", "config"},
+    "checkpoint": {"model_parallel", "modules", "models", "tokenizers", "config"},
     "evaluation": {"config"},
     "report": {"config"},
     "generation": {"modules", "models", "tokenizers", "evaluation", "config", "checkpoint"},

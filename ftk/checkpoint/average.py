@@ -11,6 +11,7 @@ import torch
 from ftk.checkpoint import layout
 from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
 from ftk.checkpoint.manifest import read_manifest
+from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.save import refuse_to_replace, save_checkpoint
 from ftk.checkpoint.storage import TensorIndex, read_index
 from ftk.config.changes import FREE
@@ -44,6 +45,8 @@ def average_checkpoints(
     output = Path(output)
     refuse_to_replace(output, overwrite=overwrite)
     folders = [layout.resolve_checkpoint(path) for path in inputs]
+    for folder in folders:
+        refuse_quantized(folder, "a mean")
     if len(set(folders)) < 2:
         raise UserError(f"{len(set(folders))} checkpoint given; a mean needs two or more")
     for folder in folders[1:]:

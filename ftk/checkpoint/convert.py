@@ -25,6 +25,7 @@ import torch
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
+from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.save import refuse_to_replace, save_checkpoint
 from ftk.errors import UserError
 from ftk.models.glm import convert as names
@@ -144,6 +145,7 @@ def convert_to_original(
     model = read_config(source).get("model") or {}
     if model.get("_name") != "glm":
         raise UserError(f"{source}: its model is {model.get('_name')!r}; only 'glm' has the original's layout")
+    refuse_quantized(source, "the original's layout")
     iteration = int(read_trainer_state(source).get("num_updates") or 0)
     state_dict = names.to_original(load_model_tensors(source, ema=ema), int(model["num_attention_heads"]))
     parts = names.split_parts(state_dict, num_parts)

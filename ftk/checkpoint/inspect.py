@@ -38,6 +38,7 @@ class Summary:
     path: str
     problems: list[str]  # by file size; contents are not hashed here
     model: dict[str, Any]
+    quantization: dict[str, Any]  # empty if the weights are as they were trained
     task: dict[str, Any]
     tensors: list[TensorRow]
     tied: dict[str, str]
@@ -71,6 +72,7 @@ def inspect_checkpoint(path: str | Path) -> Summary:
         path=str(folder),
         problems=problems,
         model=dict(config.get("model") or {}),
+        quantization=dict(config.get("quantization") or {}),
         task=dict(config.get("task") or {}),
         tensors=rows,
         tied=dict(index.extra["aliases"]),
@@ -97,6 +99,8 @@ def render(summary: Summary) -> str:
     arch = summary.model.get("arch")
     lines.append(f"model      {name}" + (f" ({arch})" if arch else ""))
     lines += [f"           {key} {value}" for key, value in options.items()]
+    if summary.quantization:
+        lines.append("quantised  " + ", ".join(f"{key} {value}" for key, value in summary.quantization.items()))
     lines.append(f"task       {summary.task.get('_name', 'not said')}")
     lines.append(f"tokenizer  {summary.tokenizer or 'none: this checkpoint cannot read text'}")
     lines.append(f"optimizer  {'kept: training can go on' if summary.has_optimizer else 'none'}")

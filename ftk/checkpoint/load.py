@@ -49,7 +49,7 @@ def load_model_state(
     folder = layout.resolve_checkpoint(folder)
     check_files(folder, prefix=f"{layout.MODEL}/", hashes=check_hashes)
     if ema:
-        _check_ema(folder, check_hashes)
+        check_ema(folder, check_hashes)
     index = read_index(folder / layout.MODEL)
     sources = _by_every_name(index)
     targets, missing = {}, []
@@ -112,7 +112,7 @@ def load_model_tensors(folder: str | Path, *, ema: bool = False, check_hashes: b
     folder = layout.resolve_checkpoint(folder)
     check_files(folder, prefix=f"{layout.MODEL}/", hashes=check_hashes)
     if ema:
-        _check_ema(folder, check_hashes)
+        check_ema(folder, check_hashes)
     index = read_index(folder / layout.MODEL)
     tensors = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in index.tensors.items()}
     read_tensors(folder / layout.MODEL, tensors)
@@ -160,7 +160,7 @@ def extra_tensor_names(folder: str | Path) -> list[str]:
     return [name for name in index_folders(read_manifest(folder)) if name not in (layout.MODEL, layout.OPTIMIZER)]
 
 
-def _check_ema(folder: Path, hashes: bool) -> None:
+def check_ema(folder: Path, hashes: bool) -> None:
     if f"{layout.EMA}/index.json" not in check_files(folder, prefix=f"{layout.EMA}/", hashes=hashes):
         raise UserError(
             f"{folder}: has no averaged weights (its run had no --ema-decay); take the trained ones, without --ema"

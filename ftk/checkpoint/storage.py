@@ -221,12 +221,12 @@ class _TensorWriter(StorageWriter):
         pending.sort(key=lambda entry: (-entry[2].itemsize, entry[0]))
 
         def pieces() -> Iterator[memoryview | bytes]:
-            yield _safetensors_header([(key, shape, dtype) for key, shape, dtype, _ in pending])
+            yield safetensors_header([(key, shape, dtype) for key, shape, dtype, _ in pending])
             for key, shape, dtype, item in pending:
                 tensor = planner.resolve_data(item)
                 assert isinstance(tensor, torch.Tensor), key
                 assert (tensor.shape, tensor.dtype) == (shape, dtype), key
-                yield _tensor_bytes(tensor)
+                yield tensor_bytes(tensor)
 
         results: list[WriteResult] = []
         if pending:
@@ -342,9 +342,11 @@ def _quiet_dcp() -> Iterator[None]:
         raise cause from None
 
 
-def _safetensors_header(entries: list[tuple[str, torch.Size, torch.dtype]]) -> bytes:
+def safetensors_header(
+    entries: list[tuple[str, torch.Size, torch.dtype]], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """Return the length and JSON that begin a safetensors file with these tensors, padded to 8 bytes."""
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for key, shape, dtype in entries:
         if dtype not in _DTYPE_CODES:
@@ -357,7 +359,7 @@ def _safetensors_header(entries: list[tuple[str, torch.Size, torch.dtype]]) -> b
     return len(text).to_bytes(8, "little") + text
 
 
-def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the elements of a tensor in row-major order, without a copy where they lie so already."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 

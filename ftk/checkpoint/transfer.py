@@ -13,6 +13,7 @@ from torch import nn
 from ftk.checkpoint import layout
 from ftk.checkpoint.load import load_model_tensors, some_names, tied_names
 from ftk.checkpoint.naming import model_tensors
+from ftk.checkpoint.quantize import refuse_quantized
 from ftk.errors import UserError
 
 
@@ -50,6 +51,7 @@ def transfer_weights(
         UserError: names or shapes differ, and `skip` does not say that this is meant; before any weight is changed.
     """
     folder = layout.resolve_checkpoint(folder)
+    refuse_quantized(folder, "further training")
     stored = load_model_tensors(folder, ema=ema)
     wanted, _ = model_tensors(model)
     tied = tied_names(model)

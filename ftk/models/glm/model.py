@@ -106,7 +106,7 @@ class GLM(nn.Module):
         config = self.config
         num_tokens = tokens.size(1)
         head_size = config.hidden_size // config.num_attention_heads
-        dtype = matmul_dtype(self.token_embedding.weight)
+        dtype = matmul_dtype(self.final_norm.weight)  # the embedding may be quantised
         form = attention_form(config.attention, tokens.device, dtype, num_tokens, head_size, config.attention_dropout)
         dropout = config.attention_dropout if self.training else 0.0
         return sequence_attention(form, context_length, num_tokens, document_ids, dropout, dtype)

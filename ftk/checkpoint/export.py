@@ -1,0 +1,237 @@
+"""Models for use without ftk: a single safetensors file, a torch.export program, an AOTInductor package, ONNX."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ftk.checkpoint import layout
+from ftk.checkpoint.load import check_ema
+from ftk.checkpoint.manifest import check_files, write_file
+from ftk.checkpoint.naming import model_tensors
+from ftk.checkpoint.storage import read_index, read_tensors, safetensors_header, tensor_bytes
+from ftk.errors import UserError
+
+INPUTS = ("tokens", "position_ids", "context_length")
+OUTPUT = "logits"
+
+_ONNX_PACKAGES = ("onnx", "onnxscript")
+_NOISY = ("torch.onnx", "onnxscript", "onnx_ir", "torch._inductor", "torch._dynamo")
+
+
+class Step(nn.Module):
+    """What is exported: the whole forward pass, with positional arguments.
+
+    Args:
+        model: a model of ftk's (`ftk.models.base.LanguageModel`).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, context_length: Tensor) -> Tensor:
+        """tokens [B, T], position_ids [B, 2, T], context_length [B], all int64 -> logits [B, T, V]"""
+        logits: Tensor = self.model(tokens, position_ids=position_ids, context_length=context_length)
+        return logits
+
+
+def write_safetensors(
+    output: str | Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None, overwrite: bool
+) -> Path:
+    """Write tensors in memory as one safetensors file; what `stream_safetensors` does for a checkpoint.
+
+    Args:
+        output: the file.
+        tensors: by name; tied ones are written once, the other names under `aliases` of the metadata.
+        metadata: kept in the file's header.
+        overwrite: replace a file of this name.
+    """
+    once, aliases = model_tensors(tensors)
+    entries = {name: (tensor.shape, tensor.dtype) for name, tensor in once.items()}
+    return _write_safetensors(output, entries, once.__getitem__, aliases, metadata, overwrite)
+
+
+def stream_safetensors(
+    source: str | Path,
+    output: str | Path,
+    *,
+    ema: bool = False,
+    metadata: Mapping[str, str] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the weights of a checkpoint as one safetensors file, with no more than one tensor in memory.
+
+    Args:
+        source: a checkpoint, or a run's folder.
+        output: the file.
+        ema: the moving average of the weights, where there is one of a tensor.
+        metadata: kept in the file's header.
+        overwrite: replace a file of this name.
+
+    Raises:
+        UserError: `output` exists, or there is no moving average.
+        BrokenCheckpoint: the checkpoint is not whole.
+    """
+    folder = layout.resolve_checkpoint(source)
+    check_files(folder, prefix=f"{layout.MODEL}/")
+    if ema:
+        check_ema(folder, True)
+    index = read_index(folder / layout.MODEL)
+    averaged = read_index(folder / layout.EMA).tensors if ema else {}
+
+    def read(name: str) -> Tensor:
+        stored = index.tensors[name]
+        target = torch.empty(stored.shape, dtype=stored.dtype)
+        read_tensors(folder / (layout.EMA if name in averaged else layout.MODEL), {name: target})
+        return target
+
+    entries = {name: (torch.Size(stored.shape), stored.dtype) for name, stored in index.tensors.items()}
+    return _write_safetensors(output, entries, read, index.extra["aliases"], metadata, overwrite)
+
+
+def export_program(model: nn.Module, output: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the step as a torch.export program, for `torch.export.load`; batch and length are free.
+
+    Args:
+        model: in evaluation mode, on the CPU; its attention is computed by torch's fused kernels.
+        output: the file, *.pt2.
+        overwrite: replace a file of this name.
+
+    Raises:
+        UserError: `output` exists or has another ending.
+    """
+    with _new_file(output, overwrite, ".pt2") as temporary:
+        torch.export.save(_program(model), temporary)
+    return Path(output)
+
+
+def export_aoti(model: nn.Module, output: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the step compiled to machine code for this kind of processor, for `aoti_load_package`.
+
+    Args and raises: as `export_program`; needs a C++ compiler.
+    """
+    with _new_file(output, overwrite, ".pt2") as temporary, _quiet():
+        torch._inductor.aoti_compile_and_package(_program(model), package_path=str(temporary))
+    return Path(output)
+
+
+def export_onnx(model: nn.Module, output: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the step as ONNX; weights of more than 2 GB lie beside it in OUTPUT.data.
+
+    Args and raises: as `export_program`, *.onnx; needs `pip install 'ftk[export]'`.
+    """
+    missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"--format onnx needs {' and '.join(missing)}: pip install 'ftk[export]'")
+    program = _program(model)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
+    external = size > 1_900_000_000  # a protobuf ends at 2 GiB
+    with _new_file(output, overwrite, ".onnx", in_place=external) as temporary, _quiet():
+        written = torch.onnx.export(
+            program, dynamo=True, input_names=list(INPUTS), output_names=[OUTPUT], verbose=False, optimize=True
+        )
+        assert written is not None
+        written.save(str(temporary), external_data=external)
+    return Path(output)
+
+
+def _program(model: nn.Module) -> torch.export.ExportedProgram:
+    config = getattr(model, "config", None)
+    if dataclasses.is_dataclass(config) and not isinstance(config, type) and hasattr(config, "attention"):
+        model.config = dataclasses.replace(config, attention="sdpa")  # type: ignore[assignment,type-var]
+    num_batch, num_tokens = 2, 8
+    example = (
+        torch.zeros(num_batch, num_tokens, dtype=torch.int64),
+        torch.zeros(num_batch, 2, num_tokens, dtype=torch.int64),
+        torch.ones(num_batch, dtype=torch.int64),
+    )
+    batch = torch.export.Dim("batch", min=1)
+    length = torch.export.Dim("length", min=1, max=getattr(config, "max_positions", None))
+    shapes = ({0: batch, 1: length}, {0: batch, 2: length}, {0: batch})
+    with torch.no_grad(), _quiet():
+        return torch.export.export(Step(model).eval(), example, dynamic_shapes=shapes)
+
+
+def _write_safetensors(
+    output: str | Path,
+    entries: Mapping[str, tuple[torch.Size, torch.dtype]],
+    read: Callable[[str], Tensor],
+    aliases: Mapping[str, str],
+    metadata: Mapping[str, str] | None,
+    overwrite: bool,
+) -> Path:
+    # Larger elements first, so that every tensor starts at a multiple of its element size.
+    order = sorted(entries, key=lambda name: (-entries[name][1].itemsize, name))
+    described = {"format": "pt", **(metadata or {})}
+    if aliases:
+        described["aliases"] = json.dumps(dict(aliases))
+
+    def pieces() -> Iterator[Any]:
+        yield safetensors_header([(name, *entries[name]) for name in order], described)
+        for name in order:
+            yield tensor_bytes(read(name))
+
+    with _new_file(output, overwrite, ".safetensors") as temporary:
+        write_file(temporary, pieces())
+    return Path(output)
+
+
+@contextmanager
+def _new_file(output: str | Path, overwrite: bool, ending: str, in_place: bool = False) -> Iterator[Path]:
+    """A name to write to, which becomes `output` once all is written.
+
+    Args:
+        in_place: write under the final name, because a second file is named after it.
+    """
+    output = Path(output)
+    refuse_file(output, overwrite, ending)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # Begins with a dot and keeps its ending: torch's writers insist on it.
+    temporary = output if in_place else output.with_name(f".{output.stem}.{os.getpid()}{layout.TEMPORARY}{ending}")
+    try:
+        yield temporary
+        if temporary != output:
+            os.replace(temporary, output)
+        layout.sync_folder(output.parent)
+    finally:
+        if temporary != output:
+            temporary.unlink(missing_ok=True)
+
+
+def refuse_file(output: str | Path, overwrite: bool, ending: str) -> None:
+    """Raise a UserError if a file must not be written to `output`."""
+    output = Path(output)
+    if output.suffix != ending:
+        raise UserError(f"{output}: is to be a file whose name ends in {ending}")
+    if output.is_dir():
+        raise UserError(f"{output}: is a folder; it is not replaced")
+    if output.exists() and not overwrite:
+        raise UserError(f"{output}: exists; replace it with --overwrite or choose another name")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' remarks about themselves; their errors come through."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

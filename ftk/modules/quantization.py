@@ -1,0 +1,87 @@
+"""Which layers of a model are quantised and how, and replacing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ftk.errors import UserError
+from ftk.modules.embeddings import TiedEmbedding
+from ftk.modules.quantized_linear import GROUP_SIZES, Int4Linear, Int8Linear, Int8TiedEmbedding
+
+
+@dataclass(kw_only=True)
+class Quantization:
+    """How the weights of a model are rounded; a quantised checkpoint keeps it under `quantization` in its config."""
+
+    weights: str = field(metadata={"help": "of the linear layers of each block", "choices": ("int8", "int4")})
+    group_size: int | None = field(default=None, metadata={"help": "inputs that share a scale; int4 only"})
+    embedding: bool = field(default=True, metadata={"help": "the tied token embedding and output layer in int8, too"})
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        if self.weights not in ("int8", "int4"):
+            yield f"weights is {self.weights}; int8 and int4 are known"
+        if self.weights == "int4" and self.group_size not in GROUP_SIZES:
+            yield f"group_size is {self.group_size}; it must be one of {', '.join(map(str, GROUP_SIZES))}"
+        if self.weights == "int8" and self.group_size is not None:
+            yield f"group_size is {self.group_size}; int8 has a scale for each output"
+
+
+def quantize_model(model: nn.Module, how: Quantization) -> None:
+    """Replace layers of a trained model by quantised ones of their weights, in place.
+
+    Replaced are the linear layers under `model.layers` and, if asked for, the tied embedding; norms, biases and
+    positions stay.
+
+    Raises:
+        UserError: the model has no such layers, or the group size does not divide their inputs.
+    """
+
+    def linear(layer: nn.Linear) -> nn.Module:
+        return Int8Linear.of(layer) if how.group_size is None else Int4Linear.of(layer, how.group_size)
+
+    _replace(model, how, linear, Int8TiedEmbedding.of)
+
+
+def prepare_quantized(model: nn.Module, how: Quantization) -> None:
+    """Replace the same layers by quantised ones of their shapes, to be filled from a quantised checkpoint."""
+
+    def linear(layer: nn.Linear) -> nn.Module:
+        shape = (layer.in_features, layer.out_features, layer.bias is not None)
+        dtype = layer.weight.dtype
+        return (
+            Int8Linear(*shape, dtype=dtype)
+            if how.group_size is None
+            else Int4Linear(*shape, group_size=how.group_size, dtype=dtype)
+        )
+
+    def embedding(layer: TiedEmbedding) -> nn.Module:
+        return Int8TiedEmbedding(layer.num_embeddings, layer.embedding_dim, layer.weight.dtype)
+
+    _replace(model, how, linear, embedding)
+
+
+@torch.no_grad()
+def _replace(
+    model: nn.Module,
+    how: Quantization,
+    linear: Callable[[nn.Linear], nn.Module],
+    embedding: Callable[[TiedEmbedding], nn.Module],
+) -> None:
+    layers = getattr(model, "layers", None)
+    found = [] if layers is None else [name for name, layer in layers.named_modules() if isinstance(layer, nn.Linear)]
+    if layers is None or not found:
+        raise UserError(f"{type(model).__name__} has no linear layers under `layers`; it cannot be quantised")
+    for name in found:
+        parent_name, _, own_name = name.rpartition(".")
+        old = layers.get_submodule(name)
+        assert isinstance(old, nn.Linear)
+        setattr(layers.get_submodule(parent_name), own_name, linear(old))
+    for name, layer in list(model.named_modules()) if how.embedding else []:
+        if isinstance(layer, TiedEmbedding):
+            parent_name, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(parent_name), own_name, embedding(layer))
