@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ftk.config import compose, section
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
+from ftk.generation.processors.config import ProcessorConfig
 from ftk.registry import SCORERS
 from ftk_cli.frame import run
 from ftk_cli.inference_options import DeviceConfig, decode_line, open_filler
@@ -71,6 +72,7 @@ class GenerateConfig:
 class GenerateRoot:
     generate: GenerateConfig = section("what to fill")
     generation: GenerationConfig = section("how to search")
+    processors: ProcessorConfig = section("logits processors")
     common: DeviceConfig = section("common")
 
 
@@ -97,7 +99,7 @@ def _fill_subset(root: GenerateRoot, data: str) -> int:
     task, _ = restore_task(options.path, data)
     subset = options.gen_subset or "valid"
     samples = task.load_split(subset)
-    filler = open_filler(options.path, root.common, root.generation)
+    filler = open_filler(options.path, root.common, root.generation, root.processors)
     count = min(len(samples), options.max_samples or len(samples))
     scorers = {name: build_scorer(name) for name in options.scoring}
     as_json = options.output_format == "json"
@@ -143,7 +145,7 @@ def _fill_prompts(root: GenerateRoot, source: str) -> int:
     as_json = root.generate.output_format == "json"
     name, failed = "standard input" if source == "-" else source, 0
     with _open(source) as stream, _progress(_num_prompts(source, root.generate.max_samples)) as bar:
-        filler = open_filler(root.generate.path, root.common, root.generation)
+        filler = open_filler(root.generate.path, root.common, root.generation, root.processors)
         numbered = enumerate(itertools.islice(stream, root.generate.max_samples))
         for chunk in _chunks(numbered, root.generation.batch_size * _BATCHES_AT_ONCE):
             encoded: list[tuple[int, EncodedPrompt]] = []

@@ -10,6 +10,7 @@ from ftk.errors import UserError
 
 if TYPE_CHECKING:
     from ftk.generation import BlankFiller, GenerationConfig
+    from ftk.generation.processors import ProcessorConfig
 
 
 @dataclass(kw_only=True)
@@ -23,7 +24,9 @@ class DeviceConfig(CommonConfig):
     )
 
 
-def open_filler(path: str, device: DeviceConfig, generation: GenerationConfig) -> BlankFiller:
+def open_filler(
+    path: str, device: DeviceConfig, generation: GenerationConfig, processors: ProcessorConfig
+) -> BlankFiller:
     """The checkpoint at `path` as a filler of blanks, on the device that was asked for."""
     import dataclasses
 
@@ -34,7 +37,9 @@ def open_filler(path: str, device: DeviceConfig, generation: GenerationConfig) -
 
     if device.num_threads is not None:
         torch.set_num_threads(device.num_threads)
-    options = {one.name: getattr(generation, one.name) for one in dataclasses.fields(generation)}
+    options = {
+        one.name: getattr(config, one.name) for config in (generation, processors) for one in dataclasses.fields(config)
+    }
     return load_generator(path, str(resolve_device(device.device)), ema=device.ema, **options)
 
 

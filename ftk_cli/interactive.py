@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ftk.config import compose, section
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
+from ftk.generation.processors.config import ProcessorConfig
 from ftk_cli.frame import run
 from ftk_cli.inference_options import DeviceConfig, decode_line, open_filler
 
@@ -36,6 +37,7 @@ class InteractiveConfig:
 class InteractiveRoot:
     interactive: InteractiveConfig = section("model")
     generation: GenerationConfig = section("how to search")
+    processors: ProcessorConfig = section("logits processors")
     common: DeviceConfig = section("common")
 
 
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def body(argv: list[str]) -> int:
     root = compose(InteractiveRoot, PROG, DESCRIPTION, argv)
-    filler = open_filler(root.interactive.path, root.common, root.generation)
+    filler = open_filler(root.interactive.path, root.common, root.generation, root.processors)
     typed = sys.stdin.isatty()
     if typed:
         print(

@@ -173,7 +173,7 @@ class BlankFiller:
     def _described(self, blank: int, answer: Answer) -> FilledBlank:
         return FilledBlank(
             self.tokenizer.token_text(blank),
-            self.tokenizer.decode(answer.tokens).strip(),
+            self.generator.processors.cut(self.tokenizer.decode(answer.tokens)).strip(),
             answer.tokens,
             answer.token_logprobs,
             answer.score,
@@ -196,7 +196,7 @@ class BlankFiller:
         for token in prompt.context:
             if token in self.generator.masks:
                 answer = next(remaining).tokens
-                words = self._spaced(read, answer)
+                words = self.generator.processors.cut(self._spaced(read, answer))
                 text += (words.lstrip() if not text or text[-1].isspace() else words) + next(pieces)
                 read.extend(answer)
             elif token != self.tokenizer.special.cls:

@@ -23,6 +23,7 @@ from ftk.generation.blanks import (
 from ftk.generation.config import GenerationConfig, generation_config
 from ftk.generation.decoder import CachedDecoder
 from ftk.generation.hidden_states import HiddenStates
+from ftk.generation.processors.base import Processor, Processors
 from ftk.generation.sampling import prompt_key, step_numbers
 from ftk.generation.search import Answer, Search, Task, strategy
 
@@ -39,14 +40,24 @@ class SequenceGenerator:
             `config` with `max_positions`, prompts are checked against it.
         special: has `sop`, `eop` and at least one of `mask`, `smask`, `gmask`; `eos` may be there.
         config: options; the defaults if None.
+        processors: what changes the scores of tokens, in the order of application (`build_processors`).
         options: fields of `GenerationConfig`, instead of or on top of `config`.
 
     Raises:
         UserError: a special token is missing, an option is unknown or not allowed.
     """
 
-    def __init__(self, model: nn.Module, special: Any, config: GenerationConfig | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        special: Any,
+        config: GenerationConfig | None = None,
+        *,
+        processors: Sequence[Processor] | Processors = (),
+        **options: Any,
+    ) -> None:
         self.model: Any = model
+        self.processors = processors if isinstance(processors, Processors) else Processors(processors)
         self.config = generation_config(config, **options)
         for name, meaning in (("sop", "start of piece"), ("eop", "end of piece")):
             if getattr(special, name, None) is None:
@@ -138,10 +149,11 @@ class SequenceGenerator:
             contexts = [prompt.context for prompt in prompts]
             uniforms = self._uniforms(prompts, number, device)
             task = Task(len(prompts), self.ends, device, uniforms, contexts, [number] * len(prompts), states)
-            search = self.strategy.build(task)
+            search = self.strategy.build(task, self.processors)
             self._run(search, decoder, logits, blanks)
             for prompt, answers in zip(prompts, search.answers(), strict=True):
-                prompt.answers.append(dataclasses.replace(_finite(answers[0]), others=tuple(answers[1:])))
+                best, *others = (self._cut(number, answer) for answer in answers)
+                prompt.answers.append(dataclasses.replace(_finite(best), others=tuple(others)))
 
     def _run(self, search: Search, decoder: CachedDecoder, logits: Tensor, blanks: Tensor) -> None:
         """Drives one search to its end: logits [N, V] of the first token, blanks [N] text positions."""
@@ -154,6 +166,13 @@ class SequenceGenerator:
                 decoder.reorder(move.sources)
             block = step + 1 if self.in_blocks else 1
             move = search.advance(decoder.step(move.tokens, blanks, block))
+
+    def _cut(self, number: int, answer: Answer) -> Answer:
+        """The answer without what processors do not count: what stands behind a stop string."""
+        length = self.processors.length(number, answer.tokens)
+        if length == len(answer.tokens):
+            return answer
+        return dataclasses.replace(answer, tokens=answer.tokens[:length], token_logprobs=answer.token_logprobs[:length])
 
     def _chunk(self, prompt: _Prompt, number: int) -> Chunk:
         """What is read before blank `number` is filled."""

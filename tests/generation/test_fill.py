@@ -11,6 +11,7 @@ import pytest
 from ftk.errors import UserError
 from ftk.generation import Answer, BlankFiller, SequenceGenerator
 from ftk.generation.blanks import find_blanks, mask_ids
+from ftk.generation.processors import Processors
 from ftk.models import build_model
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 
@@ -24,6 +25,7 @@ class FixedGenerator:
     def __init__(self, tokenizer, answers):
         self.masks = mask_ids(tokenizer.special)
         self.model = SimpleNamespace()
+        self.processors = Processors()
         self.answers = [tokenizer.encode(answer) for answer in answers]
         self.contexts = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ def build_processors(
     errors = [*config.validate(), *_length_errors(config, min_len, max_len)]
     if errors:
         raise UserError("; ".join(errors))
-    return Processors(_Plan(config, tokenizer, max_len, allowed_tokens).items())
+    return Processors(list(_Plan(config, tokenizer, max_len, allowed_tokens).items()))
 
 
 class _Plan:
