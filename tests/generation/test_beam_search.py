@@ -13,7 +13,6 @@ from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.tables import every_answer, fill, log_row, random_table, slow_beam, whole
 
-
 #                          0     1     2     3  4
 TABLE = [
     [0.10, 0.20, 0.70, 0.0, 0.0],  # after 0

@@ -9,24 +9,36 @@ import pytest
 import torch
 
 from ftk.generation import SequenceGenerator
-from ftk.generation.sampling import draw, prompt_key, token_probabilities, uniform_numbers
+from ftk.generation.sampling import draw, prompt_key, step_numbers, token_probabilities, uniform_numbers
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 
 LOGITS = torch.tensor([0.5, 0.1, 0.25, 0.05, 0.1]).log()
 
 
-def slow_filter(logits, temperature, top_k, top_p):
-    """Temperature, then top-k, then top-p, with a sorted Python list."""
+def slow_filter(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0):
+    """Temperature, top-k, top-p, min-p, typical, one after the other, with sorted Python lists."""
     weights = np.exp(np.asarray(logits, dtype=np.float64) / temperature)
-    ranked = sorted(range(len(weights)), key=lambda token: -weights[token])
-    ranked = ranked[: top_k or None]
-    total, kept, held = sum(weights[token] for token in ranked), [], 0.0
-    for token in ranked:
-        kept.append(token)
-        held += weights[token] / total
-        if held >= top_p:
-            break
+    kept = sorted(range(len(weights)), key=lambda token: -weights[token])[: top_k or None]
+
+    def share(token):
+        return weights[token] / sum(weights[other] for other in kept)
+
+    def until(tokens, limit):
+        taken, held = [], 0.0
+        for token in tokens:
+            taken.append(token)
+            held += share(token)
+            if held >= limit:
+                break
+        return taken
+
+    kept = until(kept, top_p) if top_p < 1 else kept
+    kept = [token for token in kept if share(token) >= min_p * share(kept[0])]
+    if typical_p < 1:
+        entropy = -sum(share(token) * np.log(share(token)) for token in kept if weights[token] > 0)
+        kept = [token for token in kept if weights[token] > 0]
+        kept = until(sorted(kept, key=lambda token: abs(-np.log(share(token)) - entropy)), typical_p)
     result = np.zeros(len(weights))
     result[kept] = weights[kept] / weights[kept].sum()
     return result
@@ -41,6 +53,52 @@ def test_filters_combine_as_in_the_slow_version(temperature, top_k, top_p):
     found = token_probabilities(logits, temperature, top_k, top_p)
     for row, one in zip(found, logits, strict=True):
         np.testing.assert_allclose(row, slow_filter(one, temperature, top_k, top_p), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("min_p", [0.0, 0.02, 0.3, 1.0])
+@pytest.mark.parametrize("typical_p", [0.01, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.6, 12, 1.0), (1.7, 0, 0.9), (1, 9, 0.7)])
+def test_all_five_filters_combine_as_in_the_slow_version(temperature, top_k, top_p, min_p, typical_p):
+    torch.manual_seed(1)
+    logits = torch.randn(4, 40) * 2
+    logits[:, :5] = float("-inf")  # forbidden by a processor
+    found = token_probabilities(logits, temperature, top_k, top_p, min_p, typical_p)
+    for row, one in zip(found, logits, strict=True):
+        expected = slow_filter(one, temperature, top_k, top_p, min_p, typical_p)
+        np.testing.assert_allclose(row, expected, rtol=0, atol=1e-12)
+
+
+def test_every_filter_works_alone():
+    """Each leaves some tokens and takes some away without any other being on."""
+    shares = torch.tensor([0.02, 0.5, 0.03, 0.25, 0.15, 0.05]).log()
+    assert token_probabilities(shares, top_k=2).nonzero()[:, 0].tolist() == [1, 3]
+    assert token_probabilities(shares, top_p=0.8).nonzero()[:, 0].tolist() == [1, 3, 4]
+    assert token_probabilities(shares, min_p=0.2).nonzero()[:, 0].tolist() == [1, 3, 4]
+    # Entropy 1.33: the informations are 3.9, 0.69, 3.5, 1.39, 1.9, 3.0.
+    assert token_probabilities(shares, typical_p=0.3).nonzero()[:, 0].tolist() == [3, 4]
+    assert token_probabilities(shares, temperature=2.0).argmax() == 1
+
+
+def test_the_order_of_the_filters_is_the_stated_one():
+    shares = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    # Top-k first: of 0.4 and 0.3 the first holds 4/7 and is enough for 0.5; top-p first would leave both.
+    assert token_probabilities(shares, top_k=2, top_p=0.5).nonzero()[:, 0].tolist() == [0]
+    # Temperature before min-p: 0.3 / 0.4 is 0.75, squared 0.56.
+    assert token_probabilities(shares, temperature=0.5, min_p=0.6).nonzero()[:, 0].tolist() == [0]
+    assert token_probabilities(shares, temperature=1.0, min_p=0.6).nonzero()[:, 0].tolist() == [0, 1]
+    # Top-p before typical: of the two that are left, 4/7 and 3/7 with entropy 0.68, 0.56 is nearer than 0.85.
+    assert token_probabilities(shares, top_p=0.6, typical_p=0.1).nonzero()[:, 0].tolist() == [0]
+    assert token_probabilities(shares, typical_p=0.1).nonzero()[:, 0].tolist() == [1]
+
+
+def test_temperature_after_top_p_would_leave_others():
+    shares = torch.tensor([0.6, 0.2, 0.1, 0.1]).log()
+    assert token_probabilities(shares, temperature=3.0, top_p=0.6).nonzero()[:, 0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("options", [{"top_p": 1e-9}, {"typical_p": 1e-9}, {"min_p": 1.0}, {"top_k": 1}])
+def test_the_tightest_filter_leaves_one_token(options):
+    assert (token_probabilities(torch.randn(3, 30), **options) > 0).sum(-1).tolist() == [1, 1, 1]
 
 
 def test_top_p_works_without_top_k_and_top_k_lets_no_tie_pass():
@@ -73,10 +131,19 @@ def assert_plausible(counts, probabilities, draws):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 0, 1.0), (1.6, 0, 1.0), (1.0, 6, 1.0), (1.0, 0, 0.8), (1.3, 9, 0.85)],
+    "options",
+    [
+        {},
+        {"temperature": 1.6},
+        {"top_k": 6},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"typical_p": 0.7},
+        {"temperature": 1.3, "top_k": 9, "top_p": 0.85},
+        {"temperature": 1.5, "top_k": 12, "top_p": 0.95, "min_p": 0.05, "typical_p": 0.9},
+    ],
 )
-def test_first_tokens_are_distributed_as_the_model_says(temperature, top_k, top_p):
+def test_first_tokens_are_distributed_as_the_model_says(options):
     model, context, draws = small_model(seed=2), [7, 8, 3, 9], 4000
     with torch.no_grad():
         model.token_embedding.weight.mul_(0.3)  # flatter, so that many tokens have a chance
@@ -85,15 +152,13 @@ def test_first_tokens_are_distributed_as_the_model_says(temperature, top_k, top_
         SPECIAL,
         max_len=1,
         sampling=True,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
         batch_size=500,
+        **options,
     )
     answers = generator.fill_ids([context] * draws, seeds=range(draws))
     counts = Counter((answer.tokens or [SPECIAL.eop])[0] for (answer,) in answers)
     logits = slow.next_logprobs(model, context, [], 2, [])
-    probabilities = slow_filter(logits, temperature, top_k, top_p)
+    probabilities = slow_filter(logits, **options)
     assert (probabilities > 0).sum() > 2
     assert_plausible(np.array([counts[token] for token in range(20)]), probabilities, draws)
 
@@ -157,6 +222,37 @@ def test_uniform_numbers_are_uniform_and_independent():
     assert_plausible(counts, np.full(64, 1 / 64), numbers.size)
     pairs = np.histogram2d(numbers[:, :-1].ravel(), numbers[:, 1:].ravel(), bins=8, range=((0, 1), (0, 1)))[0]
     assert_plausible(pairs.ravel(), np.full(64, 1 / 64), pairs.sum())
+    draws = step_numbers([prompt_key(seed, [5]) for seed in range(2000)], 1, 3, 4)
+    assert len(np.unique(draws)) == draws.size
+    np.testing.assert_array_equal(draws[:, :, 0], uniform_numbers([prompt_key(s, [5]) for s in range(2000)], 1, 3))
+    pairs = np.histogram2d(draws[:, :, 1].ravel(), draws[:, :, 2].ravel(), bins=8, range=((0, 1), (0, 1)))[0]
+    assert_plausible(pairs.ravel(), np.full(64, 1 / 64), pairs.sum())
+
+
+def test_n_best_samples_are_independent_ones_of_which_the_first_is_the_one_sample():
+    model, contexts = small_model(seed=2), [[7, 3, 8], [9, 3]]
+    one = SequenceGenerator(model, SPECIAL, max_len=5, sampling=True, temperature=2.0)
+    many = SequenceGenerator(model, SPECIAL, max_len=5, sampling=True, temperature=2.0, nbest=6)
+    for row, (best,) in zip(one.fill_ids(contexts), many.fill_ids(contexts), strict=True):
+        answers = [best, *best.others]
+        assert len(answers) == 6
+        assert [a.score for a in answers] == sorted((a.score for a in answers), reverse=True)
+        assert row[0].tokens in [answer.tokens for answer in answers]
+        assert len({tuple(answer.tokens) for answer in answers}) > 2
+    # Pairs of two samples of one prompt: as often as two independent draws would give them.
+    draws, context = 4000, [7, 8, 3, 9]
+    with torch.no_grad():
+        model.token_embedding.weight.mul_(0.3)
+    pairs = SequenceGenerator(model, SPECIAL, max_len=1, sampling=True, top_k=3, nbest=2, batch_size=500)
+    found = Counter(
+        frozenset(((a.tokens or [SPECIAL.eop])[0], (a.others[0].tokens or [SPECIAL.eop])[0]))
+        for (a,) in pairs.fill_ids([context] * draws, seeds=range(draws))
+    )
+    shares = slow_filter(slow.next_logprobs(model, context, [], 2, []), top_k=3)
+    words = np.flatnonzero(shares)
+    expected = {frozenset((a, b)): shares[a] * shares[b] * (1 if a == b else 2) for a in words for b in words}
+    keys = list(expected)
+    assert_plausible(np.array([found[key] for key in keys]), np.array([expected[key] for key in keys]), draws)
 
 
 def test_log_probabilities_of_samples_are_the_models_own():

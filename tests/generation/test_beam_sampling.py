@@ -1,0 +1,100 @@
+"""Beam sampling: against plain lists with the same random numbers, and against its distribution."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ftk.generation import SequenceGenerator
+from ftk.generation.sampling import prompt_key, step_numbers
+from tests.generation import slow
+from tests.generation.slow import SPECIAL, small_model
+from tests.generation.tables import TABLE_SPECIAL, SlowBeam, TableModel, fill, random_table, whole
+from tests.generation.test_sampling import assert_plausible, slow_filter
+
+
+def slow_beam_sampling(next_scores, uniforms, width, max_len, penalty, filters):
+    """[(tokens with their end, score)], best first: uniforms [max_len, 2 W]."""
+    beam = SlowBeam(width, max_len, penalty, "true")
+    for numbers in uniforms:
+        if beam.closed:
+            break
+        candidates = []
+        for tokens, total in beam.live:
+            for token, share in enumerate(slow_filter(next_scores(tokens), **filters)):
+                candidates.append((total + (math.log(share) if share > 0 else -math.inf), tokens, token))
+        weights = np.exp([total for total, _, _ in candidates])
+        drawn = []
+        for number in numbers:
+            if weights.sum() == 0:
+                break
+            index = int(np.searchsorted(weights.cumsum(), number * weights.sum(), side="right"))
+            drawn.append(index)
+            weights[index] = 0
+        beam.take(sorted((candidates[index] for index in drawn), key=lambda one: -one[0]))
+    return beam.done
+
+
+@pytest.mark.parametrize("filters", [{}, {"temperature": 1.7}, {"top_k": 4}, {"top_p": 0.7, "min_p": 0.1}])
+@pytest.mark.parametrize("width", [2, 3])
+def test_answers_equal_the_slow_lists_with_the_same_numbers(width, filters):
+    model = small_model(seed=4)
+    contexts = [[7, 8, 3, 9], [3], [10, 11, 12, 13, 14, 3, 6], [7, 3, 7, 7, 8]]
+    generator = SequenceGenerator(
+        model, SPECIAL, search="beam_sampling", beam=width, nbest=width, max_len=4, seed=5, **filters
+    )
+    for context, (answer,) in zip(contexts, generator.fill_ids(contexts), strict=True):
+        (uniforms,) = step_numbers([prompt_key(5, context)], 0, 4, 2 * width)
+        blank = context.index(3)
+
+        def next_scores(tokens, context=context, blank=blank):
+            return slow.next_logprobs(model, context, [], blank, tokens)
+
+        expected = slow_beam_sampling(next_scores, uniforms, width, 4, 1.0, filters)
+        assert [whole(one) for one in (answer, *answer.others)] == [tokens for tokens, _ in expected]
+        scores = [one.score for one in (answer, *answer.others)]
+        assert scores == pytest.approx([score for _, score in expected], abs=1e-4)
+
+
+def test_what_is_drawn_is_distributed_as_draws_without_replacement():
+    """One step: four of seven tokens are drawn, and the best two of them are the answers."""
+    table, draws = random_table(9, 3), 6000
+    shares = [one for one in table[TABLE_SPECIAL.sop] if one > 0]
+    words = [token for token, one in enumerate(table[TABLE_SPECIAL.sop]) if one > 0]
+    expected: Counter[tuple[int, int]] = Counter()
+    for drawn in itertools.permutations(range(len(words)), 4):
+        chance, rest = 1.0, 1.0
+        for index in drawn:
+            chance, rest = chance * shares[index] / rest, rest - shares[index]
+        best = sorted(drawn, key=lambda index: -shares[index])[:2]
+        expected[words[best[0]], words[best[1]]] += chance
+    assert sum(expected.values()) == pytest.approx(1.0)
+    generator = SequenceGenerator(
+        TableModel(table), TABLE_SPECIAL, search="beam_sampling", beam=2, nbest=2, max_len=1, batch_size=1000
+    )
+    found = Counter(
+        (whole(answer)[0], whole(answer.others[0])[0])
+        for (answer,) in generator.fill_ids([[4]] * draws, seeds=range(draws))
+    )
+    keys = list(expected)
+    assert_plausible(np.array([found[key] for key in keys]), np.array([expected[key] for key in keys]), draws)
+    assert set(found) <= set(keys)
+
+
+def test_one_choice_for_each_hypothesis_is_greedy():
+    for seed in range(6):
+        table = random_table(8, seed)
+        cold = fill(table, search="beam_sampling", beam=3, max_len=4, top_k=1)
+        assert whole(cold[0]) == whole(fill(table, max_len=4)[0])
+
+
+def test_seeds_matter_and_one_choice_left_is_enough():
+    table = random_table(12, 1)
+    answers = {tuple(whole(fill(table, search="beam_sampling", beam=3, max_len=4, seed=s)[0])) for s in range(30)}
+    assert len(answers) > 3
+    only = [[0.0, 0.0, 1.0, 0.0, 0.0]] * 3 + [[1.0, 0.0, 0.0, 0.0, 0.0]] * 2
+    assert [whole(one) for one in fill(only, search="beam_sampling", beam=3, nbest=3, max_len=4)] == [[0, 2]]
