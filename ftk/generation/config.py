@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,10 @@ class GenerationConfig:
     seed: int = field(default=1, metadata={"help": "sampling: prompt and seed alone decide the answer"})
     batch_size: int = field(default=16, metadata={"help": "so many are answered at once", "unit": "prompts"})
 
+    def __post_init__(self) -> None:
+        if isinstance(self.early_stopping, bool):  # as YAML and Python write it
+            self.early_stopping = str(self.early_stopping).lower()
+
     def validate(self) -> Iterator[str]:
         """One message for each value, or pair of values, that is not allowed."""
         for name in ("beam", "nbest", "max_len", "batch_size", "diverse_groups", "contrastive_candidates"):
@@ -100,8 +105,8 @@ class GenerationConfig:
                 yield f"{name} is {getattr(self, name)}; it must be at least 1"
         if not 0 <= self.min_len <= self.max_len:
             yield f"min_len is {self.min_len}; it must be from 0 to max_len {self.max_len}"
-        if not self.temperature > 0.0:
-            yield f"temperature is {self.temperature}; it must be above 0"
+        if not 0.0 < self.temperature < math.inf:
+            yield f"temperature is {self.temperature}; it must be above 0 and finite"
         if self.top_k < 0:
             yield f"top_k is {self.top_k}; it must be 0 (all tokens) or more"
         if not 0.0 < self.top_p <= 1.0:
@@ -142,8 +147,7 @@ class GenerationConfig:
             for option, users in _USERS.items():
                 value, default = getattr(self, option), type(self).__dataclass_fields__[option].default
                 if value != default and name not in users:
-                    hint = "" if self.search is not None or option not in _FILTERS else " and sampling is off"
-                    yield f"{option} is {value}, but {name} search{hint} does not use it; {_turn_on(option, users)}"
+                    yield f"{option} is {value}, but {name} search does not use it; {_turn_on(option, users)}"
         if name in _BEAMS:
             if self.beam == 1:
                 yield f"search is {name}, but beam is 1; give it more hypotheses, e.g. --beam 4"
@@ -158,7 +162,7 @@ _BUILT_IN = frozenset(BUILTIN_MODULES["search"])
 
 def _turn_on(option: str, users: tuple[str, ...]) -> str:
     if option in _FILTERS:
-        return "turn it on by --sampling or --search beam_sampling"
+        return "sampling is off; turn it on by --sampling, or --search beam_sampling"
     return f"it goes with --search {' or '.join(users)}"
 
 
