@@ -11,9 +11,10 @@ cases with the check put off to the first access, and read by every way there is
 
 What may happen: a `UserError`, or every token equals the true one. Three changes are no faults of the reader: a dtype
 code that stands for another dtype of the same width (then the bytes must be the true ones), a document index that is
-still a legal one, and a whole index of no sequences where there are no tokens. The number of sequences is the header's
-until the first access, so that opening reads no more than the header. Anything else, a crash of the process included, is printed with the seed that makes it
-again, and the exit code is 1. The work is done in child processes, so that a segmentation fault is seen.
+still a legal one, and a whole index of no sequences where there are no tokens. The number of sequences is the
+header's until the first access, so that opening reads no more than the header. Anything else, a crash of the process
+included, is printed with the seed that makes it again, and the exit code is 1. The work is done in child processes,
+so that a segmentation fault is seen.
 """
 
 from __future__ import annotations
