@@ -1,0 +1,45 @@
+"""Mirostat 2.0 (Basu et al. 2021, arXiv:2007.14966): tokens that surprise too much are left out, and what is too much
+follows from how surprising the tokens so far have been."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from ftk.generation.search.sampling import SamplingSearch
+from ftk.registry import register_search
+
+
+@dataclass(kw_only=True)
+class MirostatConfig:
+    target: float = field(default=3.0, metadata={"help": "surprise of a token to be kept on average", "unit": "bits"})
+    rate: float = field(default=0.1, metadata={"help": "how fast the limit follows, above 0 and at most 1"})
+
+    def validate(self) -> Iterator[str]:
+        if not self.target > 0.0:
+            yield f"target is {self.target}; it must be above 0"
+        if not 0.0 < self.rate <= 1.0:
+            yield f"rate is {self.rate}; it must be above 0 and at most 1"
+
+
+@register_search("mirostat", config=MirostatConfig)
+class Mirostat(SamplingSearch):
+    """Temperature and filters of plain sampling act first, if they are given."""
+
+    def __init__(self, config, task, processors, options: MirostatConfig) -> None:
+        super().__init__(config, task, processors, options)
+        shape = (task.num_prompts, self.width(config))
+        self.limit = torch.full(shape, 2 * options.target, dtype=torch.float64, device=task.device)  # [N, W], bits
+
+    def choose(self, scores: torch.Tensor) -> torch.Tensor:
+        probabilities = self.probabilities(scores)  # [N, W, V]
+        surprise = -probabilities.log2()
+        limit = torch.maximum(self.limit, surprise.amin(-1))  # the likeliest token is never left out
+        tokens = self.draw(probabilities.masked_fill(surprise > limit[:, :, None], 0.0))  # [N, W]
+        seen = surprise.gather(-1, tokens[:, :, None])[:, :, 0]
+        self.limit = self.limit - self.options.rate * (seen - self.options.target)
+        return tokens
+
+    def keep(self, rows: torch.Tensor) -> None:
+        super().keep(rows)
+        self.limit = self.limit[rows]
