@@ -7,6 +7,7 @@ import importlib.util
 import json
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from ftk.errors import UserError
 INPUTS = ("tokens", "position_ids", "context_length")
 OUTPUT = "logits"
 
+_ONNX_MAX_BYTES = 1_900_000_000  # of weights in one file: a protobuf ends at 2 GiB
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _NOISY = ("torch.onnx", "onnxscript", "onnx_ir", "torch._inductor", "torch._dynamo")
 
@@ -128,7 +130,7 @@ def export_aoti(model: nn.Module, output: str | Path, *, overwrite: bool = False
 
 
 def export_onnx(model: nn.Module, output: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the step as ONNX; weights of more than 2 GB lie beside it in OUTPUT.data.
+    """Write the step as ONNX; weights of more than 1.9 GB lie beside it in OUTPUT.data.
 
     Args and raises: as `export_program`, *.onnx; needs `pip install 'ftk[export]'`.
     """
@@ -137,8 +139,8 @@ def export_onnx(model: nn.Module, output: str | Path, *, overwrite: bool = False
         raise UserError(f"--format onnx needs {' and '.join(missing)}: pip install 'ftk[export]'")
     program = _program(model)
     size = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
-    external = size > 1_900_000_000  # a protobuf ends at 2 GiB
-    with _new_file(output, overwrite, ".onnx", in_place=external) as temporary, _quiet():
+    external = size > _ONNX_MAX_BYTES
+    with _new_file(output, overwrite, ".onnx") as temporary, _quiet():
         written = torch.onnx.export(
             program, dynamo=True, input_names=list(INPUTS), output_names=[OUTPUT], verbose=False, optimize=True
         )
@@ -189,25 +191,18 @@ def _write_safetensors(
 
 
 @contextmanager
-def _new_file(output: str | Path, overwrite: bool, ending: str, in_place: bool = False) -> Iterator[Path]:
-    """A name to write to, which becomes `output` once all is written.
-
-    Args:
-        in_place: write under the final name, because a second file is named after it.
-    """
+def _new_file(output: str | Path, overwrite: bool, ending: str) -> Iterator[Path]:
+    """A name to write to, which becomes `output` once all is written; so do files written beside it."""
     output = Path(output)
     refuse_file(output, overwrite, ending)
     output.parent.mkdir(parents=True, exist_ok=True)
-    # Begins with a dot and keeps its ending: torch's writers insist on it.
-    temporary = output if in_place else output.with_name(f".{output.stem}.{os.getpid()}{layout.TEMPORARY}{ending}")
-    try:
+    # A folder, not another name: ONNX writes into the file what the one with its weights is called.
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=layout.TEMPORARY, dir=output.parent) as folder:
+        temporary = Path(folder) / output.name
         yield temporary
-        if temporary != output:
-            os.replace(temporary, output)
-        layout.sync_folder(output.parent)
-    finally:
-        if temporary != output:
-            temporary.unlink(missing_ok=True)
+        for written in sorted(Path(folder).iterdir(), key=lambda path: path == temporary):  # what it names goes first
+            os.replace(written, output.with_name(written.name))
+    layout.sync_folder(output.parent)
 
 
 def refuse_file(output: str | Path, overwrite: bool, ending: str) -> None:
