@@ -10,7 +10,7 @@ from step_ways import Way, build_step, make_batches, model_config
 from torch import nn
 
 from ftk.generation import SequenceGenerator
-from ftk.model_parallel.engine import set_exactness
+from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.engine_config import EngineConfig
 from ftk.optim.base import step_unless
 from ftk.optim.parameter_groups import parameter_groups
@@ -52,9 +52,9 @@ def test_options_of_the_engine_change_no_update(device, expected, loss_form, che
 
 @pytest.fixture
 def tf32():
-    set_exactness(EngineConfig(tf32=True))
+    prepare_process(EngineConfig(tf32=True))
     yield
-    set_exactness(EngineConfig())
+    prepare_process(EngineConfig())
 
 
 def test_tf32_is_close(cuda, expected, tf32):
