@@ -118,7 +118,7 @@ def test_a_way_whose_losses_differ_is_reported(tmp_path):
     code = (
         "import sys; sys.path.insert(0, 'scripts/benchmark'); import train_step; "
         "train_step.TOLERANCE['bf16'] = 0.0; "
-        "sys.argv = ['train_step.py', '--quick', '--device', 'cpu', '--precision', 'bf16', '--no-memory']; "
+        "sys.argv = ['train_step.py', '--quick', '--device', 'cpu', '--precision', 'bf16']; "
         "sys.exit(train_step.main())"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

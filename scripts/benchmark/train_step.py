@@ -13,25 +13,22 @@ be those of the original's way in fp32 (to 1e-4 of the loss in fp32, 1e-2 in low
 --rounds times --steps updates each; a way's figure is its best round, a ratio the median over the rounds of the
 quotient within a round.
 
-Peak memory on a CPU is a fresh process's over what it held after a step of a tiny model; on a GPU the allocator's over
-what it held before the way was built. The process keeps freed memory, as under ftk-train, in both ways when speed is
-measured; when memory is, the original's way leaves the C library as it is. With --checkpointing full freed memory is
-given back, as under ftk-train, and the loss goes in chunks of 64 tokens. With --dropout above 0 losses cannot agree and
-are not compared.
+On a CPU each way has a process of its own, with the memory of which the original's way deals as Python does, ftk's as
+ftk-train does; it sleeps while the others take their turns. Peak memory there is the process's over what it held after
+a step of a tiny model; on a GPU, where all are in one process, the allocator's over what it held before the way was
+built. With --checkpointing full freed memory goes back at once, as under ftk-train, and the loss goes in chunks of 64
+tokens. With --dropout above 0 losses cannot agree and are not compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +36,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from matrix_rate import linear_products, matrix_rate, synchronize
-from step_ways import Step, Way, all_ways, build_step, make_batches, model_config, train_config
+from matrix_rate import linear_products, matrix_rate
+from step_runners import InItsOwnProcess, InThisProcess, Runner, serve
+from step_ways import Way, all_ways, build_step, make_batches, model_config, train_config
 
 from ftk.model_parallel.engine import prepare_process
 from ftk.models.glm.flops import training_flops
-from ftk.trainer.hardware import peak_flops, peak_resident_bytes
+from ftk.trainer.hardware import peak_flops
 
 # name: (shape, batch size, places of a sample)
 SIZES: dict[str, tuple[dict[str, int], int, int]] = {
@@ -66,8 +64,8 @@ TOLERANCE = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 1e-2, "fp16": 1e-2}  # of the l
 
 def main() -> int:
     options = parse()
-    if options.memory_of:
-        print(json.dumps(peak_memory(Way(**json.loads(options.memory_of)), options)))
+    if options.serve:
+        serve(Way(**json.loads(options.serve)), lambda: work(options.size[0], options.batch_size[0], options), warm_up)
         return 0
     device = torch.device(options.device)
     machine = describe_machine(device)
@@ -101,10 +99,9 @@ def parse() -> argparse.Namespace:
     add("--rounds", type=int, default=5)
     add("--steps", type=int, help="updates a round; default 3, on a GPU 10")
     add("--check-steps", type=int, default=5, help="updates whose losses are compared")
-    add("--no-memory", dest="memory", action="store_false", help="do not measure peak memory")
     add("--quick", action="store_true", help="a tiny model, one round: shows that all parts run")
     add("--json", type=Path, help="write all figures to this file")
-    add("--memory-of", help=argparse.SUPPRESS)  # what the parent asks its child processes
+    add("--serve", help=argparse.SUPPRESS)  # what the parent asks its child processes
     options = parser.parse_args()
     on_gpu = torch.device(options.device).type == "cuda"
     if options.quick:
@@ -139,11 +136,24 @@ def cpu_name() -> str:
 # -- one size -------------------------------------------------------------------------------------------------------
 
 
-def measure(size: str, batch_size: int, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """All ways on one size: {"size", "batch_size", ..., "ways": [a row for each]}."""
+def work(size: str, batch_size: int, options: argparse.Namespace) -> tuple[Any, list[dict[str, torch.Tensor]]]:
+    """The model's config and the batches."""
     shape, _, num_tokens = SIZES[size]
     config = model_config(shape, num_tokens, options.dropout)
-    batches = make_batches(config, batch_size, num_tokens, options.check_steps)
+    return config, make_batches(config, batch_size, num_tokens, options.check_steps)
+
+
+def warm_up(way: Way) -> None:
+    """Take a step of a tiny model on the CPU."""
+    shape, batch_size, num_tokens = SIZES["tiny"]
+    tiny = model_config(shape, num_tokens, 0.0)
+    build_step(way, tiny, torch.device("cpu")).step(make_batches(tiny, batch_size, num_tokens, 1)[0])
+
+
+def measure(size: str, batch_size: int, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """All ways on one size: {"size", "batch_size", ..., "ways": [a row for each]}."""
+    num_tokens = SIZES[size][2]
+    config, batches = work(size, batch_size, options)
     share = sum(batch["loss_mask"].float().mean().item() for batch in batches) / len(batches)
     num_logits = round(share * batch_size * num_tokens)
     flops = training_flops(config, batch_size * num_tokens, num_logits, num_pairs=batch_size * num_tokens**2)
@@ -154,23 +164,28 @@ def measure(size: str, batch_size: int, options: argparse.Namespace, device: tor
     choices = {name: getattr(options, name) for name in CHOICES}
     ways = all_ways(options.precision, options.tf32 if device.type == "cuda" else ["off"], **choices)
     rows: list[dict[str, Any]] = []
-    steps: dict[str, Step] = {}
-    for way in ways:
-        row: dict[str, Any] = {"way": way.name, **dataclasses.asdict(way)}
-        rows.append(row)
-        try:
-            steps[way.name], row["losses"], memory = begin(way, config, batches, device)
-            if options.memory:
-                row["memory_mb"] = memory if device.type == "cuda" else memory_in_child(way, size, batch_size, options)
-        except Exception as error:  # the other ways are still worth measuring; the row says what happened
-            row["error"] = f"{type(error).__name__}: {error}"
-    for row in rows:
-        if "error" not in row and "losses" in rows[0] and not options.dropout:
-            check_losses(row, rows[0]["losses"])
-    alive = [row for row in rows if row["way"] in steps]
-    rounds = take_turns(alive, steps, ways, batches, options, device)
-    steps.clear()
-    release(device)
+    runners: dict[str, Runner] = {}
+    try:
+        for way in ways:
+            row: dict[str, Any] = {"way": way.name, **dataclasses.asdict(way)}
+            rows.append(row)
+            try:
+                if device.type == "cuda":
+                    runner: Runner = InThisProcess(way, config, batches, device)
+                else:
+                    runner = InItsOwnProcess(way, arguments(size, batch_size, options))
+            except Exception as error:  # the other ways are still worth measuring; the row says what happened
+                row["error"] = f"{type(error).__name__}: {error}"
+                continue
+            runners[way.name], row["losses"], row["memory_mb"] = runner, runner.losses, runner.memory_mb
+        for row in rows:
+            if "error" not in row and "losses" in rows[0] and not options.dropout:
+                check_losses(row, rows[0]["losses"])
+        alive = [row for row in rows if row["way"] in runners]
+        rounds = take_turns(alive, runners, options)
+    finally:
+        for runner in runners.values():
+            runner.close()
 
     alive = [row for row in alive if len(rounds[row["way"]]) == options.rounds]
     kinds = {(row["precision"], row["tf32"]) for row in alive}
@@ -180,26 +195,11 @@ def measure(size: str, batch_size: int, options: argparse.Namespace, device: tor
     return {**figures, "ways": rows}
 
 
-def begin(
-    way: Way, config: Any, batches: list[dict[str, torch.Tensor]], device: torch.device
-) -> tuple[Step, list[float], float]:
-    """Build a way and take its first updates: the way, their losses, and the GPU memory they took in MB."""
-    release(device)
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    prepare_process(train_config(way).engine)
-    step = build_step(way, config, device)
-    losses = [float(step.step(batch)) for batch in batches]
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    return step, losses, (peak - before) / 1e6
-
-
-def release(device: torch.device) -> None:
-    """Give unused memory back, so that one way does not pay for another."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+def arguments(size: str, batch_size: int, options: argparse.Namespace) -> list[str]:
+    """What a way's own process is told."""
+    told = {"size": size, "batch-size": batch_size, "dropout": options.dropout, "check-steps": options.check_steps}
+    told |= {"device": "cpu", "threads": torch.get_num_threads()}
+    return [word for name, value in told.items() for word in (f"--{name}", str(value))]
 
 
 def check_losses(row: dict[str, Any], expected: list[float]) -> None:
@@ -212,38 +212,20 @@ def check_losses(row: dict[str, Any], expected: list[float]) -> None:
 
 
 def take_turns(
-    rows: list[dict[str, Any]],
-    steps: dict[str, Step],
-    ways: list[Way],
-    batches: list[dict[str, torch.Tensor]],
-    options: argparse.Namespace,
-    device: torch.device,
+    rows: list[dict[str, Any]], runners: dict[str, Runner], options: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Seconds a step of each way in each round."""
-    by_name = {way.name: way for way in ways}
     rounds: dict[str, list[float]] = {row["way"]: [] for row in rows}
     for _ in range(options.rounds):
         for row in rows:
-            if row["way"] not in steps:
+            if (name := row["way"]) not in runners:
                 continue
-            prepare_process(train_config(by_name[row["way"]]).engine)
             try:
-                rounds[row["way"]].append(timed_round(steps[row["way"]], batches, options.steps, device))
+                rounds[name].append(runners[name].seconds(options.steps))
             except Exception as error:  # such as memory that runs out; the other ways go on
                 row["error"] = f"{type(error).__name__}: {error}"
-                del steps[row["way"]]
-                release(device)
+                runners.pop(name).close()
     return rounds
-
-
-def timed_round(step: Step, batches: list[dict[str, torch.Tensor]], count: int, device: torch.device) -> float:
-    """Seconds a step, of so many steps."""
-    synchronize(device)
-    began = time.perf_counter()
-    for number in range(count):
-        step.step(batches[number % len(batches)])
-    synchronize(device)
-    return (time.perf_counter() - began) / count
 
 
 def row_rate(precision: str, tf32: bool, products: Any, device: torch.device) -> float:
@@ -277,46 +259,6 @@ def finish_row(
         row[f"ratio_{key}"] = statistics.median(b / m for b, m in zip(rounds[base["way"]], mine, strict=True))
         if "memory_mb" in row and "memory_mb" in base:
             row[f"memory_ratio_{key}"] = row["memory_mb"] / base["memory_mb"]
-
-
-# -- memory on a CPU ------------------------------------------------------------------------------------------------
-
-
-def memory_in_child(way: Way, size: str, batch_size: int, options: argparse.Namespace) -> float:
-    """`peak_memory` in a process of its own."""
-    command = [sys.executable, __file__, "--memory-of", json.dumps(dataclasses.asdict(way)), "--device", "cpu"]
-    command += ["--size", size, "--batch-size", str(batch_size), "--dropout", str(options.dropout)]
-    command += ["--threads", str(torch.get_num_threads())]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"measuring memory failed: {done.stderr.strip().splitlines()[-1:]}")
-    return float(json.loads(done.stdout.splitlines()[-1])["memory_mb"])
-
-
-def peak_memory(way: Way, options: argparse.Namespace) -> dict[str, float]:
-    """Peak resident memory of this process over what it held after a step of a tiny model, in MB, of three updates."""
-    if way.whose == "ftk":
-        prepare_process(train_config(way).engine)
-    shape, _, num_tokens = SIZES[options.size[0]]
-    config = model_config(shape, num_tokens, options.dropout)
-    batches = make_batches(config, options.batch_size[0], num_tokens, 3)
-    tiny = model_config(SIZES["tiny"][0], SIZES["tiny"][2], options.dropout)
-    build_step(way, tiny, torch.device("cpu")).step(make_batches(tiny, 2, SIZES["tiny"][2], 1)[0])
-    gc.collect()  # libraries have loaded what they need: some 90 MB
-    before = resident_bytes()
-    step = build_step(way, config, torch.device("cpu"))
-    for batch in batches:
-        step.step(batch)
-    return {"memory_mb": (peak_resident_bytes() - before) / 1e6, "base_mb": before / 1e6}
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process now; where the system does not tell, the most it has had."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    except OSError:
-        return peak_resident_bytes()
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 # -- output ---------------------------------------------------------------------------------------------------------
