@@ -76,7 +76,8 @@ class NoRepeatNgram(Processor):
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         tokens = state.host_tokens
-        rows, repeated = repeating_tokens(tokens.reshape(-1, tokens.shape[-1]), self.size)
+        num, width, step = tokens.shape
+        rows, repeated = repeating_tokens(tokens.reshape(num * width, step), self.size)
         if len(rows):
             flat = scores.view(-1, scores.size(-1))
             flat[torch.from_numpy(rows).to(scores.device), torch.from_numpy(repeated).to(scores.device)] = FORBIDDEN
