@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, slot
 from ftk.config.build import build
+from ftk.errors import UserError
 from ftk.plugins import import_plugins, naming_plugin
 from ftk.registry import ARCHITECTURES, MODELS
 
@@ -104,10 +107,11 @@ def load_generator(
     """
     from ftk.checkpoint import resolve_checkpoint
     from ftk.generation import BlankFiller, SequenceGenerator
-    from ftk.generation.config import generation_config
+    from ftk.generation.config import GenerationConfig, generation_config
     from ftk.generation.processors import ProcessorConfig, build_processors
 
     steering = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
+    _check_names(options, [one.name for part in (GenerationConfig, ProcessorConfig) for one in fields(part)])
     config = generation_config(**options)
     folder = resolve_checkpoint(path)  # once, so that a run that goes on saving cannot come between
     tokenizer = load_tokenizer(folder, user_dir=user_dir)
@@ -115,3 +119,11 @@ def load_generator(
     processors = build_processors(None, tokenizer, **lengths, allowed_tokens=allowed_tokens, **steering)
     model = load_model(folder, device, ema=ema)
     return BlankFiller(tokenizer, SequenceGenerator(model, tokenizer.special, config, processors=processors))
+
+
+def _check_names(options: Iterable[str], known: Sequence[str]) -> None:
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise UserError(f"unknown generation option {name!r}; {hint}there are: {', '.join(known)}")

@@ -1,0 +1,107 @@
+"""The options of the section "logits processors", through ftk-generate and ftk-interactive."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import ftk
+from ftk_cli import generate, interactive
+from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
+
+PROMPTS = b"she reads [MASK] of old [MASK] .\nthe fox jumps [MASK]\n"
+GENERATE = ("--path", "run", "--input", "-", "--output-format", "json")
+
+
+@pytest.fixture
+def answers(ask):  # noqa: F811
+    def call(*arguments):
+        code, out, err = ask(generate.main, *GENERATE, *arguments, stdin=PROMPTS)
+        assert code == 0, err
+        return [json.loads(line)["answers"] for line in out]
+
+    return call
+
+
+def texts(rows):
+    return [answer["text"] for row in rows for answer in row]
+
+
+def test_prefixes_for_all_and_for_each(answers):
+    assert all(text.startswith("quick") for text in texts(answers("--prefix", "quick")))
+    (first, second), (third,) = answers("--prefix", "", "quick", "--beam", "2")
+    assert second["text"].startswith("quick")
+    free = texts(answers("--beam", "2"))
+    assert [first["text"], third["text"]] == [free[0], free[2]]
+
+
+def test_lengths_of_each_blank(answers):
+    for first, *others in answers("--max-lens", "2", "--min-lens", "2,5", "--max-len", "9"):
+        assert len(first["tokens"]) == 2
+        assert all(5 <= len(other["tokens"]) <= 9 for other in others)
+
+
+def test_no_token_twice_and_penalties(answers):
+    for row in answers("--no-repeat-ngram-size", "1", "--min-len", "8"):
+        assert all(len(set(answer["tokens"])) == len(answer["tokens"]) >= 8 for answer in row)
+    plain = answers("--min-len", "8")
+    penalized = answers("--min-len", "8", "--repetition-penalty", "5", "--repetition-penalty-prompt")
+
+    def repeated(rows):
+        return sum(len(answer["tokens"]) - len(set(answer["tokens"])) for row in rows for answer in row)
+
+    assert repeated(penalized) < repeated(plain)
+
+
+def test_constraints_and_forbidden_words(answers, tmp_path):
+    (tmp_path / "words").write_text("fox\n")
+    found = answers(
+        *("--beam", "3", "--constraints", "dog", "letters", "--ordered-constraints", "--max-len", "20"),
+        *("--forbid-words", "a", "--forbid-words-file", str(tmp_path / "words"), "--unk-penalty", "inf"),
+    )
+    for text in texts(found):
+        assert text.find("dog") < text.find("letters")
+        assert text.find("dog") >= 0
+        assert "fox" not in text
+    (first, second), _ = answers("--constraints", "dog", "--constraint-blanks", "2")
+    assert "dog" in second["text"]
+    assert "dog" not in first["text"]
+
+
+def test_a_stop_text_cuts(answers):
+    free = answers("--min-len", "6")
+    stop = max(free[0][0]["text"][2:].split(), key=len)[:2]
+    cut = answers("--min-len", "6", "--stop", stop)
+    assert all(stop not in text for text in texts(cut))
+    assert free[0][0]["text"].startswith(cut[0][0]["text"])
+
+
+def test_a_contradiction_is_one_line_and_exit_code_2(ask):  # noqa: F811
+    for main, where in ((generate.main, GENERATE), (interactive.main, ("--path", "run"))):
+        code, _, err = ask(main, *where, "--prefix", "fox", "--forbid-words", "fox", stdin=PROMPTS)
+        assert code == 2
+        assert len(err) == 1
+        assert "prefix 'fox' must come, but 'fox' in it is forbidden" in err[0]
+
+
+def test_interactive_is_steered_too(ask):  # noqa: F811
+    code, out, _ = ask(interactive.main, "--path", "run", "--prefix", "quick", stdin=b"the [MASK] fox\n")
+    assert code == 0
+    assert any(line.startswith("the quick") for line in out)
+
+
+def test_python_takes_the_same_options_and_a_function(place):  # noqa: F811
+    fox = set(ftk.load_tokenizer(place / "run").encode("fox"))
+
+    def only_fox(context, blank, tokens):
+        return fox if len(tokens) < 4 else []
+
+    filler = ftk.load_generator(place / "run", allowed_tokens=only_fox, max_len=9)
+    (answer,) = filler.fill(["the [MASK] dog"])[0].answers
+    assert set(answer.tokens) <= fox
+    assert len(answer.tokens) == 4
+    (answer,) = ftk.load_generator(place / "run", beam=2, prefix=["lazy"]).fill(["the [MASK] dog"])[0].answers
+    assert answer.text.startswith("lazy")
+    with pytest.raises(ftk.errors.UserError, match="did you mean 'forbid_words'"):
+        ftk.load_generator(place / "run", forbid_word=["a"])

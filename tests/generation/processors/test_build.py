@@ -1,0 +1,235 @@
+"""Options: how they become processors, what contradicts what, and answers of real generators under them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftk.errors import UserError
+from ftk.generation import BlankFiller, SequenceGenerator
+from ftk.generation.processors import ProcessorConfig, build_processors
+from ftk.generation.processors.phrases import spellings
+from tests.generation.processors.helpers import Letters, allowed, run, state_of
+from tests.generation.slow import small_model
+from tests.generation.test_fill import own_tokenizer, tokenizer  # noqa: F401  (fixtures)
+
+LETTERS = Letters()
+COMMANDS = {0, 3, 4, 5}  # pad, sop, mask, cls; 2 and 6 end an answer, 1 is unknown
+
+
+def ids(text):
+    return LETTERS.encode(text)
+
+
+def chain(**options):
+    return build_processors(None, LETTERS, max_len=8, **options)
+
+
+def allowed_after(tokens, blank=0, **options):
+    state = state_of([[tokens]], vocab_size=70, blank=[blank], ends=(2, 6), max_len=8)
+    return allowed(run(chain(**options), state))[0][0]
+
+
+def test_no_command_token_and_no_row_without_a_token_ever():
+    assert allowed_after([]) == set(range(62)) - COMMANDS
+
+
+def test_words_are_forbidden_with_a_space_in_front_and_without():
+    found = allowed_after(ids("a"), forbid_words=["b", "ab"])
+    assert not found & {*ids("b"), *ids(" b")}
+    assert ids("a")[0] in found
+    assert ids("b")[0] in allowed_after(ids("b"), forbid_words=["ab"])
+    assert ids("b")[0] not in allowed_after(ids(" a"), forbid_words=["ab"])
+
+
+def test_a_file_of_words_is_read_line_by_line(tmp_path):
+    (tmp_path / "bad.txt").write_text("\ufeffxy\n\n  z  \n", encoding="utf-8")
+    found = allowed_after(ids("x"), forbid_words_file=str(tmp_path / "bad.txt"), forbid_words=["q"])
+    assert not found & {*ids("y"), *ids("z"), *ids("q")}
+    (tmp_path / "bad.txt").write_text("ab\nE\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"bad\.txt:2: 'E': the tokenizer does not know"):
+        chain(forbid_words_file=str(tmp_path / "bad.txt"))
+    with pytest.raises(UserError, match="No such file"):
+        chain(forbid_words_file=str(tmp_path / "none.txt"))
+    (tmp_path / "bad.txt").write_bytes(b"ab\n\xff")
+    with pytest.raises(UserError, match="not UTF-8 at byte 4"):
+        chain(forbid_words_file=str(tmp_path / "bad.txt"))
+
+
+def test_one_prefix_is_for_all_blanks_and_several_are_for_one_each():
+    begin = {*ids("a"), *ids(" a")}
+    assert allowed_after([], blank=5, prefix=["ab"]) == begin
+    assert allowed_after([], blank=0, prefix=["", "ab"]) == set(range(62)) - COMMANDS
+    assert allowed_after([], blank=1, prefix=["", "ab"]) == begin
+    assert allowed_after([], blank=2, prefix=["", "ab"]) == set(range(62)) - COMMANDS
+
+
+def test_constraints_go_to_the_blanks_that_are_named():
+    options = {"constraints": ["ab", "c"], "constraint_blanks": [2, 0]}
+    tight = ids("xxxxxxx")
+    assert allowed_after(tight, blank=0, **options) == {*ids("c"), *ids(" c")}
+    assert allowed_after(tight[:-2], blank=1, **options) >= {*ids("c"), *ids("a")}
+    assert allowed_after(tight[:-2], blank=1, **options) == {*ids("c"), *ids("a"), *ids(" c"), *ids(" a")}
+    only_second = {"constraints": ["ab"], "constraint_blanks": [2]}
+    assert 2 in allowed_after(tight, blank=0, **only_second)
+    assert 2 in allowed_after(tight, blank=2, **only_second)
+    assert allowed_after(tight[:-1], blank=1, **only_second) == {*ids("a"), *ids(" a")}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_lens": [-1]}, "min_lens holds -1"),
+        ({"max_lens": [0]}, "max_lens holds 0; lengths are at least 1"),
+        ({"max_lens": [9]}, "max_lens holds 9; it must be from min_len 0 to max_len 8"),
+        ({"min_lens": [5], "max_lens": [3]}, "blank 1: min_lens 5 is above max_lens 3"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be above 0"),
+        ({"repetition_penalty_prompt": True}, "repetition_penalty_prompt needs a repetition_penalty"),
+        ({"unk_penalty": float("nan")}, "unk_penalty is nan"),
+        ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2"),
+        ({"forbid_words": [" "]}, "forbid_words holds an empty text"),
+        ({"constraints": [""]}, "constraints holds an empty text"),
+        ({"stop": [""]}, "stop holds an empty text"),
+        ({"constraints": ["a"], "constraint_blanks": [1, 2]}, "constraint_blanks has 2 numbers for 1 constraints"),
+        ({"constraints": ["a"], "constraint_blanks": [-1]}, "constraint_blanks holds a number below 0"),
+        ({"ordered_constraints": True}, "ordered_constraints needs constraints"),
+        ({"constraints": ["É"]}, "constraints 'É': the tokenizer does not know a part of it"),
+        ({"constraints": ["abcdefghi"]}, "constraints 'abcdefghi' need 9 tokens, but an answer has room for 8"),
+        ({"constraints": ["abcde", "fghij"]}, "'abcde', 'fghij' need 10 tokens"),
+        (
+            {"constraints": ["abcd"], "max_lens": [8, 3]},
+            "constraints 'abcd' need 4 tokens, but blank 2 has room for 3; raise max_len or max_lens",
+        ),
+        ({"prefix": ["abcdefghi"]}, "prefix 'abcdefghi': it needs 9 tokens, but an answer has room for 8"),
+        ({"prefix": ["abcde"], "constraints": ["fghi"]}, "prefix 'abcde': it and the constraints need 9 tokens"),
+        ({"prefix": ["abc"], "forbid_words": ["bc"]}, "prefix 'abc' must come, but 'bc' in it is forbidden"),
+        ({"constraints": ["abc"], "forbid_words": ["c"]}, "constraints 'abc' must come, but 'c' in it is forbidden"),
+        ({"prefix": ["abc"], "stop": ["b"]}, "prefix 'abc' holds 'b', at which an answer stops"),
+        ({"constraints": ["abc"], "stop": ["bc"]}, "constraints 'abc' holds 'bc', at which an answer stops"),
+    ],
+)
+def test_contradictions_are_told_with_their_names(options, message):
+    with pytest.raises(UserError) as error:
+        chain(**options)
+    assert message in str(error.value)
+
+
+def test_a_prefix_that_brings_the_constraint_along_fits():
+    assert allowed_after(ids("abcde"), prefix=["abcdef"], constraints=["cdefgh"]) == set(ids("f"))
+
+
+def test_overlapping_constraints_fit_where_one_behind_the_other_would_not():
+    chain(constraints=["abcdef", "defghh"[:5]])
+
+
+@pytest.mark.parametrize("text", ["fox", "the text", "fills"])
+def test_spellings_are_what_an_answer_would_have(tokenizer, text):  # noqa: F811
+    try:
+        rows = spellings(tokenizer, text, "prefix")
+    except UserError:
+        pytest.skip("not in this vocabulary")
+    within = tokenizer.encode(f"it is {text}")
+    assert any(tuple(within[-len(row) :]) == row for row in rows)
+    assert all(tokenizer.decode(row).strip() == text for row in rows)
+
+
+def test_everything_at_once_in_its_order():
+    options = {
+        "min_lens": [3], "max_lens": [6], "repetition_penalty": 1.3, "repetition_penalty_prompt": True,
+        "unk_penalty": 2.0, "no_repeat_ngram_size": 2, "forbid_words": ["x"], "prefix": ["a"], "constraints": ["b"],
+        "stop": ["zz"],
+    }  # fmt: skip
+    items = build_processors(ProcessorConfig(**options), LETTERS, max_len=8, allowed_tokens=lambda *_: None).items
+    assert [type(item).__name__ for item in items] == [
+        "RepetitionPenalty", "UnknownPenalty", "ForbiddenTokens", "ForbiddenPhrases", "NoRepeatNgram", "MinLength",
+        "AllowedTokens", "LexicalConstraints", "ForcedPrefix", "MaxLength", "StopStrings",
+    ]  # fmt: skip
+
+
+def filler(seed=0, allowed_tokens=None, search=None, **options):
+    search = {"max_len": 8} | (search or {})
+    processors = build_processors(None, LETTERS, max_len=search["max_len"], allowed_tokens=allowed_tokens, **options)
+    model = small_model(vocab_size=70, seed=seed)
+    return BlankFiller(LETTERS, SequenceGenerator(model, LETTERS.special, processors=processors, **search))
+
+
+SEARCHES = [{}, {"beam": 4}, {"sampling": True, "seed": 3}, {"search": "diverse_beam", "beam": 4}]
+STEERED = {
+    "min_lens": [4], "max_lens": [6, 8], "repetition_penalty": 1.2, "no_repeat_ngram_size": 2,
+    "forbid_words": ["e", "kl"], "prefix": ["", "mn"], "constraints": ["pq"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("seed", range(3))
+def test_combined_options_hold_in_every_answer(search, seed):
+    (result,) = filler(seed, search=search, **STEERED).fill(["ab <MASK> cd <MASK> ef"])
+    first, second = result.answers
+    assert 4 <= len(first.tokens) <= 6
+    assert second.text.startswith("mn")
+    for answer in (first, second):
+        assert "pq" in answer.text.replace(" p", "p")
+        assert "e" not in answer.text
+        assert not COMMANDS & set(answer.tokens)
+        pairs = list(zip(answer.tokens, answer.tokens[1:], strict=False))
+        assert len(pairs) == len(set(pairs))
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_an_answer_does_not_depend_on_its_batch(search):
+    prompts = ["ab <MASK> cd <MASK> ef", "<MASK>", "abcdefghijkl <MASK> x", "q <MASK>", "ab <MASK> cd <MASK> ef"]
+    steered = filler(search=search, **STEERED)
+    together = steered.fill(prompts)
+    for prompt, result in zip(prompts, together, strict=True):
+        (alone,) = steered.fill([prompt])
+        assert [one.tokens for one in alone.answers] == [one.tokens for one in result.answers]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_log_probabilities_are_the_models_own(search):
+    steered = filler(search=search, **STEERED)
+    prompt = steered.encode("ab <MASK> cd")
+    (result,) = steered.fill_encoded([prompt])
+    (answer,) = result.answers
+    from tests.generation import slow
+
+    model, blank = steered.generator.model, prompt.context.index(4)
+    for index, token in enumerate(answer.tokens):
+        expected = slow_logprob(slow, model, prompt.context, blank, answer.tokens[:index], token)
+        assert answer.token_logprobs[index] == pytest.approx(expected, abs=1e-4)
+
+
+def slow_logprob(slow, model, context, blank, before, token):
+    import torch
+
+    tokens = [*context, LETTERS.special.sop, *before]
+    text = [*range(len(context)), *[blank] * (len(before) + 1)]
+    block = [*[0] * len(context), *range(1, len(before) + 2)]
+    with torch.no_grad():
+        logits = model(
+            torch.tensor([tokens]),
+            position_ids=torch.tensor([[text, block]]),
+            context_length=torch.tensor([len(context)]),
+        )
+    return float(logits[0, -1].log_softmax(-1)[token])
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_stop_string_cuts_text_tokens_and_log_probabilities(search):
+    free = filler(search=search, forbid_words=["zzz"]).fill(["ab <MASK> cd <MASK>"])[0].answers[0]
+    stop = LETTERS.decode(free.tokens)[2:4]
+    (result,) = filler(search=search, stop=[stop]).fill(["ab <MASK> cd <MASK>"])
+    for answer in result.answers:
+        assert stop not in answer.text
+        assert len(answer.token_logprobs) <= len(answer.tokens) + 1
+    assert stop not in result.text
+    if not search:  # greedy walks the same way
+        assert result.answers[0].text == LETTERS.decode(free.tokens).split(stop)[0].strip()
+
+
+def test_a_function_steers_every_search():
+    vowels = {*ids("aeiou")}
+    for search in SEARCHES:
+        steered = filler(search=search, allowed_tokens=lambda context, blank, tokens: vowels if len(tokens) < 3 else ())
+        (result,) = steered.fill(["ab <MASK> cd"])
+        assert len(result.answers[0].tokens) == 3
+        assert set(result.answers[0].tokens) <= vowels
