@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree
 from html.parser import HTMLParser
 
@@ -290,3 +292,32 @@ def test_mistakes_are_said_in_one_line(tmp_path, command, arguments, message):
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
     assert not (tmp_path / "report.html").exists()
+
+
+DRIVER = """<script>
+const chart = document.querySelector("figure.chart"), svg = chart.querySelector("svg");
+const box = svg.getBoundingClientRect();
+const at = { clientX: box.left + 616 / 640 * box.width, clientY: box.top + 10, bubbles: true };
+svg.dispatchEvent(new PointerEvent("pointermove", at));
+document.querySelector('.run[data-run="1"]').click();
+document.querySelector('.over[data-over="hours"]').click();
+</script></body>"""
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's chromium")
+def test_the_page_in_a_browser(tmp_path):
+    """Without a network: values under the pointer, a click that hides a run, and the switch to time."""
+    runs = [write_run(tmp_path / name, records(count)) for name, count in (("one", 10), ("two", 4))]
+    page = report_html(read_runs(list(map(str, runs))), "test").replace("</body>", DRIVER)
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += f" --disable-component-update --disable-sync --user-data-dir={tmp_path}/profile --dump-dom"
+    shown = subprocess.run(
+        ["chromium", *flags.split(), f"file://{tmp_path}/page.html"], capture_output=True, text=True, timeout=120
+    ).stdout
+    assert re.search(r'<body class="[^"]*hours', shown)
+    tip = re.search(r'class="tip"[^>]*>(.*?)</figure>', shown, re.DOTALL)[1]
+    assert "<b>5</b> at 100" in tip  # the last training loss of the first run
+    assert shown.count("<circle") >= 2
+    hidden = re.findall(r'<g class="line[^"]* off" data-run="(\d)"', shown)
+    assert set(hidden) == {"1"}
