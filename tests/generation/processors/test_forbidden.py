@@ -44,9 +44,7 @@ def test_no_ngram_comes_twice_over_a_whole_answer():
 def test_phrases_are_forbidden_where_they_would_be_completed(rows, phrases):
     scores = run(ForbiddenPhrases(phrases), state_of([rows]))
     for tokens, found in zip(rows, allowed(scores)[0], strict=True):
-        completed = {
-            token for token in range(8) for phrase in phrases if (*tokens, token)[-len(phrase) :] == phrase
-        }
+        completed = {token for token in range(8) for phrase in phrases if (*tokens, token)[-len(phrase) :] == phrase}
         assert found == set(range(8)) - completed
 
 
