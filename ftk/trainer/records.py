@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -25,7 +26,7 @@ def _plain(value: Any) -> Any:
 
 
 class RecordFile:
-    """Appends records to a file, each at once. A full disk is said once; the records of that time are lost, no more.
+    """Appends records to a file, each at once. A full disk is said once; its records wait until there is room.
 
     Args:
         path: made when the first record comes.
@@ -37,26 +38,34 @@ class RecordFile:
     def __init__(self, path: Path, num_updates: int, *, validation_pending: bool = False) -> None:
         self.path = path
         self._stream: FileIO | None = None
-        self._failed = False  # the last write, which may have left part of a line
+        self._waiting = b""  # what the disk has not taken: the rest of a line and those after it
         if path.exists():
             _cut(path, num_updates, validation_pending)
 
     def write(self, record: Record) -> None:
-        line = ("\n" if self._failed else "") + to_json(record) + "\n"
+        waited = bool(self._waiting)
+        self._waiting += (to_json(record) + "\n").encode()
         try:
-            if self._stream is None:
-                self._stream = FileIO(self.path, "a")  # without a buffer, in which a failed line would wait
-            _write_all(self._stream, line.encode())
-            self._failed = False
+            self._write_waiting()
         except OSError as error:
-            if not self._failed:
-                logger.error("%s: not written (%s); the run goes on without these records", self.path, error.strerror)
-            self._failed = True
+            if not waited:
+                logger.error("%s: cannot be written (%s); its records wait for room", self.path, error.strerror)
 
     def close(self) -> None:
+        if self._waiting:
+            with contextlib.suppress(OSError):
+                self._write_waiting()
+        if self._waiting:
+            logger.error("%s: the last %d records are lost", self.path, self._waiting.count(b"\n"))
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+    def _write_waiting(self) -> None:
+        if self._stream is None:
+            self._stream = FileIO(self.path, "a")  # without a buffer, in which a failed line would wait unseen
+        while self._waiting:  # a raw file may take a part only, when the disk is nearly full
+            self._waiting = self._waiting[self._stream.write(self._waiting) :]
 
 
 def read_records(path: Path) -> list[Record]:
@@ -70,12 +79,6 @@ def read_records(path: Path) -> list[Record]:
         if isinstance(record, dict):
             records.append(record)
     return records
-
-
-def _write_all(stream: FileIO, data: bytes) -> None:
-    """A raw file may take a part only, when the disk is nearly full."""
-    while data:
-        data = data[stream.write(data) :]
 
 
 def _cut(path: Path, num_updates: int, validation_pending: bool) -> None:

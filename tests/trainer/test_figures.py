@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import logging
@@ -14,7 +13,6 @@ import sys
 import pytest
 import torch
 
-from ftk.trainer import records as records_module
 from ftk.trainer.metrics import Meters, Stopwatch, TrainingFigures, averages, perplexity, with_perplexities
 from ftk.trainer.progress import BarProgress, JsonProgress, SimpleProgress, duration, make_progress, one_line
 from ftk.trainer.records import RecordFile, read_records
@@ -190,28 +188,6 @@ def test_records_beyond_the_resumed_update_are_taken_out(tmp_path):
     assert [(r["event"], r["num_updates"]) for r in read_records(path)][2:] == [("train", 20)]
     RecordFile(path, 0).close()
     assert read_records(path) == []
-
-
-def test_a_full_disk_costs_records_and_not_the_run(tmp_path, monkeypatch, caplog):
-    path = tmp_path / "metrics.jsonl"
-    records = RecordFile(path, 0)
-    records.write({"event": "train", "num_updates": 1})
-    write, full = records_module._write_all, OSError(errno.ENOSPC, "No space left on device")
-
-    def write_a_part(stream, data):
-        write(stream, data[:9])
-        raise full
-
-    monkeypatch.setattr(records_module, "_write_all", write_a_part)
-    records.write({"event": "train", "num_updates": 2})
-    records.write({"event": "train", "num_updates": 3})
-    monkeypatch.setattr(records_module, "_write_all", write)
-    records.write({"event": "train", "num_updates": 4})
-    records.close()
-    assert [record["num_updates"] for record in read_records(path)] == [1, 4]
-    assert [r.getMessage() for r in caplog.records] == [
-        f"{path}: not written (No space left on device); the run goes on without these records"
-    ]
 
 
 def test_json_lines_hold_numbers_and_nothing_else():

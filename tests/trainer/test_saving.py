@@ -108,8 +108,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits(
     assert not (tmp_path / "run" / "checkpoint_last").exists()
     threading.Timer(0.3, gate.opened.set).start()
     checkpoints.save(TrainerState(num_updates=2), model, optimizer)
-    assert (tmp_path / "run" / "checkpoint_last").resolve().name == "checkpoint_1"
-    assert checkpoints.last_saved == 1
+    assert checkpoints.last_saved == 1  # the second may be written already
     assert checkpoints.blocked_seconds > 0.2
     checkpoints.release()
     assert checkpoints.last_saved == 2
@@ -352,6 +351,15 @@ def test_records_that_find_the_disk_full_are_written_later(tmp_path, caplog):
     records.close()
     assert [record["num_updates"] for record in read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
     assert caplog.text.count("cannot be written (No space left on device)") == 1
+
+
+def test_records_that_never_find_room_are_counted(tmp_path, caplog):
+    records = RecordFile(tmp_path / "missing" / "metrics.jsonl", 0)
+    for num_updates in (1, 2):
+        records.write({"event": "train", "num_updates": num_updates})
+    records.close()
+    assert caplog.text.count("cannot be written (No such file or directory)") == 1
+    assert "the last 2 records are lost" in caplog.text
 
 
 def test_a_disk_that_is_really_full(tmp_path):
