@@ -218,6 +218,7 @@ class _Search:
         def hook(made: Any, given: Any) -> None:
             if self.found is not None:
                 return
+            made, given = ([_values(grad) for grad in grads] for grads in (made, given))
             bad = next((place for place, grad in enumerate(made) if grad is not None and not _is_finite(grad)), None)
             if bad is None:
                 return
@@ -269,6 +270,11 @@ def _tensors(values: Any) -> Iterator[Tensor]:
     elif isinstance(values, dict):
         for item in values.values():
             yield from _tensors(item)
+
+
+def _values(gradient: Tensor | None) -> Tensor | None:
+    """A gradient whose numbers can be looked at: of a sparse one those that there are."""
+    return gradient.coalesce().values() if gradient is not None and gradient.is_sparse else gradient
 
 
 def _is_finite(value: Tensor) -> bool:

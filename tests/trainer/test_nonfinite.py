@@ -466,3 +466,20 @@ def test_a_norm_that_overflows_while_each_gradient_is_finite_is_said(tmp_path, c
     toy_trainer(tmp_path, criterion=criterion, debug__detect_anomaly=True, training__max_update=1).train()
     text = warnings(caplog, "anomaly")[0]
     assert "each gradient is finite, but not their norm; the largest is that of " in text
+
+
+def test_an_overflow_of_the_scale_in_glm_is_searched_to_the_embedding_and_named_nowhere(tmp_path, data_bin, caplog):
+    from tests.trainer.test_glm_runs import glm_trainer
+
+    trainer = glm_trainer(
+        data_bin,
+        tmp_path / "run",
+        debug__detect_anomaly=True,
+        training__precision="fp16",
+        training__max_update=2,
+        loss_scale__fp16_init_scale=2.0**60,
+        checkpoint__save=False,
+    )
+    trainer.train()
+    assert trainer.figures.skipped() == (2, 2)
+    assert warnings(caplog, "anomaly") == []
