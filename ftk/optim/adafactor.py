@@ -41,6 +41,10 @@ class AdafactorConfig(OptimizerConfig):
         metadata={"help": "added to squared gradients; floor of a parameter's root mean square"},
     )
 
+    @property
+    def state_bytes(self) -> float:
+        return 4.0 if self.beta1 else 0.0  # rows and columns are next to nothing
+
     def validate(self) -> Iterator[str]:
         yield from super().validate()
         if not self.clip_threshold > 0.0:

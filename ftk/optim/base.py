@@ -17,6 +17,11 @@ class OptimizerConfig:
         default=0.1, metadata={"help": "decoupled weight decay; biases and norms are never decayed"}
     )
 
+    @property
+    def state_bytes(self) -> float:
+        """About what the optimizer keeps of a parameter beside its weight and gradient: here two moments in fp32."""
+        return 8.0
+
     def validate(self) -> Iterator[str]:
         yield from not_negative(self, "lr", "weight_decay")
 

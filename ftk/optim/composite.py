@@ -41,6 +41,13 @@ class CompositeConfig(OptimizerConfig):
         }
     )
 
+    @property
+    def state_bytes(self) -> float:
+        """That of the member that keeps most: which parameters each has is not known here."""
+        two_moments = super().state_bytes
+        members = [parse_rule(text, self).optimizer.config for text in self.groups]
+        return max(getattr(member, "state_bytes", two_moments) for member in members)
+
     def validate(self) -> Iterator[str]:
         yield from super().validate()
         if not self.groups:

@@ -26,6 +26,10 @@ class LionConfig(OptimizerConfig):
         metadata={"help": "share of the momentum in the step's direction; decay rate of the momentum"},
     )
 
+    @property
+    def state_bytes(self) -> float:
+        return 4.0
+
     def validate(self) -> Iterator[str]:
         yield from super().validate()
         yield from two_betas(self.betas)

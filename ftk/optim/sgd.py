@@ -22,6 +22,10 @@ class SGDConfig(OptimizerConfig):
     momentum: float = field(default=0.0, metadata={"help": "share of the last step that is kept, in [0, 1)"})
     nesterov: bool = field(default=False, metadata={"help": "Nesterov's momentum (needs momentum above 0)"})
 
+    @property
+    def state_bytes(self) -> float:
+        return 4.0 if self.momentum else 0.0
+
     def validate(self) -> Iterator[str]:
         yield from super().validate()
         if not 0.0 <= self.momentum < 1.0:

@@ -12,6 +12,7 @@ from torch import nn
 from ftk.config import dump
 from ftk.data.blending import BlendedDataset
 from ftk.data.sample_dataset import lengths_of
+from ftk.model_parallel.engine_config import EngineConfig
 from ftk.optim.parameter_groups import apply_freeze, gradient_multipliers, parameter_groups
 from ftk.tasks.base import SampleDataset, Task
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
@@ -47,6 +48,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module) -> str:
     per_epoch = math.ceil(samples / per_update_samples)
     updates = _updates(config, per_epoch)
     weights, activations = memory_bytes(config, trained, parameters, batch, int(sizes.max()))
+    state = "weights, gradients, optimizer state" + (", moving average" if config.ema.ema_decay else "")
     rows = [
         ("parameters", f"{parameters:,} ({trained:,} trained)"),
         ("samples per epoch", f"{samples:,}"),
@@ -54,7 +56,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module) -> str:
         ("tokens per update", f"about {per_update:,}"),
         ("updates per epoch", f"{per_epoch:,}"),
         ("updates in all", f"{updates:,}"),
-        ("memory, weights", f"{weights / GIB:.2f} GiB (weights, gradients, optimizer state)"),
+        ("memory, weights", f"{weights / GIB:.2f} GiB ({state})"),
         (
             "memory, activations",
             f"about {activations / GIB:.2f} GiB (estimate for one batch)"
@@ -93,21 +95,33 @@ def mixture_lines(dataset: BlendedDataset, samples: int) -> list[str]:
 
 
 def memory_bytes(config: TrainConfig, trained: int, parameters: int, batch: int, tokens: int) -> tuple[int, int]:
-    """(bytes of weights, gradients and optimizer state; bytes of activations of one micro-batch).
+    """(bytes of weights, gradients, optimizer state and moving average; bytes of activations of one micro-batch).
 
-    fp32 weights 4 bytes, gradients 4, two moments 8. A pre-LN layer keeps for the backward pass, per token, about
-    17 H values (two layer norms 2, qkv 3, attention 1, output 1, feed-forward input 1, inner size before and after
-    the activation 8, residuals 1) in the computing precision; the loss keeps about 2 V values at the loss positions,
-    some 18 % of all, in fp32.
+    fp32 weights take 4 bytes, gradients and the moving average 4 each, and the optimizer what its options say. A
+    pre-LN layer keeps for the backward pass, per token, about 17 H values (two layer norms 2, qkv 3, attention 1,
+    output 1, feed-forward input 1, inner size before and after the activation 8, residuals 1) in the computing
+    precision; checkpointed, its input alone (full) or some 10 H (selective: qkv, attention, both outputs, the inner
+    size once), and one layer at a time is whole again. The loss keeps about 2 V values at the loss positions, some
+    18 % of all, or of one chunk of them, in fp32.
     """
-    weights = 4 * parameters + 12 * trained
+    average = 4 if config.ema.ema_decay else 0
+    weights = 4 * parameters + round((4 + average + getattr(config.optimizer.config, "state_bytes", 8.0)) * trained)
     shape: Any = config.model.config
     if not all(hasattr(shape, name) for name in ("num_layers", "hidden_size", "vocab_size")):
         return weights, 0
-    value = 2 if config.training.precision == "bf16" else 4
-    layers = 17 * value * shape.hidden_size * shape.num_layers * batch * tokens
-    loss = int(0.18 * batch * tokens) * 2 * 4 * shape.vocab_size
-    return weights, layers + loss
+    value = 4 if config.training.precision == "fp32" else 2
+    layers = _values_per_token(config.engine, shape.num_layers) * value * shape.hidden_size * batch * tokens
+    loss = int(0.18 * batch * tokens)
+    if getattr(config.criterion.config, "loss_form", "plain") in ("auto", "chunked", "linear"):
+        loss = min(loss, config.criterion.config.loss_chunk_tokens)
+    return weights, layers + loss * 2 * 4 * shape.vocab_size
+
+
+def _values_per_token(engine: EngineConfig, num_layers: int) -> int:
+    """What all layers keep of a token for the backward pass, in multiples of H."""
+    kept = {"none": 17, "selective": 10, "full": 1}[engine.activation_checkpointing]
+    checkpointed = 0 if kept == 17 else -(-num_layers // engine.checkpoint_every)
+    return 17 * (num_layers - checkpointed) + kept * checkpointed + (17 - kept if checkpointed else 0)
 
 
 def _batch(config: TrainConfig, sizes: np.ndarray) -> int:
@@ -125,6 +139,8 @@ def _mean_length(dataset: SampleDataset) -> float:
 
 
 def _updates(config: TrainConfig, per_epoch: int) -> int:
+    if config.lr_range.lr_range_test:
+        return config.lr_range.lr_range_updates
     stops = []
     if config.training.max_update is not None:
         stops.append(config.training.max_update)
