@@ -86,6 +86,8 @@ class LRRange:
 def range_config(config: TrainConfig) -> TrainConfig:
     """The configuration of a run's range test: in a folder of its own, without validation, checkpoints and schedule.
 
+    Nothing of it goes to the run's TensorBoard or Weights & Biases, and no moving average is kept.
+
     It begins with the weights of --restore-from or --finetune-from, with new ones otherwise.
     """
     options = config.lr_range
@@ -101,6 +103,8 @@ def range_config(config: TrainConfig) -> TrainConfig:
             restore_from=None,
             finetune_from=config.checkpoint.finetune_from or config.checkpoint.restore_from,
         ),
+        ema=dataclasses.replace(config.ema, ema_decay=0.0),
+        report=dataclasses.replace(config.report, report=False, tensorboard_dir=None, wandb_project=None),
     )
 
 

@@ -150,6 +150,16 @@ def test_a_run_in_the_folder_is_left_alone(tmp_path):
     assert new == {f"lr_range/{name}" for name in ("config.yaml", "lr_range.json", "lr_range.svg", ".lock")}
 
 
+def test_nothing_of_it_goes_to_the_runs_sinks(tmp_path):
+    sinks = {"tensorboard_dir": str(tmp_path / "tb"), "wandb_project": "p", "report": True}
+    config = toy_config(tmp_path / "run", **{f"report__{name}": value for name, value in sinks.items()})
+    config = dataclasses.replace(config, lr_range=LRRangeConfig(lr_range_test=True, lr_range_updates=10))
+    criterion = CrossEntropy(CrossEntropyConfig())
+    lr_range_test(Trainer(range_config(config), ToyTask(tmp_path), ToyModel(), criterion))
+    assert not (tmp_path / "tb").exists()
+    assert {path.name for path in (tmp_path / "run" / "lr_range").iterdir()} == {"config.yaml", ".lock"}
+
+
 def test_the_command_needs_no_length_and_prints_a_suggestion(command, data_bin, tmp_path):
     options = [
         "--arch",
@@ -169,6 +179,8 @@ def test_the_command_needs_no_length_and_prints_a_suggestion(command, data_bin, 
     assert done.returncode == 0, done.stderr
     assert "suggestion     --lr " in done.stdout
     assert str(tmp_path / "r" / "lr_range" / "lr_range.svg") in done.stdout
+    dry = command("ftk-train", data_bin, *options, "--lr-range-test", "--lr-range-updates", 30, "--dry-run")
+    assert "updates in all       30" in dry.stdout, dry.stderr
     refused = command("ftk-train", data_bin, *options)
     assert "give --max-update or --max-epoch" in refused.stderr
 
