@@ -124,15 +124,24 @@ def load_model_tensors(folder: str | Path, *, ema: bool = False, check_hashes: b
 
 
 def load_extra_tensors(
-    folder: str | Path, name: str, targets: Mapping[str, torch.Tensor], *, check_hashes: bool = True
-) -> None:
+    folder: str | Path,
+    name: str,
+    targets: Mapping[str, torch.Tensor],
+    *,
+    strict: bool = True,
+    check_hashes: bool = True,
+) -> list[str]:
     """Fill tensors in place from those that `save_checkpoint` was given as `extra_tensors[name]`.
 
     Args:
         folder: a checkpoint, or what `resolve_checkpoint` makes one of.
         name: of the set, for example "ema".
-        targets: by name, exactly those that were saved, in any dtype and on any device.
+        targets: by name, of the shapes that were saved, in any dtype and on any device.
+        strict: exactly those that were saved; off: what only one side has is left alone.
         check_hashes: off if the checkpoint was verified just now.
+
+    Returns:
+        Names of targets that the set has not; none if `strict`.
 
     Raises:
         BrokenCheckpoint: before anything is changed.
@@ -149,9 +158,10 @@ def load_extra_tensors(
         if key in stored and stored[key].shape != tuple(tensor.shape)
     ]
     missing, unexpected = sorted(targets.keys() - stored.keys()), sorted(stored.keys() - targets.keys())
-    if missing or unexpected or wrong:
+    if wrong or (strict and (missing or unexpected)):
         raise UserError(f"{folder}: its {name!r} tensors do not fit: {_mismatch(missing, unexpected, wrong)}")
-    read_tensors(folder / name, targets)
+    read_tensors(folder / name, {key: tensor for key, tensor in targets.items() if key in stored})
+    return missing
 
 
 def extra_tensor_names(folder: str | Path) -> list[str]:

@@ -28,7 +28,7 @@ class LossScaler:
         self.config = config
         self.scale = torch.tensor(config.fp16_init_scale, dtype=torch.float32, device=device)  # 0-d
         # Updates since the last overflow or doubling; updates and overflows since the last change of the scale;
-        # overflows at the floor, ever.
+        # overflows at the floor, of this process.
         self._counts = torch.zeros(4, dtype=torch.int64, device=device)
 
     def scaled(self, loss: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class LossScaler:
         self._counts = torch.stack([calm * ~rise, updates * ~changed, overflows * ~changed, at_floor])
 
     def overflows_at_floor(self) -> int:
-        """How often gradients overflowed though the scale was at its floor. Waits for the device."""
+        """How often gradients overflowed though the scale was at its floor, in this process. Waits for the device."""
         return int(self._counts[3])
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,3 +68,4 @@ class LossScaler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.scale = torch.full_like(self.scale, state["scale"])
         self._counts = torch.tensor(state["counts"], dtype=torch.int64, device=self.scale.device)
+        self._counts[3] = 0  # else a run that ended for overflows at the floor would end again, whatever was changed

@@ -64,11 +64,16 @@ def describe_stretch(
 ) -> str | None:
     """What another length of the run does to a schedule that ends with it; None if that stays as it was.
 
+    Also None where the schedule itself is another one than before: then its old length says nothing.
+
     Args:
         config, before: as of `agree_on_changes`.
         updates_per_epoch: of this run.
         num_updates: where it goes on.
     """
+    keys = [change.key for change in find_changes(before, config)]
+    if any(key == "optimizer.lr" or key.startswith("lr_scheduler.") for key in keys):
+        return None
     old: dict[str, Any] = before.get("training") or {}
     earlier = dataclasses.replace(config.training, max_update=old.get("max_update"), max_epoch=old.get("max_epoch"))
     lengths = [total_updates(training, updates_per_epoch) for training in (earlier, config.training)]

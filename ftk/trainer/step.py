@@ -113,8 +113,6 @@ class Update:
         gradients.sums["gnorm"] = (norm, one)
         if clip_norm:
             gradients.sums["clip_share"] = (norm > clip_norm, one)
-        if self.scaler is not None:
-            gradients.sums["loss_scale"] = (self.scaler.scale, one)
         return skip
 
 

@@ -86,6 +86,9 @@ class Trainer:
         self.stopwatch = Stopwatch(clock=clock)
         self.update = Update(config, task, self.model, criterion, self.optimizer, self.device, self.stopwatch)
 
+        looking = [*report_hooks(config.report), *debug_hooks(config, self.model)]
+        self.hooks = Hooks([*looking, *task.hooks(), *build_hooks(config.training.hooks)])
+
         self.checkpoints = Checkpoints(config, task.corpus.tokenizer_folder)
         self.ema: EMA | None = None
         try:
@@ -103,8 +106,6 @@ class Trainer:
         self.progress = make_progress(config.logging.log_format, self.total_updates)
         self.log_file = LogFile(config.logging.log_file, self.total_updates)
         self.signals = StopSignals()
-        looking = [*report_hooks(config.report), *debug_hooks(config, self.model)]
-        self.hooks = Hooks([*looking, *task.hooks(), *build_hooks(config.training.hooks)])
 
         self.epoch = self.train_iterator.epoch  # of the last update
         self.lr = 0.0  # of the last update
@@ -128,7 +129,10 @@ class Trainer:
         if self.config.ema.ema_decay:
             self.ema = EMA(self.model, self.config.ema)
             if folder is not None and state.num_updates > 0 and "ema" in extra_tensor_names(folder):
-                load_extra_tensors(folder, "ema", self.ema.state_dict())
+                # Other parameters may be frozen than before (--reset-optimizer).
+                new = load_extra_tensors(folder, "ema", self.ema.state_dict(), strict=False)
+                if new:
+                    logger.info("the moving average begins anew for %s", ", ".join(new))
         if folder is not None and state.num_updates > 0:
             stretch = describe_stretch(self.config, read_config(folder), self.updates_per_epoch, state.num_updates)
             if stretch is not None:
@@ -378,7 +382,10 @@ class Trainer:
         """Write the record of the updates since the last one: the only place where the host waits."""
         skipped, in_a_row = self.figures.skipped()
         record: Record = {"event": "train", "num_updates": self.state.num_updates, "epoch": self.epoch}
-        record |= {"lr": self.lr, **self.figures.record(), "skipped_updates": skipped}
+        record |= {"lr": self.lr, **self.figures.record()}
+        if self.update.scaler is not None:  # no mean: it is wanted most where every update was skipped
+            record["loss_scale"] = self.update.scaler.scale.item()
+        record["skipped_updates"] = skipped
         self._write({**record, "seconds": self.stopwatch.seconds()})
         if self.update.scaler is not None and self.update.scaler.overflows_at_floor():
             floor = self.config.loss_scale.fp16_min_scale

@@ -62,7 +62,7 @@ def validate(
         criterion: as the task's `valid_step` wants it.
         batches: CPU batches of the split.
         device: where the model is.
-        precision: fp32 or bf16.
+        precision: fp32, bf16 or fp16.
         should_stop: asked before each batch; true ends the pass without a result.
 
     Returns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -101,6 +102,8 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(tmp_path):
     trainer.train()
     assert trainer.figures.skipped() == (4, 4)
     assert trainer.update.scaler.scale.item() == 2.0**96
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line).get("loss_scale") for line in lines if '"train"' in line] == [2.0**98, 2.0**96]
     for name, tensor in before.items():
         assert torch.equal(tensor, everything(trainer)[name]), name
 
@@ -152,3 +155,9 @@ def test_an_overflow_at_the_floor_ends_the_run(tmp_path):
     )
     with pytest.raises(FloatingPointError, match=r"the loss scale is at its floor of 0\.5"):
         trainer.train()
+    # Its last state was saved. What made it overflow is gone: it goes on.
+    mended = toy_trainer(
+        tmp_path, training__precision="fp16", **{f"loss_scale__{name}": value for name, value in options.items()}
+    )
+    assert mended.state.num_updates > 0
+    assert mended.train().reason == "max_update 10 is reached"

@@ -11,9 +11,13 @@ from torch import nn
 from ftk.checkpoint import load_model_tensors, read_trainer_state, save_checkpoint, transfer_weights
 from ftk.config import Chosen, dump
 from ftk.config.changes import FIXED, FREE, RESETTABLE, RESUME, find_changes, resume_classes
+from ftk.config.choice import choice
 from ftk.config.root import slots_of
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
+from ftk.registry import LR_SCHEDULERS
 from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.trainer import Trainer
 from tests.trainer.test_resume import OPTIONS
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
@@ -181,6 +185,25 @@ def test_a_longer_run_says_what_becomes_of_its_schedule(tmp_path, caplog):
     toy_trainer(tmp_path, training__max_update=5, **fixed).train()
     toy_trainer(tmp_path, training__max_update=10, **fixed)
     assert "the schedule ends with the run" not in caplog.text
+
+
+def test_a_schedule_that_does_not_fit_the_old_length_is_taken_with_the_new_one(tmp_path, caplog):
+    toy_trainer(tmp_path, training__max_update=5).train()
+    config = toy_config(tmp_path / "run", training__max_update=20, checkpoint__reset_lr_scheduler=True)
+    config.lr_scheduler = choice("warmup_stable_decay warmup_updates=2 decay_updates=10", LR_SCHEDULERS, "")
+    longer = Trainer(config, ToyTask(tmp_path), ToyModel(), CrossEntropy(CrossEntropyConfig()))
+    assert longer.state.num_updates == 5
+    assert "the schedule ends with the run" not in caplog.text
+    longer.checkpoints.release()
+
+
+def test_a_run_that_is_refused_for_its_hooks_leaves_the_folder_as_it_was(tmp_path):
+    toy_trainer(tmp_path).train()
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    for options in ({"training__hooks": ["no_such_hook"]}, {"debug__inspect_interval": 1, "debug__inspect": ["none"]}):
+        with pytest.raises(UserError):
+            toy_trainer(tmp_path, **options)
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
 
 
 # -- resets -------------------------------------------------------------------------------------------------------

@@ -74,6 +74,22 @@ def test_a_continued_run_has_the_same_average(tmp_path):
     )
 
 
+def test_other_parameters_may_be_frozen_when_a_run_goes_on(tmp_path, caplog):
+    caplog.set_level("INFO")
+    options = {**EMA, "checkpoint__reset_optimizer": True}
+    first = toy_trainer(tmp_path, parameters__freeze=["output.bias"], **{**options, "training__max_update": 5})
+    first.train()
+    resumed = toy_trainer(tmp_path, parameters__freeze=["embedding"], **options)
+    averages = resumed.ema.state_dict()
+    assert "embedding.weight" not in averages
+    assert torch.equal(averages["output.bias"], resumed.model.get_parameter("output.bias"))
+    for name in averages.keys() - {"output.bias"}:
+        assert torch.equal(averages[name], first.ema.state_dict()[name])
+    assert "the moving average begins anew for output.bias" in caplog.text
+    resumed.train()
+    assert load_model_tensors(tmp_path / "run", ema=True).keys() == dict(resumed.model.named_parameters()).keys()
+
+
 def test_an_average_can_begin_in_the_middle_of_a_run(tmp_path):
     toy_trainer(tmp_path, training__max_update=5).train()
     resumed = toy_trainer(tmp_path, **EMA)
