@@ -64,6 +64,8 @@ class TrainingConfig:
         metadata={
             "resume": "free",
             "help": "registered hooks, each in quotes with its options: 'NAME option=value ...'",
+            "several": True,
+            "metavar": "HOOK",
         },
     )
     patience: int = field(
@@ -156,7 +158,11 @@ class CheckpointConfig:
     )
     finetune_skip: list[str] = field(
         default_factory=list,
-        metadata={"help": "names of --finetune-from that may be missing or differ, e.g. 'head.*': they begin anew"},
+        metadata={
+            "help": "names of --finetune-from that may be missing or differ, e.g. 'head.*': they begin anew",
+            "several": True,
+            "metavar": "PATTERN",
+        },
     )
     finetune_vocabulary: str = field(
         default="equal",

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from ftk.config import compose
 from ftk.errors import UserError
 from ftk.registry import HOOKS, register_hook
 from ftk.trainer.hooks import Hook, build_hooks
+from ftk.trainer.train_config import TrainConfig
 from tests.trainer.toy import ToyTask, assert_same, toy_trainer
 
 PLACES = [name for name in vars(Hook) if not name.startswith("_")]
@@ -112,6 +114,12 @@ def test_registered_hooks_are_chosen_with_their_options(tmp_path, label_hook):
     toy_trainer(tmp_path, training__hooks=["label label=x every=7"]).train()
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert {json.loads(line)["label"] for line in lines} == {"x7"}
+
+
+def test_several_hooks_may_have_commas_in_their_options():
+    flags = ["--hooks", "label label=a,b", "label every=2", "--arch", "glm_tiny", "--max-update", "1"]
+    config = compose(TrainConfig, "ftk-train", "", ["data", *flags])
+    assert config.training.hooks == ["label label=a,b", "label every=2"]
 
 
 @pytest.mark.parametrize(
