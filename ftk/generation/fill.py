@@ -48,11 +48,12 @@ class FilledBlank:
 
 @dataclass(frozen=True)
 class FillResult:
-    """A prompt, the text with its blanks filled, and the answers from left to right."""
+    """A prompt, the text with its blanks filled, the answers from left to right, and where each stands in the text."""
 
     prompt: str
     text: str
     answers: list[FilledBlank]
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -192,16 +193,18 @@ class BlankFiller:
     def _result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> FillResult:
         remaining = iter(answers)
         read: list[int] = []  # the text so far, blanks filled
-        text, pieces = prompt.pieces[0], iter(prompt.pieces[1:])
+        text, pieces, spans = prompt.pieces[0], iter(prompt.pieces[1:]), []
         for token in prompt.context:
             if token in self.generator.masks:
                 answer = next(remaining).tokens
                 words = self.generator.processors.cut(self._spaced(read, answer))
-                text += (words.lstrip() if not text or text[-1].isspace() else words) + next(pieces)
+                words = words.lstrip() if not text or text[-1].isspace() else words
+                spans.append((len(text) + len(words) - len(words.lstrip()), len(text) + len(words)))
+                text += words + next(pieces)
                 read.extend(answer)
             elif token != self.tokenizer.special.cls:
                 read.append(token)
-        return FillResult(prompt.prompt, text, self.describe(prompt.context, answers))
+        return FillResult(prompt.prompt, text, self.describe(prompt.context, answers), tuple(spans))
 
     def _spaced(self, before: list[int], answer: list[int]) -> str:
         """The answer as it reads behind what is before it, with the space that the tokenizer puts between."""

@@ -157,7 +157,8 @@ def test_of_several_prompts_the_bad_one_is_named(own_tokenizer):
 )
 def test_odd_prompts_never_crash(tokenizer, prompt):
     result, _ = fill(tokenizer, prompt, *["x"] * 200)
-    assert len(result.answers) == max(1, prompt.count("[MASK]"))
+    assert len(result.answers) == len(result.spans) == max(1, prompt.count("[MASK]"))
+    assert all(result.text[start:end].strip() == "x" for start, end in result.spans)
 
 
 def test_a_random_model_fills_real_text(own_tokenizer):
@@ -176,6 +177,9 @@ def test_a_random_model_fills_real_text(own_tokenizer):
         for answer in result.answers:
             assert 0.0 < answer.probability < 1.0
             assert answer.text in result.text
+        for (start, end), answer in zip(result.spans, result.answers, strict=True):
+            assert result.text[start:end].strip() == answer.text
+            assert not result.text[start:end][:1].isspace()
     with pytest.raises(UserError, match="tokens long, but the model has 33 positions"):
         filler.fill(["fox " * 100])
 
