@@ -93,6 +93,10 @@ class GenerationConfig:
     )
     seed: int = field(default=1, metadata={"help": "sampling: prompt and seed alone decide the answer"})
     batch_size: int = field(default=16, metadata={"help": "so many are answered at once", "unit": "prompts"})
+    in_flight: bool = field(
+        default=True,
+        metadata={"help": "a prompt that is complete leaves the batch and another enters; off: batch after batch"},
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.early_stopping, bool):  # as YAML and Python write it

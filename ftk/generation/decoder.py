@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,182 +30,260 @@ class DecodableModel(Protocol):
 
 
 class CachedDecoder:
-    """Decodes N prompts, W hypotheses of each, without ever reading a token twice.
+    """Decodes prompts, W hypotheses of each, without ever reading a token twice.
 
-    Per layer there are two caches. The prefix holds what is settled, once per prompt: its context and its
-    filled blanks. The branch holds the tokens of the present answer, once per hypothesis. Reordering
-    hypotheses therefore moves the present answers only. Memory in bytes, for values of b bytes:
-    2 b L H (N * prefix_capacity + N * W * branch_capacity).
+    It has rows, each for one prompt at a time, with its own write position: prompts come (`enter`, `read`) and go
+    (`leave`) while others go on. A row's slots hold first what is settled, its context and filled blanks: the one
+    copy that all its hypotheses see. Behind it stand the tokens of the present answer, those of all hypotheses
+    side by side, W a step; a mask says which of them a hypothesis descends from. Reordering hypotheses changes
+    the mask alone: no key and no value is ever moved. Memory in bytes, for values of b bytes:
+
+        2 b L H rows (prefix_capacity + W branch_capacity)
 
     Args:
         model: see `DecodableModel`.
-        context_lengths: N numbers: leading tokens of each prompt that all its tokens see.
+        num_rows: prompts at once.
         width: W.
         prefix_capacity: most tokens that any prompt will have settled.
         branch_capacity: most tokens of an answer that are read while it is written.
         device: where tokens go.
-        states: is told the final hidden states of all that is read; for searches that ask for them.
+        in_blocks: whether places within a blank are counted (2-D positions) or always 1.
+        states: takes the hidden states of all that is read, for strategies that want them.
     """
 
     def __init__(
         self,
         model: DecodableModel,
-        context_lengths: Sequence[int],
+        num_rows: int,
         width: int,
         prefix_capacity: int,
         branch_capacity: int,
         device: torch.device,
+        in_blocks: bool = True,
         states: HiddenStates | None = None,
     ) -> None:
         self.model = model
+        self.num_rows = num_rows
         self.width = width
+        self.capacity = prefix_capacity + width * branch_capacity
         self.device = device
+        self.in_blocks = in_blocks
         self.states = states
-        self.context_lengths = np.asarray(context_lengths, dtype=np.int64)  # [N]
-        self.prefix_lengths = np.zeros(len(context_lengths), dtype=np.int64)  # [N]
-        num_rows = len(context_lengths)
-        self.prefixes = [KeyValueCache(num_rows, prefix_capacity) for _ in model.layers]
-        self.branches = [KeyValueCache(num_rows * width, branch_capacity) for _ in model.layers]
-        self.branch_length = 0
-        self._prefix_mask: Tensor | None = None
+        self.caches = [KeyValueCache(num_rows, self.capacity) for _ in model.layers]
+        # Of each row, on the host: nothing here waits for the device.
+        self.context_lengths = np.zeros(num_rows, dtype=np.int64)  # what all its tokens see
+        self.prefix_lengths = np.zeros(num_rows, dtype=np.int64)  # what is settled
+        self.branch_lengths = np.zeros(num_rows, dtype=np.int64)  # tokens of the present answer
+        self.blanks = np.zeros(num_rows, dtype=np.int64)  # place in the text of the blank that is being filled
+        self.live = np.zeros(num_rows, dtype=np.int64)  # 1 where an answer is being written
+        self._mask: Tensor | None = None  # [rows, W, capacity]: 0 for what a hypothesis sees, -inf elsewhere
+        self._pointers: _Pointers | None = None
 
-    def read(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Settles one chunk per prompt, each behind what the prompt has already, and drops the branches.
+    def enter(self, rows: Sequence[int], context_lengths: Sequence[int]) -> None:
+        """New prompts take these rows; the leading `context_lengths` of their tokens are seen by all of them."""
+        index = list(rows)
+        self.context_lengths[index] = context_lengths
+        self.prefix_lengths[index] = 0
+        if self.states is not None:
+            self.states.clear(index)
+
+    def leave(self, rows: Sequence[int]) -> None:
+        """The answers that these rows are writing are complete."""
+        self.live[list(rows)] = 0
+        self.branch_lengths[list(rows)] = 0
+        self._pointers = None
+
+    def read(self, rows: Sequence[int], chunks: Sequence[Chunk]) -> Tensor:
+        """Settles a chunk in each of the rows, behind what it has already; a new answer begins there.
 
         Args:
-            chunks: N chunks; they may differ in length.
+            rows: n different ones; other rows are left alone.
+            chunks: n, of any lengths.
 
         Returns:
-            logits [N, V] of the token after each chunk.
+            logits [n, V] of the token after each chunk.
         """
-        lengths = np.array([len(chunk.tokens) for chunk in chunks])  # [N]
-        starts, ends = self.prefix_lengths, self.prefix_lengths + lengths
+        index = np.asarray(rows)
+        lengths = np.array([len(chunk.tokens) for chunk in chunks])  # [n]
+        starts = self.prefix_lengths[index]
+        ends = starts + lengths
         columns = np.arange(lengths.max())  # [T]
-        slots = starts[:, None] + columns  # [N, T]
-        rows, real = np.nonzero(columns < lengths[:, None])
-        places = Places(*(self._to_device(part) for part in (rows, slots[rows, real], real)))
+        slots = starts[:, None] + columns  # [n, T]
+        members, real = np.nonzero(columns < lengths[:, None])
+        places = Places(*(self._to_device(part) for part in (index[members], slots[members, real], members, real)))
         keys = np.arange(ends.max())  # [S]
-        visible = (keys < self.context_lengths[:, None, None]) | (keys <= slots[:, :, None])  # [N, T, S]
-        mask = self._to_device(visible)[:, None]  # [N, 1, T, S]
+        visible = (keys < self.context_lengths[index][:, None, None]) | (keys <= slots[:, :, None])  # [n, T, S]
+        mask = self._to_device(visible)[:, None]  # [n, 1, T, S]
+        earlier = self._to_device(index) if starts.any() else None
 
-        tokens = self._to_device(_pad([chunk.tokens for chunk in chunks]))  # [N, T]
+        tokens = self._to_device(_pad([chunk.tokens for chunk in chunks]))  # [n, T]
         text, block = _pad([c.text_positions for c in chunks]), _pad([c.block_positions for c in chunks])
-        position_ids = self._to_device(np.stack((text, block), axis=1))  # [N, 2, T]
-        hidden = self.model.embed(tokens, position_ids)  # [N, T, H]
-        for layer, cache in zip(self.model.layers, self.prefixes, strict=True):
-            hidden = layer(hidden, _PrefixAttention(cache, places, mask))
+        position_ids = self._to_device(np.stack((text, block), axis=1))  # [n, 2, T]
+        hidden = self.model.embed(tokens, position_ids)  # [n, T, H]
+        for layer, cache in zip(self.model.layers, self.caches, strict=True):
+            hidden = layer(hidden, _ChunkAttention(cache, places, mask, earlier))
         if self.states is not None:
             self.states.settle(self.model.final_norm(hidden), places)
         last = self._to_device(lengths - 1)
-        hidden = hidden[torch.arange(len(chunks), device=self.device), last]  # [N, H]
+        hidden = hidden[torch.arange(len(chunks), device=self.device), last]  # [n, H]
 
-        self.prefix_lengths = ends
-        self.branch_length = 0
-        unseen = keys >= ends[:, None]  # [N, S]
-        self._prefix_mask = self._to_device(unseen)[:, None, None] if unseen.any() else None  # [N, 1, 1, S]
+        self.prefix_lengths[index] = ends
+        self.branch_lengths[index] = 0
+        self.blanks[index] = [chunk.text_positions[-1] for chunk in chunks]
+        self.live[index] = 1
+        self._pointers = None
+        self._see_settled(index)
         return self.model.logits(self.model.final_norm(hidden))
 
-    def step(self, tokens: Tensor, text_positions: Tensor, block_position: int) -> Tensor:
+    def step(self, tokens: Tensor) -> Tensor:
         """Reads one more token of each hypothesis.
 
         Args:
-            tokens: [N, W] int64.
-            text_positions: [N] int64, index of the blank that each prompt is filling.
-            block_position: place of the token within its blank, the same for all.
+            tokens: [R, W] int64 for the first R rows; those of rows that write no answer are anything.
 
         Returns:
-            logits [N, W, V] of the token after it.
+            logits [R, W, V] of the token after it; those of rows that write no answer mean nothing.
         """
-        num_rows, width = tokens.shape
-        text = text_positions[:, None].expand(num_rows, width).reshape(-1, 1)  # [N W, 1]
-        position_ids = torch.stack((text, torch.full_like(text, block_position)), dim=1)  # [N W, 2, 1]
-        hidden = self.model.embed(tokens.reshape(-1, 1), position_ids)  # [N W, 1, H]
-        prefix_length = int(self.prefix_lengths.max())
-        for layer, prefix, branch in zip(self.model.layers, self.prefixes, self.branches, strict=True):
-            attend = _BranchAttention(prefix, branch, prefix_length, self._prefix_mask, self.branch_length, width)
-            hidden = layer(hidden, attend)
-        self.branch_length += 1
-        hidden = self.model.final_norm(hidden[:, 0])  # [N W, H]
+        num_rows = tokens.size(0)
+        if self._pointers is None or self._pointers.num_rows != num_rows:
+            self._pointers = self._point(num_rows)
+        pointers = self._pointers
+        lengths = self.prefix_lengths[:num_rows] + self.width * (self.branch_lengths + self.live)[:num_rows]
+        length = int(lengths.max())
+        mask: Tensor | None = None
+        if self._mask is not None:
+            self._mask.view(-1).index_fill_(0, pointers.marks, 0.0)
+            if self.width > 1 or (lengths < length).any():
+                mask = self._mask[:num_rows, None, :, :length]  # [R, 1, W, S]
+        hidden = self.model.embed(tokens, pointers.position_ids)  # [R, W, H]
+        for layer, cache in zip(self.model.layers, self.caches, strict=True):
+            hidden = layer(hidden, _StepAttention(cache, pointers.places, mask, length))
+        self.branch_lengths += self.live
+        pointers.advance()
+        hidden = self.model.final_norm(hidden)  # [R, W, H]
         if self.states is not None:
-            self.states.look(hidden.unflatten(0, (num_rows, width)))
-        return self.model.logits(hidden).unflatten(0, (num_rows, width))
+            self.states.look(hidden)
+        return self.model.logits(hidden)
 
     def reorder(self, sources: Tensor) -> None:
-        """Hypothesis w of prompt n becomes a copy of its hypothesis sources[n, w]; [N, W] int64."""
-        if self.branch_length == 0:
-            return
-        first = torch.arange(sources.size(0), device=self.device)[:, None] * self.width
-        rows = (first + sources).flatten()  # [N W]
-        for branch in self.branches:
-            branch.select(rows, self.branch_length)
+        """In the first R rows hypothesis w of row r continues what was sources[r, w]: int64 [R, W]."""
+        if self._mask is not None:
+            num_rows = sources.size(0)
+            rows = torch.arange(num_rows, device=self.device)[:, None]
+            self._mask[:num_rows] = self._mask[rows, sources]
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Goes on with some of the prompts only: row i becomes what row rows[i] was. Drops the branches."""
-        index = self._to_device(np.asarray(rows, dtype=np.int64))
-        length = int(self.prefix_lengths.max())
-        self.context_lengths = self.context_lengths[list(rows)]
-        self.prefix_lengths = self.prefix_lengths[list(rows)]
-        for prefix, branch in zip(self.prefixes, self.branches, strict=True):
-            prefix.select(index, length)
-            branch.num_rows = len(rows) * self.width
-        self.branch_length = 0
-        if self.states is not None:
-            self.states.keep(index)
+    def move(self, source: int, target: int) -> None:
+        """The prompt in row `source` goes on in row `target`."""
+        length = int(self.prefix_lengths[source] + self.width * self.branch_lengths[source])
+        for cache in self.caches:
+            cache.move(source, target, length)
+        if self._mask is not None:
+            self._mask[target] = self._mask[source]
+        for column in (self.context_lengths, self.prefix_lengths, self.branch_lengths, self.blanks, self.live):
+            column[target] = column[source]
+        self.leave([source])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all keys and values."""
+        return sum(cache.num_bytes for cache in self.caches)
+
+    def _see_settled(self, rows: np.ndarray) -> None:
+        """From now on the hypotheses of these rows see what is settled there, and nothing else."""
+        if not self.caches:
+            return
+        if self._mask is None:
+            shape = (self.num_rows, self.width, self.capacity)
+            self._mask = torch.full(shape, float("-inf"), dtype=self.caches[0].dtype, device=self.device)
+            self._mask[:, :, 0] = 0.0  # rows that were never entered must see something, or they hold NaN
+        unseen = np.arange(self.capacity) >= self.prefix_lengths[rows][:, None]  # [n, capacity]
+        lines = torch.zeros(unseen.shape, dtype=self._mask.dtype, device=self.device)
+        self._mask[self._to_device(rows)] = lines.masked_fill_(self._to_device(unseen), float("-inf"))[:, None]
+
+    def _point(self, num_rows: int) -> _Pointers:
+        """Where the next step reads and writes; it is kept up on the device until rows come or go."""
+        width, hypotheses = self.width, np.arange(self.width)
+        branch, live = self.branch_lengths[:num_rows], self.live[:num_rows]
+        slots = (self.prefix_lengths[:num_rows] + width * branch)[:, None] + hypotheses  # [R, W]
+        marks = (np.arange(num_rows)[:, None] * width + hypotheses) * self.capacity + slots
+        block = branch + 2 if self.in_blocks else np.ones_like(branch)
+        position_ids = np.stack((self.blanks[:num_rows], np.where(live, block, 0)), axis=1)  # [R, 2]
+        position_ids = np.repeat(position_ids[:, :, None], width, axis=2)  # [R, 2, W]
+        places = self.caches[0].step_index(self._to_device(slots)) if self.caches else None
+        steps = np.repeat(live[:, None], width, axis=1)  # [R, W]
+        num_heads = 1 if places is None else places.numel() // slots.size
+        return _Pointers(
+            num_rows,
+            places,
+            self._to_device(marks.flatten()),
+            self._to_device(position_ids),
+            self._to_device(np.repeat(steps[:, None] * width, num_heads, axis=1).flatten()),
+            self._to_device(steps.flatten() * width),
+            self._to_device(steps if self.in_blocks else np.zeros_like(steps)),
+        )
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
 
 
-class _PrefixAttention(NamedTuple):
-    """`attend` for a chunk: writes it behind the prefix, then sees the prefix and itself through the mask."""
+@dataclass
+class _Pointers:
+    """Where a step reads and writes, for R rows, and how far that moves from step to step (not at all in rows that
+    write no answer, so that these overwrite one place again and again)."""
+
+    num_rows: int
+    places: Tensor | None  # [R A W], see `KeyValueCache.step_index`; None for a model without layers
+    marks: Tensor  # [R W]: into the mask, what each hypothesis writes and is to see
+    position_ids: Tensor  # [R, 2, W]
+    places_step: Tensor  # [R A W]
+    marks_step: Tensor  # [R W]
+    block_step: Tensor  # [R, W]
+
+    def advance(self) -> None:
+        """On to the next step, in place."""
+        if self.places is not None:
+            self.places.add_(self.places_step)
+            self.marks.add_(self.marks_step)
+        self.position_ids[:, 1].add_(self.block_step)
+
+
+class _ChunkAttention(NamedTuple):
+    """`attend` for chunks: writes them behind what their rows hold, then each sees its row through the mask."""
 
     cache: KeyValueCache
     places: Places
-    mask: Tensor  # [N, 1, T, S]
+    mask: Tensor  # [n, 1, T, S]
+    rows: Tensor | None  # [n]; None where the chunks are all that their rows hold
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query, key, value [N, A, T, D] -> [N, A, T, D]"""
+        """query, key, value [n, A, T, D] -> [n, A, T, D]"""
         self.cache.write(key, value, self.places)
-        keys, values = self.cache.read(self.mask.size(-1))  # [N, A, S, D]
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask)
+        if self.rows is not None:
+            key, value = self.cache.gather(self.rows, self.mask.size(-1))  # [n, A, S, D]
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=self.mask)
 
 
-class _BranchAttention(NamedTuple):
-    """`attend` for one token of each hypothesis: it sees its prompt's prefix and its own answer so far.
+class _StepAttention(NamedTuple):
+    """`attend` for one token of each hypothesis: the W of a row stand side by side as queries over its one buffer."""
 
-    The hypotheses of a prompt stand side by side as queries over the one copy of their prefix.
-    """
-
-    prefix: KeyValueCache
-    branch: KeyValueCache
-    prefix_length: int
-    prefix_mask: Tensor | None  # [N, 1, 1, S], True where there is nothing to see
-    slot: int
-    width: int
+    cache: KeyValueCache
+    places: Tensor | None  # [R A W]
+    mask: Tensor | None  # [R, 1, W, S], added to the scores; None where all is seen
+    length: int  # S
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query, key, value [N W, A, 1, D] -> [N W, A, 1, D]"""
-        self.branch.write_slot(key, value, self.slot)
-        prefix_keys, prefix_values = self.prefix.read(self.prefix_length)  # [N, A, S, D]
-        branch_keys, branch_values = self.branch.read(self.slot + 1)  # [N W, A, R, D]
-        query = query * query.size(-1) ** -0.5
-
-        prefix_scores = self._by_prompt(query) @ prefix_keys.mT  # [N, A, W, S]
-        if self.prefix_mask is not None:
-            prefix_scores = prefix_scores.masked_fill(self.prefix_mask, float("-inf"))
-        branch_scores = self._by_prompt(query @ branch_keys.mT)  # [N, A, W, R]
-        scores = torch.cat((prefix_scores, branch_scores), dim=-1)  # [N, A, W, S + R]
-        weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-        on_prefix, on_branch = weights.split((self.prefix_length, self.slot + 1), dim=-1)
-        return self._by_hypothesis(on_prefix @ prefix_values) + self._by_hypothesis(on_branch) @ branch_values
-
-    def _by_prompt(self, states: Tensor) -> Tensor:
-        """[N W, A, 1, X] -> [N, A, W, X]"""
-        return states.squeeze(2).unflatten(0, (-1, self.width)).transpose(1, 2)
-
-    def _by_hypothesis(self, states: Tensor) -> Tensor:
-        """[N, A, W, X] -> [N W, A, 1, X]"""
-        return states.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+        """query, key, value [R, A, W, D] -> [R, A, W, D]"""
+        assert self.places is not None, "there are layers"
+        self.cache.write_at(key, value, self.places)
+        keys, values = self.cache.read(query.size(0), self.length)  # [R, A, S, D]
+        # One query a row is no work for the fused kernels of a CPU: 48 microseconds against 33 in float32 and 240
+        # against 125 in bfloat16 (12 heads of 64, 256 slots, one thread).
+        if query.device.type != "cpu" or (query.dtype != torch.float32 and query.size(2) > 1):
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask)
+        scores = (query * query.size(-1) ** -0.5) @ keys.mT  # [R, A, W, S]
+        if self.mask is not None:
+            scores += self.mask
+        return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
 
 
 def _pad(lists: Sequence[list[int]]) -> np.ndarray:

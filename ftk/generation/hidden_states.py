@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,55 +12,69 @@ from ftk.modules.kv_cache import Places
 
 
 class HiddenStates:
-    """Final hidden states of N prompts, each of length 1, in a buffer made once: what is settled, what is new.
+    """Final hidden states of a decoder's rows, each of length 1, in a buffer made once: what is settled, what is new.
 
     Args:
-        num_rows: N.
+        num_rows: rows of the decoder.
         capacity: most tokens that any prompt will have settled.
     """
 
     def __init__(self, num_rows: int, capacity: int) -> None:
         self.num_rows = num_rows
         self.capacity = capacity
-        self._buffer: Tensor | None = None
-        self._mask: Tensor | None = None
-        self._last: Tensor | None = None
+        self.buffer: Tensor | None = None  # float32 [rows, capacity, H]
+        self.there: Tensor | None = None  # bool [rows, capacity]
+        self.newest: Tensor | None = None  # float32 [rows in use, W, H]
+
+    def clear(self, rows: Sequence[int]) -> None:
+        """Forgets what these rows have settled."""
+        if self.there is not None:
+            self.there[list(rows)] = False
 
     def settle(self, hidden: Tensor, places: Places) -> None:
-        """Adds the real tokens of a padded chunk [N, T, H]."""
-        if self._buffer is None or self._mask is None:
+        """Adds the real tokens of a padded chunk [n, T, H]."""
+        if self.buffer is None or self.there is None:
             shape = (self.num_rows, self.capacity, hidden.size(-1))
-            self._buffer = torch.zeros(shape, dtype=torch.float32, device=hidden.device)
-            self._mask = torch.zeros(shape[:2], dtype=torch.bool, device=hidden.device)
-        rows, slots, columns = places
-        self._buffer[rows, slots] = F.normalize(hidden[rows, columns].float(), dim=-1)
-        self._mask[rows, slots] = True
+            self.buffer = torch.zeros(shape, dtype=torch.float32, device=hidden.device)
+            self.there = torch.zeros(shape[:2], dtype=torch.bool, device=hidden.device)
+        rows, slots, members, columns = places
+        self.buffer[rows, slots] = F.normalize(hidden[members, columns].float(), dim=-1)
+        self.there[rows, slots] = True
 
     def look(self, hidden: Tensor) -> None:
-        """Takes the states of the newest token of each hypothesis, [N, W, H]; they are not settled."""
-        self._last = F.normalize(hidden.float(), dim=-1)
+        """Takes the states of the newest token of each hypothesis, [R, W, H]; they are not settled."""
+        self.newest = F.normalize(hidden.float(), dim=-1)
 
-    def keep(self, rows: Tensor) -> None:
-        """Of the prompts only `rows`, int64 [R], stay, in this order."""
-        self.num_rows = rows.size(0)
-        for name in ("_buffer", "_mask", "_last"):
-            value = getattr(self, name)
-            setattr(self, name, None if value is None else value[rows])
+    def of(self, rows: Tensor) -> RowStates:
+        """What there is of some rows, int64 [N]."""
+        return RowStates(self, rows)
+
+
+class RowStates:
+    """Hidden states of N prompts, wherever in the decoder their rows are; see `HiddenStates.of`."""
+
+    def __init__(self, states: HiddenStates, rows: Tensor) -> None:
+        self._states = states
+        self._rows = rows
+
+    def keep(self, rows: Tensor) -> RowStates:
+        """Of the prompts only `rows`, int64 [R], in this order."""
+        return RowStates(self._states, self._rows[rows])
 
     @property
     def settled(self) -> Tensor:
-        """float32 [N, capacity, H]: context, filled blanks and start tokens; zeros where `mask` is False."""
-        assert self._buffer is not None, "nothing was read"
-        return self._buffer
+        """float32 [N, capacity, H]: context, filled blanks and start tokens; anything where `mask` is False."""
+        assert self._states.buffer is not None, "nothing was read"
+        return self._states.buffer[self._rows]
 
     @property
     def mask(self) -> Tensor:
         """bool [N, capacity]: where there is a token."""
-        assert self._mask is not None, "nothing was read"
-        return self._mask
+        assert self._states.there is not None, "nothing was read"
+        return self._states.there[self._rows]
 
     @property
     def last(self) -> Tensor:
         """float32 [N, W, H]: the newest token of each hypothesis."""
-        assert self._last is not None, "no step was made"
-        return self._last
+        assert self._states.newest is not None, "no step was made"
+        return self._states.newest[self._rows]

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation.blanks import (
-    Chunk,
-    check_positions,
-    context_chunk,
-    end_ids,
-    find_blanks,
-    mask_ids,
-    next_chunk,
-)
+from ftk.generation.blanks import check_positions, end_ids, find_blanks, mask_ids
 from ftk.generation.config import GenerationConfig, generation_config
 from ftk.generation.decoder import CachedDecoder
 from ftk.generation.hidden_states import HiddenStates
+from ftk.generation.in_flight import InFlight, Prompt
 from ftk.generation.processors.base import Processor, Processors
-from ftk.generation.sampling import prompt_key, step_numbers
-from ftk.generation.search import Answer, Search, Task, strategy
+from ftk.generation.search import Answer, strategy
 
 
 class SequenceGenerator:
@@ -97,20 +87,17 @@ class SequenceGenerator:
         if len(seeds) != len(contexts):
             raise UserError(f"{len(seeds)} seeds for {len(contexts)} contexts; give one for each")
         prompts = [
-            _Prompt(list(map(int, context)), self.masks, seed) for context, seed in zip(contexts, seeds, strict=True)
+            Prompt(list(map(int, context)), self.masks, seed) for context, seed in zip(contexts, seeds, strict=True)
         ]
         for prompt in prompts:
             self.check(prompt.context)
-        # Alike prompts go together, so that little is padded and few wait for the last blank of another.
-        waiting = sorted((p for p in prompts if p.blanks), key=lambda p: (len(p.blanks), len(p.context)))
+        # The longest work first, so that few rows stand idle at the end; alike prompts together: little is padded.
+        waiting = sorted((p for p in prompts if p.blanks), key=lambda p: (len(p.blanks), len(p.context)), reverse=True)
         was_training = self.model.training
         self.model.eval()
         try:
-            for first in range(0, len(waiting), self.config.batch_size):
-                batch = waiting[first : first + self.config.batch_size]
-                self._fill(batch)
-                if progress is not None:
-                    progress(len(batch))
+            if waiting:
+                self._fill(waiting, progress or (lambda count: None))
         finally:
             self.model.train(was_training)
         return [prompt.answers for prompt in prompts]
@@ -124,84 +111,20 @@ class SequenceGenerator:
             check_positions(len(context), num_starts, self.config.max_len, self.max_positions, self.in_blocks)
 
     @torch.inference_mode()
-    def _fill(self, prompts: list[_Prompt]) -> None:
-        """Answers a batch of prompts with blanks. Round r fills blank r of all that have it."""
+    def _fill(self, prompts: list[Prompt], progress: Callable[[int], object]) -> None:
+        """Answers prompts that have blanks, `batch_size` at a time."""
         max_len = self.config.max_len
-        device = next(self.model.parameters()).device
+        num_rows = min(self.config.batch_size, len(prompts))
         capacity = max(len(p.context) + (len(p.blanks) - 1) * (max_len + 1) + 1 for p in prompts)
-        states = HiddenStates(len(prompts), capacity) if self.strategy.target.reads_states else None
         decoder = CachedDecoder(
             self.model,
-            [len(prompt.context) for prompt in prompts],
+            num_rows,
             self.strategy.width,
             capacity,
             self.strategy.num_steps - 1,
-            device,
-            states,
+            next(self.model.parameters()).device,
+            self.in_blocks,
+            HiddenStates(num_rows, capacity) if self.strategy.target.reads_states else None,
         )
-        for number in range(max(len(prompt.blanks) for prompt in prompts)):
-            active = [row for row, prompt in enumerate(prompts) if len(prompt.blanks) > number]
-            if len(active) < len(prompts):
-                decoder.keep(active)
-                prompts = [prompts[row] for row in active]
-            logits = decoder.read([self._chunk(prompt, number) for prompt in prompts])  # [N, V]
-            blanks = torch.tensor([prompt.blanks[number] for prompt in prompts], device=device)  # [N]
-            contexts = [prompt.context for prompt in prompts]
-            uniforms = self._uniforms(prompts, number, device)
-            task = Task(len(prompts), self.ends, device, uniforms, contexts, [number] * len(prompts), states)
-            search = self.strategy.build(task, self.processors)
-            self._run(search, decoder, logits, blanks)
-            for prompt, answers in zip(prompts, search.answers(), strict=True):
-                best, *others = (self._cut(number, answer) for answer in answers)
-                prompt.answers.append(dataclasses.replace(_finite(best), others=tuple(others)))
-
-    def _run(self, search: Search, decoder: CachedDecoder, logits: Tensor, blanks: Tensor) -> None:
-        """Drives one search to its end: logits [N, V] of the first token, blanks [N] text positions."""
-        check_every = 1 if logits.device.type == "cpu" else 8  # to ask a GPU is to wait for it
-        move = search.advance(logits[:, None])
-        for step in range(1, self.strategy.num_steps):
-            if step % check_every == 0 and bool(search.finished().all()):
-                break
-            if move.sources is not None:
-                decoder.reorder(move.sources)
-            block = step + 1 if self.in_blocks else 1
-            move = search.advance(decoder.step(move.tokens, blanks, block))
-
-    def _cut(self, number: int, answer: Answer) -> Answer:
-        """The answer without what processors do not count: what stands behind a stop string."""
-        length = self.processors.length(number, answer.tokens)
-        if length == len(answer.tokens):
-            return answer
-        return dataclasses.replace(answer, tokens=answer.tokens[:length], token_logprobs=answer.token_logprobs[:length])
-
-    def _chunk(self, prompt: _Prompt, number: int) -> Chunk:
-        """What is read before blank `number` is filled."""
-        blank = prompt.blanks[number]
-        if number == 0:
-            return context_chunk(prompt.context, self.sop, blank)
-        answer, previous = prompt.answers[-1].tokens, prompt.blanks[number - 1]
-        return next_chunk(answer, previous, self.sop, blank, self.in_blocks)
-
-    def _uniforms(self, prompts: list[_Prompt], number: int, device: torch.device) -> Tensor | None:
-        """float64 [N, max_len, D]: the random numbers of blank `number`; None where none are drawn."""
-        draws = self.strategy.draws(len(self.ends))
-        if draws == 0:
-            return None
-        keys = [prompt_key(prompt.seed, prompt.context) for prompt in prompts]
-        return torch.from_numpy(step_numbers(keys, number, self.config.max_len, draws)).to(device)
-
-
-class _Prompt:
-    """A context on its way: its blanks, and the answers found so far."""
-
-    def __init__(self, context: list[int], masks: Sequence[int], seed: int) -> None:
-        self.context = context
-        self.blanks = find_blanks(context, masks)
-        self.seed = seed
-        self.answers: list[Answer] = []
-
-
-def _finite(answer: Answer) -> Answer:
-    if not math.isfinite(answer.score):
-        raise UserError("the model's logits are not finite; its weights may hold NaN")
-    return answer
+        in_flight = InFlight(decoder, self.strategy, self.processors, self.ends, self.sop, self.config.in_flight)
+        in_flight.run(prompts, lambda prompt: progress(1))

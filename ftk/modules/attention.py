@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ftk.errors import UserError
 from ftk.modules.dropout import dropout
+from ftk.modules.linear import Linear
 from ftk.modules.masks import additive_mask, block_mask, boolean_mask
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -42,8 +43,8 @@ class Attention(nn.Module):
         if hidden_size % num_heads:
             raise UserError(f"num_attention_heads {num_heads} does not divide hidden_size {hidden_size}; change one")
         self.head_size = hidden_size // num_heads
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
-        self.output = nn.Linear(hidden_size, hidden_size)
+        self.qkv = Linear(hidden_size, 3 * hidden_size)
+        self.output = Linear(hidden_size, hidden_size)
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ftk.modules.linear import linear
+
 
 class TiedEmbedding(nn.Embedding):
     """A token embedding [V, H] whose matrix is the output layer too (Press and Wolf 2017).
@@ -27,7 +29,7 @@ class TiedEmbedding(nn.Embedding):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., V]; there is no bias."""
-        return F.linear(hidden, self.weight)
+        return linear(hidden, self.weight)
 
 
 class PositionEmbedding(nn.Module):

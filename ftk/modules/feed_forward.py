@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ftk.modules.linear import Linear
+
 
 class FeedForward(nn.Module):
     """Two linear layers around a tanh-approximated GELU, as in GPT-2.
@@ -16,8 +18,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, hidden_size: int, inner_size: int) -> None:
         super().__init__()
-        self.inner = nn.Linear(hidden_size, inner_size)
-        self.output = nn.Linear(inner_size, hidden_size)
+        self.inner = Linear(hidden_size, inner_size)
+        self.output = Linear(inner_size, hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""

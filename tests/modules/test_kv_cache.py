@@ -12,48 +12,63 @@ def chunk(num_rows, length, seed):
     return torch.randn(num_rows, 2, length, 3), torch.randn(num_rows, 2, length, 3)  # [rows, A, T, D]
 
 
-def places(*triples):
-    return Places(*(torch.tensor(part) for part in zip(*triples, strict=True)))
+def places(*parts):
+    return Places(*(torch.tensor(part) for part in zip(*parts, strict=True)))
 
 
 def test_rows_of_different_lengths_lie_without_holes_and_padding_is_not_written():
     cache = KeyValueCache(2, 6)
     key, value = chunk(2, 3, 0)
-    cache.write(key, value, places((0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 0, 0)))  # row 1 has one real token
+    cache.write(key, value, places((0, 0, 0, 0), (0, 1, 0, 1), (0, 2, 0, 2), (1, 0, 1, 0)))  # row 1: one real token
     more_key, more_value = chunk(2, 2, 1)
-    cache.write(more_key, more_value, places((0, 3, 0), (1, 1, 0), (1, 2, 1)))
-    keys, values = cache.read(4)
+    cache.write(more_key, more_value, places((0, 3, 0, 0), (1, 1, 1, 0), (1, 2, 1, 1)))
+    keys, values = cache.read(2, 4)
     torch.testing.assert_close(keys[0], torch.cat((key[0], more_key[0, :, :1]), dim=1), rtol=0, atol=0)
     torch.testing.assert_close(values[1, :, :3], torch.cat((value[1, :, :1], more_value[1]), dim=1), rtol=0, atol=0)
     assert not keys[1, :, 3].any()
 
 
-def test_write_slot_writes_the_same_slot_of_all_rows():
-    cache = KeyValueCache(3, 2)
-    for slot in range(2):
-        key, value = chunk(3, 1, slot)
-        cache.write_slot(key, value, slot)
-        keys, values = cache.read(slot + 1)
-        assert torch.equal(keys[:, :, slot], key[:, :, 0])
-        assert torch.equal(values[:, :, slot], value[:, :, 0])
+def test_a_chunk_goes_to_any_rows_and_others_stay_as_they_were():
+    cache = KeyValueCache(4, 3)
+    key, value = chunk(2, 1, 0)
+    cache.write(key, value, places((3, 0, 0, 0), (1, 2, 1, 0)))
+    keys, values = cache.read(4, 3)
+    assert torch.equal(keys[3, :, 0], key[0, :, 0])
+    assert torch.equal(values[1, :, 2], value[1, :, 0])
+    assert keys.count_nonzero() == key.numel()
+    gathered, _ = cache.gather(torch.tensor([3, 1]), 3)
+    assert torch.equal(gathered, keys[[3, 1]])
 
 
-def test_buffers_are_made_once():
+def test_a_step_writes_each_hypothesis_of_each_row_to_its_slot():
+    cache = KeyValueCache(3, 5)
+    cache.write(*chunk(1, 1, 0), places((0, 0, 0, 0)))
+    slots = torch.tensor([[1, 2], [4, 0]])
+    key, value = chunk(2, 2, 1)
+    cache.write_at(key, value, cache.step_index(slots))
+    keys, values = cache.read(2, 5)
+    for row in range(2):
+        for hypothesis in range(2):
+            assert torch.equal(keys[row, :, slots[row, hypothesis]], key[row, :, hypothesis])
+            assert torch.equal(values[row, :, slots[row, hypothesis]], value[row, :, hypothesis])
+
+
+def test_buffers_are_made_once_and_hold_what_they_say():
     cache = KeyValueCache(4, 8)
-    key, value = chunk(4, 1, 0)
-    cache.write_slot(key, value, 0)
-    place = [part.data_ptr() for part in cache.read(1)]
+    assert cache.num_bytes == 0
+    cache.write(*chunk(1, 1, 0), places((0, 0, 0, 0)))
+    place = [part.data_ptr() for part in cache.read(4, 1)]
     for slot in range(1, 8):
-        cache.write_slot(key, value, slot)
-        cache.select(torch.tensor([3, 3, 0, 1]), slot + 1)
-    assert [part.data_ptr() for part in cache.read(8)] == place
+        cache.write_at(*chunk(4, 1, slot), cache.step_index(torch.full((4, 1), slot)))
+    assert [part.data_ptr() for part in cache.read(4, 8)] == place
+    assert cache.num_bytes == 2 * 4 * 2 * 8 * 3 * 4
 
 
-def test_select_copies_rows_and_can_leave_some_behind():
+def test_a_row_moves_with_the_slots_that_matter():
     cache = KeyValueCache(3, 2)
-    key, value = chunk(3, 1, 0)
-    cache.write_slot(key, value, 0)
-    cache.select(torch.tensor([2, 0]), 1)
-    keys, values = cache.read(1)
-    assert torch.equal(keys, key[[2, 0]])
-    assert torch.equal(values, value[[2, 0]])
+    cache.write(*chunk(3, 2, 0), places(*((row, slot, row, slot) for row in range(3) for slot in range(2))))
+    before = cache.read(3, 2)[0].clone()
+    cache.move(2, 0, 1)
+    keys, _ = cache.read(3, 2)
+    assert torch.equal(keys[0, :, 0], before[2, :, 0])
+    assert torch.equal(keys[0, :, 1], before[0, :, 1])

@@ -133,6 +133,12 @@ class Processors(Processor):
     def __bool__(self) -> bool:
         return bool(self.items)
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether one of them keeps something about hypotheses, so that each search needs its own."""
+        names = ("reorder", "keep")
+        return any(getattr(type(item), name) is not getattr(Processor, name) for item in self.items for name in names)
+
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         for item in self.items:
             scores = item(state, scores)

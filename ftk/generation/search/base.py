@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
-from ftk.generation.hidden_states import HiddenStates
+from ftk.generation.hidden_states import RowStates
 from ftk.generation.processors.base import Processors, SearchState
 
 
@@ -59,7 +58,7 @@ class Task(NamedTuple):
     uniforms: Tensor | None = None
     contexts: Sequence[Sequence[int]] = ()
     blank: Sequence[int] = ()
-    states: HiddenStates | None = None
+    states: RowStates | None = None
 
 
 class Move(NamedTuple):
@@ -124,7 +123,11 @@ class Search(ABC):
 
     @abstractmethod
     def answers(self) -> list[list[Answer]]:
-        """For each prompt its answers, best first, at least one and `nbest` at most. Moves them to the host."""
+        """For each prompt its answers, best first, `nbest` at most; moves them to the host.
+
+        Those of prompts that are not finished are not read and may be anything; a finished one has none only if no
+        token ever had a probability above 0.
+        """
 
     @abstractmethod
     def tokens_so_far(self) -> Tensor:
@@ -142,6 +145,7 @@ class Search(ABC):
             uniforms=None if task.uniforms is None else task.uniforms[rows],
             contexts=[task.contexts[row] for row in chosen] if task.contexts else (),
             blank=[task.blank[row] for row in chosen] if task.blank else (),
+            states=None if task.states is None else task.states.keep(rows),
         )
         self.processors.keep(rows)
 
@@ -209,13 +213,7 @@ class Lines:
 
 
 def ranked(answers: list[Answer]) -> list[Answer]:
-    """Best first; of equals the earlier one.
-
-    Raises:
-        UserError: there is none, because no token had a probability above 0.
-    """
-    if not answers:
-        raise UserError("the model gives no token a probability above 0; its weights may hold NaN")
+    """Best first; of equals the earlier one."""
     return sorted(answers, key=lambda one: -one.score)
 
 

@@ -1,0 +1,284 @@
+"""Keeps a decoder's rows busy: prompts that are complete leave, waiting ones take their rows while others go on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ftk.errors import UserError
+from ftk.generation.blanks import Chunk, context_chunk, find_blanks, next_chunk
+from ftk.generation.decoder import CachedDecoder
+from ftk.generation.processors.base import Processors
+from ftk.generation.sampling import prompt_key, step_numbers
+from ftk.generation.search import Answer, Move, Search, Strategy, Task
+
+CHECK_EVERY = 8
+"""Steps after which a GPU is asked whether answers are complete: to ask it is to wait for it."""
+
+ENTER_TOGETHER = 4
+"""Rows that are free are given to prompts when they are one part in so many of all. Each time a search of its own
+begins, so that fewer at once mean more small operators a step, and more at once mean rows that stand idle."""
+
+
+class Prompt:
+    """A context on its way: its blanks, and the answers found so far."""
+
+    def __init__(self, context: list[int], masks: Sequence[int], seed: int) -> None:
+        self.context = context
+        self.blanks = find_blanks(context, masks)
+        self.seed = seed
+        self.answers: list[Answer] = []
+
+    def chunk(self, sop: int, in_blocks: bool) -> Chunk:
+        """What is read before the next blank is filled: the context at first, later the answer before it."""
+        number = len(self.answers)
+        if number == 0:
+            return context_chunk(self.context, sop, self.blanks[0])
+        return next_chunk(self.answers[-1].tokens, self.blanks[number - 1], sop, self.blanks[number], in_blocks)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every blank has an answer."""
+        return len(self.answers) == len(self.blanks)
+
+
+class InFlight:
+    """Prompts that are answered together, in the rows of one decoder.
+
+    Rows that begin an answer at the same time are a group with a search of its own; all groups share each step of
+    the decoder. A prompt's answers are the same whatever rows, groups and neighbours it has.
+
+    Args:
+        decoder: free, with as many rows as there may be prompts at once.
+        strategy: how answers are searched for.
+        processors: of scores.
+        ends: tokens that end an answer.
+        sop: the start token.
+        refill: whether a prompt leaves when it is complete and another one enters; else batch after batch.
+    """
+
+    def __init__(
+        self,
+        decoder: CachedDecoder,
+        strategy: Strategy,
+        processors: Processors,
+        ends: tuple[int, ...],
+        sop: int,
+        refill: bool = True,
+    ) -> None:
+        self.decoder = decoder
+        self.strategy = strategy
+        self.processors = processors
+        self.ends = ends
+        self.sop = sop
+        self.refill = refill
+        self.quorum = -(-decoder.num_rows // ENTER_TOGETHER)
+        self.check_every = 1 if decoder.device.type == "cpu" else CHECK_EVERY
+        self.waiting: deque[Prompt] = deque()
+        self.groups: list[_Group] = []
+        self.between: dict[int, Prompt] = {}  # row -> prompt that has filled a blank and has more
+        self.free = list(range(decoder.num_rows))
+        shape = (decoder.num_rows, strategy.width)
+        self.tokens = torch.zeros(shape, dtype=torch.int64, device=decoder.device)
+        self.own_places = torch.arange(strategy.width, device=decoder.device).expand(shape)
+
+    def run(self, prompts: Iterable[Prompt], done: Callable[[Prompt], object]) -> None:
+        """Answers the blanks of all prompts; each has at least one.
+
+        Args:
+            prompts: they enter in this order.
+            done: called with each prompt that is complete.
+        """
+        self.waiting.extend(prompts)
+        while True:
+            self._begin(done)
+            if not self.groups and not self.waiting and not self.between:
+                return
+            if self.groups:
+                self._step(done)
+
+    def _begin(self, done: Callable[[Prompt], object]) -> None:
+        """Lets prompts read what comes next, if enough of them wait for it or nothing else is to be done."""
+        is_empty = len(self.free) == self.decoder.num_rows
+        entering = min(len(self.free), len(self.waiting)) if self.refill or is_empty else 0
+        count = entering + len(self.between)
+        enough = self.quorum if self.waiting else 1
+        if count == 0 or (self.groups and not (self.refill and count >= enough)):
+            return
+        rows, prompts = list(self.between), list(self.between.values())
+        self.between.clear()
+        logits = [self._read(rows, prompts)] if rows else []  # short chunks, not padded to the length of contexts
+        if entering:
+            self.free.sort()
+            new_rows, self.free = self.free[:entering], self.free[entering:]
+            new = [self.waiting.popleft() for _ in new_rows]
+            self.decoder.enter(new_rows, [len(prompt.context) for prompt in new])
+            logits.append(self._read(new_rows, new))
+            rows, prompts = rows + new_rows, prompts + new
+        search = self._search(rows, prompts)
+        group = _Group(search, rows, prompts, search.advance(torch.cat(logits)[:, None]), self.decoder.device)
+        self.groups.append(group)
+        self._collect(group, done)
+
+    def _read(self, rows: Sequence[int], prompts: Sequence[Prompt]) -> Tensor:
+        return self.decoder.read(rows, [prompt.chunk(self.sop, self.decoder.in_blocks) for prompt in prompts])
+
+    def _search(self, rows: Sequence[int], prompts: Sequence[Prompt]) -> Search:
+        """A search for the next blank of each of these prompts."""
+        device, states = self.decoder.device, self.decoder.states
+        numbers = [len(prompt.answers) for prompt in prompts]
+        task = Task(
+            len(prompts),
+            self.ends,
+            device,
+            self._uniforms(prompts),
+            [prompt.context for prompt in prompts],
+            numbers,
+            None if states is None else states.of(torch.tensor(rows, device=device)),
+        )
+        # What a processor keeps about hypotheses belongs to one search.
+        return self.strategy.build(
+            task, copy.deepcopy(self.processors) if self.processors.keeps_state else self.processors
+        )
+
+    def _uniforms(self, prompts: Sequence[Prompt]) -> Tensor | None:
+        """float64 [N, max_len, D]: the random numbers of the prompts' next blanks; None where none are drawn."""
+        draws = self.strategy.draws(len(self.ends))
+        if draws == 0:
+            return None
+        max_len = self.strategy.config.max_len
+        numbers = [
+            torch.from_numpy(step_numbers([prompt_key(p.seed, p.context)], len(p.answers), max_len, draws))
+            for p in prompts
+        ]
+        return torch.cat(numbers).to(self.decoder.device)
+
+    def _step(self, done: Callable[[Prompt], object]) -> None:
+        """One more token in all groups."""
+        num_rows = 1 + max(row for group in self.groups for row in group.rows)
+        first = self.groups[0]
+        alone = len(self.groups) == 1 and first.rows == list(range(num_rows))
+        if alone:
+            tokens, sources = first.move
+        else:
+            tokens, sources = self._moves(num_rows)
+        if sources is not None:
+            self.decoder.reorder(sources)
+        logits = self.decoder.step(tokens)  # [R, W, V]
+        for group in self.groups:
+            group.advance(logits if alone else logits[group.index])
+        for group in list(self.groups):
+            self._collect(group, done)
+        if self.refill and not self.waiting and self.decoder.states is None:
+            self._close_up()
+
+    def _moves(self, num_rows: int) -> Move:
+        """The moves of all groups, each in its rows."""
+        for group in self.groups:
+            self.tokens[group.index] = group.move.tokens
+        if all(group.move.sources is None for group in self.groups):
+            return Move(self.tokens[:num_rows], None)
+        sources = self.own_places[:num_rows].clone()
+        for group in self.groups:
+            if group.move.sources is not None:
+                sources[group.index] = group.move.sources
+        return Move(self.tokens[:num_rows], sources)
+
+    def _collect(self, group: _Group, done: Callable[[Prompt], object]) -> None:
+        """Takes the answers that are complete; their rows go on to the next blank, or become free."""
+        finished = self._finished(group)
+        if not any(finished):
+            return
+        for prompt, row, is_finished, answers in zip(
+            group.prompts, group.rows, finished, group.search.answers(), strict=True
+        ):
+            if not is_finished:
+                continue
+            prompt.answers.append(self._answer(len(prompt.answers), answers))
+            if prompt.is_complete:
+                self.free.append(row)
+                done(prompt)
+            else:
+                self.between[row] = prompt
+        self.decoder.leave([row for row, is_finished in zip(group.rows, finished, strict=True) if is_finished])
+        if all(finished):
+            self.groups.remove(group)
+        else:
+            group.keep([place for place, is_finished in enumerate(finished) if not is_finished])
+
+    def _finished(self, group: _Group) -> list[bool]:
+        """Which of a group's prompts are to leave it now."""
+        count = len(group.rows)
+        if group.num_steps == self.strategy.num_steps:
+            return [True] * count
+        if group.num_steps % self.check_every:
+            return [False] * count
+        finished: list[bool] = group.search.finished().tolist()
+        return finished if self.refill or all(finished) else [False] * count
+
+    def _close_up(self) -> None:
+        """Rows that will stay free are filled from behind, so that a step computes fewer rows."""
+        for group in self.groups:
+            for place, row in enumerate(group.rows):
+                target = min(self.free, default=row)
+                if target < row and row >= self.decoder.num_rows - len(self.free):
+                    self.decoder.move(row, target)
+                    self.free.remove(target)
+                    self.free.append(row)
+                    group.take_row(place, target)
+
+    def _answer(self, number: int, answers: Sequence[Answer]) -> Answer:
+        """The best answer to blank `number`, with the others."""
+        if not answers:
+            raise UserError("the model gives no token a probability above 0; its weights may hold NaN")
+        best, *others = (self._cut(number, answer) for answer in answers)
+        if not math.isfinite(best.score):
+            raise UserError("the model's logits are not finite; its weights may hold NaN")
+        return dataclasses.replace(best, others=tuple(others))
+
+    def _cut(self, number: int, answer: Answer) -> Answer:
+        """The answer without what processors do not count: what stands behind a stop string."""
+        length = self.processors.length(number, answer.tokens)
+        if length == len(answer.tokens):
+            return answer
+        return dataclasses.replace(answer, tokens=answer.tokens[:length], token_logprobs=answer.token_logprobs[:length])
+
+
+class _Group:
+    """Prompts that began an answer together."""
+
+    def __init__(
+        self, search: Search, rows: list[int], prompts: list[Prompt], move: Move, device: torch.device
+    ) -> None:
+        self.search = search
+        self.rows = rows
+        self.prompts = prompts
+        self.move = move
+        self.num_steps = 1
+        self.index = torch.tensor(rows, device=device)
+
+    def advance(self, logits: Tensor) -> None:
+        """logits [N, W, V] of its rows"""
+        self.move = self.search.advance(logits)
+        self.num_steps += 1
+
+    def keep(self, places: list[int]) -> None:
+        """Of its prompts only those at `places` stay."""
+        index = torch.tensor(places, device=self.index.device)
+        self.search.keep(index)
+        tokens, sources = self.move
+        self.move = Move(tokens[index], None if sources is None else sources[index])
+        self.rows = [self.rows[place] for place in places]
+        self.prompts = [self.prompts[place] for place in places]
+        self.index = self.index[index]
+
+    def take_row(self, place: int, row: int) -> None:
+        """Its prompt at `place` is in this row now."""
+        self.rows[place] = row
+        self.index = torch.tensor(self.rows, device=self.index.device)

@@ -1,0 +1,320 @@
+"""Generation: ftk against the original's way, 8 prompts against one, beams against greedy, in flight against batches.
+
+    python scripts/benchmark/generate.py                       # glm_base, a context of 256 tokens, real lines
+    python scripts/benchmark/generate.py --quick               # glm_tiny, seconds
+    python scripts/benchmark/generate.py --arch glm_large --device cuda --precision bf16 --json out.json
+
+All ways take turns, --rounds times, on the same random weights and prompts; greedy answers have --tokens tokens (no end
+before). A step is what lies between two tokens, search included; a way's time is the median of its steps in its best
+round. Read rate: the memory that a sum over 512 MB reads in a second, measured in each round. Share: bytes of the
+weights that a token needs (all but the position tables) by a step's time, as a share of the read rate.
+
+Lines: spans of real lines are masked as in training (half of the lines: some short spans, lengths Poisson(3); the other
+half: one long span), and answers are made as long as what was masked. The same lines are answered batch after batch
+(--no-in-flight) and in flight; time is that of all lines, prompts included. Tokens must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from original_generation import original_fill
+from torch import Tensor, nn
+
+from ftk.errors import UserError
+from ftk.generation import Answer, SequenceGenerator
+from ftk.generation.processors import Processor, SearchState
+from ftk.models import build_model
+from ftk.modules.quantization import Quantization, quantize_model
+from ftk.tokenizers import build_tokenizer
+
+SPECIAL = SimpleNamespace(sop=1, eop=2, mask=3)
+SHARED = Path(os.environ.get("FTK_TEST_DATA", Path(__file__).resolve().parents[3] / "shared")) / "data"
+READ_BYTES = 512 * 2**20
+
+
+def main() -> int:
+    options = parse()
+    torch.manual_seed(0)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model = build_model(options.arch).eval().to(options.device)
+    models = {name: variant(model, name) for name in options.precision}
+    figures: dict[str, Any] = {"arch": options.arch, "context": options.context, "torch": torch.__version__}
+    figures |= {"threads": torch.get_num_threads(), "device": options.device}
+    figures["steps"] = steps(models, options)
+    if not options.no_lines:
+        figures["lines"] = lines(models[options.precision[0]], options)
+    if options.json:
+        Path(options.json).write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    same = all(row["same_tokens"] for row in figures["steps"]["ways"] if row["exact"])
+    return 0 if same and figures.get("lines", {}).get("same_tokens", True) else 1
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--arch", help="default: glm_base")
+    add("--context", type=int, help="tokens of a prompt; default: 256")
+    add("--tokens", type=int, help="tokens of an answer; default: 24")
+    add("--precision", nargs="+", default=["fp32", "bf16", "int8"], choices=("fp32", "bf16", "int8"))
+    add("--rounds", type=int, help="default: 3")
+    add("--num-lines", type=int, help="real lines; default: 200")
+    add("--batch-size", type=int, default=16, help="of the real lines")
+    add("--text", type=Path, default=SHARED / "english" / "valid.txt", help="real lines")
+    add("--vocab", type=Path, default=SHARED / "tokenizers" / "bert-base-uncased-vocab.txt")
+    add("--no-lines", action="store_true", help="leave the real lines out")
+    add("--no-original", action="store_true", help="leave the original's way out")
+    add("--device", default="cpu")
+    add("--threads", type=int)
+    add("--quick", action="store_true", help="a small model, few tokens: whether everything runs")
+    add("--json", help="write the figures here")
+    options = parser.parse_args()
+    small, whole = ("glm_tiny", 48, 8, 1, 24), ("glm_base", 256, 24, 3, 200)
+    for name, value in zip(
+        ("arch", "context", "tokens", "rounds", "num_lines"), small if options.quick else whole, strict=True
+    ):
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def variant(model: nn.Module, precision: str) -> nn.Module:
+    """A copy of the model in this precision."""
+    if precision == "fp32":
+        return model
+    model = copy.deepcopy(model)
+    if precision == "bf16":
+        return model.to(torch.bfloat16)
+    quantize_model(model, Quantization(weights="int8"))
+    return model
+
+
+def step_bytes(model: nn.Module) -> int:
+    """Bytes of the weights that a step reads: all but the position tables."""
+    return sum(tensor.nbytes for name, tensor in model.state_dict().items() if "position_embedding" not in name)
+
+
+def steps(models: dict[str, nn.Module], options: argparse.Namespace) -> dict[str, Any]:
+    """Times of single steps, all ways in turn; prints the table."""
+    random = np.random.default_rng(0)
+    first, *_ = models.values()
+    vocab_size = first.config.vocab_size  # type: ignore[union-attr]
+    prompts = random.integers(10, vocab_size, (8, options.context)).tolist()
+    for prompt in prompts:
+        prompt[options.context // 2] = SPECIAL.mask
+    ways: dict[str, Callable[[], tuple[list[float], list[list[int]]]]] = {}
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, precision: str, batch: int, exact: bool, run: Callable[[], Any]) -> None:
+        ways[name] = run
+        rows.append({"way": name, "precision": precision, "prompts": batch, "exact": exact, "rounds": []})
+
+    if not options.no_original and "fp32" in models:
+        add("original fp32", "fp32", 1, True, lambda: original_steps(models["fp32"], prompts[0], options.tokens))
+    for precision, model in models.items():
+        for name, batch, search in (("", 1, {}), (", 8 prompts", 8, {}), (", beam 4", 1, {"beam": 4})):
+            add(
+                f"ftk {precision}{name}",
+                precision,
+                batch,
+                precision == "fp32" and not search,
+                lambda model=model, batch=batch, search=search: ftk_steps(
+                    model, prompts[:batch], options.tokens, search
+                ),
+            )
+    rates, tokens = [], {}
+    for number in range(options.rounds + 1):  # the first warms up
+        rate = read_rate(options.device)
+        for row in rows:
+            seconds, tokens[row["way"]] = ways[row["way"]]()
+            if number:
+                row["rounds"].append(statistics.median(seconds))
+        if number:
+            rates.append(rate)
+    expected = tokens.get("original fp32", tokens.get("ftk fp32"))
+    for row in rows:
+        seconds = min(row["rounds"])
+        row |= {"ms_per_step": 1e3 * seconds, "tokens_per_second": row["prompts"] / seconds}
+        row["weights_mb"] = step_bytes(models[row["precision"]]) / 1e6
+        row["gb_per_second"] = row["weights_mb"] / 1e3 / seconds
+        row["share_of_read_rate"] = row["gb_per_second"] * 1e9 / max(rates)
+        row["same_tokens"] = expected is None or tokens[row["way"]][0] == expected[0]
+    print(f"{options.arch}, context {options.context}, {torch.get_num_threads()} threads, {options.device}")
+    print(f"read rate {max(rates) / 1e9:.1f} GB/s (in the rounds: {', '.join(f'{rate / 1e9:.1f}' for rate in rates)})")
+    ratios = _ratios(rows)
+    print(f"{'way':<24}{'ms/step':>9}{'tokens/s':>10}{'x ftk':>8}{'GB/s':>7}{'share':>7}  tokens")
+    for row in rows:
+        ratio = ratios.get(row["way"])
+        row["ratio_within_rounds"] = ratio
+        same = "same" if row["same_tokens"] else "differ"
+        print(
+            f"{row['way']:<24}{row['ms_per_step']:>9.2f}{row['tokens_per_second']:>10.1f}"
+            f"{'' if ratio is None else f'{ratio:.2f}':>8}{row['gb_per_second']:>7.1f}{row['share_of_read_rate']:>7.0%}"
+            f"  {same}"
+        )
+    print("x ftk: time of a step by that of one prompt, greedy, in the same precision; median over the rounds")
+    return {"read_rate": max(rates), "ways": rows}
+
+
+def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Time of each way by that of `ftk` with one prompt in its precision: median of the quotients within rounds."""
+    plain = {row["precision"]: row["rounds"] for row in rows if row["way"] == f"ftk {row['precision']}"}
+    return {
+        row["way"]: statistics.median(
+            one / base for one, base in zip(row["rounds"], plain[row["precision"]], strict=True)
+        )
+        for row in rows
+        if row["precision"] in plain
+    }
+
+
+def ftk_steps(
+    model: nn.Module, prompts: list[list[int]], num_tokens: int, search: dict[str, Any]
+) -> tuple[list[float], list[list[int]]]:
+    """Seconds from token to token, and each prompt's answer."""
+    generator = SequenceGenerator(model, SPECIAL, max_len=num_tokens, min_len=num_tokens, **search)
+    embed, began = model.embed, []
+
+    def timed(*given: Any) -> Tensor:
+        synchronize(next(model.parameters(), torch.zeros(0)).device)
+        began.append(time.perf_counter())
+        return embed(*given)
+
+    model.embed = timed  # the only thing that is called once a step and costs nothing
+    try:
+        found = generator.fill_ids(prompts)
+    finally:
+        del model.embed
+    return np.diff(began)[1:].tolist(), [answers[0].tokens for answers in found]
+
+
+def original_steps(model: nn.Module, prompt: list[int], num_tokens: int) -> tuple[list[float], list[list[int]]]:
+    """As `ftk_steps`, in the original's way, one prompt."""
+    began: list[float] = []
+    answer = original_fill(model, prompt, SPECIAL, num_tokens, lambda: began.append(time.perf_counter()))
+    return np.diff(began)[1:].tolist(), [answer]
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def read_rate(device: str) -> float:
+    """Bytes a second that a sum over more than the caches hold reads; the best of five."""
+    block = torch.ones(READ_BYTES // 4, device=device)
+    best = float("inf")
+    for _ in range(5):
+        synchronize(block.device)
+        began = time.perf_counter()
+        block.sum()
+        synchronize(block.device)
+        best = min(best, time.perf_counter() - began)
+    return READ_BYTES / best
+
+
+class GivenLengths(Processor):
+    """Makes each answer as long as what was masked."""
+
+    def __init__(self, lengths: dict[tuple[tuple[int, ...], int], int]) -> None:
+        self.lengths = lengths
+
+    def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
+        wanted = [
+            self.lengths[tuple(context), blank] for context, blank in zip(state.contexts, state.blank, strict=True)
+        ]
+        over = torch.tensor([length <= state.step for length in wanted], device=scores.device)[:, None, None]
+        ends = torch.zeros(scores.size(-1), dtype=torch.bool, device=scores.device)
+        ends[list(state.ends)] = True
+        return scores.masked_fill_(ends != over, float("-inf"))
+
+
+def lines(model: nn.Module, options: argparse.Namespace) -> dict[str, Any]:
+    """Real lines with masked spans, batch after batch and in flight; prints the figures."""
+    tokenizer = build_tokenizer("bert_wordpiece", path=str(options.vocab))
+    contexts, lengths = masked_lines(options.text, tokenizer, options.num_lines)
+    longest = max(lengths.values())
+    ways: dict[bool, list[float]] = {False: [], True: []}
+    found: dict[bool, list[list[Answer]]] = {}
+    for _ in range(max(1, options.rounds - 1)):
+        for in_flight in ways:
+            generator = SequenceGenerator(
+                model,
+                tokenizer.special,
+                processors=[GivenLengths(lengths)],
+                max_len=longest,
+                batch_size=options.batch_size,
+                in_flight=in_flight,
+            )
+            began = time.perf_counter()
+            found[in_flight] = generator.fill_ids(contexts)
+            ways[in_flight].append(time.perf_counter() - began)
+    ratio = statistics.median(batches / flight for batches, flight in zip(ways[False], ways[True], strict=True))
+    num_tokens = sum(lengths.values())
+    same = [[a.tokens for a in row] for row in found[False]] == [[a.tokens for a in row] for row in found[True]]
+    print(
+        f"{len(contexts)} lines of {min(map(len, contexts))} to {max(map(len, contexts))} tokens, {len(lengths)} blanks"
+        f", {num_tokens} tokens of answers (at most {longest} each), batch size {options.batch_size}"
+    )
+    for in_flight, name in ((False, "batch after batch"), (True, "in flight")):
+        print(f"{name:<24}{min(ways[in_flight]):>9.2f} s {num_tokens / min(ways[in_flight]):>8.1f} tokens/s")
+    print(f"in flight is {ratio:.2f} times as fast (median within the rounds); tokens {'same' if same else 'differ'}")
+    return {"seconds": {str(key): value for key, value in ways.items()}, "ratio": ratio, "same_tokens": same}
+
+
+def masked_lines(
+    path: Path, tokenizer: Any, count: int
+) -> tuple[list[list[int]], dict[tuple[tuple[int, ...], int], int]]:
+    """Contexts with blanks, and (context, number of the blank) -> tokens that were masked there."""
+    random, special = np.random.default_rng(1), tokenizer.special
+    if not path.exists():
+        raise UserError(f"--text {path}: there is no such file; give a text of at least {count} lines, or --no-lines")
+    contexts: list[list[int]] = []
+    lengths: dict[tuple[tuple[int, ...], int], int] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        ids = tokenizer.encode(line)[: int(random.integers(32, 256))]
+        if len(ids) < 16:
+            continue
+        masked = _spans(len(ids), random)
+        context, at = [special.cls], 0
+        for start, length in masked:
+            context += [*ids[at:start], special.mask]
+            at = start + length
+        context += [*ids[at:], special.eos]
+        if context in contexts:
+            continue
+        lengths |= {(tuple(context), number): length for number, (_, length) in enumerate(masked)}
+        contexts.append(context)
+        if len(contexts) == count:
+            break
+    return contexts, lengths
+
+
+def _spans(num_tokens: int, random: np.random.Generator) -> Sequence[tuple[int, int]]:
+    """Starts and lengths, from left to right: some short spans, or one of 20 to 60 % of the line, 64 at most."""
+    if random.random() < 0.5:
+        length = min(64, int(num_tokens * random.uniform(0.2, 0.6)))
+        return [(int(random.integers(0, num_tokens - length + 1)), length)]
+    count = int(random.integers(1, 4))
+    part = num_tokens // count
+    found = []
+    for number in range(count):
+        length = int(np.clip(random.poisson(3), 1, part - 1))
+        found.append((number * part + int(random.integers(0, part - length)), length))
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,168 @@
+"""Prompts that come and go give the answers that they give in batches and alone, in memory that does not grow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ftk.generation import SequenceGenerator, sequence_generator
+from ftk.generation.decoder import CachedDecoder
+from ftk.generation.processors import Processor
+from tests.generation import slow
+from tests.generation.slow import SPECIAL, small_model
+from tests.generation.test_sequence_generator import random_contexts
+
+STRATEGIES = [
+    {},
+    {"min_len": 3},
+    {"beam": 3, "nbest": 2},
+    {"beam": 4, "length_penalty": 0.4, "early_stopping": "never"},
+    {"sampling": True, "seed": 4, "top_p": 0.9},
+    {"sampling": True, "nbest": 3},
+    {"search": "diverse_beam", "beam": 4, "diverse_groups": 2},
+    {"search": "beam_sampling", "beam": 3},
+    {"search": "contrastive"},
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_model()
+
+
+@pytest.fixture
+def decoders(monkeypatch):
+    """All decoders that are made, each with the number of rows of all its steps."""
+    made = []
+
+    class Recorded(CachedDecoder):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.num_step_rows = 0
+            made.append(self)
+
+        def step(self, tokens):
+            self.num_step_rows += tokens.size(0)
+            return super().step(tokens)
+
+    monkeypatch.setattr(sequence_generator, "CachedDecoder", Recorded)
+    return made
+
+
+def assert_alike(found, expected):
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, rtol=0, atol=1e-5)
+        assert one.score == pytest.approx(other.score, abs=1e-5)
+        assert_alike(one.others, other.others)
+
+
+@pytest.mark.parametrize("options", STRATEGIES)
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 9])
+def test_answers_are_those_of_batches_and_of_prompts_alone(model, options, batch_size):
+    contexts = random_contexts(batch_size, 24)
+    flying = SequenceGenerator(model, SPECIAL, max_len=7, batch_size=batch_size, **options).fill_ids(contexts)
+    static = SequenceGenerator(model, SPECIAL, max_len=7, batch_size=batch_size, in_flight=False, **options)
+    alone = SequenceGenerator(model, SPECIAL, max_len=7, **options)
+    for context, row, in_batch in zip(contexts, flying, static.fill_ids(contexts), strict=True):
+        assert_alike(row, in_batch)
+        assert_alike(row, alone.fill_ids([context])[0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_in_flight_equals_the_uncached_model(seed):
+    model, contexts = small_model(seed=seed), random_contexts(seed + 10, 30)
+    found = SequenceGenerator(model, SPECIAL, max_len=6, batch_size=4).fill_ids(contexts)
+    for context, answers in zip(contexts, found, strict=True):
+        expected = slow.greedy(model, context, 6)
+        assert [answer.tokens for answer in answers] == [tokens for tokens, _ in expected]
+        for answer, (_, logprobs) in zip(answers, expected, strict=True):
+            np.testing.assert_allclose(answer.token_logprobs, logprobs, rtol=0, atol=1e-4)
+
+
+def test_fewer_rows_are_computed_than_batch_after_batch(model, decoders):
+    contexts = random_contexts(5, 60)
+    for in_flight in (True, False):
+        SequenceGenerator(model, SPECIAL, max_len=20, batch_size=8, in_flight=in_flight).fill_ids(contexts)
+    flying, static = (decoder.num_step_rows for decoder in decoders)
+    assert flying < 0.8 * static
+
+
+def test_every_prompt_is_reported_once(model):
+    contexts, reported = random_contexts(6, 25), []
+    SequenceGenerator(model, SPECIAL, max_len=5, batch_size=4).fill_ids(contexts, progress=reported.append)
+    assert sum(reported) == 25
+
+
+class CountsTokens(Processor):
+    """Remembers how many tokens each prompt of its search has; forbids all but the end after three."""
+
+    def __init__(self):
+        self.counts = None
+
+    def __call__(self, state, scores):
+        num_prompts = scores.size(0)
+        self.counts = torch.zeros(num_prompts) if self.counts is None or state.step == 0 else self.counts + 1
+        assert len(self.counts) == num_prompts
+        assert (self.counts == state.step).all()
+        if state.step == 3:
+            keep = scores[..., list(state.ends)].clone()
+            scores.fill_(float("-inf"))
+            scores[..., list(state.ends)] = keep
+        return scores
+
+    def keep(self, rows):
+        self.counts = self.counts[rows]
+
+
+def test_what_a_processor_keeps_belongs_to_one_search(model):
+    contexts = random_contexts(7, 30)
+    options = {"max_len": 6, "processors": [CountsTokens()]}
+    found = SequenceGenerator(model, SPECIAL, batch_size=5, **options).fill_ids(contexts)
+    assert max(len(answer.tokens) for row in found for answer in row) == 3
+    for context, row in zip(contexts, found, strict=True):
+        assert_alike(row, SequenceGenerator(model, SPECIAL, **options).fill_ids([context])[0])
+
+
+@pytest.mark.parametrize(("options", "width"), [({}, 1), ({"beam": 4}, 4), ({"sampling": True, "nbest": 2}, 2)])
+def test_memory_is_what_the_formula_in_the_docs_says(model, decoders, options, width):
+    contexts, max_len = random_contexts(8, 40), 6
+    SequenceGenerator(model, SPECIAL, max_len=max_len, batch_size=7, **options).fill_ids(contexts)
+    settled = max(len(c) + 1 + (sum(t in slow.BLANKS for t in c) - 1) * (max_len + 1) for c in contexts)
+    config, (decoder,) = model.config, decoders
+    formula = 2 * 4 * config.num_layers * config.hidden_size * 7 * (settled + width * (max_len - 1))
+    assert decoder.num_bytes == formula
+    buffers = [part for cache in decoder.caches for part in cache.read(7, decoder.capacity)]
+    assert sum(buffer.untyped_storage().nbytes() for buffer in buffers) == formula
+
+
+def test_buffers_are_made_once_for_all_prompts(model, monkeypatch):
+    places = []
+    step = CachedDecoder.step
+
+    def recorded(self, tokens):
+        logits = step(self, tokens)
+        places.append(tuple(part.data_ptr() for cache in self.caches for part in cache.read(1, 1)))
+        return logits
+
+    monkeypatch.setattr(CachedDecoder, "step", recorded)
+    SequenceGenerator(model, SPECIAL, max_len=6, batch_size=3, beam=2).fill_ids(random_contexts(9, 30))
+    assert len(places) > 50
+    assert len(set(places)) == 1
+
+
+def test_reordering_beams_moves_no_keys_and_no_values(model, monkeypatch):
+    reordered = []
+    reorder = CachedDecoder.reorder
+
+    def recorded(self, sources):
+        before = [part.clone() for cache in self.caches for part in cache.read(self.num_rows, self.capacity)]
+        reorder(self, sources)
+        after = [part for cache in self.caches for part in cache.read(self.num_rows, self.capacity)]
+        reordered.append(all(torch.equal(one, other) for one, other in zip(before, after, strict=True)))
+
+    monkeypatch.setattr(CachedDecoder, "reorder", recorded)
+    SequenceGenerator(model, SPECIAL, max_len=6, beam=4).fill_ids([[7, 8, 3, 9]])
+    assert reordered
+    assert all(reordered)

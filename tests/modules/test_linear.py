@@ -1,0 +1,64 @@
+"""The linear layer of generation gives what torch's own gives, whichever kernel it takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ftk.modules import linear as module
+from ftk.modules.linear import FEW_ROWS, Linear, linear
+
+
+@pytest.mark.parametrize("shape", [(1, 24), (1, 1, 24), (3, 4, 24), (FEW_ROWS, 24), (FEW_ROWS + 1, 24), (0, 24)])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_it_equals_torchs_own(shape, with_bias, dtype):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(shape, dtype=dtype), torch.randn(10, 24, dtype=dtype)
+    bias = torch.randn(10, dtype=dtype) if with_bias else None
+    with torch.inference_mode():
+        torch.testing.assert_close(linear(hidden, weight, bias), nn.functional.linear(hidden, weight, bias))
+
+
+def test_a_transposed_input_and_a_slice_of_the_weights_are_read_right():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(24, 3).T, torch.randn(20, 48)[::2, :24]
+    with torch.no_grad():
+        torch.testing.assert_close(linear(hidden, weight), hidden @ weight.T)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often torch's own function was asked."""
+    found = []
+    own = module.F.linear
+    monkeypatch.setattr(module.F, "linear", lambda *given: found.append(1) or own(*given))
+    return found
+
+
+def test_few_rows_without_gradients_take_the_other_kernel(calls):
+    if not module._has_kernel():
+        pytest.skip("this build of torch has no oneDNN")
+    layer = Linear(24, 10)
+    with torch.inference_mode():
+        layer(torch.randn(8, 24))
+    assert not calls
+
+
+def test_training_many_rows_and_autocast_take_torchs_own(calls):
+    layer = Linear(24, 10)
+    layer(torch.randn(8, 24)).sum().backward()
+    assert layer.weight.grad is not None
+    with torch.no_grad():
+        layer(torch.randn(FEW_ROWS + 1, 24))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(torch.randn(8, 24)).dtype == torch.bfloat16
+    assert len(calls) == 3
+
+
+def test_without_the_kernel_the_layer_works(monkeypatch):
+    monkeypatch.setattr(module, "_has_kernel", lambda: False)
+    layer, hidden = Linear(24, 10), torch.randn(2, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(hidden), hidden @ layer.weight.T + layer.bias)
