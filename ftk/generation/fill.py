@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
+from ftk.generation.scoring import score_ids
 from ftk.generation.search import Answer
 from ftk.generation.sequence_generator import SequenceGenerator
 
@@ -43,7 +44,12 @@ class FilledBlank:
     @property
     def probability(self) -> float:
         """Probability of the whole answer, given the text and the answers before it."""
-        return math.exp(sum(self.token_logprobs))
+        return math.exp(self.logprob)
+
+    @property
+    def logprob(self) -> float:
+        """Natural logarithm of `probability`."""
+        return sum(self.token_logprobs)
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,12 @@ class BlankFiller:
                 raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
         return self.fill_encoded(encoded, seeds, progress)
 
-    def encode(self, prompt: str) -> EncodedPrompt:
+    def encode(self, prompt: str, check: bool = True) -> EncodedPrompt:
         """What the model reads for a prompt: [CLS], the text, and end of text unless a [gMASK] is at the end.
+
+        Args:
+            prompt: a text.
+            check: whether answers of the longest length must fit the model's positions.
 
         Raises:
             UserError: as for `fill`.
@@ -153,7 +163,8 @@ class BlankFiller:
             ids = [special.cls, *ids]
         if special.eos is not None and ids[-1] not in (special.gmask, special.eos):
             ids = [*ids, special.eos]
-        self.generator.check(ids)
+        if check:
+            self.generator.check(ids)
         return EncodedPrompt(prompt, pieces, ids)
 
     def fill_encoded(
@@ -165,6 +176,83 @@ class BlankFiller:
         """As `fill`, for prompts that `encode` has made."""
         answers = self.generator.fill_ids([prompt.context for prompt in prompts], seeds, progress)
         return [self._result(prompt, found) for prompt, found in zip(prompts, answers, strict=True)]
+
+    def score(
+        self, prompts: Sequence[str], answers: Sequence[Sequence[str]], end: bool = True
+    ) -> list[list[FilledBlank]]:
+        """Scores given answers instead of finding some.
+
+            filler.score(["Ng is at [MASK] ."], [["Stanford University"]])[0][0].logprob
+
+        Args:
+            prompts: texts with blanks, as for `fill`.
+            answers: for each prompt one text a blank, from left to right.
+            end: whether the token that ends an answer is scored, too.
+
+        Returns:
+            per prompt one answer a blank, with the log-probability of each of its tokens, given the prompt and the
+            answers before it.
+
+        Raises:
+            UserError: as for `fill`; numbers of prompts, blanks and answers that do not fit.
+        """
+        return [found[0] for found in self.score_candidates(prompts, [[own] for own in answers], end)]
+
+    def score_candidates(
+        self, prompts: Sequence[str], candidates: Sequence[Sequence[Sequence[str]]], end: bool = True
+    ) -> list[list[list[FilledBlank]]]:
+        """As `score`, for any number of candidates for each prompt, which share one reading of it.
+
+        Args:
+            prompts, end: as for `score`.
+            candidates: for each prompt any number of candidates, each one text a blank.
+
+        Returns:
+            per prompt and candidate, in the order given, one answer a blank.
+        """
+        if len(candidates) != len(prompts):
+            raise UserError(f"answers for {len(candidates)} prompts, but there are {len(prompts)}; give some for each")
+        encoded, ids = [], []
+        for number, (prompt, own) in enumerate(zip(prompts, candidates, strict=True), start=1):
+            try:
+                encoded.append(self.encode(prompt, check=False))
+                ids.append([self.encode_answers(encoded[-1], answers) for answers in own])
+            except UserError as error:
+                raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
+        return self.score_encoded(encoded, ids, end)
+
+    def score_encoded(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        candidates: Sequence[Sequence[Sequence[Sequence[int]]]],
+        end: bool = True,
+    ) -> list[list[list[FilledBlank]]]:
+        """As `score_candidates`, for what `encode` and `encode_answers` have made."""
+        scored = score_ids(self.generator, [prompt.context for prompt in prompts], candidates, end=end)
+        return [
+            [self.describe(prompt.context, answers) for answers in found]
+            for prompt, found in zip(prompts, scored, strict=True)
+        ]
+
+    def encode_answers(self, prompt: EncodedPrompt, answers: Sequence[str]) -> list[list[int]]:
+        """The ids of an answer to each blank, spelled as behind the text before it: after a space, or right there.
+
+        Raises:
+            UserError: there are more answers than blanks, or fewer.
+        """
+        blanks = len(prompt.pieces) - 1
+        if len(answers) != blanks:
+            raise UserError(f"{len(answers)} answers for {blanks} blank{'s' * (blanks != 1)}; give one for each")
+        return [self._encode_answer(*pair) for pair in zip(prompt.pieces[:-1], answers, strict=True)]
+
+    def _encode_answer(self, before: str, answer: str) -> list[int]:
+        text = answer.strip()
+        if not text:
+            return []
+        if not before or before[-1].isspace() or answer[0].isspace():
+            return self.tokenizer.encode(f" {text}" if before or answer[0].isspace() else text)
+        left, joined = self.tokenizer.encode(before[-1]), self.tokenizer.encode(before[-1] + text)
+        return joined[len(left) :] if joined[: len(left)] == left else self.tokenizer.encode(text)
 
     def describe(self, context: Sequence[int], answers: Sequence[Answer]) -> list[FilledBlank]:
         """Answers in words, each with the blank that it fills."""

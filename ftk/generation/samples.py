@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +12,23 @@ from ftk.generation.blanks import find_blanks, mask_ids
 
 
 class Question(NamedTuple):
-    """A context with blanks, and what was there: `references` has the ids of each blank, left to right."""
+    """A context with blanks, and what was there.
+
+    Attributes:
+        context: token ids.
+        references: the ids of each blank, left to right, without end-of-piece tokens.
+        ended: for each of them whether an end-of-piece token followed.
+        order: the blanks' numbers in the order in which the sample answers them.
+    """
 
     context: list[int]
     references: list[list[int]]
+    ended: list[bool]
+    order: list[int]
+
+    def training_targets(self, eop: int) -> list[list[int]]:
+        """The references as training predicts them: with an end-of-piece token where one followed."""
+        return [[*ids, eop] if ended else ids for ids, ended in zip(self.references, self.ended, strict=True)]
 
 
 def question_of(sample: Mapping[str, Any], special: Any) -> Question:
@@ -39,15 +52,19 @@ def question_of(sample: Mapping[str, Any], special: Any) -> Question:
     starts = np.flatnonzero(np.asarray(sample["tokens"])[length:] == special.sop) + length
     real_end = length + int(np.asarray(sample["loss_mask"])[length:].sum())  # padding has no loss
     ends = [*starts[1:], real_end]
-    by_position = {
-        int(text_positions[start]): _until_end(sample["targets"][start:end], special.eop)
+    index_of = {int(position): index for index, position in enumerate(text_positions[:length])}
+    answers = {
+        index_of[int(text_positions[start])]: np.asarray(sample["targets"][start:end]).tolist()
         for start, end in zip(starts, ends, strict=True)
     }
-    index_of = {int(position): index for index, position in enumerate(text_positions[:length])}
-    answers = {index_of[position]: answer for position, answer in by_position.items()}
-    return Question(context, [answers[blank] for blank in find_blanks(context, mask_ids(special))])
+    blanks = find_blanks(context, mask_ids(special))
+    return Question(
+        context,
+        [_until_end(answers[blank], special.eop) for blank in blanks],
+        [special.eop in answers[blank] for blank in blanks],
+        [blanks.index(blank) for blank in answers],
+    )
 
 
-def _until_end(targets: Sequence[int], eop: int) -> list[int]:
-    ids = np.asarray(targets).tolist()
+def _until_end(ids: list[int], eop: int) -> list[int]:
     return ids[: ids.index(eop)] if eop in ids else ids

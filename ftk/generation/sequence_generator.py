@@ -15,6 +15,7 @@ from ftk.generation.decoder import CachedDecoder
 from ftk.generation.hidden_states import HiddenStates
 from ftk.generation.in_flight import InFlight, Prompt
 from ftk.generation.processors.base import Processor, Processors
+from ftk.generation.scoring import score_ids
 from ftk.generation.search import Answer, strategy
 
 
@@ -101,6 +102,16 @@ class SequenceGenerator:
         finally:
             self.model.train(was_training)
         return [prompt.answers for prompt in prompts]
+
+    def score(
+        self,
+        contexts: Sequence[Sequence[int]],
+        candidates: Sequence[Sequence[Sequence[Sequence[int]]]],
+        orders: Sequence[Sequence[int]] | None = None,
+        end: bool = True,
+    ) -> list[list[list[Answer]]]:
+        """Log-probabilities of given answers; see `ftk.generation.scoring.score_ids`."""
+        return score_ids(self, contexts, candidates, orders, end)
 
     def check(self, context: Sequence[int]) -> None:
         """Raises UserError, with the numbers, if a context does not fit the model's positions."""

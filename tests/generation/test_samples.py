@@ -30,3 +30,9 @@ def test_references_are_the_documents_own_spans_from_left_to_right(index, paddin
     assert question.context == case["tokens"][: case["context_length"]]
     spans = sorted(case["spans"])
     assert question.references == [case["document"][start:end] for start, end in spans]
+    ends = SPECIAL.eop in case["targets"][case["context_length"] :]
+    assert question.ended == [ends] * len(spans)
+    starts = [
+        place for place, token in zip(case["position_ids"][0], case["tokens"], strict=True) if token == SPECIAL.sop
+    ]
+    assert question.order == [sorted(starts).index(start) for start in starts]
