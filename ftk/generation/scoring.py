@@ -85,6 +85,19 @@ def score_ids(
     return scored
 
 
+def check_answers(
+    generator: SequenceGenerator,
+    context: Sequence[int],
+    candidates: Sequence[Sequence[Sequence[int]]],
+    end: bool = True,
+) -> None:
+    """Raises the UserError that `score_ids` would raise for this context with these candidates."""
+    blanks = find_blanks(context, generator.masks)
+    branches = [_branch(generator, blanks, list(range(len(blanks))), answers, end) for answers in candidates]
+    if generator.max_positions is not None:
+        _check(len(context), branches, generator.max_positions + generator.in_blocks)
+
+
 class _Branch(NamedTuple):
     """A candidate as the model reads it: lists of one length, and what its answers are."""
 
