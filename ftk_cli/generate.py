@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from ftk.config import compose, section
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.registry import SCORERS
-from ftk_cli.frame import run
-from ftk_cli.inference_options import DeviceConfig, decode_line, open_filler
+from ftk_cli.frame import FAILURE, run
+from ftk_cli.inference_options import COLOR, DeviceConfig, decode_line, open_filler
 
 if TYPE_CHECKING:
-    from ftk.generation.fill import EncodedPrompt
+    from ftk.generation.fill import EncodedPrompt, FillResult
+    from ftk_cli.results import ResultsFile
 
 PROG = "ftk-generate"
 DESCRIPTION = """Fills blanks with a trained model: those that the task makes in a subset of DATA, or
 those in your own prompts, one a line. Prints S- source, T- reference, H- score and tokens, D- score and text,
-P- log-probabilities, F- filled text. Examples: ftk-generate data-bin --path run --gen-subset valid;
+P- log-probabilities, F- filled text, E- what is wrong with a prompt.
+Examples: ftk-generate data-bin --path run --gen-subset valid;
 echo "Ng is an adjunct professor at [MASK] ." | ftk-generate --path run --input -"""
 
-_BATCHES_AT_ONCE = 4  # prompts of so many batches are sorted by length together
+_BATCHES_AT_ONCE = 4  # prompts of so many batches are sorted by length together, and held in memory
+_MAX_LINE_BYTES = 1 << 20  # a longer line is no prompt; it is not even read whole
+_SPEED_ONLY = ("batch_size", "in_flight")  # options of generation that no answer depends on
 
 
 @dataclass(kw_only=True)
@@ -54,6 +59,40 @@ class GenerateConfig:
         default_factory=list, metadata={"help": "score the answers to DATA by these, e.g. exact_match,token_f1"}
     )
 
+    results_path: str | None = field(
+        default=None,
+        metadata={
+            "help": "write to this file, record by record, instead of printing; the same command continues there "
+            "what was interrupted",
+            "metavar": "FILE",
+        },
+    )
+    overwrite_results: bool = field(
+        default=False, metadata={"help": "begin --results-path anew, whatever stands in it"}
+    )
+    on_error: str = field(
+        default="continue",
+        metadata={
+            "help": "a prompt that cannot be answered: say so in its place and continue (exit code 1 at the end), "
+            "or stop",
+            "choices": ("continue", "stop"),
+        },
+    )
+    print_step: bool = field(
+        default=False, metadata={"help": "print the steps of each sample too: tokens of its best answers"}
+    )
+    color: str = COLOR
+    score_reference: bool = field(
+        default=False,
+        metadata={
+            "help": "score known answers instead of finding some: the references in DATA, or those in --input FILE, "
+            "whose lines are prompt, tab, answer (...), or JSON with prompt and answers or candidates"
+        },
+    )
+    score_end: bool = field(
+        default=True, metadata={"help": "with --score-reference --input: score the token that ends an answer, too"}
+    )
+
     def validate(self) -> Iterator[str]:
         if (self.data is None) == (self.input is None):
             yield "data and input: give a preprocessed folder or --input FILE, one of the two"
@@ -63,6 +102,17 @@ class GenerateConfig:
             yield f"max_samples is {self.max_samples}; it must be at least 1"
         if self.scoring and self.data is None:
             yield "scoring needs reference answers; it goes with DATA, not with --input"
+        if self.overwrite_results and self.results_path is None:
+            yield "overwrite_results is on, but there is no results_path"
+        both = (self.input or "", self.results_path or "")
+        if all(both) and len(set(map(os.path.realpath, both))) == 1:
+            yield "input and results_path are the same file; write the results to another"
+        if self.scoring and self.results_path is not None and self.output_format != "json":
+            yield "scoring and results_path go together with --output-format json, from which a later run can score"
+        if self.score_reference and (self.scoring or self.results_path is not None):
+            yield "score_reference finds no answers; scoring and results_path do not go with it"
+        if not self.score_end and (not self.score_reference or self.input is None):
+            yield "score_end is off; it goes with --score-reference --input"
         for name in self.scoring:
             if name not in SCORERS:
                 yield f"scoring is {name!r}; there are: {', '.join(SCORERS.names())}"
@@ -82,16 +132,51 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def body(argv: list[str]) -> int:
     root = compose(GenerateRoot, PROG, DESCRIPTION, argv)
+    if root.generate.score_reference:
+        return _score(root)
+    with ExitStack() as stack:
+        results = _open_results(root)
+        if results is not None:
+            stack.enter_context(closing(results))
+        if root.generate.data is not None:
+            return _fill_subset(root, root.generate.data, results)
+        assert root.generate.input is not None, "validated"
+        return _fill_prompts(root, root.generate.input, results)
+
+
+def _score(root: GenerateRoot) -> int:
+    from ftk_cli.score_reference import score_lines, score_subset
+
     if root.generate.data is not None:
-        return _fill_subset(root, root.generate.data)
+        return score_subset(root, root.generate.data)
     assert root.generate.input is not None, "validated"
-    return _fill_prompts(root, root.generate.input)
+    return score_lines(root, root.generate.input)
 
 
-def _fill_subset(root: GenerateRoot, data: str) -> int:
+def _open_results(root: GenerateRoot) -> ResultsFile | None:
+    """The file of --results-path, if it was given and is of this command."""
+    from ftk_cli.results import ResultsFile, checkpoint_identity
+
+    options = root.generate
+    if options.results_path is None:
+        return None
+    generation = dataclasses.asdict(root.generation)
+    settings = {
+        **{name: getattr(options, name) for name in ("gen_subset", "output_format", "print_step")},
+        **{name: path and os.path.abspath(path) for name, path in (("data", options.data), ("input", options.input))},
+        **checkpoint_identity(options.path),
+        "ema": root.common.ema,
+        **{name: value for name, value in generation.items() if name not in _SPEED_ONLY},
+        **dataclasses.asdict(root.processors),
+    }
+    as_json = options.output_format == "json"
+    return ResultsFile(options.results_path, settings, as_json=as_json, overwrite=options.overwrite_results)
+
+
+def _fill_subset(root: GenerateRoot, data: str, results: ResultsFile | None) -> int:
     """Answers the blanks that the task makes in a split; prints them beside the references."""
     from ftk.evaluation.base import build_scorer
-    from ftk.generation.output import NOTE, json_line, text_lines
+    from ftk.generation.output import NOTE, json_line, num_steps, text_lines
     from ftk.generation.samples import question_of
     from ftk.tasks.restore import restore_task
 
@@ -99,13 +184,21 @@ def _fill_subset(root: GenerateRoot, data: str) -> int:
     task, _ = restore_task(options.path, data)
     subset = options.gen_subset or "valid"
     samples = task.load_split(subset)
-    filler = open_filler(options.path, root.common, root.generation, root.processors)
     count = min(len(samples), options.max_samples or len(samples))
     scorers = {name: build_scorer(name) for name in options.scoring}
-    as_json = options.output_format == "json"
-    tokenizer, generator, num_tokens, started = filler.tokenizer, filler.generator, 0, time.perf_counter()
-    with _progress(count) as bar:
-        for indices in _chunks(range(count), root.generation.batch_size * _BATCHES_AT_ONCE):
+    done = 0
+    for old in results.old() if results is not None else ():
+        done += 1
+        for text, reference in old.answers:
+            for scorer in scorers.values():
+                scorer.add(text, reference)
+    meter = _Meter("samples", done)
+    filler = open_filler(options.path, root.common, root.generation, root.processors)
+    as_json, steps = options.output_format == "json", options.print_step
+    tokenizer, generator = filler.tokenizer, filler.generator
+    meter.begin()
+    with _progress(max(count, done), done) as bar:
+        for indices in _chunks(range(done, count), root.generation.batch_size * _BATCHES_AT_ONCE):
             questions = [question_of(samples.sample(0, index), tokenizer.special) for index in indices]
             found = generator.fill_ids([question.context for question in questions], progress=bar.update)
             lines: list[str] = []
@@ -113,67 +206,107 @@ def _fill_subset(root: GenerateRoot, data: str) -> int:
                 source = filler.source_text(question.context)
                 references = [tokenizer.decode(reference).strip() for reference in question.references]
                 filled = filler.describe(question.context, answers)
-                num_tokens += sum(len(answer.token_logprobs) for answer in answers)
+                meter.add(num_steps(filled))
                 lines += (
-                    [json_line(index, source, filled, references)]
+                    [json_line(index, source, filled, references, print_step=steps)]
                     if as_json
-                    else text_lines(index, source, filled, tokenizer, references)
+                    else text_lines(index, source, filled, tokenizer, references, print_step=steps)
                 )
                 for scorer in scorers.values():
                     for blank, reference in zip(filled, references, strict=True):
                         scorer.add(blank.text, reference)
-            _print(lines)
-    seconds = time.perf_counter() - started
-    if not as_json:
+            _write(lines, results)
+            bar.set_postfix_str(meter.rate())
+    if not as_json and results is None:
         print(NOTE.format(length_penalty=root.generation.length_penalty))
-    rate = num_tokens / seconds
-    _say(f"filled {count} samples ({num_tokens} tokens) in {seconds:.1f} s ({rate:.1f} tokens/s)")
+    _say(meter.summary())
     for scorer in scorers.values():
         for name, value in scorer.result().items():
             search = root.generation.search or (
                 "sampling" if root.generation.sampling else f"beam={root.generation.beam}"
             )
-            stream = sys.stderr if as_json else sys.stdout
+            stream = sys.stderr if as_json and results is None else sys.stdout
             print(f"Generate {subset} with {search}: {name} = {value:.2f} %", file=stream)
     return 0
 
 
-def _fill_prompts(root: GenerateRoot, source: str) -> int:
-    """Answers prompts, one a line; bad lines are named and left out. Returns 2 if there were any."""
-    from ftk.generation.output import NOTE, json_line, text_lines
+def _fill_prompts(root: GenerateRoot, source: str, results: ResultsFile | None) -> int:
+    """Answers prompts, one a line, in blocks: in constant memory. Returns 1 if some could not be answered."""
+    from ftk.generation.output import NOTE, error_line, num_steps
 
-    as_json = root.generate.output_format == "json"
-    name, failed = "standard input" if source == "-" else source, 0
-    with _open(source) as stream, _progress(_num_prompts(source, root.generate.max_samples)) as bar:
-        filler = open_filler(root.generate.path, root.common, root.generation, root.processors)
-        numbered = enumerate(itertools.islice(stream, root.generate.max_samples))
-        for chunk in _chunks(numbered, root.generation.batch_size * _BATCHES_AT_ONCE):
-            encoded: list[tuple[int, EncodedPrompt]] = []
-            for index, line in chunk:
-                try:
-                    encoded.append((index, filler.encode(decode_line(line))))
-                except UserError as error:
-                    _say(f"{name}:{index + 1}: {error}")
-                    failed += 1
-            results = filler.fill_encoded([prompt for _, prompt in encoded], progress=bar.update)
-            lines: list[str] = []
-            for (index, _), result in zip(encoded, results, strict=True):
-                prompt = result.prompt.rstrip("\r\n")
-                lines += (
-                    [json_line(index, prompt, result.answers, filled=result.text)]
-                    if as_json
-                    else text_lines(index, prompt, result.answers, filler.tokenizer, filled=result.text)
-                )
-            _print(lines)
-    if not as_json:
+    options = root.generate
+    as_json = options.output_format == "json"
+    name = "standard input" if source == "-" else source
+    with _open(source) as stream:
+        numbered = enumerate(itertools.islice(_prompt_lines(stream), options.max_samples))
+        done, failed = (0, 0) if results is None else _skip_answered(results, numbered, name)
+        meter = _Meter("prompts", done)
+        filler = open_filler(options.path, root.common, root.generation, root.processors)
+        meter.begin()
+        with _progress(_num_prompts(source, options.max_samples), done) as bar:
+            for chunk in _chunks(numbered, root.generation.batch_size * _BATCHES_AT_ONCE):
+                encoded: list[tuple[int, EncodedPrompt]] = []
+                records: dict[int, Iterable[str]] = {}
+                stopped_by: UserError | None = None
+                for index, line in chunk:
+                    try:
+                        encoded.append((index, filler.encode(_prompt(line))))
+                    except UserError as error:
+                        if options.on_error == "stop":  # behind the answers to the prompts before it
+                            stopped_by = UserError(f"{name}:{index + 1}: {error}")
+                            break
+                        _say(f"{name}:{index + 1}: {error}")
+                        records[index] = [error_line(index, str(error), as_json)]
+                bar.update(len(records))
+                failed += len(records)
+                answered = filler.fill_encoded([prompt for _, prompt in encoded], progress=bar.update)
+                for (index, _), result in zip(encoded, answered, strict=True):
+                    records[index] = _prompt_record(root, index, result, filler.tokenizer, results is None)
+                    meter.add(num_steps(result.answers))
+                _write(itertools.chain.from_iterable(records[index] for index in sorted(records)), results)
+                if stopped_by is not None:
+                    raise stopped_by
+                bar.set_postfix_str(meter.rate())
+    if not as_json and results is None:
         print(NOTE.format(length_penalty=root.generation.length_penalty))
+    _say(meter.summary())
     if failed:
         _say(f"{name}: {failed} line{'s' if failed > 1 else ''} not answered")
-    return 2 if failed else 0
+    return FAILURE if failed else 0
+
+
+def _skip_answered(results: ResultsFile, numbered: Iterator[tuple[int, bytes]], name: str) -> tuple[int, int]:
+    """Passes over the prompts that the results hold: how many, and how many of them could not be answered."""
+    done = failed = 0
+    for old in results.old():
+        index, line = next(numbered, (done, None))
+        if line is None:
+            raise UserError(f"{results.path} holds more samples than {name} has lines; was the input changed?")
+        if old.source is None:
+            failed += 1
+        elif not results.same_source(old, _shown_prompt(line.decode("utf-8", "replace").removeprefix("\ufeff"))):
+            raise UserError(
+                f"{name}:{index + 1} is not the prompt that {results.path} holds there; "
+                "give the same input, another --results-path, or --overwrite-results to begin anew"
+            )
+        done += 1
+    return done, failed
+
+
+def _prompt_record(root: GenerateRoot, index: int, result: FillResult, tokenizer: Any, printed: bool) -> Iterable[str]:
+    """The lines about one prompt; coloured at most where they are printed."""
+    from ftk.generation.output import colored_text, json_line, one_line, text_lines, use_color
+
+    prompt, steps = _shown_prompt(result.prompt), root.generate.print_step
+    if root.generate.output_format == "json":
+        return [json_line(index, prompt, result.answers, filled=result.text, print_step=steps)]
+    color = printed and use_color(root.generate.color, sys.stdout)
+    filled = colored_text(result) if color else one_line(result.text)
+    return text_lines(index, prompt, result.answers, tokenizer, filled=filled, print_step=steps)
 
 
 def _open(source: str) -> Any:
-    """The prompts as lines of bytes."""
+    """The prompts as a stream of bytes."""
     if source == "-":
         return nullcontext(sys.stdin.buffer)
     try:
@@ -182,12 +315,32 @@ def _open(source: str) -> Any:
         raise UserError(f"--input {source}: {error.strerror}; give a text file or -") from None
 
 
+def _prompt_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines, of which no more than one byte beyond the limit is kept."""
+    while line := stream.readline(_MAX_LINE_BYTES + 1):
+        rest = line
+        while len(rest) > _MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = stream.readline(_MAX_LINE_BYTES + 1)
+        yield line
+
+
+def _prompt(line: bytes) -> str:
+    """The text of a line; UserError if it is too long or not UTF-8."""
+    if len(line) > _MAX_LINE_BYTES:
+        raise UserError(f"the line is longer than {_MAX_LINE_BYTES} bytes; no model reads that much, shorten it")
+    return decode_line(line)
+
+
+def _shown_prompt(prompt: str) -> str:
+    return prompt.rstrip("\r\n")
+
+
 def _num_prompts(source: str, limit: int | None) -> int | None:
     """How many prompts will come, for the time left; None where only their end will tell."""
     if not os.path.isfile(source) or not sys.stderr.isatty():
         return limit
     with open(source, "rb") as stream:
-        return sum(1 for _ in itertools.islice(stream, limit))
+        return sum(1 for _ in itertools.islice(_prompt_lines(stream), limit))
 
 
 def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
@@ -196,11 +349,51 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
         yield chunk
 
 
-def _progress(total: int | None) -> Any:
+class _Meter:
+    """What was done in what time.
+
+    Args:
+        unit: what is counted.
+        earlier: how many of them an earlier run has done.
+    """
+
+    def __init__(self, unit: str, earlier: int) -> None:
+        self.unit, self.earlier = unit, earlier
+        self.count = self.num_tokens = 0
+        self.started = self.loaded = time.perf_counter()
+
+    def begin(self) -> None:
+        """The model is loaded."""
+        self.loaded = time.perf_counter()
+
+    def add(self, num_tokens: int, count: int = 1) -> None:
+        self.num_tokens += num_tokens
+        self.count += count
+
+    def rate(self) -> str:
+        return f"{self.num_tokens / max(time.perf_counter() - self.loaded, 1e-9):.1f} tokens/s"
+
+    def summary(self) -> str:
+        seconds = time.perf_counter() - self.loaded
+        earlier = f", after {self.earlier} of an earlier run" if self.earlier else ""
+        return (
+            f"filled {self.count} {self.unit} ({self.num_tokens} tokens) in {seconds:.1f} s ({self.rate()}){earlier}; "
+            f"loading took {self.loaded - self.started:.1f} s"
+        )
+
+
+def _progress(total: int | None, done: int) -> Any:
     """A bar on stderr with rate and time left; none where stderr is not a terminal."""
     from tqdm import tqdm
 
-    return tqdm(total=total, unit="prompt", disable=None, dynamic_ncols=True, file=sys.stderr)
+    return tqdm(total=total, initial=done, unit="prompt", disable=None, dynamic_ncols=True, file=sys.stderr)
+
+
+def _write(lines: Iterable[str], results: ResultsFile | None) -> None:
+    if results is None:
+        _print(lines)
+    else:
+        results.write(lines)
 
 
 def _print(lines: Iterable[str], stream: TextIO | None = None) -> None:

@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from ftk.generation import BlankFiller, GenerationConfig
     from ftk.generation.processors import ProcessorConfig
 
+COLOR: str = field(
+    default="auto",
+    metadata={
+        "help": "filled blanks in the colour of their probability: on a terminal without NO_COLOR (auto), or as said",
+        "choices": ("auto", "always", "never"),
+    },
+)
+"""The option --color of commands that print filled text."""
+
 
 @dataclass(kw_only=True)
 class DeviceConfig(CommonConfig):

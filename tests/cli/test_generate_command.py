@@ -162,7 +162,8 @@ def test_rows_of_a_task_file_are_answered_as_the_text_they_are_or_named(ask, tes
     answered = {int(line.split("\t")[0][2:]) for line in out if line.startswith("S-")}
     assert answered | named == set(range(len(rows)))
     assert not answered & named
-    assert code == (2 if named else 0)
+    assert {int(line.split("\t")[0][2:]) for line in out if line.startswith("E-")} == named
+    assert code == (1 if named else 0)
     assert not any("Traceback" in line for line in err)
 
 
@@ -177,7 +178,9 @@ def test_bad_lines_are_named_by_number_and_the_others_answered(ask):
         b"   ",
     ]
     code, out, err = ask(generate.main, "--path", "run", "--input", "-", "--max-len", "3", stdin=b"\n".join(lines))
-    assert code == 2
+    assert code == 1
+    assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0", "E-1", "E-2", "S-3", "E-4", "S-5", "E-6"]
+    assert next(line for line in out if line[0] == "E").startswith("E-1\tline 2: the prompt is empty")
     assert [line.split("\t")[0] for line in out if line[0] == "S"] == ["S-0", "S-3", "S-5"]
     assert [line.split("\t")[0] for line in out if line[0] == "F"] == ["F-0", "F-3", "F-5"]
     problems = [line.split("standard input:")[1] for line in err if "standard input:" in line]
@@ -187,6 +190,7 @@ def test_bad_lines_are_named_by_number_and_the_others_answered(ask):
     assert "positions" in problems[2]
     assert problems[3].startswith("7: the prompt is empty")
     assert problems[4] == " 4 lines not answered"
+    assert any(line.startswith("ftk-generate: filled 3 prompts (") and "tokens/s" in line for line in err)
 
 
 def test_prompts_from_a_file_keep_their_own_text(ask, place):

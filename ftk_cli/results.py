@@ -1,0 +1,167 @@
+"""--results-path: answers go to a file record by record, and the same command continues where a run stopped."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ftk.errors import UserError
+from ftk.generation.output import one_line
+
+SETTINGS_SUFFIX = ".settings.json"
+"""Behind the results' name: the file that says which command they are of."""
+
+
+@dataclass(frozen=True)
+class OldRecord:
+    """A complete record of an earlier run.
+
+    Attributes:
+        source: as the record holds it; None where the sample could not be answered.
+        answers: text and reference of each blank, where the record has references.
+    """
+
+    source: str | None
+    answers: list[tuple[str, str]] = field(default_factory=list)
+
+
+class ResultsFile:
+    """A file of results, open for what comes next.
+
+        results = ResultsFile("out.jsonl", settings, as_json=True)
+        for number, old in enumerate(results.old()): ...
+        results.write(lines)
+
+    Beside it stands FILE.settings.json with the settings. Records are complete samples in input order; what an
+    interruption has cut is cut off, in text also the last sample of DATA, whose end cannot be seen.
+
+    Args:
+        path: the file; its folder is made.
+        settings: whatever decides the answers; JSON.
+        as_json: whether the records are JSON lines, else text.
+        overwrite: whether to begin anew where the file is there already.
+
+    Raises:
+        UserError: the file is of other settings, or of none.
+    """
+
+    def __init__(self, path: str, settings: dict[str, Any], *, as_json: bool, overwrite: bool = False) -> None:
+        self.path, self.as_json = Path(path), as_json
+        self._settings_path = self.path.with_name(self.path.name + SETTINGS_SUFFIX)
+        self._settings = json.loads(json.dumps(settings))
+        try:
+            if self.path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if self.path.exists() and self.path.stat().st_size and not overwrite:
+                self._check_settings()
+                self._stream: BinaryIO = open(self.path, "r+b")  # noqa: SIM115 - `close` closes it
+            else:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._stream = open(self.path, "w+b")  # noqa: SIM115
+                self._settings_path.write_text(json.dumps(self._settings, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--results-path {path}: {error.strerror}; name a file that can be written") from None
+
+    def old(self) -> Iterator[OldRecord]:
+        """The records of earlier runs; when they have been read the file ends behind the last of them."""
+        whole = 0  # bytes
+        for end, record in self._json_records() if self.as_json else self._text_records():
+            whole = end
+            yield record
+        self._stream.seek(whole)
+        self._stream.truncate()
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Complete records; they are in the file, for any reader, when this returns."""
+        self._stream.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._stream.close()
+
+    def same_source(self, record: OldRecord, source: str) -> bool:
+        """Whether a record is of this source."""
+        return record.source is None or record.source == (source if self.as_json else one_line(source))
+
+    def _check_settings(self) -> None:
+        """Refuses to go on with results of another command."""
+        remedy = "give another --results-path, or --overwrite-results to begin anew"
+        try:
+            old = dict(json.loads(self._settings_path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise UserError(f"{self.path} is there, but no {self._settings_path.name} beside it; {remedy}") from None
+        except (ValueError, TypeError):
+            raise UserError(f"{self._settings_path} is damaged; {remedy}") from None
+        names = [*self._settings, *(name for name in old if name not in self._settings)]
+        changes = [
+            f"{name} was {old.get(name)!r} and is {self._settings.get(name)!r}"
+            for name in names
+            if old.get(name) != self._settings.get(name)
+        ]
+        if changes:
+            raise UserError(f"{self.path} was begun with other settings: {', '.join(changes)}; {remedy}")
+
+    def _json_records(self) -> Iterator[tuple[int, OldRecord]]:
+        """Records with the byte behind each."""
+        end = 0
+        for number, line in enumerate(self._stream):
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            try:
+                record = json.loads(line)
+                if record["id"] != number:
+                    raise ValueError
+                answers = [
+                    (answer["text"], answer["reference"])
+                    for answer in record.get("answers", ())
+                    if "reference" in answer
+                ]
+                yield end, OldRecord(None if "error" in record else record["source"], answers)
+            except (ValueError, KeyError, TypeError):
+                raise self._foreign(number + 1, f"the record of sample {number}") from None
+
+    def _text_records(self) -> Iterator[tuple[int, OldRecord]]:
+        """Records with the byte behind each: E- is one alone, S- begins one and F-, or the next, ends it."""
+        number = end = position = 0
+        source: str | None = None  # of a record that has begun
+        for line_number, line in enumerate(self._stream, start=1):
+            if not line.endswith(b"\n"):
+                return
+            kind = line[:2]
+            if source is not None and kind in (b"S-", b"E-"):
+                yield end, OldRecord(source)
+                number, source = number + 1, None
+            name, _, rest = line.decode("utf-8", errors="replace").partition("\t")
+            if name[2:] != str(number) or (source is None) != (kind in (b"S-", b"E-")):
+                raise self._foreign(line_number, f"a line of sample {number}")
+            position += len(line)
+            end = position
+            if kind == b"S-":
+                source = rest.rstrip("\n")
+            elif kind in (b"E-", b"F-"):
+                yield end, OldRecord(source)
+                number, source = number + 1, None
+
+    def _foreign(self, line_number: int, expected: str) -> UserError:
+        return UserError(
+            f"{self.path}:{line_number} is not {expected}; "
+            "give another --results-path, or --overwrite-results to begin anew"
+        )
+
+
+def checkpoint_identity(path: str) -> dict[str, str]:
+    """Which checkpoint `path` means now, for the settings of results: its folder, and the digest of its contents."""
+    from ftk.checkpoint import resolve_checkpoint
+    from ftk.checkpoint.layout import MANIFEST
+
+    folder = resolve_checkpoint(path)
+    digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+    return {"checkpoint": os.fspath(folder), "checkpoint_digest": digest}

@@ -1,0 +1,203 @@
+"""ftk-generate --results-path: an interrupted run continues where it stopped, and no other command does."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+
+import pytest
+
+from ftk_cli import generate
+from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
+
+PROMPTS = [
+    "the [MASK] fox",
+    "",
+    "she\treads [MASK] of [sMASK]",
+    "over a lazy",
+    "\ufffd rooms [gMASK]",
+    "old [MASK] .",
+] * 3
+INPUT = ("--path", "run", "--input", "prompts", "--max-len", "3", "--batch-size", "1")
+SUBSET = ("data-bin", "--path", "run", "--max-samples", "6", "--max-len", "3", "--batch-size", "1")
+
+
+@pytest.fixture
+def generated(ask, place, tmp_path, monkeypatch):  # noqa: F811
+    """generated(*arguments) -> (code, stdout, stderr); the results are in tmp_path/results."""
+    (place / "prompts").write_text("\n".join(PROMPTS) + "\n", encoding="utf-8")
+
+    def call(*arguments):
+        return ask(generate.main, *arguments, "--results-path", str(tmp_path / "results"))
+
+    return call
+
+
+@pytest.mark.parametrize("output_format", ["text", "json"])
+@pytest.mark.parametrize("source", [INPUT, SUBSET], ids=["input", "subset"])
+def test_a_file_cut_anywhere_is_continued_to_the_same_bytes(generated, tmp_path, source, output_format):
+    command = (*source, "--output-format", output_format)
+    expected_code = 1 if source is INPUT else 0
+    code, out, err = generated(*command)
+    whole = (tmp_path / "results").read_bytes()
+    assert code == expected_code
+    assert out == []
+    assert whole.count(b"\n") >= 6
+    for cut in (0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 1, len(whole)):
+        (tmp_path / "results").write_bytes(whole[:cut])
+        code, _, err = generated(*command)
+        assert code == expected_code
+        assert (tmp_path / "results").read_bytes() == whole
+        assert cut < len(whole) // 2 or "of an earlier run" in err[-1 if source is SUBSET else -2]
+    if source is INPUT:
+        assert err[-1] == "ftk-generate: prompts: 3 lines not answered"  # those of earlier runs, too
+
+
+@pytest.mark.parametrize("output_format", ["text", "json"])
+def test_an_interruption_leaves_whole_records_and_the_rest_is_answered_once(
+    generated, tmp_path, monkeypatch, output_format
+):
+    from ftk.generation import BlankFiller
+
+    command = (*INPUT, "--output-format", output_format)
+    generated(*command)
+    whole = (tmp_path / "results").read_bytes()
+    (tmp_path / "results").unlink()
+    answered, original = [], BlankFiller.fill_encoded
+
+    def interrupted(self, prompts, *arguments, **options):
+        if answered:
+            raise KeyboardInterrupt
+        answered.extend(prompts)
+        return original(self, prompts, *arguments, **options)
+
+    monkeypatch.setattr(BlankFiller, "fill_encoded", interrupted)
+    code, _, err = generated(*command)
+    assert (code, err[-1]) == (1, "ftk-generate: interrupted")
+    part = (tmp_path / "results").read_bytes()
+    assert part
+    assert whole.startswith(part)
+    monkeypatch.setattr(BlankFiller, "fill_encoded", original)
+    _, _, err = generated(*command)
+    assert (tmp_path / "results").read_bytes() == whole
+    assert f"filled {15 - len(answered)} prompts" in err[-2]
+    assert "after 4 of an earlier run" in err[-2]
+
+
+def test_scores_of_a_continued_run_are_those_of_a_whole_one(generated, tmp_path):
+    command = (*SUBSET, "--output-format", "json", "--scoring", "token_f1")
+    code, scores, _ = generated(*command)
+    lines = (tmp_path / "results").read_text().splitlines(keepends=True)
+    (tmp_path / "results").write_text("".join(lines[:2]))
+    assert code == 0
+    assert generated(*command)[1] == scores
+    assert scores[0].startswith("Generate valid with beam=1: token_f1 = ")
+
+
+def test_more_samples_may_be_asked_for_later(generated, tmp_path):
+    generated(*SUBSET[:3], "--max-samples", "2", "--max-len", "3", "--output-format", "json")
+    generated(*SUBSET[:3], "--max-samples", "5", "--max-len", "3", "--output-format", "json", "--batch-size", "3")
+    records = [json.loads(line) for line in (tmp_path / "results").read_text().splitlines()]
+    assert [record["id"] for record in records] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--beam", "2"], "was begun with other settings: beam was 1 and is 2"),
+        (["--output-format", "json"], "output_format was 'text' and is 'json'"),
+        (["--input", "text"], "input was "),
+        (["--forbid-words", "fox"], "forbid_words was [] and is ['fox']"),
+    ],
+)
+def test_other_settings_are_refused_and_nothing_is_lost(generated, tmp_path, change, message):
+    generated(*INPUT)
+    before, settings = (tmp_path / "results").read_bytes(), (tmp_path / "results.settings.json").read_bytes()
+    code, _, err = generated(*INPUT, *change)
+    assert code == 2
+    assert message in err[0]
+    assert err[0].endswith("give another --results-path, or --overwrite-results to begin anew")
+    assert (tmp_path / "results").read_bytes() == before
+    assert generated(*INPUT, *change, "--overwrite-results")[0] in (0, 1)
+    assert (tmp_path / "results.settings.json").read_bytes() != settings
+
+
+def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, place, tmp_path):  # noqa: F811
+    generated(*INPUT, "--max-samples", "5")
+    (place / "prompts").write_text("\n".join(["the [MASK] fox", "", "changed [MASK]", *PROMPTS[3:]]) + "\n")
+    code, _, err = generated(*INPUT)
+    assert (code, len(err)) == (2, 1)
+    assert "prompts:3 is not the prompt that" in err[0]
+    (place / "prompts").write_text("the [MASK] fox\n")
+    assert "holds more samples than prompts has lines" in generated(*INPUT)[2][0]
+    (tmp_path / "results").write_text("S-0\tthe [MASK] fox\nsomething else\nS-1\tmore\n")
+    assert "results:2 is not a line of sample 0" in generated(*INPUT)[2][0]
+    (tmp_path / "results.settings.json").unlink()
+    assert "no results.settings.json beside it" in generated(*INPUT)[2][0]
+    (tmp_path / "results").unlink()
+    (tmp_path / "results").mkdir()
+    assert "Is a directory" in generated(*INPUT)[2][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--overwrite-results"], "there is no results_path"),
+        (["--results-path", "prompts"], "the same file"),
+        (["--on-error", "ignore"], "on-error"),
+        (["--color", "red"], "color"),
+    ],
+)
+def test_options_that_do_not_fit(ask, arguments, message):  # noqa: F811
+    code, _, err = ask(generate.main, *INPUT, *arguments)
+    assert code == 2
+    assert message in err[0]
+
+
+def test_scoring_to_a_text_file_is_refused(generated):
+    code, _, err = generated(*SUBSET, "--scoring", "token_f1")
+    assert code == 2
+    assert "--output-format json" in err[0]
+
+
+def test_errors_stop_if_wanted_behind_the_answers_before_them(ask):  # noqa: F811
+    prompts = b"the [MASK] fox\nshe reads\n\nold [MASK]\n"
+    code, out, err = ask(generate.main, "--path", "run", "--input", "-", "--on-error", "stop", stdin=prompts)
+    assert code == 2
+    assert err[-1].startswith("ftk-generate: standard input:3: the prompt is empty")
+    assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0", "S-1"]
+
+
+def test_errors_in_json_and_lines_that_are_no_prompts(ask):  # noqa: F811
+    prompts = b"the [MASK] fox\n" + b"x" * 3_000_000 + b"\n" + b"fox " * 25_000 + b"\nold\0 \xe2\x80\xae[MASK]\n"
+    code, out, _ = ask(
+        *(generate.main, "--path", "run", "--input", "-", "--output-format", "json", "--max-len", "2"), stdin=prompts
+    )
+    first, huge, long, odd = map(json.loads, out)
+    assert code == 1
+    assert (huge["id"], huge["line"]) == (1, 2)
+    assert huge["error"].startswith("the line is longer than 1048576 bytes")
+    assert "tokens long, but the model has" in long["error"]
+    assert first["answers"][0]["text"] is not None
+    assert odd["source"] == "old\0 \u202e[MASK]"
+
+
+def test_steps_are_the_tokens_of_the_best_answers(ask):  # noqa: F811
+    command = (generate.main, "--path", "run", "--input", "-", "--max-len", "3", "--print-step")
+    _, out, _ = ask(*command, stdin=b"the [MASK] fox [MASK]\n")
+    steps = sum(len(line.split("\t")[1].split()) for line in out if line.startswith("P-"))
+    assert [line for line in out if line.startswith("I-")] == [f"I-0\t{steps}"]
+    _, out, _ = ask(*command, "--output-format", "json", stdin=b"the [MASK] fox [MASK]\n")
+    assert json.loads(out[0])["steps"] == steps
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path):
+    path = tmp_path / "many"
+    path.write_bytes(b"x" * 500_000 + b"\n" + b"the [MASK] fox\n" * 300_000)
+    tracemalloc.start()
+    with open(path, "rb") as stream:
+        blocks = list(map(len, generate._chunks(generate._prompt_lines(stream), 64)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(blocks) == 300_001
+    assert peak < 4_000_000
