@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PROG = "ftk-generate"
 DESCRIPTION = """Fills blanks with a trained model: those that the task makes in a subset of DATA, or
 those in your own prompts, one a line. Prints S- source, T- reference, H- score and tokens, D- score and text,
-P- log-probabilities, F- filled text, E- what is wrong with a prompt.
+P- log-probabilities, A- alternatives, I- steps, F- filled text, E- what is wrong with a prompt.
 Examples: ftk-generate data-bin --path run --gen-subset valid;
 echo "Ng is an adjunct professor at [MASK] ." | ftk-generate --path run --input -"""
 
@@ -208,7 +208,7 @@ def _fill_subset(root: GenerateRoot, data: str, results: ResultsFile | None) -> 
                 filled = filler.describe(question.context, answers)
                 meter.add(num_steps(filled))
                 lines += (
-                    [json_line(index, source, filled, references, print_step=steps)]
+                    [json_line(index, source, filled, tokenizer, references, print_step=steps)]
                     if as_json
                     else text_lines(index, source, filled, tokenizer, references, print_step=steps)
                 )
@@ -299,7 +299,7 @@ def _prompt_record(root: GenerateRoot, index: int, result: FillResult, tokenizer
 
     prompt, steps = _shown_prompt(result.prompt), root.generate.print_step
     if root.generate.output_format == "json":
-        return [json_line(index, prompt, result.answers, filled=result.text, print_step=steps)]
+        return [json_line(index, prompt, result.answers, tokenizer, filled=result.text, print_step=steps)]
     color = printed and use_color(root.generate.color, sys.stdout)
     filled = colored_text(result) if color else one_line(result.text)
     return text_lines(index, prompt, result.answers, tokenizer, filled=filled, print_step=steps)

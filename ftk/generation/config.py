@@ -43,6 +43,10 @@ class GenerationConfig:
     )
     beam: int = field(default=1, metadata={"help": "hypotheses kept per prompt; 1 is greedy decoding"})
     nbest: int = field(default=1, metadata={"help": "answers per blank: beam and fewer, or so many samples"})
+    alternatives: int = field(
+        default=0,
+        metadata={"help": "give so many likeliest tokens of the model for each place of an answer", "unit": "tokens"},
+    )
     early_stopping: str = field(
         default="true",
         metadata={
@@ -111,6 +115,8 @@ class GenerationConfig:
             yield f"min_len is {self.min_len}; it must be from 0 to max_len {self.max_len}"
         if not 0.0 < self.temperature < math.inf:
             yield f"temperature is {self.temperature}; it must be above 0 and finite"
+        if self.alternatives < 0:
+            yield f"alternatives is {self.alternatives}; it must be 0 (none) or more"
         if self.top_k < 0:
             yield f"top_k is {self.top_k}; it must be 0 (all tokens) or more"
         if not 0.0 < self.top_p <= 1.0:

@@ -32,6 +32,8 @@ class FilledBlank:
         score: sum of token_logprobs / their number ** length_penalty, as the processors have changed them.
         others: further answers to the same blank, best first, given the best ones to the blanks before it; `nbest`
             - 1 at most.
+        alternatives: for each of token_logprobs the likeliest tokens there with their log-probabilities, best first;
+            empty unless `alternatives` asks for them.
     """
 
     blank: str
@@ -40,6 +42,7 @@ class FilledBlank:
     token_logprobs: list[float]
     score: float
     others: tuple[FilledBlank, ...] = ()
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     @property
     def probability(self) -> float:
@@ -267,6 +270,7 @@ class BlankFiller:
             answer.token_logprobs,
             answer.score,
             tuple(self._described(blank, other) for other in answer.others),
+            answer.alternatives,
         )
 
     def source_text(self, context: Sequence[int]) -> str:

@@ -195,11 +195,12 @@ class InFlight:
         finished = self._finished(group)
         if not any(finished):
             return
-        for prompt, row, is_finished, answers in zip(
-            group.prompts, group.rows, finished, group.search.answers(), strict=True
+        for place, (prompt, row, is_finished, answers) in enumerate(
+            zip(group.prompts, group.rows, finished, group.search.answers(), strict=True)
         ):
             if not is_finished:
                 continue
+            answers = group.search.likeliest.given_to(answers, place)
             prompt.answers.append(self._answer(len(prompt.answers), answers))
             if prompt.is_complete:
                 self.free.append(row)
@@ -247,7 +248,8 @@ class InFlight:
         length = self.processors.length(number, answer.tokens)
         if length == len(answer.tokens):
             return answer
-        return dataclasses.replace(answer, tokens=answer.tokens[:length], token_logprobs=answer.token_logprobs[:length])
+        parts = {name: getattr(answer, name)[:length] for name in ("tokens", "token_logprobs", "alternatives")}
+        return dataclasses.replace(answer, **parts)
 
 
 class _Group:

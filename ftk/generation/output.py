@@ -35,8 +35,9 @@ def text_lines(
     """One sample as tab-separated lines.
 
     `S-` source with its blanks; then for each blank, from left to right, `T-` reference, `H-` score and
-    tokens, `D-` score and text, `P-` log-probabilities, these three for each of the n best answers, best first;
-    with `print_step` `I-` steps of the best answers; at last `F-` filled text. `T-`, `F-` only if given.
+    tokens, `D-` score and text, `P-` log-probabilities, `A-` the likeliest tokens at one place (if asked for),
+    these for each of the n best answers, best first; with `print_step` `I-` steps of the best answers; at last
+    `F-` filled text. `T-`, `F-` only if given.
 
     Args:
         index: number of the sample.
@@ -52,10 +53,12 @@ def text_lines(
         if references is not None:
             yield f"T-{index}\t{one_line(references[number])}"
         for one in (answer, *answer.others):
-            tokens = " ".join(one_line(tokenizer.token_text(token)).replace(" ", "▁") for token in one.tokens)
+            tokens = " ".join(_name(tokenizer, token) for token in one.tokens)
             yield f"H-{index}\t{one.score:.4f}\t{tokens}"
             yield f"D-{index}\t{one.score:.4f}\t{one_line(one.text)}"
             yield f"P-{index}\t{' '.join(f'{value:.4f}' for value in one.token_logprobs)}"
+            for place in one.alternatives:
+                yield f"A-{index}\t" + "\t".join(f"{_name(tokenizer, token)} {value:.4f}" for token, value in place)
     if print_step:
         yield f"I-{index}\t{num_steps(answers)}"
     if filled is not None:
@@ -66,6 +69,7 @@ def json_line(
     index: int,
     source: str,
     answers: Sequence[FilledBlank],
+    tokenizer: Tokenizer,
     references: Sequence[str] | None = None,
     filled: str | None = None,
     print_step: bool = False,
@@ -74,7 +78,7 @@ def json_line(
     record: dict[str, Any] = {"id": index, "source": source}
     if filled is not None:
         record["text"] = filled
-    record["answers"] = [{"blank": answer.blank, **_numbers(answer)} for answer in answers]
+    record["answers"] = [{"blank": answer.blank, **_numbers(answer, tokenizer)} for answer in answers]
     if references is not None:
         for answer, reference in zip(record["answers"], references, strict=True):
             answer["reference"] = reference
@@ -129,15 +133,31 @@ def _color(answer: FilledBlank) -> str:
     return next(code for bound, code in COLORS if probability >= bound)
 
 
-def _numbers(answer: FilledBlank) -> dict[str, Any]:
+def _name(tokenizer: Tokenizer, token: int) -> str:
+    """A token on one line and without spaces."""
+    return one_line(tokenizer.token_text(token)).replace(" ", "▁")
+
+
+def _numbers(answer: FilledBlank, tokenizer: Tokenizer) -> dict[str, Any]:
     """An answer without its blank; with the others of the n best, where there are any."""
-    record = {
+    record: dict[str, Any] = {
         "text": answer.text,
         "tokens": answer.tokens,
         "score": answer.score,
         "token_logprobs": answer.token_logprobs,
     }
-    return record | ({"others": [_numbers(other) for other in answer.others]} if answer.others else {})
+    if answer.alternatives:
+        record["alternatives"] = [
+            [
+                {"token": token, "text": tokenizer.token_text(token), "logprob": value}
+                for token, value in place
+                if math.isfinite(value)
+            ]
+            for place in answer.alternatives
+        ]
+    if answer.others:
+        record["others"] = [_numbers(other, tokenizer) for other in answer.others]
+    return record
 
 
 def one_line(text: str) -> str:

@@ -201,3 +201,22 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
     tracemalloc.stop()
     assert sum(blocks) == 300_001
     assert peak < 4_000_000
+
+
+def test_alternatives_in_both_formats(ask):  # noqa: F811
+    command = (generate.main, "--path", "run", "--input", "-", "--max-len", "3", "--alternatives", "2")
+    _, text, _ = ask(*command, "--beam", "3", "--nbest", "2", stdin=b"the [MASK] fox [MASK]\n")
+    _, out, _ = ask(*command, "--beam", "3", "--nbest", "2", "--output-format", "json", stdin=b"the [MASK] fox [MASK]")
+    answers = [one for answer in json.loads(out[0])["answers"] for one in (answer, *answer["others"])]
+    assert len(answers) == 4
+    for answer in answers:
+        assert len(answer["alternatives"]) == len(answer["token_logprobs"])
+        for there, logprob in zip(answer["alternatives"], answer["token_logprobs"], strict=True):
+            assert len(there) == 2
+            assert there[0]["logprob"] >= max(there[1]["logprob"], logprob)
+    shown = [
+        "A-0\t" + "\t".join(f"{one['text'].replace(' ', '▁')} {one['logprob']:.4f}" for one in there)
+        for answer in answers
+        for there in answer["alternatives"]
+    ]
+    assert shown == [line for line in text if line.startswith("A-")]

@@ -78,6 +78,31 @@ def test_log_probabilities_are_those_of_the_uncached_model(name):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("batch_size", [3, 100])
+def test_alternatives_are_the_likeliest_tokens_of_the_uncached_model(name, batch_size):
+    model = small_model(seed=3)
+    options = {"search": name, "max_len": 5, "batch_size": batch_size, **STRATEGIES[name]}
+    generator = SequenceGenerator(model, SPECIAL, alternatives=3, **options)
+    contexts = random_contexts(8, 8)
+    rows = generator.fill_ids(contexts)
+    for context, answers, plain in zip(
+        contexts, rows, SequenceGenerator(model, SPECIAL, **options).fill_ids(contexts), strict=True
+    ):
+        blanks = [index for index, token in enumerate(context) if token in slow.BLANKS]
+        filled = []
+        for blank, answer, without in zip(blanks, answers, plain, strict=True):
+            assert answer.tokens == without.tokens
+            assert without.alternatives == ()
+            for one in (answer, *answer.others):
+                assert len(one.alternatives) == len(one.token_logprobs)
+                for index, place in enumerate(one.alternatives):
+                    expected = slow.next_logprobs(model, context, filled, blank, one.tokens[:index]).topk(3)
+                    np.testing.assert_allclose([value for _, value in place], expected.values, rtol=0, atol=1e-4)
+                    assert dict(place).get(whole(one)[index], one.token_logprobs[index]) == one.token_logprobs[index]
+            filled.append((blank, answer.tokens))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_a_seed_changes_the_strategies_that_draw_and_no_others(name):
     generator = SequenceGenerator(small_model(), SPECIAL, search=name, max_len=6, **STRATEGIES[name])
     rows = generator.fill_ids([[7, 3, 8, 9]] * 12, seeds=range(12))

@@ -13,6 +13,7 @@ from torch import Tensor
 from ftk.generation.config import GenerationConfig
 from ftk.generation.hidden_states import RowStates
 from ftk.generation.processors.base import Processors, SearchState
+from ftk.generation.search.alternatives import Alternatives, LikeliestTokens
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Answer:
         score: what ranks answers: the sum of the processed scores (without processors: of token_logprobs) /
             number of tokens ** length_penalty, the end token counted.
         others: further answers to the same blank, best first; `nbest` - 1 at most. They have no others.
+        alternatives: for each of token_logprobs the likeliest tokens there, if they were asked for.
     """
 
     tokens: list[int]
     token_logprobs: list[float]
     score: float
     others: tuple[Answer, ...] = ()
+    alternatives: Alternatives = ()
 
     @property
     def ended(self) -> bool:
@@ -92,6 +95,7 @@ class Search(ABC):
         self.processors = processors or Processors()
         self.options = options
         self.step = 0  # tokens that every answer has
+        self.likeliest = LikeliestTokens(config.alternatives)
         self.ends = torch.tensor(task.end_ids, device=task.device)
 
     @staticmethod
@@ -148,6 +152,7 @@ class Search(ABC):
             states=None if task.states is None else task.states.keep(rows),
         )
         self.processors.keep(rows)
+        self.likeliest.keep(rows)
 
     def scored(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Processed scores and the model's own log-probabilities; not to be changed in place.
@@ -161,6 +166,8 @@ class Search(ABC):
         logits = logits.float()
         logprobs = logits.log_softmax(-1)
         scores = logprobs
+        if self.config.alternatives:
+            self.likeliest.add(self.tokens_so_far()[:, : logits.size(1)], logprobs)
         if self.step < self.config.min_len:
             scores = scores.index_fill(-1, self.ends, float("-inf"))
         if self.processors:

@@ -1,0 +1,59 @@
+"""What else the model would have said: the likeliest tokens at each place of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ftk.generation.search.base import Answer
+
+Alternatives = tuple[tuple[tuple[int, float], ...], ...]
+"""For each token of an answer, its end token too, the likeliest tokens with their log-probabilities, best first."""
+
+
+class _Step(NamedTuple):
+    tokens: Tensor  # int64 [N, W, step]: what was written before
+    ids: Tensor  # int64 [N, W, K]
+    logprobs: Tensor  # float32 [N, W, K]
+
+
+class LikeliestTokens:
+    """The likeliest next tokens after every hypothesis of a search, looked up by what the hypothesis has written.
+
+    So it need not follow how a strategy moves hypotheses: equal beginnings of answers have equal continuations.
+
+    Args:
+        count: K, tokens a place.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._steps: list[_Step] = []
+
+    def add(self, tokens: Tensor, logprobs: Tensor) -> None:
+        """One more step: hypotheses [N, W, step], the model's own log-probabilities [N, W, V] of their next tokens."""
+        if self.count:
+            values, ids = logprobs.topk(min(self.count, logprobs.size(-1)), dim=-1)
+            self._steps.append(_Step(tokens.clone(), ids, values))
+
+    def keep(self, rows: Tensor) -> None:
+        """Of the prompts only `rows`, int64 [R], stay, in this order."""
+        self._steps = [_Step(*(part[rows] for part in step)) for step in self._steps]
+
+    def given_to(self, answers: Sequence[Answer], place: int) -> list[Answer]:
+        """The answers of the prompt at `place` with their alternatives; moves them to the host."""
+        if not self.count:
+            return list(answers)
+        found: dict[tuple[int, ...], tuple[tuple[int, float], ...]] = {}
+        for step in self._steps:
+            lines = (part[place].tolist() for part in step)
+            for tokens, ids, logprobs in zip(*lines, strict=True):
+                found.setdefault(tuple(tokens), tuple(zip(ids, logprobs, strict=True)))
+        return [
+            replace(answer, alternatives=tuple(found[tuple(answer.tokens[:step])] for step in range(num_steps)))
+            for answer, num_steps in ((answer, len(answer.token_logprobs)) for answer in answers)
+        ]
