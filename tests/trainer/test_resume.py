@@ -128,7 +128,8 @@ def test_a_second_signal_stops_at_once(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
 
-    trainer = toy_trainer(tmp_path, criterion=Acting(13, twice), **OPTIONS)
+    options = {**OPTIONS, "checkpoint__async_save": False}  # a save beside the training would be given up
+    trainer = toy_trainer(tmp_path, criterion=Acting(13, twice), **options)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert trainer.checkpoints.last_saved == 4  # of the validation after update 4
