@@ -37,16 +37,28 @@ def find_blanks(context: Sequence[int], masks: Sequence[int]) -> list[int]:
     return [index for index, token in enumerate(context) if token in masks]
 
 
-def context_chunk(context: Sequence[int], sop: int, blank: int) -> Chunk:
-    """The context and, behind it, the start of the first blank's answer.
+def context_chunk(
+    context: Sequence[int],
+    sop: int,
+    blank: int,
+    filled: Sequence[tuple[int, Sequence[int]]] = (),
+    in_blocks: bool = True,
+) -> Chunk:
+    """The context, the answers that are there already, and the start of the next blank's answer.
 
     Args:
         context: token ids.
         sop: id of the start token.
-        blank: index of the first blank in the context.
+        blank: index of the next blank in the context.
+        filled: index of a blank and its answer, as they are read.
+        in_blocks: as for `next_chunk`.
     """
-    length = len(context)
-    return Chunk([*context, sop], [*range(length), blank], [0] * length + [1])
+    chunk = Chunk(list(context), [*range(len(context))], [0] * len(context))
+    for place, answer in [*filled, (blank, ())]:
+        chunk.tokens.extend([sop, *answer])
+        chunk.text_positions.extend([place] * (len(answer) + 1))
+        chunk.block_positions.extend(step + 1 if in_blocks else 1 for step in range(len(answer) + 1))
+    return chunk
 
 
 def next_chunk(answer: Sequence[int], previous: int, sop: int, blank: int, in_blocks: bool) -> Chunk:

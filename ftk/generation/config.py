@@ -95,6 +95,25 @@ class GenerationConfig:
         default=0.6,
         metadata={"help": "contrastive: weight of being unlike what was read, against probability, in [0, 1]"},
     )
+    blank_order: str = field(
+        default="left",
+        metadata={
+            "help": "which blank is filled first: left (to right), confident (the one that begins most surely), "
+            "or numbers from 1 on such as 3,1 (these first, then the others from left to right)"
+        },
+    )
+    reencode: bool = field(
+        default=False,
+        metadata={"help": "each answer takes its blank's place and the text is read anew; else answers stay behind it"},
+    )
+    truncate: str = field(
+        default="error",
+        metadata={
+            "help": "prompts longer than the model's positions: an error, or cut at the left, the right, or both sides "
+            "(middle) as far as the blanks",
+            "choices": ("error", "left", "right", "middle"),
+        },
+    )
     seed: int = field(default=1, metadata={"help": "sampling: prompt and seed alone decide the answer"})
     batch_size: int = field(default=16, metadata={"help": "so many are answered at once", "unit": "prompts"})
     in_flight: bool = field(
@@ -128,6 +147,14 @@ class GenerationConfig:
             yield f"typical_p is {self.typical_p}; it must be above 0 and at most 1"
         if not self.diversity_strength >= 0.0:
             yield f"diversity_strength is {self.diversity_strength}; it must be 0 or more"
+        if self.truncate not in ("error", "left", "right", "middle"):
+            yield f"truncate is {self.truncate!r}; it is one of error, left, right, middle"
+        if self.blank_order not in ("left", "confident"):
+            numbers = [one.strip() for one in self.blank_order.split(",")]
+            if not all(one.isdecimal() and int(one) > 0 for one in numbers):
+                yield f"blank_order is {self.blank_order!r}; it is left, confident, or numbers from 1 on, e.g. 2,1,3"
+            elif len({int(one) for one in numbers}) < len(numbers):
+                yield f"blank_order is {self.blank_order!r}; it names a blank twice"
         if self.early_stopping not in ("true", "false", "never"):
             yield f"early_stopping is {self.early_stopping!r}; it is one of true, false, never"
         yield from self._strategy_errors()

@@ -12,6 +12,7 @@ from ftk.errors import UserError
 from ftk.generation.scoring import score_ids
 from ftk.generation.search import Answer
 from ftk.generation.sequence_generator import SequenceGenerator
+from ftk.generation.truncation import truncate
 
 if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
@@ -166,6 +167,9 @@ class BlankFiller:
             ids = [special.cls, *ids]
         if special.eos is not None and ids[-1] not in (special.gmask, special.eos):
             ids = [*ids, special.eos]
+        side, limit = self.generator.config.truncate, self.generator.longest_context(len(pieces) - 1)
+        if side != "error" and limit is not None:
+            ids = truncate(ids, self.generator.masks, limit, side, (special.cls, special.eos))
         if check:
             self.generator.check(ids)
         return EncodedPrompt(prompt, pieces, ids)

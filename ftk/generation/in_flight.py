@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,20 +27,55 @@ begins, so that fewer at once mean more small operators a step, and more at once
 
 
 class Prompt:
-    """A context on its way: its blanks, and the answers found so far."""
+    """A context on its way: its blanks, and the answers found so far.
 
-    def __init__(self, context: list[int], masks: Sequence[int], seed: int) -> None:
+    Args:
+        context: token ids.
+        masks: ids that stand for a blank.
+        seed: of random numbers.
+        order: numbers of the blanks that are to be filled, in this order; all from left to right if None.
+        filled: place and answer of blanks that were filled before, as they are read behind the context.
+        places: where each blank is; where the masks are if None.
+    """
+
+    def __init__(
+        self,
+        context: list[int],
+        masks: Sequence[int],
+        seed: int,
+        order: Sequence[int] | None = None,
+        filled: Sequence[tuple[int, list[int]]] = (),
+        places: Mapping[int, int] | None = None,
+    ) -> None:
         self.context = context
-        self.blanks = find_blanks(context, masks)
+        places = dict(enumerate(find_blanks(context, masks))) if places is None else places
+        self.order = list(range(len(places)) if order is None else order)
+        self.blanks = [places[number] for number in self.order]
+        self.filled = list(filled)
         self.seed = seed
-        self.answers: list[Answer] = []
+        self.answers: list[Answer] = []  # in this order
 
     def chunk(self, sop: int, in_blocks: bool) -> Chunk:
         """What is read before the next blank is filled: the context at first, later the answer before it."""
         number = len(self.answers)
         if number == 0:
-            return context_chunk(self.context, sop, self.blanks[0])
+            return context_chunk(self.context, sop, self.blanks[0], self.filled, in_blocks)
         return next_chunk(self.answers[-1].tokens, self.blanks[number - 1], sop, self.blanks[number], in_blocks)
+
+    def capacity(self, max_len: int) -> int:
+        """Most tokens that it will have settled, if no answer is longer than `max_len`."""
+        read = len(self.context) + sum(len(answer) + 1 for _, answer in self.filled)
+        return read + (len(self.blanks) - 1) * (max_len + 1) + 1
+
+    @property
+    def number(self) -> int:
+        """Of the blank that is being filled, from left to right."""
+        return self.order[len(self.answers)]
+
+    @property
+    def answers_in_text(self) -> list[Answer]:
+        """The answers from left to right."""
+        return [answer for _, answer in sorted(zip(self.order, self.answers, strict=True), key=lambda pair: pair[0])]
 
     @property
     def is_complete(self) -> bool:
@@ -132,7 +167,7 @@ class InFlight:
     def _search(self, rows: Sequence[int], prompts: Sequence[Prompt]) -> Search:
         """A search for the next blank of each of these prompts."""
         device, states = self.decoder.device, self.decoder.states
-        numbers = [len(prompt.answers) for prompt in prompts]
+        numbers = [prompt.number for prompt in prompts]
         task = Task(
             len(prompts),
             self.ends,
@@ -154,8 +189,7 @@ class InFlight:
             return None
         max_len = self.strategy.config.max_len
         numbers = [
-            torch.from_numpy(step_numbers([prompt_key(p.seed, p.context)], len(p.answers), max_len, draws))
-            for p in prompts
+            torch.from_numpy(step_numbers([prompt_key(p.seed, p.context)], p.number, max_len, draws)) for p in prompts
         ]
         return torch.cat(numbers).to(self.decoder.device)
 
@@ -201,7 +235,7 @@ class InFlight:
             if not is_finished:
                 continue
             answers = group.search.likeliest.given_to(answers, place)
-            prompt.answers.append(self._answer(len(prompt.answers), answers))
+            prompt.answers.append(self._answer(prompt.number, answers))
             if prompt.is_complete:
                 self.free.append(row)
                 done(prompt)

@@ -23,6 +23,9 @@ MAX_TOKENS = 8192
 MAX_PAIRS = 2**25
 """Pairs of tokens in the masks of a batch: what bounds a batch of long rows."""
 
+LIKELIEST = -2
+"""Stands for the likeliest token among targets."""
+
 LOGITS_AT_ONCE = 512
 """Rows of the output layer at a time, so that memory does not grow with the vocabulary times the answers."""
 
@@ -85,6 +88,49 @@ def score_ids(
     return scored
 
 
+@torch.inference_mode()
+def first_token_logprobs(
+    generator: SequenceGenerator,
+    contexts: Sequence[list[int]],
+    filled: Sequence[Sequence[tuple[int, list[int]]]],
+    blanks: Sequence[Sequence[int]],
+) -> list[list[float]]:
+    """How surely the answer of each blank would begin if it were filled next; one reading for all of a context's.
+
+    Args:
+        generator: whose model is asked.
+        contexts: N contexts.
+        filled: for each the places and answers of blanks that were filled before.
+        blanks: for each the places of the blanks in question.
+
+    Returns:
+        per context and blank the log-probability of the likeliest first token.
+    """
+    rows = []
+    for number, (context, before, places) in enumerate(zip(contexts, filled, blanks, strict=True)):
+        trunk = _Branch([], [], [], [], [], [], [])
+        for place, answer in before:
+            length = len(answer) + 1
+            trunk.tokens.extend([generator.sop, *answer])
+            trunk.text_positions.extend([place] * length)
+            trunk.block_positions.extend(range(1, length + 1) if generator.in_blocks else [1] * length)
+            trunk.targets.extend([0] * length)
+            trunk.scored.extend([False] * length)
+        starts = [_Branch([generator.sop], [place], [1], [LIKELIEST], [True], [], []) for place in places]
+        rows.append(_Row(number, context, [], [trunk, *starts], first_owner=1))
+    found: list[list[float]] = [[] for _ in contexts]
+    was_training = generator.model.training
+    generator.model.eval()
+    try:
+        for batch in _batches(rows):
+            values = iter(_target_logprobs(generator, batch))
+            for row in batch:
+                found[row.context_number] = [next(values) for _ in row.branches[1:]]
+    finally:
+        generator.model.train(was_training)
+    return found
+
+
 def check_answers(
     generator: SequenceGenerator,
     context: Sequence[int],
@@ -118,6 +164,7 @@ class _Row:
     context: list[int]
     numbers: list[int]  # of the candidates
     branches: list[_Branch]
+    first_owner: int = 2  # 1 where all other branches see the first
 
     @property
     def length(self) -> int:
@@ -193,16 +240,16 @@ def _target_logprobs(generator: SequenceGenerator, rows: Sequence[_Row]) -> list
     """Log-probabilities of all scored tokens, row by row, as they stand there."""
     model, length = generator.model, rows[0].length
     device = next(model.parameters()).device
+    owners = torch.full((len(rows), length), -1, dtype=torch.int64)
+    targets = torch.full((len(rows), length), -1, dtype=torch.int64)
     tokens = torch.zeros(len(rows), length, dtype=torch.int64)
     positions = torch.zeros(len(rows), 2, length, dtype=torch.int64)
-    owners = torch.full((len(rows), length), -1, dtype=torch.int64)  # 0 the context, then a number for each branch
-    targets = torch.full((len(rows), length), -1, dtype=torch.int64)
     for index, row in enumerate(rows):
         start = len(row.context)
         tokens[index, :start] = torch.tensor(row.context)
         positions[index, 0, :start] = torch.arange(start)
         owners[index, :start] = 0
-        for owner, branch in enumerate(row.branches, start=1):
+        for owner, branch in enumerate(row.branches, start=row.first_owner):
             part = slice(start, start + len(branch.tokens))
             tokens[index, part] = torch.tensor(branch.tokens, dtype=torch.int64)
             positions[index, 0, part] = torch.tensor(branch.text_positions, dtype=torch.int64)
@@ -212,24 +259,40 @@ def _target_logprobs(generator: SequenceGenerator, rows: Sequence[_Row]) -> list
             targets[index, part] = wanted.where(torch.tensor(branch.scored, dtype=torch.bool), -1)
             start = part.stop
     tokens, positions, owners, targets = (one.to(device) for one in (tokens, positions, owners, targets))
-    places = torch.arange(length, device=device)
-    own = (owners[:, :, None] == owners[:, None, :]) & (places[:, None] >= places)  # [B, T, T]
-    mask = (own | (owners == 0)[:, None, :])[:, None]  # [B, 1, T, T]
-    hidden = model.embed(tokens, positions)  # [B, T, H]
-    for layer in model.layers:
-        hidden = layer(hidden, _BranchAttention(mask))
-    chosen = targets >= 0
-    hidden, wanted = model.final_norm(hidden)[chosen], targets[chosen]  # [n, H], [n]
+    hidden = _read(generator, tokens, positions, owners)  # [B, T, H]
+    chosen = targets != -1
     found = [
         _logprobs(model.logits(part), ids)
-        for part, ids in zip(hidden.split(LOGITS_AT_ONCE), wanted.split(LOGITS_AT_ONCE), strict=True)
+        for part, ids in zip(hidden[chosen].split(LOGITS_AT_ONCE), targets[chosen].split(LOGITS_AT_ONCE), strict=True)
     ]
     return torch.cat(found).tolist() if found else []
 
 
+def _read(generator: SequenceGenerator, tokens: Tensor, positions: Tensor, owners: Tensor) -> Tensor:
+    """Final hidden states [B, T, H] of contexts with branches.
+
+    Args:
+        generator: whose model reads.
+        tokens: int64 [B, T].
+        positions: int64 [B, 2, T].
+        owners: int64 [B, T]: 0 the context, which all see; 1 what all behind it see; above, branches, which see
+            themselves; -1 padding.
+    """
+    model = generator.model
+    places = torch.arange(tokens.size(1), device=tokens.device)
+    shared = (owners[:, :, None] == owners[:, None, :]) | (owners == 1)[:, None, :]  # [B, T, T]
+    mask = ((shared & (places[:, None] >= places)) | (owners == 0)[:, None, :])[:, None]  # [B, 1, T, T]
+    hidden = model.embed(tokens, positions)  # [B, T, H]
+    for layer in model.layers:
+        hidden = layer(hidden, _BranchAttention(mask))
+    return model.final_norm(hidden)  # type: ignore[no-any-return]
+
+
 def _logprobs(logits: Tensor, ids: Tensor) -> Tensor:
-    """Logits [n, V], ids [n] -> [n] float32"""
-    return logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    """Logits [n, V], ids [n] -> [n] float32; of the likeliest token where the id is LIKELIEST."""
+    logprobs = logits.float().log_softmax(-1)
+    given = logprobs.gather(1, ids.clamp(min=0)[:, None])[:, 0]
+    return torch.where(ids == LIKELIEST, logprobs.amax(-1), given)
 
 
 class _BranchAttention(NamedTuple):

@@ -14,6 +14,7 @@ from ftk.generation.config import GenerationConfig, generation_config
 from ftk.generation.decoder import CachedDecoder
 from ftk.generation.hidden_states import HiddenStates
 from ftk.generation.in_flight import InFlight, Prompt
+from ftk.generation.orders import blank_numbers, fill_in_rounds
 from ftk.generation.processors.base import Processor, Processors
 from ftk.generation.scoring import score_ids
 from ftk.generation.search import Answer, strategy
@@ -87,11 +88,20 @@ class SequenceGenerator:
         seeds = [self.config.seed] * len(contexts) if seeds is None else seeds
         if len(seeds) != len(contexts):
             raise UserError(f"{len(seeds)} seeds for {len(contexts)} contexts; give one for each")
-        prompts = [
-            Prompt(list(map(int, context)), self.masks, seed) for context, seed in zip(contexts, seeds, strict=True)
-        ]
-        for prompt in prompts:
-            self.check(prompt.context)
+        for context in contexts:
+            self.check(context)
+        progress = progress or (lambda count: None)
+        if self.config.reencode or self.config.blank_order == "confident":
+            return fill_in_rounds(self, contexts, seeds, progress)
+        prompts = []
+        for context, seed in zip(contexts, seeds, strict=True):
+            order = blank_numbers(self.config.blank_order, len(find_blanks(context, self.masks)))
+            prompts.append(Prompt(list(map(int, context)), self.masks, seed, order))
+        self.fill_prompts(prompts, progress)
+        return [prompt.answers_in_text for prompt in prompts]
+
+    def fill_prompts(self, prompts: Sequence[Prompt], progress: Callable[[int], object] | None = None) -> None:
+        """Fills the blanks that prompts ask for, in their order; each keeps its answers."""
         # The longest work first, so that few rows stand idle at the end; alike prompts together: little is padded.
         waiting = sorted((p for p in prompts if p.blanks), key=lambda p: (len(p.blanks), len(p.context)), reverse=True)
         was_training = self.model.training
@@ -101,7 +111,6 @@ class SequenceGenerator:
                 self._fill(waiting, progress or (lambda count: None))
         finally:
             self.model.train(was_training)
-        return [prompt.answers for prompt in prompts]
 
     def score(
         self,
@@ -120,13 +129,28 @@ class SequenceGenerator:
             # What is read ahead takes the place that a further blank's start would.
             num_starts = num_blanks + self.strategy.target.lookahead
             check_positions(len(context), num_starts, self.config.max_len, self.max_positions, self.in_blocks)
+            longest = self.longest_context(num_blanks)
+            if self.config.reencode and longest is not None and len(context) > longest:
+                raise UserError(
+                    f"the prompt is {len(context)} tokens long; with {num_blanks} answers of up to "
+                    f"{self.config.max_len} tokens written back the model has positions for {longest}; shorten it"
+                )
+
+    def longest_context(self, num_blanks: int) -> int | None:
+        """Most tokens of a context with so many blanks; None where there is no limit."""
+        if self.max_positions is None:
+            return None
+        num_rows = self.max_positions + 1 if self.in_blocks else self.max_positions
+        # With reencode each blank but the last grows to an answer before the context is read for the last time.
+        growth = (num_blanks - 1) * (self.config.max_len - 1) if self.config.reencode and num_blanks else 0
+        return num_rows - growth
 
     @torch.inference_mode()
     def _fill(self, prompts: list[Prompt], progress: Callable[[int], object]) -> None:
         """Answers prompts that have blanks, `batch_size` at a time."""
         max_len = self.config.max_len
         num_rows = min(self.config.batch_size, len(prompts))
-        capacity = max(len(p.context) + (len(p.blanks) - 1) * (max_len + 1) + 1 for p in prompts)
+        capacity = max(prompt.capacity(max_len) for prompt in prompts)
         decoder = CachedDecoder(
             self.model,
             num_rows,

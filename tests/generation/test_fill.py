@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ftk.errors import UserError
-from ftk.generation import Answer, BlankFiller, SequenceGenerator
+from ftk.generation import Answer, BlankFiller, GenerationConfig, SequenceGenerator
 from ftk.generation.blanks import find_blanks, mask_ids
 from ftk.generation.processors import Processors
 from ftk.models import build_model
@@ -26,11 +26,15 @@ class FixedGenerator:
         self.masks = mask_ids(tokenizer.special)
         self.model = SimpleNamespace()
         self.processors = Processors()
+        self.config = GenerationConfig()
         self.answers = [tokenizer.encode(answer) for answer in answers]
         self.contexts = []
 
     def check(self, context):
         pass
+
+    def longest_context(self, num_blanks):
+        return None
 
     def fill_ids(self, contexts, seeds=None, progress=None):
         self.contexts += contexts
