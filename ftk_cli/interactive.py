@@ -5,25 +5,29 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
-from ftk_cli.frame import run
-from ftk_cli.inference_options import DeviceConfig, decode_line, open_filler
+from ftk_cli.frame import FAILURE, run
+from ftk_cli.inference_options import COLOR, DeviceConfig, decode_line, open_filler
 
 if TYPE_CHECKING:
-    from ftk.generation import FillResult
+    from ftk.generation import BlankFiller, FillResult
+    from ftk.generation.fill import FilledBlank
 
 PROG = "ftk-interactive"
 DESCRIPTION = """Reads texts with [MASK], [sMASK] or [gMASK] and prints each with its blanks filled.
 Example: ftk-interactive --path run --beam 4"""
 LEAVE = ("exit", "quit")
+_HISTORY_LENGTH = 1000
 
 
 @dataclass(kw_only=True)
@@ -31,6 +35,11 @@ class InteractiveConfig:
     path: str = field(
         metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
     )
+    history: str = field(
+        default="~/.ftk_history",
+        metadata={"help": "file that keeps what was typed on a terminal; '' for none", "metavar": "FILE"},
+    )
+    color: str = COLOR
 
 
 @dataclass(kw_only=True)
@@ -47,50 +56,100 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def body(argv: list[str]) -> int:
     root = compose(InteractiveRoot, PROG, DESCRIPTION, argv)
+    from ftk.generation.output import use_color
+
     filler = open_filler(root.interactive.path, root.common, root.generation, root.processors)
-    typed = sys.stdin.isatty()
+    typed, color = sys.stdin.isatty(), use_color(root.interactive.color, sys.stdout)
     if typed:
         print(
             f"Write a text with {', '.join(filler.blanks)} where something is missing, or one to go on; "
             f"answers have at most {root.generation.max_len} tokens (--max-len).\n"
-            f"To leave: {', '.join(LEAVE)} or Ctrl-D."
+            f"A text of several lines is pasted as a whole. To leave: {', '.join(LEAVE)} or Ctrl-D."
         )
+        with _line_editing(root.interactive.history):
+            for text in _typed_texts():
+                _answer(filler, text, "", color)
+        return 0
     failed = False
-    for number, line in enumerate(_typed_lines() if typed else sys.stdin.buffer, start=1):
-        if typed and not line.strip():
-            continue
-        try:
-            text = line if isinstance(line, str) else decode_line(line)
-            (result,) = filler.fill([text])
-        except UserError as error:
-            place = "" if typed else f"line {number}: "
-            print(f"{PROG}: {place}{error}", file=sys.stderr, flush=True)
-            failed = True
-            continue
-        if not typed:  # what came by a pipe has not been seen yet
-            print("> " + text.rstrip("\r\n"))
-        print("\n".join(_shown(result)), flush=True)
-    return 2 if failed and not typed else 0
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        failed |= not _answer(filler, line, f"line {number}: ", color)
+    return FAILURE if failed else 0
 
 
-def _typed_lines() -> Iterator[str]:
-    if importlib.util.find_spec("readline") is not None:
-        importlib.import_module("readline")  # from now on input() has line editing and history
+def _answer(filler: BlankFiller, line: str | bytes, place: str, color: bool) -> bool:
+    """Prints the answers to a text, or what is wrong with it; False for the latter."""
+    try:
+        text = line if isinstance(line, str) else decode_line(line)
+        (result,) = filler.fill([text])
+    except UserError as error:
+        print(f"{PROG}: {place}{error}", file=sys.stderr, flush=True)
+        return False
+    if isinstance(line, bytes):  # what came by a pipe has not been seen yet
+        print("> " + text.rstrip("\r\n"))
+    print("\n".join(_shown(filler, result, color)), flush=True)
+    return True
+
+
+@contextmanager
+def _line_editing(path: str) -> Iterator[None]:
+    """Gives input() line editing and a history that is kept in a file, and makes a pasted text one input."""
+    if importlib.util.find_spec("readline") is None:
+        yield
+        return
+    readline: Any = importlib.import_module("readline")
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    readline.set_auto_history(True)
+    readline.set_history_length(_HISTORY_LENGTH)
+    file = os.path.expanduser(path)
+    try:
+        if file:
+            os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+            readline.read_history_file(file)
+    except OSError as error:  # no reason not to answer
+        print(f"{PROG}: no history: --history {path}: {error.strerror}; '' for none", file=sys.stderr)
+        file = ""
+    try:
+        yield
+    finally:
+        if file:
+            readline.write_history_file(file)
+
+
+def _typed_texts() -> Iterator[str]:
+    """What is typed or pasted, until one leaves."""
     while True:
         try:
-            line = input("> ")
+            text = input("> ")
         except EOFError:
             print()
             return
-        if line.strip().lower() in LEAVE:
+        if text.strip().lower() in LEAVE:
             return
-        yield line
+        if text.strip():
+            yield text
 
 
-def _shown(result: FillResult) -> Iterator[str]:
-    """The filled text, then each answer with its probability and those of its tokens."""
-    yield result.text
+def _shown(filler: BlankFiller, result: FillResult, color: bool) -> Iterator[str]:
+    """The filled text, then each answer with its probability and those of its tokens, and what else was found."""
+    from ftk.generation.output import colored_text
+
+    yield colored_text(result, escape=False) if color else result.text
     for number, answer in enumerate(result.answers, start=1):
-        tokens = " ".join(f"{math.exp(one):.3f}" for one in answer.token_logprobs)
-        yield f"  {number}. {answer.blank} = {answer.text!r}  p = {answer.probability:.3g}  (each: {tokens})"
+        yield f"  {number}. {answer.blank} = {_described(answer)}"
+        yield from _likeliest(filler, answer)
+        for other in answer.others:
+            yield f"     or {_described(other)}"
+            yield from _likeliest(filler, other)
     yield ""
+
+
+def _described(answer: FilledBlank) -> str:
+    tokens = " ".join(f"{math.exp(one):.3f}" for one in answer.token_logprobs)
+    return f"{answer.text!r}  p = {answer.probability:.3g}  (each: {tokens})"
+
+
+def _likeliest(filler: BlankFiller, answer: FilledBlank) -> Iterator[str]:
+    """Of each place the likeliest tokens, if they were asked for."""
+    for number, place in enumerate(answer.alternatives, start=1):
+        tokens = "  ".join(f"{filler.tokenizer.token_text(token)!r} {math.exp(value):.3f}" for token, value in place)
+        yield f"       token {number}: {tokens}"

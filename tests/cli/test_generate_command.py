@@ -6,9 +6,11 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -251,7 +253,7 @@ def test_interactive_reads_a_pipe(ask):
     code, out, err = ask(
         interactive.main, "--path", "run", "--max-len", "3", stdin=b"the [MASK] fox [sMASK] .\n\nshe reads"
     )
-    assert code == 2
+    assert code == 1
     assert err == ["ftk-interactive: line 2: the prompt is empty; write a text, with [MASK] where something is missing"]
     asked, filled, first, second, _, asked_last, opened, only, _ = out
     assert (asked, asked_last) == ("> the [MASK] fox [sMASK] .", "> she reads")
@@ -264,31 +266,92 @@ def test_interactive_reads_a_pipe(ask):
     assert only.startswith("  1. [gMASK] = ")
 
 
-def test_interactive_on_a_terminal_says_how_to_leave_and_leaves(place):
-    master, terminal = pty.openpty()
-    command = [sys.executable, "-c", "import sys; from ftk_cli.interactive import main; sys.exit(main())"]
-    process = subprocess.Popen(
-        [*command, "--path", "run", "--max-len", "2"],
-        cwd=place,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+def test_interactive_shows_n_best_alternatives_and_colors(ask):
+    command = (
+        interactive.main,
+        "--path",
+        "run",
+        "--max-len",
+        "2",
+        "--beam",
+        "2",
+        "--nbest",
+        "2",
+        "--alternatives",
+        "3",
     )
-    os.close(terminal)
-    shown = read_until(master, "> ")
-    assert "To leave: exit, quit or Ctrl-D" in shown
-    os.write(master, b"the [MASK] fox\n")
-    shown = read_until(master, "\n> ")
-    assert "1. [MASK] = " in shown
-    os.write(master, b"quit\n")
-    assert process.wait(timeout=30) == 0
-    os.close(master)
+    code, out, _ = ask(*command, "--color", "always", stdin=b"the [MASK] fox")
+    assert code == 0
+    assert re.fullmatch(r"the \x1b\[4;3[1236]m.+\x1b\[0m fox", out[1])
+    assert sum(line.startswith("     or '") for line in out) == 1
+    places = [line for line in out if line.startswith("       token ")]
+    assert all(len(re.findall(r" 0\.\d{3}", line)) == 3 for line in places)
+    assert 2 <= len(places) <= 6
+
+
+def test_interactive_on_a_terminal_says_how_to_leave_and_leaves(place, tmp_path):
+    history = tmp_path / "history"
+    with terminal(place, "--history", str(history)) as (process, master):
+        assert "To leave: exit, quit or Ctrl-D" in read_until(master, "> ")
+        os.write(master, b"the [MASK] fox\n")
+        shown = read_until(master, "\n> ")
+        assert "1. [MASK] = " in shown
+        assert re.search(r"the \x1b\[4;3[1236]m", shown)  # in colours
+        os.write(master, b"quit\n")
+        assert process.wait(timeout=30) == 0
+    assert history.read_text().splitlines() == ["the [MASK] fox", "quit"]
+
+
+def test_interactive_has_a_history_and_takes_a_paste_as_one_text(place, tmp_path):
+    history = tmp_path / "history"
+    history.write_text("old [MASK] friends\n")
+    with terminal(place, "--history", str(history), "--color", "never") as (process, master):
+        read_until(master, "> ")
+        os.write(master, b"\x1b[A\n")  # arrow up
+        assert "1. [MASK] = " in read_until(master, "\n> ")
+        os.write(master, b"\x1b[200~the [MASK] fox\nreads [MASK]\n\x1b[201~\n")
+        shown = read_until(master, "\n> ")
+        assert "1. [MASK] = " in shown
+        assert "2. [MASK] = " in shown
+        os.write(master, b"\x04")
+        assert process.wait(timeout=30) == 0
+    assert history.read_text().splitlines()[:2] == ["old [MASK] friends", "the [MASK] fox"]
+
+
+def test_a_history_that_cannot_be_read_is_named(place, tmp_path):
+    with terminal(place, "--history", str(tmp_path)) as (process, master):
+        assert f"no history: --history {tmp_path}: Is a directory" in read_until(master, "\n> ")
+        os.write(master, b"exit\n")
+        assert process.wait(timeout=30) == 0
+
+
+@contextmanager
+def terminal(place, *arguments):
+    """ftk-interactive on a terminal of its own: the process, and the other end of the terminal."""
+    master, own = pty.openpty()
+    command = [sys.executable, "-c", "import sys; from ftk_cli.interactive import main; sys.exit(main())"]
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    process = subprocess.Popen(
+        [*command, "--path", "run", "--max-len", "2", *arguments],
+        cwd=place,
+        stdin=own,
+        stdout=own,
+        stderr=own,
+        env={**environment, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+    )
+    os.close(own)
+    try:
+        yield process, master
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
 
 
 def read_until(master, mark, timeout_seconds=60):
     shown, started = "", time.monotonic()
-    while mark not in shown.replace("\r", ""):
+    while mark not in re.sub(r"\r|\x1b\[\?2004[hl]", "", shown):
         assert time.monotonic() - started < timeout_seconds, shown
         shown += os.read(master, 4096).decode(errors="replace")
     return shown

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 
+from ftk.generation.fill import FilledBlank, FillResult
+from ftk.generation.output import colored_text, use_color
 from ftk_cli import generate
 from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
 
@@ -220,3 +225,43 @@ def test_alternatives_in_both_formats(ask):  # noqa: F811
         for there in answer["alternatives"]
     ]
     assert shown == [line for line in text if line.startswith("A-")]
+
+
+def test_colors_where_they_are_wanted_and_never_in_a_pipe(ask, monkeypatch):  # noqa: F811
+    command = (generate.main, "--path", "run", "--input", "-", "--max-len", "3", "--color")
+    prompt = b"the [MASK] fox\n"
+    plain = [line for line in ask(*command, "never", stdin=prompt)[1] if line[0] == "F"]
+    assert "\x1b" not in plain[0]
+    assert [line for line in ask(*command, "auto", stdin=prompt)[1] if line[0] == "F"] == plain  # not a terminal
+    (colored,) = [line for line in ask(*command, "always", stdin=prompt)[1] if line[0] == "F"]
+    assert re.sub(r"\x1b\[[\d;]+m", "", colored) == plain[0]
+    assert re.search(r"^F-0\tthe \x1b\[4;3[1236]m", colored)
+
+
+@pytest.mark.parametrize(
+    ("choice", "environment", "expected"),
+    [
+        ("auto", {}, True),
+        ("auto", {"NO_COLOR": "1"}, False),
+        ("auto", {"NO_COLOR": ""}, True),  # https://no-color.org: present and not empty
+        ("auto", {"TERM": "dumb"}, False),
+        ("always", {"NO_COLOR": "1"}, True),
+        ("never", {}, False),
+    ],
+)
+def test_who_decides_about_colors(monkeypatch, choice, environment, expected):
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert use_color(choice, SimpleNamespace(isatty=lambda: True)) is expected
+    assert use_color("auto", SimpleNamespace(isatty=lambda: False)) is False
+
+
+@pytest.mark.parametrize(("probability", "color"), [(0.9, 32), (0.6, 36), (0.3, 33), (0.01, 31), (0.0, 31)])
+def test_colors_say_how_probable_a_token_of_the_answer_is(probability, color):
+    logprob = math.log(probability) if probability else -math.inf
+    answer = FilledBlank("[MASK]", "red\nfox", [7, 8], [logprob, logprob], logprob)
+    result = FillResult("a [MASK] b", "a red\nfox b", [answer], ((2, 9),))
+    assert colored_text(result) == f"a \x1b[4;{color}mred\\nfox\x1b[0m b"
+    assert colored_text(result, escape=False) == f"a \x1b[4;{color}mred\nfox\x1b[0m b"
