@@ -114,11 +114,14 @@ class Checkpoints:
         """Keep other processes from training in this folder; the system forgets the claim when this one ends.
 
         Raises:
-            UserError: another process trains in it.
+            UserError: another process trains in it, or it cannot be written to.
         """
         if self._lock is not None or fcntl is None:
             return
-        lock = open(self.folder / LOCK, "w")  # noqa: SIM115
+        try:
+            lock = open(self.folder / LOCK, "w")  # noqa: SIM115
+        except PermissionError as error:
+            raise UserError(f"--save-dir {self.folder}: no permission to write there") from error
         deadline = time.monotonic() + LOCK_WAIT_SECONDS
         while True:
             try:

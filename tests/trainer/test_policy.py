@@ -211,6 +211,17 @@ def test_a_file_in_the_place_of_the_run_folder_is_named(tmp_path):
         toy_trainer(tmp_path)
 
 
+def test_a_run_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+
+    def refuse(path, mode):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("ftk.trainer.checkpointing.open", refuse, raising=False)
+    with pytest.raises(UserError, match=r"--save-dir .*run: no permission to write there"):
+        toy_trainer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "error"),
     [
