@@ -94,7 +94,8 @@ def load_generator(
         generator.fill(["Ng is an adjunct professor at [MASK] ."])[0].answers[0].text
 
     Args:
-        path: as for `load_model`; the tokenizer stands beside the model.
+        path: as for `load_model`; the tokenizer stands beside the model. Several, in one text with colons between,
+            are an ensemble: the mean of their probabilities.
         device: where the model runs.
         ema: as for `load_model`.
         user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
@@ -108,17 +109,34 @@ def load_generator(
     from ftk.checkpoint import resolve_checkpoint
     from ftk.generation import BlankFiller, SequenceGenerator
     from ftk.generation.config import GenerationConfig, generation_config
+    from ftk.generation.ensemble import Ensemble
     from ftk.generation.processors import ProcessorConfig, build_processors
 
     steering = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
     _check_names(options, [one.name for part in (GenerationConfig, ProcessorConfig) for one in fields(part)])
     config = generation_config(**options)
-    folder = resolve_checkpoint(path)  # once, so that a run that goes on saving cannot come between
+    # Resolved once, so that a run that goes on saving cannot come between.
+    folder, *further = (resolve_checkpoint(one) for one in checkpoint_paths(path))
     tokenizer = load_tokenizer(folder, user_dir=user_dir)
     lengths = {"min_len": config.min_len, "max_len": config.max_len}
     processors = build_processors(None, tokenizer, **lengths, allowed_tokens=allowed_tokens, **steering)
     model = load_model(folder, device, ema=ema)
+    if further:
+        for other in further:
+            if load_tokenizer(other, user_dir=user_dir).fingerprint != tokenizer.fingerprint:
+                raise UserError(f"{other} has another tokenizer than {folder}; an ensemble needs one tokenizer")
+        model = Ensemble([model, *(load_model(other, device, ema=ema) for other in further)])
     return BlankFiller(tokenizer, SequenceGenerator(model, tokenizer.special, config, processors=processors))
+
+
+def checkpoint_paths(path: str | Path) -> list[str | Path]:
+    """The checkpoints that a path names: those between its colons, unless something of that very name exists."""
+    if Path(path).exists() or ":" not in str(path):
+        return [path]
+    parts: list[str | Path] = [part for part in str(path).split(":") if part]
+    if not parts:
+        raise UserError(f"{path} names no checkpoint; give folders, with colons between for an ensemble")
+    return parts
 
 
 def _check_names(options: Iterable[str], known: Sequence[str]) -> None:

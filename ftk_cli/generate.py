@@ -43,7 +43,11 @@ class GenerateConfig:
         metadata={"help": "folder written by ftk-preprocess; not with --input", "positional": True, "metavar": "DATA"},
     )
     path: str = field(
-        metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
+        metadata={
+            "help": "checkpoint, or a run's folder (its best checkpoint, else its last); several with colons between "
+            "are an ensemble",
+            "metavar": "PATH",
+        }
     )
     gen_subset: str | None = field(
         default=None, metadata={"help": "split of DATA to fill blanks in; valid if not given"}
@@ -133,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int:
     root = compose(GenerateRoot, PROG, DESCRIPTION, argv)
     if root.generate.score_reference:
+        if root.generation.alternatives:
+            raise UserError("alternatives is on, but score_reference finds no answers; leave one of them out")
         return _score(root)
     with ExitStack() as stack:
         results = _open_results(root)
@@ -178,10 +184,11 @@ def _fill_subset(root: GenerateRoot, data: str, results: ResultsFile | None) -> 
     from ftk.evaluation.base import build_scorer
     from ftk.generation.output import NOTE, json_line, num_steps, text_lines
     from ftk.generation.samples import question_of
+    from ftk.hub import checkpoint_paths
     from ftk.tasks.restore import restore_task
 
     options = root.generate
-    task, _ = restore_task(options.path, data)
+    task, _ = restore_task(checkpoint_paths(options.path)[0], data)
     subset = options.gen_subset or "valid"
     samples = task.load_split(subset)
     count = min(len(samples), options.max_samples or len(samples))

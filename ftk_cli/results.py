@@ -161,7 +161,8 @@ def checkpoint_identity(path: str) -> dict[str, str]:
     """Which checkpoint `path` means now, for the settings of results: its folder, and the digest of its contents."""
     from ftk.checkpoint import resolve_checkpoint
     from ftk.checkpoint.layout import MANIFEST
+    from ftk.hub import checkpoint_paths
 
-    folder = resolve_checkpoint(path)
-    digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-    return {"checkpoint": os.fspath(folder), "checkpoint_digest": digest}
+    folders = [resolve_checkpoint(one) for one in checkpoint_paths(path)]
+    digests = [hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest() for folder in folders]
+    return {"checkpoint": ":".join(map(os.fspath, folders)), "checkpoint_digest": ":".join(digests)}

@@ -69,9 +69,10 @@ class _Totals:
 def score_subset(root: GenerateRoot, data: str) -> int:
     """Scores what stood in the blanks that the task makes in a split, as training predicts it."""
     from ftk.generation.samples import question_of
+    from ftk.hub import checkpoint_paths
     from ftk.tasks.restore import restore_task
 
-    task, _ = restore_task(root.generate.path, data)
+    task, _ = restore_task(checkpoint_paths(root.generate.path)[0], data)
     samples = task.load_split(root.generate.gen_subset or "valid")
     filler = open_filler(root.generate.path, root.common, root.generation, root.processors)
     special, eop, totals = filler.tokenizer.special, filler.generator.ends[0], _Totals(root, filler)

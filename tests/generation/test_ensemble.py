@@ -1,0 +1,89 @@
+"""An ensemble says the mean of its members' probabilities, in generation and in scoring."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ftk.errors import UserError
+from ftk.generation import SequenceGenerator
+from ftk.generation.ensemble import Ensemble
+from ftk.generation.scoring import score_ids
+from tests.generation import slow
+from tests.generation.slow import SPECIAL, small_model
+from tests.generation.test_orders import CONTEXTS
+
+
+def members():
+    return [small_model(seed=1), small_model(seed=2, hidden_size=24, num_layers=3), small_model(seed=5, num_layers=1)]
+
+
+def mean_logprobs(models, *arguments):
+    own = torch.stack([slow.next_logprobs(model, *arguments) for model in models])
+    return own.exp().mean(0).log()
+
+
+def slow_greedy(models, context, max_len):
+    filled, found = [], []
+    for blank in (index for index, token in enumerate(context) if token in slow.BLANKS):
+        answer, own = [], []
+        while len(own) < max_len:
+            scores = mean_logprobs(models, context, filled, blank, answer)
+            token = int(scores.argmax())
+            own.append(float(scores[token]))
+            if token == SPECIAL.eop:
+                break
+            answer.append(token)
+        filled.append((blank, answer))
+        found.append((answer, own))
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 4, "nbest": 4}, {"search": "contrastive"}])
+def test_answers_have_the_mean_probability(options):
+    models = members()
+    generator = SequenceGenerator(Ensemble(models), SPECIAL, max_len=5, **options)
+    for context, answers in zip(CONTEXTS, generator.fill_ids(CONTEXTS), strict=True):
+        if not options:
+            expected = slow_greedy(models, context, 5)
+            assert [answer.tokens for answer in answers] == [tokens for tokens, _ in expected]
+        filled = []
+        for blank, answer in zip((i for i, t in enumerate(context) if t in slow.BLANKS), answers, strict=True):
+            for one in (answer, *answer.others):
+                wanted = [*one.tokens, SPECIAL.eop][: len(one.token_logprobs)]
+                for step, token in enumerate(wanted):
+                    expected = mean_logprobs(models, context, filled, blank, wanted[:step])[token]
+                    assert one.token_logprobs[step] == pytest.approx(float(expected), abs=3e-5)
+            filled.append((blank, answer.tokens))
+
+
+def test_scores_and_generation_agree():
+    generator = SequenceGenerator(Ensemble(members()), SPECIAL, max_len=5, beam=3)
+    (answers,) = generator.fill_ids(CONTEXTS[:1])
+    given = [answer.tokens + [SPECIAL.eop] * answer.ended for answer in answers]
+    (((*scored,),),) = score_ids(generator, CONTEXTS[:1], [[given]], end=False)
+    for one, answer in zip(scored, answers, strict=True):
+        assert one.token_logprobs == pytest.approx(answer.token_logprobs, abs=3e-5)
+
+
+def test_one_model_alone_is_itself():
+    model = small_model(seed=1)
+    alone = SequenceGenerator(model, SPECIAL, max_len=5).fill_ids(CONTEXTS)
+    twice = SequenceGenerator(Ensemble([model, model]), SPECIAL, max_len=5).fill_ids(CONTEXTS)
+    assert [[a.tokens for a in one] for one in twice] == [[a.tokens for a in one] for one in alone]
+
+
+def test_the_shortest_positions_count_and_what_does_not_fit_is_refused():
+    assert Ensemble([small_model(), small_model(max_positions=32)]).config.max_positions == 32
+    with pytest.raises(UserError, match="differ in vocab_size: 20, 21"):
+        Ensemble([small_model(), small_model(vocab_size=21)])
+    with pytest.raises(UserError, match="differ in num_attention_heads: 2, 4"):
+        Ensemble([small_model(), small_model(num_attention_heads=4)])
+    with pytest.raises(UserError, match="differ in block_positions"):
+        Ensemble([small_model(), small_model(block_positions=False)])
+
+
+def test_members_keep_their_mode():
+    models = members()
+    SequenceGenerator(Ensemble(models), SPECIAL, max_len=2).fill_ids(CONTEXTS[:1])
+    assert not any(model.training for model in models)
