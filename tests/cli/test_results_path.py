@@ -151,6 +151,8 @@ def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, plac
         (["--results-path", "prompts"], "the same file"),
         (["--on-error", "ignore"], "on-error"),
         (["--color", "red"], "color"),
+        (["--alternatives", "-1"], "alternatives is -1"),
+        (["--alternatives", "2", "--score-reference"], "alternatives is on, but score_reference"),
     ],
 )
 def test_options_that_do_not_fit(ask, arguments, message):  # noqa: F811
