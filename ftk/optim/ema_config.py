@@ -33,6 +33,9 @@ class EMAConfig:
         if self.ema_interval < 1:
             yield f"ema_interval is {self.ema_interval}; it must be 1 or more"
 
+        if not self.ema_decay and (self.ema_start_update > 0 or self.ema_interval > 1):
+            yield "ema_decay is 0, so that no average is kept; give --ema-decay too"
+
     def decay_at(self, num_updates: int) -> float:
         """The decay of the average after `num_updates` updates, at least 1."""
         since = num_updates - self.ema_start_update

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -89,6 +90,7 @@ class Checkpoints:
         self._buffers = Buffers()
         self._under_way = (self.folder, 0)  # folder and bytes of the newest save
         self._closing = False  # no further save will come
+        self._damaged: set[str] = set()  # checkpoints that were passed over: they count for nothing that is kept
         self._lock: IO[str] | None = None  # held while this run trains
 
     def prepare_folder(self) -> None:
@@ -102,6 +104,8 @@ class Checkpoints:
             raise UserError(f"--save-dir {self.folder}: a file is in the way; name a folder") from error
         except PermissionError as error:
             raise UserError(f"--save-dir {self.folder}: no permission to write there") from error
+        except FileNotFoundError as error:  # /proc/run, say
+            raise UserError(f"--save-dir {self.folder}: no folder can be made there") from error
         self._claim()
         for link in (self.folder / LAST, self.folder / BEST):  # now, and not at the first save
             if link.exists() and not link.is_symlink():
@@ -163,13 +167,19 @@ class Checkpoints:
             clean_leftovers(self.folder)  # what a killed process left half-written
         last = self.folder / LAST
         if is_checkpoint(last) and not verify(last):
-            return last.resolve()
-        if last.is_symlink():
-            logger.warning("%s is not whole; looking for the newest checkpoint that is", last)
-        newest = newest_whole_checkpoint(self.folder)
-        if newest is None and self.config.restore_from is not None:
-            return resolve_checkpoint(self.config.restore_from)
-        return newest
+            found: Path | None = last.resolve()
+        else:
+            if last.is_symlink():
+                logger.warning("%s is not whole; looking for the newest checkpoint that is", last)
+            found = newest_whole_checkpoint(self.folder)
+            passed_over = (path.name for path in numbered_checkpoints(self.folder))  # newest first
+            self._damaged = set(itertools.takewhile(lambda name: found is not None and name != found.name, passed_over))
+        if found is None:
+            return None if self.config.restore_from is None else resolve_checkpoint(self.config.restore_from)
+        for flag in ("restore_from", "finetune_from"):
+            if (other := getattr(self.config, flag)) is not None:
+                logger.info("%s holds %s: --%s %s is not used", self.folder, found.name, flag.replace("_", "-"), other)
+        return found
 
     def load(
         self,
@@ -325,7 +335,9 @@ class Checkpoints:
         best = best_of(self.folder, standing, self.config)
         if best is not None:
             point_to(self.folder, BEST, best)
-        for path in superfluous(self.folder, numbered_checkpoints(self.folder), standing, self.config):
+        self._damaged.discard(folder.name)
+        present = [path for path in numbered_checkpoints(self.folder) if path.name not in self._damaged]
+        for path in superfluous(self.folder, present, standing, self.config):
             try:
                 remove_checkpoint(path)
                 logger.info("removed %s", path)

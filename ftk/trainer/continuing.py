@@ -85,7 +85,8 @@ def describe_stretch(
         return None
     return (
         f"the schedule ends with the run, now at update {lengths[1]} and not {lengths[0]}: the learning rate after "
-        f"update {num_updates} is {now:.4g}, it was to be {was:.4g} (--decay-updates {lengths[0]} keeps it)"
+        f"update {num_updates} is {now:.4g}, it was to be {was:.4g} "
+        f"(--decay-updates {lengths[0]} --reset-lr-scheduler keep it)"
     )
 
 

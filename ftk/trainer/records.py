@@ -21,6 +21,23 @@ def to_json(record: Record) -> str:
     return json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False)
 
 
+def plain_record(record: Record) -> Record:
+    """A record of numbers, strings, truth values and None: what a hook added as a tensor or NumPy number is read.
+
+    Anything else is left out, with a warning that names it.
+    """
+    plain: Record = {}
+    for key, value in record.items():
+        if getattr(value, "ndim", None) is not None and getattr(value, "size", None) is not None:
+            count = value.numel() if hasattr(value, "numel") else value.size
+            value = value.item() if count == 1 else value
+        if value is None or isinstance(value, (bool, int, float, str)):
+            plain[key] = value
+        else:
+            logger.warning("figure %r is left out: a %s is no number", key, type(value).__name__)
+    return plain
+
+
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -27,7 +27,7 @@ from ftk.trainer.hooks import Hooks, build_hooks
 from ftk.trainer.log_file import LogFile
 from ftk.trainer.metrics import Stopwatch, TrainingFigures
 from ftk.trainer.progress import make_progress
-from ftk.trainer.records import Record
+from ftk.trainer.records import Record, plain_record
 from ftk.trainer.run_report import report_hooks
 from ftk.trainer.signals import StopSignals
 from ftk.trainer.sinks import open_records
@@ -133,6 +133,8 @@ class Trainer:
                 new = load_extra_tensors(folder, "ema", self.ema.state_dict(), strict=False)
                 if new:
                     logger.info("the moving average begins anew for %s", ", ".join(new))
+        elif folder is not None and state.num_updates > 0 and "ema" in extra_tensor_names(folder):
+            logger.warning("%s has averaged weights; without --ema-decay they are not kept on", folder)
         if folder is not None and state.num_updates > 0:
             stretch = describe_stretch(self.config, read_config(folder), self.updates_per_epoch, state.num_updates)
             if stretch is not None:
@@ -203,6 +205,8 @@ class Trainer:
         logger.info("training %s parameters on %s in %s", f"{numbers:,}", self.device, precision)
         per_epoch = ", ".join(map(str, self.updates_per_epoch))  # of each shard
         logger.info("%s updates an epoch, %s; run folder %s", per_epoch, length, folder)
+        if precision == "fp16" and self.device.type == "cpu":
+            logger.warning("fp16 is slow on a CPU, several times slower than fp32; --precision bf16 is faster")
         logger.info("losses are in nats (natural logarithm) per target token; ppl is exp(loss)")
 
     def _summary(self, reason: str) -> Summary:
@@ -403,6 +407,7 @@ class Trainer:
     def _write(self, record: Record) -> None:
         with self.stopwatch.part("log"):
             self.hooks.call("on_record", self, record)
+            record = plain_record(record)
             self.records.write(record)
             self.progress.show(record)
             self.log_file.show(record)

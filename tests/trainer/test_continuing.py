@@ -176,7 +176,7 @@ def test_a_longer_run_says_what_becomes_of_its_schedule(tmp_path, caplog):
     toy_trainer(tmp_path, training__max_update=5, **options).train()
     longer = toy_trainer(tmp_path, training__max_update=10, **options)
     assert "now at update 10 and not 5: the learning rate after update 5 is" in caplog.text
-    assert "it was to be 0 (--decay-updates 5 keeps it)" in caplog.text
+    assert "it was to be 0 (--decay-updates 5 --reset-lr-scheduler keep it)" in caplog.text
     longer.checkpoints.release()
     caplog.clear()
     kept = toy_trainer(tmp_path, training__max_update=5, **options)

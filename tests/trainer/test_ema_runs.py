@@ -97,3 +97,9 @@ def test_an_average_can_begin_in_the_middle_of_a_run(tmp_path):
         assert torch.equal(average, resumed.model.get_parameter(name))
     resumed.train()
     assert valid_records(tmp_path / "run")[-1]["ema_loss"] > 0
+
+
+def test_an_average_that_is_given_up_is_said(tmp_path, caplog):
+    toy_trainer(tmp_path, **{**EMA, "training__max_update": 5}).train()
+    toy_trainer(tmp_path, training__max_update=8)
+    assert "has averaged weights; without --ema-decay they are not kept on" in caplog.text

@@ -245,3 +245,26 @@ def test_restore_from_bare_weights_begins_a_run_with_them(tmp_path):
     assert trainer.state.num_updates == 0
     for name, tensor in donor.model.state_dict().items():
         assert torch.equal(tensor, trainer.model.state_dict()[name])
+
+
+def test_a_damaged_checkpoint_does_not_count_as_one_that_is_kept(tmp_path):
+    options = {"checkpoint__save_interval_updates": 3, "checkpoint__keep_last": 2, "lr_scheduler": "constant"}
+    options |= {"training__validate_interval_updates": 0, "dataloader__valid_subset": None}
+    toy_trainer(tmp_path, training__max_update=6, **options).train()
+    [broken] = (tmp_path / "run" / "checkpoint_6" / "model").glob("*.safetensors")
+    broken.write_bytes(broken.read_bytes()[:-1])
+    options["checkpoint__save_interval_updates"] = 4  # so that checkpoint_6 is not written again
+    resumed = toy_trainer(tmp_path, training__max_update=9, **options)
+    assert resumed.state.num_updates == 3
+    resumed.train()
+    left = {path.name for path in (tmp_path / "run").glob("checkpoint_[0-9]*")}
+    assert left == {"checkpoint_6", "checkpoint_8", "checkpoint_9"}
+
+
+def test_a_checkpoint_to_begin_with_is_not_used_where_a_run_goes_on(tmp_path, caplog):
+    caplog.set_level("INFO")
+    toy_trainer(tmp_path, save_dir="other").train()
+    toy_trainer(tmp_path).train()
+    other = str(tmp_path / "other")
+    toy_trainer(tmp_path, checkpoint__restore_from=other)
+    assert f"run holds checkpoint_10: --restore-from {other} is not used" in caplog.text
