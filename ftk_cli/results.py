@@ -157,12 +157,12 @@ class ResultsFile:
         )
 
 
-def checkpoint_identity(path: str) -> dict[str, str]:
-    """Which checkpoint `path` means now, for the settings of results: its folder, and the digest of its contents."""
+def checkpoint_identity(path: str) -> dict[str, list[str]]:
+    """Which checkpoints `path` means now, for the settings of results: folders, and digests of their contents."""
     from ftk.checkpoint import resolve_checkpoint
     from ftk.checkpoint.layout import MANIFEST
     from ftk.hub import checkpoint_paths
 
-    folders = [resolve_checkpoint(one) for one in checkpoint_paths(path)]
+    folders = [resolve_checkpoint(part) for part in checkpoint_paths(path)]
     digests = [hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest() for folder in folders]
-    return {"checkpoint": ":".join(map(os.fspath, folders)), "checkpoint_digest": ":".join(digests)}
+    return {"checkpoint": [os.fspath(folder) for folder in folders], "checkpoint_digest": digests}

@@ -112,6 +112,7 @@ def test_more_samples_may_be_asked_for_later(generated, tmp_path):
         (["--beam", "2"], "was begun with other settings: beam was 1 and is 2"),
         (["--output-format", "json"], "output_format was 'text' and is 'json'"),
         (["--input", "text"], "input was "),
+        (["--path", "run:run"], "checkpoint was "),
         (["--forbid-words", "fox"], "forbid_words was [] and is ['fox']"),
     ],
 )
