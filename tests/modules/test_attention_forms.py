@@ -57,7 +57,9 @@ def test_values_and_gradients_equal_the_slow_way(form: str, documents: Tensor | 
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one text", "packed"])
 def test_compiled_flex_gives_the_same_forward(documents: Tensor | None) -> None:
     pytest.importorskip("torch._inductor")
-    with torch.no_grad():
+    # Graphs of earlier tests would make the sizes symbols, for which torch 2.13 writes C++ that is none (CPU only).
+    torch.compiler.reset()
+    with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
         inputs = [tensor.detach() for tensor in query_key_value()]
         computed = sequence_attention("flex", CONTEXT, 24, documents)(*inputs)
         expected = sequence_attention("eager", CONTEXT, 24, documents)(*inputs)
