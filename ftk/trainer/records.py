@@ -22,19 +22,20 @@ def to_json(record: Record) -> str:
 
 
 def plain_record(record: Record) -> Record:
-    """A record of numbers, strings, truth values and None: what a hook added as a tensor or NumPy number is read.
+    """A record that JSON takes: tensors and arrays that a hook added become numbers or lists.
 
-    Anything else is left out, with a warning that names it.
+    What JSON does not take is left out, with a warning that names it.
     """
     plain: Record = {}
     for key, value in record.items():
-        if getattr(value, "ndim", None) is not None and getattr(value, "size", None) is not None:
-            count = value.numel() if hasattr(value, "numel") else value.size
-            value = value.item() if count == 1 else value
-        if value is None or isinstance(value, (bool, int, float, str)):
-            plain[key] = value
+        if hasattr(value, "tolist"):
+            value = value.tolist()
+        try:
+            json.dumps(value, allow_nan=isinstance(value, float))
+        except (TypeError, ValueError):
+            logger.warning("figure %r is left out: JSON takes no such %s", key, type(value).__name__)
         else:
-            logger.warning("figure %r is left out: a %s is no number", key, type(value).__name__)
+            plain[key] = value
     return plain
 
 
