@@ -25,5 +25,6 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(data_bin, tmp_pa
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["differences"] == []
     assert summary["kills"] == kills
-    assert summary["moments"]["while writing"] > 0
-    assert summary["half_written_found"] > 0
+    if kills >= 30:  # of a few, none may have come while a checkpoint was being written
+        assert summary["moments"]["while writing"] > 0
+        assert summary["half_written_found"] > 0
