@@ -12,10 +12,16 @@ from ftk.version import __version__
 
 if TYPE_CHECKING:
     from ftk.hub import load_generator, load_model, load_tokenizer
+    from ftk.model_parallel.parallelize import parallelize
 
-__all__ = ["__version__", "load_generator", "load_model", "load_tokenizer"]
+__all__ = ["__version__", "load_generator", "load_model", "load_tokenizer", "parallelize"]
 
-_HOMES = {"load_generator": "ftk.hub", "load_model": "ftk.hub", "load_tokenizer": "ftk.hub"}
+_HOMES = {
+    "load_generator": "ftk.hub",
+    "load_model": "ftk.hub",
+    "load_tokenizer": "ftk.hub",
+    "parallelize": "ftk.model_parallel.parallelize",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ftk.generation import BlankFiller
+    from ftk.generation.config import GenerationConfig
     from ftk.generation.processors.prefix import AllowedTokensFunction
+    from ftk.model_parallel.world import World
     from ftk.tokenizers.base import Tokenizer
 
 
@@ -30,7 +32,12 @@ class _ModelSection:
 
 
 def load_model(
-    path: str | Path, device: str = "cpu", *, ema: bool = False, user_dir: str | Path | None = None
+    path: str | Path,
+    device: str = "cpu",
+    *,
+    ema: bool = False,
+    user_dir: str | Path | None = None,
+    world: World | None = None,
 ) -> nn.Module:
     """The model of a checkpoint, in evaluation mode.
 
@@ -40,19 +47,32 @@ def load_model(
         ema: with the moving average of its weights, which training kept beside them (`--ema-decay`).
         user_dir: the plugin that registers the model, where it is none of ftk's. What a checkpoint says of its
             plugin is never imported by itself.
+        world: processes that share the model (`ftk.model_parallel.world.open_world`), each loading its part, and all
+            making the same calls; its device is taken. None: this one alone.
 
     Raises:
-        UserError: no checkpoint there, its model is unknown, or `ema` and it has no average.
+        UserError: no checkpoint there, its model is unknown, or `ema` and it has no average; a model that the
+            processes cannot share.
         BrokenCheckpoint: a file of it is damaged.
     """
     from ftk.checkpoint import load_model_state, read_config, resolve_checkpoint
-    from ftk.checkpoint.quantize import prepare_for
+    from ftk.checkpoint.quantize import prepare_for, refuse_quantized
 
     folder = resolve_checkpoint(path)
     tree = read_config(folder)
     import_plugins(user_dir)
     with naming_plugin((tree.get("common") or {}).get("user_dir")):
         chosen = build(_ModelSection, {"model": tree.get("model")}).model
+    if world is not None and world.size > 1:
+        from ftk.model_parallel.inference import distribute_for_inference
+        from ftk.model_parallel.together import together
+
+        refuse_quantized(folder, "sharing by several processes")
+
+        def load(part: nn.Module) -> None:
+            together(world, lambda: load_model_state(folder, part, ema=ema, world=world))
+
+        return distribute_for_inference(chosen.build, world, load)
     model: nn.Module = chosen.build()
     prepare_for(tree, model)
     load_model_state(folder, model, ema=ema)
@@ -86,12 +106,14 @@ def load_generator(
     ema: bool = False,
     user_dir: str | Path | None = None,
     allowed_tokens: AllowedTokensFunction | None = None,
+    world: World | None = None,
     **options: Any,
 ) -> BlankFiller:
     """A generator that fills the blanks of texts with a checkpoint's model.
 
         generator = ftk.load_generator("run", beam=4)
         generator.fill(["Ng is an adjunct professor at [MASK] ."])[0].answers[0].text
+        for piece in generator.stream("Ng is an adjunct professor at [MASK] ."): ...
 
     Args:
         path: as for `load_model`; the tokenizer stands beside the model. Several, in one text with colons between,
@@ -100,33 +122,85 @@ def load_generator(
         ema: as for `load_model`.
         user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
         allowed_tokens: says which tokens may come next, see `ftk.generation.processors.prefix.AllowedTokens`.
+        world: as for `load_model`; every process fills the same texts, and gets the same answers.
         options: fields of `ftk.generation.GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed, and of
-            `ftk.generation.processors.ProcessorConfig`, e.g. forbid_words, prefix, constraints, stop.
+            `ftk.generation.processors.ProcessorConfig`, e.g. forbid_words, prefix, constraints, stop. `lm_path` and
+            `lm_weight` name a language model that has a say.
 
     Raises:
-        UserError: as `load_model`; the checkpoint has no tokenizer; an unknown option.
+        UserError: as `load_model`; the checkpoint has no tokenizer; an unknown option; models with other tokenizers.
     """
     from ftk.checkpoint import resolve_checkpoint
     from ftk.generation import BlankFiller, SequenceGenerator
     from ftk.generation.config import GenerationConfig, generation_config
-    from ftk.generation.ensemble import Ensemble
-    from ftk.generation.processors import ProcessorConfig, build_processors
+    from ftk.generation.language_model import LanguageModel
+    from ftk.generation.processors import ProcessorConfig
+    from ftk.generation.steering import Steering
 
-    steering = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
+    steered = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
     _check_names(options, [one.name for part in (GenerationConfig, ProcessorConfig) for one in fields(part)])
     config = generation_config(**options)
     # Resolved once, so that a run that goes on saving cannot come between.
-    folder, *further = (resolve_checkpoint(one) for one in checkpoint_paths(path))
+    folders = [resolve_checkpoint(one) for one in checkpoint_paths(path)]
+    folder = folders[0]
+    if world is not None and world.sizes.pipeline > 1:
+        _check_pipeline(config, len(folders))
     tokenizer = load_tokenizer(folder, user_dir=user_dir)
-    lengths = {"min_len": config.min_len, "max_len": config.max_len}
-    processors = build_processors(None, tokenizer, **lengths, allowed_tokens=allowed_tokens, **steering)
-    model = load_model(folder, device, ema=ema)
-    if further:
-        for other in further:
-            if load_tokenizer(other, user_dir=user_dir).fingerprint != tokenizer.fingerprint:
-                raise UserError(f"{other} has another tokenizer than {folder}; an ensemble needs one tokenizer")
-        model = Ensemble([model, *(load_model(other, device, ema=ema) for other in further)])
-    return BlankFiller(tokenizer, SequenceGenerator(model, tokenizer.special, config, processors=processors))
+    steering = Steering(
+        ProcessorConfig(**steered),
+        tokenizer,
+        min_len=config.min_len,
+        max_len=config.max_len,
+        allowed_tokens=allowed_tokens,
+    )
+    _check_tokenizers(folders[1:], folder, tokenizer, "an ensemble needs one tokenizer")
+    language_model = None
+    if config.lm_path is not None:
+        lm_folders = [resolve_checkpoint(one) for one in checkpoint_paths(config.lm_path)]
+        _check_tokenizers(lm_folders, folder, tokenizer, "a language model must have that of the model")
+        language_model = LanguageModel(
+            _load_together(lm_folders, device, world=world), tokenizer.special, config.lm_weight, ends=config.lm_ends
+        )
+    generator = SequenceGenerator(
+        _load_together(folders, device, ema=ema, world=world),
+        tokenizer.special,
+        config,
+        processors=steering.processors,
+        language_model=language_model,
+    )
+    return BlankFiller(tokenizer, generator, steering)
+
+
+def _check_tokenizers(others: Iterable[Path], folder: Path, tokenizer: Tokenizer, reason: str) -> None:
+    """Refuses checkpoints with another tokenizer than that of `folder`."""
+    for other in others:
+        its = load_tokenizer(other)
+        if its.fingerprint != tokenizer.fingerprint:
+            raise UserError(
+                f"{other} has another tokenizer ({type(its).__name__}, {its.vocab_size} tokens) than {folder} "
+                f"({type(tokenizer).__name__}, {tokenizer.vocab_size} tokens); {reason}"
+            )
+
+
+def _check_pipeline(config: GenerationConfig, num_models: int) -> None:
+    """Refuses what wants hidden states, or several models, where each process has only some layers."""
+    from ftk.generation.search import strategy
+
+    for is_asked, what in (
+        (num_models > 1, "an ensemble"),
+        (config.lm_path is not None, "a language model (lm_path)"),
+        (strategy(config).target.reads_states, "contrastive search"),
+    ):
+        if is_asked:
+            raise UserError(f"{what} does not go with a pipeline; use --tensor-parallel-size alone")
+
+
+def _load_together(folders: Sequence[Path], device: str, *, ema: bool = False, world: World | None = None) -> nn.Module:
+    """One model, or several as an ensemble."""
+    from ftk.generation.ensemble import Ensemble
+
+    models = [load_model(folder, device, ema=ema, world=world) for folder in folders]
+    return models[0] if len(models) == 1 else Ensemble(models)
 
 
 def checkpoint_paths(path: str | Path) -> list[str | Path]:

@@ -15,7 +15,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,17 @@ import numpy as np
 import torch
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.convert_optimizer import (
+    AdamState,
+    checkpoint_part,
+    original_state,
+    read_checkpoint_part,
+    read_original_state,
+)
 from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
 from ftk.checkpoint.quantize import refuse_quantized
-from ftk.checkpoint.save import refuse_to_replace, save_checkpoint
+from ftk.checkpoint.save import refuse_to_replace, write_snapshot
+from ftk.checkpoint.snapshot import take_snapshot
 from ftk.errors import UserError
 from ftk.models.glm import convert as names
 from ftk.models.glm.config import GLMConfig
@@ -54,6 +62,7 @@ class Original:
     iteration: int | None
     folder: Path  # where the parts lie
     num_parts: int
+    optimizer: AdamState | None = None  # in the original's names and layouts, too
 
 
 def convert_from_original(
@@ -109,14 +118,17 @@ def convert_from_original(
         if tokenizer is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             tokenizer.save(folder_of_tokenizer)
-        return save_checkpoint(
-            output,
+        snapshot = take_snapshot(
             model=tensors,
             trainer_state=state,
             config=tree,
             tokenizer_folder=folder_of_tokenizer if tokenizer is not None else None,
-            overwrite=overwrite,
         )
+        if original.optimizer is not None:
+            moments = original.optimizer.renamed(lambda tensors: names.from_original(tensors, heads))
+            parts = {**snapshot.parts, layout.OPTIMIZER: checkpoint_part(moments)}
+            snapshot = dataclasses.replace(snapshot, parts=parts)
+        return write_snapshot(output, snapshot, overwrite=overwrite)
     finally:
         shutil.rmtree(folder_of_tokenizer, ignore_errors=True)
 
@@ -124,7 +136,7 @@ def convert_from_original(
 def convert_to_original(
     source: str | Path, output: str | Path, *, num_parts: int = 1, ema: bool = False, overwrite: bool = False
 ) -> Path:
-    """Write a checkpoint's weights in the original's layout.
+    """Write a checkpoint's weights, and the moments of its Adam, in the original's layout.
 
     Args:
         source: an ftk checkpoint of a GLM, or a run's folder.
@@ -147,8 +159,20 @@ def convert_to_original(
         raise UserError(f"{source}: its model is {model.get('_name')!r}; only 'glm' has the original's layout")
     refuse_quantized(source, "the original's layout")
     iteration = int(read_trainer_state(source).get("num_updates") or 0)
-    state_dict = names.to_original(load_model_tensors(source, ema=ema), int(model["num_attention_heads"]))
-    parts = names.split_parts(state_dict, num_parts)
+    heads = int(model["num_attention_heads"])
+
+    def to_original(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return names.in_original_order(names.to_original(tensors, heads))
+
+    state_dict = to_original(load_model_tensors(source, ema=ema))
+    parts: list[dict[str, Any]] = [
+        {"module": part, "iteration": iteration} for part in names.split_parts(state_dict, num_parts)
+    ]
+    moments = None if ema else read_checkpoint_part(source)  # they are not of the averaged weights
+    if moments is not None:
+        states = original_state(moments.renamed(to_original), num_parts, names.split_parts)
+        for part, state in zip(parts, states, strict=True):
+            part["optimizer"] = state
 
     temporary = output.with_name(output.name + layout.TEMPORARY)
     try:
@@ -159,7 +183,7 @@ def convert_to_original(
         for rank, part in enumerate(parts):
             path = folder / f"mp_rank_{rank:02d}_model_states.pt"
             with open(path, "wb") as file:
-                torch.save({"module": part, "iteration": iteration}, file)
+                torch.save(part, file)
                 file.flush()
                 os.fsync(file.fileno())
         for name in LATEST_FILES:
@@ -193,7 +217,7 @@ def read_original(source: str | Path) -> Original:
     if not isinstance(iteration, int):
         iteration = int(folder.name) if folder.name.isdigit() else None
     state_dict = names.merge_parts([part["module"] for part in parts])
-    return Original(state_dict, iteration, folder, len(parts))
+    return Original(state_dict, iteration, folder, len(parts), read_original_state(parts, names.merge_parts, folder))
 
 
 def _iteration_folder(source: Path) -> Path:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.encoding import decode
@@ -19,6 +22,7 @@ from ftk.checkpoint.manifest import check_files, index_folders, read_manifest, v
 from ftk.checkpoint.naming import model_tensors, parameter_names
 from ftk.checkpoint.storage import StoredTensor, TensorIndex, read_index, read_tensors
 from ftk.errors import UserError
+from ftk.model_parallel.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +32,17 @@ _NAMES_SHOWN = 6
 
 
 def load_model_state(
-    folder: str | Path, model: nn.Module, *, strict: bool = True, ema: bool = False, check_hashes: bool = True
+    folder: str | Path,
+    model: nn.Module,
+    *,
+    strict: bool = True,
+    ema: bool = False,
+    check_hashes: bool = True,
+    world: World | None = None,
 ) -> tuple[list[str], list[str]]:
     """Fill a model's parameters and buffers in place from a checkpoint, in the device and dtype they have.
+
+    Sharded tensors (DTensors) take their shards, whatever shards the checkpoint was written in.
 
     Args:
         folder: a checkpoint, or what `resolve_checkpoint` makes one of.
@@ -38,6 +50,7 @@ def load_model_state(
         strict: whether names that only one side has are an error; shapes that differ always are.
         ema: take the averaged weights where there are such (of trained parameters), and the trained ones elsewhere.
         check_hashes: off if the checkpoint was verified just now.
+        world: processes that load together, each its part of the model (a pipeline); None: this one alone.
 
     Returns:
         (names only the model has, names only the checkpoint has); both empty if `strict`.
@@ -46,6 +59,10 @@ def load_model_state(
         BrokenCheckpoint: before any weight is changed.
         UserError: names or shapes do not fit, or there are no averaged weights; before any weight is changed.
     """
+    wanted, _ = model_tensors(model)
+    tied = tied_names(model)
+    known = {name for names in tied.values() for name in names} | set(wanted)
+    known = names_anywhere(known, world)
     folder = layout.resolve_checkpoint(folder)
     check_files(folder, prefix=f"{layout.MODEL}/", hashes=check_hashes)
     if ema:
@@ -53,8 +70,6 @@ def load_model_state(
     index = read_index(folder / layout.MODEL)
     sources = _by_every_name(index)
     targets, missing = {}, []
-    wanted, _ = model_tensors(model)
-    tied = tied_names(model)
     for name, tensor in wanted.items():
         if tensor.is_meta:
             raise ValueError(f"{name} is on the meta device; materialise the model before loading")
@@ -63,7 +78,6 @@ def load_model_state(
             missing.append(name)
         else:
             targets[found] = tensor
-    known = {name for names in tied.values() for name in names} | set(wanted)
     unexpected = sorted(name for name in index.tensors if name not in known and not _alias_in(index, name, known))
     wrong = [
         f"{name} is {list(sources[name][1].shape)} in the checkpoint, {list(tensor.shape)} in the model"
@@ -178,45 +192,57 @@ def check_ema(folder: Path, hashes: bool) -> None:
 
 
 def load_optimizer_state(
-    folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, check_hashes: bool = True
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    check_hashes: bool = True,
+    world: World | None = None,
 ) -> None:
     """Give an optimizer the state and the hyperparameters of a checkpoint, bit for bit.
 
     Args:
         folder: a checkpoint, or what `resolve_checkpoint` makes one of.
         model: whose parameters the optimizer holds; they are matched by name.
-        optimizer: of the same kind and with the same parameter groups.
+        optimizer: of the same kind; parameters of one of its groups had the same hyperparameters.
         check_hashes: off if the checkpoint was verified just now.
+        world: as of `load_model_state`.
 
     Raises:
         BrokenCheckpoint: before anything is changed.
         UserError: the checkpoint has no optimizer, or one with other parameters or groups.
     """
+    names = parameter_names(model)
+    held = names_anywhere({names[id(p)] for group in optimizer.param_groups for p in group["params"]}, world)
     folder = layout.resolve_checkpoint(folder)
     files = check_files(folder, prefix=f"{layout.OPTIMIZER}/", hashes=check_hashes)
     if f"{layout.OPTIMIZER}/index.json" not in files:
         raise UserError(f"{folder}: has no optimizer state; weights alone can be taken from it")
     index = read_index(folder / layout.OPTIMIZER)
     stored_groups, scalars = decode(index.extra["param_groups"]), decode(index.extra["scalars"])
-    names = parameter_names(model)
-    pairs = _match_groups(folder, stored_groups, optimizer, names)
+    pairs = _match_groups(folder, stored_groups, optimizer, names, held)
 
     parameters = {names[id(p)]: (p, group) for _, group in pairs for p in group["params"]}
+    elsewhere = {name for group in stored_groups for name in group["params"]} - parameters.keys()  # other stages
     state: dict[Any, dict[str, Any]] = {}
     targets = {}
     for path, stored in index.tensors.items():
-        owner, entry = _owner_and_entry(path, parameters)
+        owner, entry = _owner_and_entry(path, parameters.keys() | elsewhere)
+        if owner in elsewhere:
+            continue
         parameter, group = parameters[owner]
         targets[path] = _empty_state(parameter, group, entry, stored)
         _put(state.setdefault(parameter, {}), entry, targets[path])
     for path, value in scalars.items():
-        owner, entry = _owner_and_entry(path, parameters)
+        owner, entry = _owner_and_entry(path, parameters.keys() | elsewhere)
+        if owner in elsewhere:
+            continue
         _put(state.setdefault(parameters[owner][0], {}), entry, value)
     read_tensors(folder / layout.OPTIMIZER, targets)
     optimizer.state.clear()
     optimizer.state.update(state)
     for stored_group, group in pairs:
-        group.update({k: v for k, v in stored_group.items() if k != "params" and k not in _KERNEL_CHOICES})
+        group.update(stored_group)
 
 
 def read_trainer_state(folder: str | Path) -> dict[str, Any]:
@@ -265,6 +291,14 @@ def newest_whole_checkpoint(run_folder: str | Path) -> Path | None:
     return None
 
 
+def names_anywhere(names: set[str], world: World | None) -> set[str]:
+    """The names that any of the processes gives.
+
+    It stands before everything that can fail on one process alone, so that none waits here for one that has failed.
+    """
+    return {name for theirs in (world or World.single()).gather_json(sorted(names)) for name in theirs}
+
+
 def _by_every_name(index: TensorIndex) -> dict[str, tuple[str, StoredTensor]]:
     """Return every name a model may ask for -> (the name it is kept under, what is kept)."""
     sources = {name: (name, stored) for name, stored in index.tensors.items()}
@@ -303,33 +337,41 @@ def some_names(names: list[str]) -> str:
 
 
 def _match_groups(
-    folder: Path, stored_groups: list[dict[str, Any]], optimizer: torch.optim.Optimizer, names: dict[int, str]
+    folder: Path,
+    stored_groups: list[dict[str, Any]],
+    optimizer: torch.optim.Optimizer,
+    names: dict[int, str],
+    held: set[str],
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Pair the stored parameter groups with the optimizer's by their members."""
-    members = [sorted(names[id(p)] for p in group["params"]) for group in optimizer.param_groups]
-    stored_members = [sorted(group["params"]) for group in stored_groups]
-    now, then = {n for group in members for n in group}, {n for group in stored_members for n in group}
-    if now != then:
-        difference = _mismatch(sorted(now - then), sorted(then - now), [])
+    """Pair each of the optimizer's groups with the hyperparameters that its members had.
+
+    How the parameters were grouped may differ: stages of a pipeline have groups of their own. `held` are the names of
+    the parameters of all stages.
+    """
+    members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    options = {
+        name: {key: value for key, value in group.items() if key != "params" and key not in _KERNEL_CHOICES}
+        for group in stored_groups
+        for name in group["params"]
+    }
+    if held != options.keys():
+        difference = _mismatch(sorted(held - options.keys()), sorted(options.keys() - held), [])
         raise UserError(
             f"{folder}: its optimizer has other parameters: {difference}; only the weights can be taken from it"
         )
-    if members == stored_members:
-        return list(zip(stored_groups, optimizer.param_groups, strict=True))
-    if sorted(members) != sorted(stored_members):
-        moved = next(n for n in sorted(now) if _group_of(n, members) != _group_of(n, stored_members))
-        raise UserError(
-            f"{folder}: its optimizer groups the parameters otherwise (for example {moved});"
-            " only the weights can be taken from it"
-        )
-    return [(stored_groups[stored_members.index(m)], g) for m, g in zip(members, optimizer.param_groups, strict=True)]
+    pairs = []
+    for group, group_names in zip(optimizer.param_groups, members, strict=True):
+        moved = next((name for name in group_names if options[name] != options[group_names[0]]), None)
+        if moved is not None:
+            raise UserError(
+                f"{folder}: its optimizer groups the parameters otherwise (for example {moved});"
+                " only the weights can be taken from it"
+            )
+        pairs.append((options[group_names[0]] if group_names else {}, group))
+    return pairs
 
 
-def _group_of(name: str, members: list[list[str]]) -> list[str]:
-    return next(group for group in members if name in group)
-
-
-def _owner_and_entry(path: str, parameters: Mapping[str, Any]) -> tuple[str, str]:
+def _owner_and_entry(path: str, parameters: Set[str]) -> tuple[str, str]:
     """Split "PARAMETER/ENTRY"; either part may hold a "/" of its own."""
     at = path.find("/")
     while path[:at] not in parameters:
@@ -341,9 +383,27 @@ def _empty_state(parameter: torch.Tensor, group: dict[str, Any], entry: str, sto
     """Return a tensor to read a state entry into, placed as the optimizer would place it."""
     if stored.shape == tuple(parameter.shape) and entry != "step":
         return torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
+    if isinstance(parameter, DTensor) and stored.shape:
+        return _empty_statistics(parameter, stored)
     # As torch.optim does: a step count lives beside its parameter only where a kernel reads it there.
     on_device = entry != "step" or group.get("fused") or group.get("capturable")
     return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device if on_device else "cpu")
+
+
+def _empty_statistics(parameter: DTensor, stored: StoredTensor) -> DTensor:
+    """Of rows or columns: cut as the parameter is along the dimensions that they have in full, whole along others."""
+    shape = torch.Size(stored.shape)
+    full = [len(shape) == parameter.ndim and shape[dim] == size for dim, size in enumerate(parameter.shape)]
+    placements = tuple(
+        placement if not placement.is_replicate() and full[placement.dim] else Replicate()  # type: ignore[attr-defined]
+        for placement in parameter.placements
+    )
+    mesh = parameter.device_mesh
+    own_shape, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
+    part = torch.empty(own_shape, dtype=stored.dtype, device=parameter.to_local().device)
+    meta = TensorMeta(shape, torch.empty(shape, device="meta").stride(), stored.dtype)
+    # By the constructor: `from_local` would take the state of an offloaded parameter to the mesh's device.
+    return DTensor(part, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
 
 
 def _put(state: dict[str, Any], entry: str, value: Any) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +74,20 @@ def optimizer_state(
         for group in optimizer.param_groups
     ]
     return tensors, scalars, groups
+
+
+def merged_groups(lists: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The parameter groups of several processes as one list: those with the same hyperparameters are one.
+
+    Args:
+        lists: of each process, as `ftk.checkpoint.encoding` makes JSON of them.
+    """
+    members: dict[str, dict[str, None]] = {}  # hyperparameters as text -> names, each once, in order
+    for groups in lists:
+        for group in groups:
+            options = {key: value for key, value in group.items() if key != "params"}
+            members.setdefault(json.dumps(options, sort_keys=True), {}).update(dict.fromkeys(group["params"]))
+    return [json.loads(options) | {"params": list(names)} for options, names in members.items()]
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:

@@ -16,6 +16,8 @@ from ftk.checkpoint.manifest import FileRecord, write_file, write_manifest
 from ftk.checkpoint.snapshot import ExtraTensors, Snapshot, take_snapshot
 from ftk.checkpoint.storage import write_tensors
 from ftk.errors import UserError
+from ftk.model_parallel.together import on_main
+from ftk.model_parallel.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -64,32 +66,67 @@ def save_checkpoint(
     return write_snapshot(folder, snapshot, overwrite=overwrite)
 
 
-def write_snapshot(folder: str | Path, snapshot: Snapshot, *, overwrite: bool = True) -> Path:
-    """Write what `take_snapshot` collected, as `save_checkpoint` does. May run in a thread of its own."""
+def write_snapshot(
+    folder: str | Path, snapshot: Snapshot, *, overwrite: bool = True, world: World | None = None
+) -> Path:
+    """Write what `take_snapshot` collected, as `save_checkpoint` does. May run in a thread of its own.
+
+    Args:
+        world: processes that write together, each its shards, into a file system that all of them see; with a host
+            group that nobody else uses meanwhile (`World.apart`). None: this process alone.
+    """
     folder = Path(folder)
-    refuse_to_replace(folder, overwrite=overwrite)
+    world = world or World.single()
     temporary = folder.with_name(folder.name + layout.TEMPORARY)
-    try:
+
+    def begin() -> None:
+        refuse_to_replace(folder, overwrite=overwrite)
         if temporary.exists():
             shutil.rmtree(temporary)
         temporary.mkdir(parents=True)
-        files = _write_parts(temporary, snapshot)
+
+    def finish() -> int:
+        """What the main process writes, and the end; returns the number of bytes."""
+        if snapshot.tokenizer_folder is not None:
+            files.update(_copy_folder(snapshot.tokenizer_folder, temporary, layout.TOKENIZER))
+        for name, content in ((layout.CONFIG, snapshot.config), (layout.TRAINER_STATE, snapshot.trainer_state)):
+            files[name] = write_file(temporary / name, [content])
         write_manifest(temporary, files)
         for inner in [temporary, *(path for path in temporary.rglob("*") if path.is_dir())]:
             layout.sync_folder(inner)
         layout.put_in_place(temporary, folder)
+        return sum(record.size for record in files.values())
+
+    try:
+        on_main(world, begin)
+        files = _write_tensors(temporary, snapshot, world)
+        size = on_main(world, finish)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _give_up(temporary, world)
         reason = error.strerror or str(error)
         raise OSError(
             error.errno, f"saving the checkpoint failed ({reason}); nothing of it was kept", str(folder)
         ) from error
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _give_up(temporary, world)
         raise
-    size = sum(record.size for record in files.values())
-    logger.info("saved %s (%.1f MB, %d files)", folder, size / 1e6, len(files) + 1)
+    if world.is_main:
+        logger.info("saved %s (%.1f MB, %d files)", folder, size / 1e6, len(files) + 1)
     return folder
+
+
+def _write_tensors(folder: Path, snapshot: Snapshot, world: World) -> dict[str, FileRecord]:
+    """Write the folders of tensors; return the records of their files by name, of all of them on the main process."""
+    files: dict[str, FileRecord] = {}
+    for part, content in snapshot.parts.items():
+        written = write_tensors(folder / part, content.tensors, extra=content.extra, process_group=world.host_group)
+        files.update({f"{part}/{name}": record for name, record in written.items()})
+    return files
+
+
+def _give_up(temporary: Path, world: World) -> None:
+    if world.is_main:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def refuse_to_replace(folder: Path, *, overwrite: bool) -> None:
@@ -102,20 +139,6 @@ def refuse_to_replace(folder: Path, *, overwrite: bool) -> None:
         raise UserError(f"{folder}: is a link; give the name of the folder it is to replace")
     if not layout.is_checkpoint(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is no checkpoint; it is not replaced")
-
-
-def _write_parts(folder: Path, snapshot: Snapshot) -> dict[str, FileRecord]:
-    """Write everything but the manifest; return the records of the files by name."""
-    files = {
-        layout.CONFIG: write_file(folder / layout.CONFIG, [snapshot.config]),
-        layout.TRAINER_STATE: write_file(folder / layout.TRAINER_STATE, [snapshot.trainer_state]),
-    }
-    if snapshot.tokenizer_folder is not None:
-        files.update(_copy_folder(snapshot.tokenizer_folder, folder, layout.TOKENIZER))
-    for part, content in snapshot.parts.items():
-        written = write_tensors(folder / part, content.tensors, extra=content.extra)
-        files.update({f"{part}/{name}": record for name, record in written.items()})
-    return files
 
 
 def _copy_folder(source: Path, folder: Path, name: str) -> dict[str, FileRecord]:

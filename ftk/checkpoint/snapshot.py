@@ -10,11 +10,13 @@ from typing import Any
 import torch
 import yaml
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.encoding import encode
 from ftk.checkpoint.manifest import json_bytes
-from ftk.checkpoint.naming import model_tensors, optimizer_state
+from ftk.checkpoint.naming import merged_groups, model_tensors, optimizer_state
+from ftk.model_parallel.world import World
 
 ExtraTensors = Mapping[str, Mapping[str, torch.Tensor]]
 
@@ -47,8 +49,8 @@ class Snapshot:
 class Buffers:
     """CPU memory for snapshots, used again by the next one: taking them costs a copy and no allocation.
 
-    Memory is page-locked for tensors that come from a GPU, which makes their copies fast. One snapshot at a time
-    lives here.
+    Memory is page-locked for tensors that come from a GPU, which makes their copies fast. Of a sharded tensor this
+    process's shard is copied. One snapshot at a time lives here.
     """
 
     def __init__(self) -> None:
@@ -73,6 +75,11 @@ class Buffers:
     def _copy_one(
         self, key: tuple[str, str], tensor: torch.Tensor, used: dict[tuple[str, str], torch.Tensor]
     ) -> torch.Tensor:
+        if isinstance(tensor, DTensor):
+            shard = self._copy_one(key, tensor.to_local().detach(), used)
+            # By the constructor: `from_local` would take the copy back to the mesh's device, the GPU. It is only read,
+            # as the shard that it holds.
+            return DTensor(shard, tensor._spec, requires_grad=False)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             on_gpu = tensor.device.type == "cuda"
@@ -90,23 +97,33 @@ def take_snapshot(
     tokenizer_folder: str | Path | None = None,
     extra_tensors: ExtraTensors | None = None,
     buffers: Buffers | None = None,
+    world: World | None = None,
 ) -> Snapshot:
     """Collect what `save_checkpoint` writes; the arguments are its own.
 
     Args:
         buffers: where tensors are copied to; None: they are not copied, and must not change until they are written.
+        world: processes that save together, each calling this with its part of the model; None: this one alone.
 
     Raises:
         TypeError: a value that cannot be kept.
         ValueError: a name in `extra_tensors` that cannot be a folder's.
     """
+    world = world or World.single()
     tensors, aliases = model_tensors(model)
+    for theirs in world.gather_json(aliases):
+        aliases |= theirs
     parts = {layout.MODEL: TensorPart(tensors, {"aliases": aliases})}
     if optimizer is not None:
         if not isinstance(model, nn.Module):
             raise TypeError("an optimizer is saved with the module it belongs to")
         tensors, scalars, groups = optimizer_state(model, optimizer)
-        parts[layout.OPTIMIZER] = TensorPart(tensors, {"scalars": encode(scalars), "param_groups": encode(groups)})
+        described = {"scalars": encode(scalars), "param_groups": encode(groups)}
+        if world.size > 1:  # each stage of a pipeline knows its own parameters
+            gathered = world.gather_json(described)
+            described["scalars"] = {name: value for part in gathered for name, value in part["scalars"].items()}
+            described["param_groups"] = merged_groups([part["param_groups"] for part in gathered])
+        parts[layout.OPTIMIZER] = TensorPart(tensors, described)
     for name, extra in (extra_tensors or {}).items():
         if not name.isidentifier() or name in _TAKEN:
             raise ValueError(f"extra tensors {name!r}: a plain name is meant, and none of {', '.join(_TAKEN)}")

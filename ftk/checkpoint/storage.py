@@ -114,7 +114,7 @@ def write_tensors(
     if process_group is None:
         _save_alone(tensors, writer, planner)
     else:
-        with _quiet_dcp():
+        with _own_errors():
             dcp.save(dict(tensors), storage_writer=writer, planner=planner, process_group=process_group)
     return writer.files
 
@@ -330,11 +330,17 @@ class _TensorReader(StorageReader):
 
 @contextmanager
 def _quiet_dcp() -> Iterator[None]:
-    """Let DCP's errors come out as what they were, and its remark that there is one process not at all."""
+    """Without DCP's remark that there is one process; not for a thread beside others, for the filter is all theirs."""
+    with warnings.catch_warnings(), _own_errors():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Let DCP's errors come out as what they were."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield
+        yield
     except CheckpointException as error:
         if not error.failures:
             raise

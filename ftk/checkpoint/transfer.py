@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ftk.checkpoint import layout
-from ftk.checkpoint.load import load_model_tensors, some_names, tied_names
+from ftk.checkpoint.load import check_ema, names_anywhere, some_names, tied_names
+from ftk.checkpoint.manifest import check_files
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.quantize import refuse_quantized
+from ftk.checkpoint.storage import read_index, read_tensors
 from ftk.errors import UserError
+from ftk.model_parallel.world import World
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,17 @@ class Transfer:
 
 
 def transfer_weights(
-    folder: str | Path, model: nn.Module, *, skip: Sequence[str] = (), common_rows: bool = False, ema: bool = False
+    folder: str | Path,
+    model: nn.Module,
+    *,
+    skip: Sequence[str] = (),
+    common_rows: bool = False,
+    ema: bool = False,
+    world: World | None = None,
 ) -> Transfer:
     """Fill a model with a checkpoint's weights, to begin another training with them.
+
+    Sharded tensors take their shards; no more than one tensor is held whole, and only where rows of it are taken.
 
     Args:
         folder: a checkpoint, or what `resolve_checkpoint` makes one of.
@@ -45,50 +58,82 @@ def transfer_weights(
         skip: patterns (`head.*`, `*.bias`) of names that keep their initial values, or are not wanted.
         common_rows: where a tensor differs in its number of rows (the vocabulary), take those that both have.
         ema: take the averaged weights.
+        world: processes that load together, each its part of the model; None: this one alone.
 
     Raises:
         BrokenCheckpoint: the checkpoint is not whole; before any weight is changed.
         UserError: names or shapes differ, and `skip` does not say that this is meant; before any weight is changed.
     """
-    folder = layout.resolve_checkpoint(folder)
-    refuse_quantized(folder, "further training")
-    stored = load_model_tensors(folder, ema=ema)
     wanted, _ = model_tensors(model)
     tied = tied_names(model)
     names = {name: tied.get(name, [name]) for name in wanted}
+    known = names_anywhere({other for others in names.values() for other in others}, world)
+
+    folder = layout.resolve_checkpoint(folder)
+    refuse_quantized(folder, "further training")
+    check_files(folder, prefix=f"{layout.MODEL}/")
+    if ema:
+        check_ema(folder, True)
+    index = read_index(folder / layout.MODEL)
+    averaged = read_index(folder / layout.EMA).tensors if ema else {}
+    kept_as = {name: name for name in index.tensors} | index.extra["aliases"]  # every name -> the one it is kept under
 
     def meant_to_differ(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
 
-    pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    sources: dict[str, str] = {}  # name in the model -> the name it is kept under
     missing, skipped, wrong = [], [], []
     rows: dict[str, tuple[int, int]] = {}
-    used = set()
     for name, others in names.items():
-        used |= set(others)
-        found = next((other for other in others if other in stored), None)
+        found = next((other for other in others if other in kept_as), None)
         if any(map(meant_to_differ, others)):
             skipped.append(name)
         elif found is None:
             missing.append(name)
         else:
-            target, source = wanted[name], stored[found]
-            if target.shape != source.shape:
-                if not (common_rows and target.dim() and target.shape[1:] == source.shape[1:] and source.dim()):
-                    wrong.append(f"{name} is {list(source.shape)} in the checkpoint, {list(target.shape)} in the model")
-                    continue
-                count = min(len(target), len(source))
-                rows[name] = (count, len(target))
-                target, source = target[:count], source[:count]
-            pairs[name] = (target, source)
-    others_there = [name for name in stored if name not in used]
+            sources[name] = kept_as[found]
+            theirs, ours = index.tensors[kept_as[found]].shape, tuple(wanted[name].shape)
+            if theirs == ours:
+                continue
+            if common_rows and ours and theirs and theirs[1:] == ours[1:]:
+                rows[name] = (min(theirs[0], ours[0]), ours[0])
+            else:
+                wrong.append(f"{name} is {list(theirs)} in the checkpoint, {list(ours)} in the model")
+    others_there = [name for name in kept_as if name not in known]
     unused = [name for name in others_there if meant_to_differ(name)]
     unexpected = [name for name in others_there if not meant_to_differ(name)]
-    _refuse(folder, missing, unexpected, wrong, [p for p in skip if not _matches(p, [*stored, *wanted])])
-    with torch.no_grad():
-        for target, source in pairs.values():
-            target.copy_(source)
-    return Transfer(list(pairs), rows, skipped, unused)
+    idle = [pattern for pattern in skip if not _matches(pattern, [*kept_as, *known])]
+    _refuse(folder, missing, unexpected, wrong, idle)
+
+    def read(targets: Mapping[str, torch.Tensor]) -> None:
+        read_tensors(folder / layout.MODEL, {n: target for n, target in targets.items() if n not in averaged})
+        if averaged:
+            read_tensors(folder / layout.EMA, {n: target for n, target in targets.items() if n in averaged})
+
+    whole = [name for name in sources if name not in rows]
+    while whole:  # one turn, unless the checkpoint ties what the model does not
+        turn = {sources[name]: name for name in reversed(whole)}
+        read({source: wanted[name] for source, name in turn.items()})
+        whole = [name for name in whole if name not in turn.values()]
+    for name, (count, _) in rows.items():
+        stored = index.tensors[sources[name]]
+        source = torch.empty(stored.shape, dtype=stored.dtype)
+        read({sources[name]: source})
+        _copy_rows(wanted[name], source[:count])
+    return Transfer(list(sources), rows, skipped, unused)
+
+
+@torch.no_grad()
+def _copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy into the first rows of a tensor, of a sharded one into those rows and columns that are here."""
+    if not isinstance(target, DTensor):
+        target[: len(source)] = source.to(target.dtype)
+        return
+    shard = target.to_local()
+    _, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    box = tuple(slice(start, start + size) for start, size in zip(offset, shard.shape, strict=True))
+    part = source[box]
+    shard[: len(part)] = part.to(shard.dtype)
 
 
 def _refuse(folder: Path, missing: list[str], unexpected: list[str], wrong: list[str], idle: list[str]) -> None:

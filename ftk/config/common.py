@@ -48,6 +48,14 @@ class LoggingConfig:
         },
     )
     log_file: str | None = field(default=None, metadata={"help": "also write the log lines here", "metavar": "PATH"})
+    log_all_ranks: str | None = field(
+        default=None,
+        metadata={
+            "help": "folder where each process of a parallel run keeps its own log lines, rank_0.log and so on; "
+            "without it only the first one's are shown",
+            "metavar": "DIR",
+        },
+    )
 
     def validate(self) -> Iterator[str]:
         if self.log_interval < 1:

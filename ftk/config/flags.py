@@ -126,7 +126,23 @@ def parse(
 
 
 def _sections(root: type) -> list[tuple[str, str, list[Option]]]:
-    return [(key, s.title, options_of(key, config)) for key, (s, config) in sections_of(root).items()]
+    """(key, title, options) of each group in --help: a section, or the parts that a section is put together from."""
+    return [
+        (key, title, options)
+        for key, (section, config) in sections_of(root).items()
+        for title, options in _groups(section.title, config, options_of(key, config))
+    ]
+
+
+def _groups(title: str, config: type, options: list[Option]) -> list[tuple[str, list[Option]]]:
+    """A section's own options under its title, and those of each base class with a `group_title` under that."""
+    names = {
+        base.group_title: {field.name for field in dataclasses.fields(base)}
+        for base in config.__bases__
+        if hasattr(base, "group_title")
+    }
+    own = [option for option in options if not any(option.name in part for part in names.values())]
+    return [(title, own), *((heading, [o for o in options if o.name in part]) for heading, part in names.items())]
 
 
 def _claim(owners: dict[str, str], flag: str, owner: str) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ftk.criterions.token_loss import TokenLosses, smoothed
 from ftk.modules.precision import matmul_dtype
+
+if TYPE_CHECKING:
+    from ftk.model_parallel.tensor_parallel.cross_entropy import VocabShard
 
 # float16 loses what is below 6e-8, and most probabilities of a large vocabulary are near that; the trainer's
 # loss scale comes too late for gradients that are made in the forward. 2^8 keeps what is above 2e-10 and is far
@@ -18,7 +21,12 @@ FLOAT16_SCALE = 256.0
 
 
 def chunked_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float = 0.0, chunk_tokens: int = 1024
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    label_smoothing: float = 0.0,
+    chunk_tokens: int = 1024,
+    shard: VocabShard | None = None,
 ) -> TokenLosses:
     """The loss of the logits `hidden @ weight.T`, in memory for `chunk_tokens` rows of them, whatever N is.
 
@@ -32,13 +40,18 @@ def chunked_loss(
         targets: [N] int64.
         label_smoothing: see `token_losses`.
         chunk_tokens: rows of logits at a time.
+        shard: which rows `weight` has, where processes share the vocabulary; `hidden` is the same on all of them.
 
     Returns:
         As `token_losses`. One can go backward from `total` once, and not through the gradients.
     """
     dtype = matmul_dtype(weight)
+    if shard is not None:
+        hidden = shard.enter(hidden)
     return TokenLosses(
-        *_ChunkedLoss.apply(hidden, weight, targets, label_smoothing, chunk_tokens, dtype, torch.is_grad_enabled())
+        *_ChunkedLoss.apply(
+            hidden, weight, targets, label_smoothing, chunk_tokens, dtype, torch.is_grad_enabled(), shard
+        )
     )
 
 
@@ -55,6 +68,7 @@ class _ChunkedLoss(torch.autograd.Function):
         chunk_tokens: int,
         dtype: torch.dtype,
         grad_enabled: bool,
+        shard: VocabShard | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.scale = FLOAT16_SCALE if dtype == torch.float16 else 1.0
         need_hidden, need_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
@@ -65,11 +79,12 @@ class _ChunkedLoss(torch.autograd.Function):
             rows, matrix = hidden.to(dtype), weight.to(dtype)
             for start in range(0, len(rows), chunk_tokens):
                 part = slice(start, start + chunk_tokens)
-                log_probs = torch.log_softmax((rows[part] @ matrix.T).float(), dim=-1)  # [n, V]
-                losses[part], nll[part] = smoothed(log_probs, targets[part], label_smoothing)
+                losses[part], nll[part], probs = _losses_and_probs(
+                    (rows[part] @ matrix.T).float(), targets[part], label_smoothing, shard
+                )  # probs [n, V]
                 if not (need_hidden or need_weight):
                     continue
-                grad = _logits_gradient(log_probs, targets[part], label_smoothing).mul_(ctx.scale).to(dtype)  # [n, V]
+                grad = _logits_gradient(probs, targets[part], label_smoothing, shard).mul_(ctx.scale).to(dtype)
                 if grad_hidden is not None:
                     grad_hidden[part] = grad @ matrix
                 if need_weight:
@@ -89,12 +104,28 @@ class _ChunkedLoss(torch.autograd.Function):
         grads, ctx.grads = ctx.grads, None
         # In place: they are ours alone, and memory for a second [V, H] costs more than the multiplication.
         factor = grad_total / ctx.scale
-        return *(None if grad is None else grad.mul_(factor) for grad in grads), *[None] * 5
+        return *(None if grad is None else grad.mul_(factor) for grad in grads), *[None] * 6
 
 
-def _logits_gradient(log_probs: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
-    """Softmax minus target distribution, [n, V] float32, written over `log_probs`."""
-    grad = log_probs.exp_()
+def _losses_and_probs(
+    logits: Tensor, targets: Tensor, label_smoothing: float, shard: VocabShard | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """logits [n, V] float32 -> smoothed losses [n], likelihoods [n], and what `_logits_gradient` wants, [n, V]."""
+    if shard is not None:
+        from ftk.model_parallel.tensor_parallel.cross_entropy import losses_and_softmax
+
+        return losses_and_softmax(logits, targets, shard, label_smoothing)
+    log_probs = torch.log_softmax(logits, dim=-1)
+    return *smoothed(log_probs, targets, label_smoothing), log_probs
+
+
+def _logits_gradient(probs: Tensor, targets: Tensor, label_smoothing: float, shard: VocabShard | None) -> Tensor:
+    """Softmax minus target distribution, [n, V] float32, written over `probs`."""
+    if shard is not None:
+        from ftk.model_parallel.tensor_parallel.cross_entropy import logits_gradient
+
+        return logits_gradient(probs, targets, shard, label_smoothing)
+    grad = probs.exp_()
     if label_smoothing:
         grad.sub_(label_smoothing / grad.size(-1))
     true = grad.new_full((), label_smoothing - 1.0).expand(len(targets), 1)

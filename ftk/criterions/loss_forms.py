@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from ftk.criterions.cross_entropy import CrossEntropyConfig
 from ftk.criterions.token_loss import TokenLosses, token_losses
 from ftk.errors import UserError
 from ftk.modules.precision import matmul_dtype
+
+if TYPE_CHECKING:
+    from ftk.model_parallel.tensor_parallel.cross_entropy import VocabShard
 
 # Measured on one CPU thread at V 30592 (processor time of plain over that of chunked): below 2 MB of logits 0.9 to
 # 1.2 either way; at 21 MB 1.05 to 1.08 in float32, 0.9 to 1.1 in bfloat16; from 86 MB on 1.1 and 1.2 to 1.3. Plain
@@ -34,6 +37,11 @@ def output_loss(model: Any, hidden: Tensor, targets: Tensor, config: CrossEntrop
     """
     weight: Tensor | None = getattr(model, "output_weight", None)
     form = config.loss_form
+    if weight is not None and type(weight.data) is not Tensor:
+        from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output
+
+        if (own := sharded_output(weight)) is not None:
+            return _sharded_loss(hidden, *own, targets, config)
     if form == "auto":
         form = "plain" if weight is None else _cheaper_form(hidden, weight)
     if form == "plain":
@@ -78,6 +86,25 @@ def linear_loss(
         from_true = F.embedding(targets, weight).float() - weight.float().mean(dim=0)  # [N, H]
         losses = nll + label_smoothing * (hidden.float() * from_true).sum(dim=-1)
     return TokenLosses(losses.sum(), losses.detach(), nll.detach())
+
+
+def _sharded_loss(
+    hidden: Tensor, weight: Tensor, shard: VocabShard, targets: Tensor, config: CrossEntropyConfig
+) -> TokenLosses:
+    """The same where processes share the vocabulary: weight [n, H] is this process's part."""
+    from ftk.model_parallel.tensor_parallel.cross_entropy import vocab_parallel_losses
+
+    form = _cheaper_form(hidden, weight) if config.loss_form == "auto" else config.loss_form
+    if form == "linear":
+        raise UserError(
+            "--loss-form linear needs the whole vocabulary on each process, which tensor parallel processes share; "
+            "use --loss-form chunked"
+        )
+    if form == "chunked":
+        return chunked_loss(hidden, weight, targets, config.label_smoothing, config.loss_chunk_tokens, shard)
+    logits = F.linear(shard.enter(hidden), weight)  # [N, n]
+    losses, nll = vocab_parallel_losses(logits, targets, shard, config.label_smoothing)
+    return TokenLosses(losses.sum(), losses.detach(), nll)
 
 
 def _cheaper_form(hidden: Tensor, weight: Tensor) -> str:

@@ -136,6 +136,10 @@ class EpochBatchIterator:
         """How many batches of this epoch are still to come on each rank."""
         return len(self._current_plan().stops_after(self._samples_consumed))
 
+    def batches_of_all_ranks(self) -> int:
+        """How many batches of this epoch are still to come on all ranks together, none halved or without loss."""
+        return self._current_plan().batches_after(self._samples_consumed)
+
     def batches_in(self, epoch: int) -> int:
         """How many batches each rank gets in some whole epoch, ordered as wanted now."""
         return len(self._new_plan(epoch, self._ordering_of(epoch), 0).places) - 1

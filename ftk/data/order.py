@@ -215,6 +215,10 @@ class Plan:
         """Where the rounds from a place on end."""
         return self.places[np.searchsorted(self.places, place) + 1 :]
 
+    def batches_after(self, place: int) -> int:
+        """How many batches there are from a place on, as they were cut."""
+        return len(self.bounds) - 1 - int(np.searchsorted(self.bounds, place))
+
     def requests(self, place: int, rank: int) -> Iterator[Request]:
         """The batches of one rank from a place on."""
         for number in range(int(np.searchsorted(self.places, place)), len(self.places) - 1):

@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 from ftk.generation.config import GenerationConfig
 
 if TYPE_CHECKING:
-    from ftk.generation.fill import BlankFiller, FilledBlank, FillResult
+    from ftk.generation.fill import BlankFiller
+    from ftk.generation.results import FilledBlank, FillResult
     from ftk.generation.search import Answer
     from ftk.generation.sequence_generator import SequenceGenerator
+    from ftk.generation.streaming import Piece
 
-__all__ = ["Answer", "BlankFiller", "FillResult", "FilledBlank", "GenerationConfig", "SequenceGenerator"]
+__all__ = ["Answer", "BlankFiller", "FillResult", "FilledBlank", "GenerationConfig", "Piece", "SequenceGenerator"]
 
 _HOMES = {
     "Answer": "ftk.generation.search",
     "BlankFiller": "ftk.generation.fill",
-    "FillResult": "ftk.generation.fill",
-    "FilledBlank": "ftk.generation.fill",
+    "FillResult": "ftk.generation.results",
+    "FilledBlank": "ftk.generation.results",
+    "Piece": "ftk.generation.streaming",
     "SequenceGenerator": "ftk.generation.sequence_generator",
 }
 

@@ -2,83 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
+from ftk.generation.filled_text import FilledText
+from ftk.generation.given_answers import encode_answers, encoded_with_answers
+from ftk.generation.results import EncodedPrompt, FilledBlank, FillResult
 from ftk.generation.scoring import score_ids
 from ftk.generation.search import Answer
 from ftk.generation.sequence_generator import SequenceGenerator
+from ftk.generation.steering import PromptOptions, Steering, seed_of
+from ftk.generation.streaming import Piece, PromptStream
+from ftk.generation.token_stream import told_at_once
 from ftk.generation.truncation import truncate
 
 if TYPE_CHECKING:
+    from ftk.generation.processors.base import Processors
+    from ftk.generation.token_stream import NewTokens
     from ftk.tokenizers import Tokenizer
 
 _BLANKS = {"[MASK]": "mask", "[sMASK]": "smask", "[gMASK]": "gmask"}
-_CONTEXT_FOR_SPACING = 8  # tokens before a blank that decide whether its answer begins with a space
-
-
-@dataclass(frozen=True)
-class FilledBlank:
-    """One blank of a text with its answer.
-
-    Attributes:
-        blank: how the blank is written, e.g. "[MASK]".
-        text: the answer, without white space around it.
-        tokens: its ids without the end token.
-        token_logprobs: natural logarithms of their probabilities; the end token's stands last if it came.
-        score: sum of token_logprobs / their number ** length_penalty, as the processors have changed them.
-        others: further answers to the same blank, best first, given the best ones to the blanks before it; `nbest`
-            - 1 at most.
-        alternatives: for each of token_logprobs the likeliest tokens there with their log-probabilities, best first;
-            empty unless `alternatives` asks for them.
-    """
-
-    blank: str
-    text: str
-    tokens: list[int]
-    token_logprobs: list[float]
-    score: float
-    others: tuple[FilledBlank, ...] = ()
-    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
-
-    @property
-    def probability(self) -> float:
-        """Probability of the whole answer, given the text and the answers before it."""
-        return math.exp(self.logprob)
-
-    @property
-    def logprob(self) -> float:
-        """Natural logarithm of `probability`."""
-        return sum(self.token_logprobs)
-
-
-@dataclass(frozen=True)
-class FillResult:
-    """A prompt, the text with its blanks filled, the answers from left to right, and where each stands in the text."""
-
-    prompt: str
-    text: str
-    answers: list[FilledBlank]
-    spans: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class EncodedPrompt:
-    """A prompt as the model reads it.
-
-    Attributes:
-        prompt: as given.
-        pieces: the text before, between and behind the blanks: one more than there are blanks.
-        context: token ids, [CLS] and end of text included.
-    """
-
-    prompt: str
-    pieces: list[str]
-    context: list[int]
 
 
 class BlankFiller:
@@ -89,14 +36,16 @@ class BlankFiller:
     Args:
         tokenizer: the one that the model was trained with.
         generator: fills blanks in ids.
+        steering: makes the generator's processors; needed for prompts with options of their own.
 
     Raises:
         UserError: tokenizer and model do not fit each other.
     """
 
-    def __init__(self, tokenizer: Tokenizer, generator: SequenceGenerator) -> None:
+    def __init__(self, tokenizer: Tokenizer, generator: SequenceGenerator, steering: Steering | None = None) -> None:
         self.tokenizer = tokenizer
         self.generator = generator
+        self.steering = steering
         num_rows = getattr(getattr(generator.model, "config", None), "vocab_size", None)
         if num_rows is not None and num_rows < tokenizer.vocab_size:
             raise UserError(
@@ -117,6 +66,8 @@ class BlankFiller:
         prompts: Sequence[str],
         seeds: Sequence[int] | None = None,
         progress: Callable[[int], object] | None = None,
+        on_piece: Callable[[Piece], object] | None = None,
+        options: Sequence[PromptOptions | None] | None = None,
     ) -> list[FillResult]:
         """Fills the blanks of each prompt from left to right.
 
@@ -125,24 +76,64 @@ class BlankFiller:
         Args:
             prompts: texts; one without a blank is continued at its end.
             seeds, progress: as for `SequenceGenerator.fill_ids`.
+            on_piece: called with each piece of an answer as it comes, see `stream`; what it raises ends the work.
+            options: for each prompt its own, which take the place of those of the same name; see
+                `ftk.generation.steering.PROMPT_OPTIONS`.
 
         Raises:
-            UserError: a prompt is empty or too long, or has a blank that the tokenizer lacks.
+            UserError: a prompt is empty or too long, or has a blank that the tokenizer lacks; its options are not
+                allowed.
         """
+        if isinstance(prompts, str):
+            raise UserError("fill takes a list of prompts; for one, fill([prompt])[0]")
+        return self.fill_encoded(self._encoded(prompts, options), seeds, progress, on_piece)
+
+    def stream(
+        self,
+        prompts: str | Sequence[str],
+        seeds: Sequence[int] | None = None,
+        options: Sequence[PromptOptions | None] | None = None,
+    ) -> Generator[Piece, None, None]:
+        """As `fill`, but gives each piece of an answer as soon as it is there.
+
+            for piece in filler.stream("Ng is an adjunct professor at [MASK] ."):
+                print(piece.filled, end="", flush=True)
+
+        The work is done between one piece and the next, in the thread of the caller; closing the iterator, or
+        dropping it, ends it. Where hypotheses compete (beams, several samples) a blank has one piece: its answer. With
+        `nbest_over` "text" these come when all are known, and `others` only by `fill`.
+
+        Args:
+            prompts: a text, or several, which are answered together: their pieces come in turn.
+            seeds, options: as for `fill`.
+
+        Raises:
+            UserError: as `fill`, at once.
+        """
+        encoded = self._encoded([prompts] if isinstance(prompts, str) else prompts, options)
+        return self.stream_encoded(encoded, seeds)
+
+    def _encoded(
+        self, prompts: Sequence[str], options: Sequence[PromptOptions | None] | None = None
+    ) -> list[EncodedPrompt]:
+        options = [None] * len(prompts) if options is None else options
+        if len(options) != len(prompts):
+            raise UserError(f"options for {len(options)} prompts, but there are {len(prompts)}; None stands for none")
         encoded = []
-        for number, prompt in enumerate(prompts, start=1):
+        for number, (prompt, own) in enumerate(zip(prompts, options, strict=True), start=1):
             try:
-                encoded.append(self.encode(prompt))
+                encoded.append(self.encode(prompt, options=own))
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
-        return self.fill_encoded(encoded, seeds, progress)
+        return encoded
 
-    def encode(self, prompt: str, check: bool = True) -> EncodedPrompt:
+    def encode(self, prompt: str, check: bool = True, options: PromptOptions | None = None) -> EncodedPrompt:
         """What the model reads for a prompt: [CLS], the text, and end of text unless a [gMASK] is at the end.
 
         Args:
             prompt: a text.
             check: whether answers of the longest length must fit the model's positions.
+            options: of this prompt alone.
 
         Raises:
             UserError: as for `fill`.
@@ -172,17 +163,84 @@ class BlankFiller:
             ids = truncate(ids, self.generator.masks, limit, side, (special.cls, special.eos))
         if check:
             self.generator.check(ids)
-        return EncodedPrompt(prompt, pieces, ids)
+        if not options:
+            return EncodedPrompt(prompt, pieces, ids)
+        if self.steering is None:
+            raise UserError("prompts have options of their own, but the filler was made without `steering`")
+        return EncodedPrompt(prompt, pieces, ids, seed_of(options), self.steering.of(options, len(pieces) - 1))
 
     def fill_encoded(
         self,
         prompts: Sequence[EncodedPrompt],
         seeds: Sequence[int] | None = None,
         progress: Callable[[int], object] | None = None,
+        on_piece: Callable[[Piece], object] | None = None,
     ) -> list[FillResult]:
         """As `fill`, for prompts that `encode` has made."""
-        answers = self.generator.fill_ids([prompt.context for prompt in prompts], seeds, progress)
-        return [self._result(prompt, found) for prompt, found in zip(prompts, answers, strict=True)]
+        if self.generator.config.nbest_over == "text":
+            return self._fill_texts(prompts, seeds, progress, on_piece)
+        if on_piece is None:
+            contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
+            answers = self.generator.fill_ids(contexts, self._seeds(prompts, seeds), progress, own)
+            return [self.result(prompt, found) for prompt, found in zip(prompts, answers, strict=True)]
+        results: dict[int, FillResult] = {}
+        with closing(self.stream_encoded(prompts, seeds, progress)) as pieces:
+            for piece in pieces:
+                on_piece(piece)
+                if piece.result is not None:
+                    results[piece.prompt] = piece.result
+        return [results[number] for number in range(len(prompts))]
+
+    def _fill_texts(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        seeds: Sequence[int] | None,
+        progress: Callable[[int], object] | None,
+        on_piece: Callable[[Piece], object] | None,
+    ) -> list[FillResult]:
+        """As `fill_encoded`, the n best of each text as a whole."""
+        contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
+        found = self.generator.fill_texts(contexts, self._seeds(prompts, seeds), progress, own)
+        if on_piece is not None:
+            parts = told_at_once([fillings[0].answers for fillings in found])
+            for piece in self._pieces([PromptStream(self, prompt) for prompt in prompts], parts):
+                on_piece(piece)
+        results = []
+        for prompt, fillings in zip(prompts, found, strict=True):
+            best, *others = (replace(self.result(prompt, one.answers), score=one.score) for one in fillings)
+            results.append(replace(best, others=tuple(others)))
+        return results
+
+    def stream_encoded(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        seeds: Sequence[int] | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> Generator[Piece, None, None]:
+        """As `stream`, for prompts that `encode` has made."""
+        contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
+        parts = self.generator.stream_ids(contexts, self._seeds(prompts, seeds), progress, own)
+        return self._pieces([PromptStream(self, prompt) for prompt in prompts], parts)
+
+    def _seeds(self, prompts: Sequence[EncodedPrompt], seeds: Sequence[int] | None) -> Sequence[int] | None:
+        """The seed of each prompt; its own goes first."""
+        if all(prompt.seed is None for prompt in prompts) or (seeds is not None and len(seeds) != len(prompts)):
+            return seeds
+        usual = [self.generator.config.seed] * len(prompts) if seeds is None else seeds
+        return [seed if prompt.seed is None else prompt.seed for prompt, seed in zip(prompts, usual, strict=True)]
+
+    def processors_of(self, prompt: EncodedPrompt) -> Processors:
+        """What changes the scores of a prompt's answers, and says what counts of them."""
+        return self.generator.processors if prompt.processors is None else prompt.processors
+
+    def _pieces(
+        self, streams: Sequence[PromptStream], parts: Generator[NewTokens, None, object]
+    ) -> Generator[Piece, None, None]:
+        with closing(parts):
+            for part in parts:
+                piece = streams[part.prompt].add(part)
+                if piece is not None:
+                    yield piece
 
     def score(
         self, prompts: Sequence[str], answers: Sequence[Sequence[str]], end: bool = True
@@ -217,15 +275,7 @@ class BlankFiller:
         Returns:
             per prompt and candidate, in the order given, one answer a blank.
         """
-        if len(candidates) != len(prompts):
-            raise UserError(f"answers for {len(candidates)} prompts, but there are {len(prompts)}; give some for each")
-        encoded, ids = [], []
-        for number, (prompt, own) in enumerate(zip(prompts, candidates, strict=True), start=1):
-            try:
-                encoded.append(self.encode(prompt, check=False))
-                ids.append([self.encode_answers(encoded[-1], answers) for answers in own])
-            except UserError as error:
-                raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
+        encoded, ids = encoded_with_answers(self, prompts, candidates)
         return self.score_encoded(encoded, ids, end)
 
     def score_encoded(
@@ -233,48 +283,43 @@ class BlankFiller:
         prompts: Sequence[EncodedPrompt],
         candidates: Sequence[Sequence[Sequence[Sequence[int]]]],
         end: bool = True,
+        progress: Callable[[int], object] | None = None,
     ) -> list[list[list[FilledBlank]]]:
-        """As `score_candidates`, for what `encode` and `encode_answers` have made."""
-        scored = score_ids(self.generator, [prompt.context for prompt in prompts], candidates, end=end)
+        """As `score_candidates`, for what `encode` and `encode_answers` have made; `progress` as for `fill_ids`."""
+        contexts = [prompt.context for prompt in prompts]
+        scored = score_ids(self.generator, contexts, candidates, end=end, progress=progress)
         return [
             [self.describe(prompt.context, answers) for answers in found]
             for prompt, found in zip(prompts, scored, strict=True)
         ]
 
     def encode_answers(self, prompt: EncodedPrompt, answers: Sequence[str]) -> list[list[int]]:
-        """The ids of an answer to each blank, spelled as behind the text before it: after a space, or right there.
+        """See `ftk.generation.given_answers.encode_answers`."""
+        return encode_answers(self.tokenizer, prompt, answers)
 
-        Raises:
-            UserError: there are more answers than blanks, or fewer.
-        """
-        blanks = len(prompt.pieces) - 1
-        if len(answers) != blanks:
-            raise UserError(f"{len(answers)} answers for {blanks} blank{'s' * (blanks != 1)}; give one for each")
-        return [self._encode_answer(*pair) for pair in zip(prompt.pieces[:-1], answers, strict=True)]
-
-    def _encode_answer(self, before: str, answer: str) -> list[int]:
-        text = answer.strip()
-        if not text:
-            return []
-        if not before or before[-1].isspace() or answer[0].isspace():
-            return self.tokenizer.encode(f" {text}" if before or answer[0].isspace() else text)
-        left, joined = self.tokenizer.encode(before[-1]), self.tokenizer.encode(before[-1] + text)
-        return joined[len(left) :] if joined[: len(left)] == left else self.tokenizer.encode(text)
-
-    def describe(self, context: Sequence[int], answers: Sequence[Answer]) -> list[FilledBlank]:
-        """Answers in words, each with the blank that it fills."""
+    def describe(
+        self, context: Sequence[int], answers: Sequence[Answer], processors: Processors | None = None
+    ) -> list[FilledBlank]:
+        """Answers in words, each with the blank that it fills; `processors` if they are not the generator's."""
         blanks = [token for token in context if token in self.generator.masks]
-        return [self._described(blank, answer) for blank, answer in zip(blanks, answers, strict=True)]
+        processors = self.generator.processors if processors is None else processors
+        return [self._described(blank, answer, processors) for blank, answer in zip(blanks, answers, strict=True)]
 
-    def _described(self, blank: int, answer: Answer) -> FilledBlank:
+    def describe_blank(self, prompt: EncodedPrompt, number: int, answer: Answer) -> FilledBlank:
+        """As `describe`, for the blank of this number alone, counted from 0."""
+        blanks = [token for token in prompt.context if token in self.generator.masks]
+        return self._described(blanks[number], answer, self.processors_of(prompt))
+
+    def _described(self, blank: int, answer: Answer, processors: Processors) -> FilledBlank:
         return FilledBlank(
             self.tokenizer.token_text(blank),
-            self.generator.processors.cut(self.tokenizer.decode(answer.tokens)).strip(),
+            processors.cut(self.tokenizer.decode(answer.tokens)).strip(),
             answer.tokens,
             answer.token_logprobs,
             answer.score,
-            tuple(self._described(blank, other) for other in answer.others),
+            tuple(self._described(blank, other, processors) for other in answer.others),
             answer.alternatives,
+            answer.lm_logprobs,
         )
 
     def source_text(self, context: Sequence[int]) -> str:
@@ -286,24 +331,14 @@ class BlankFiller:
             ids = ids[:-1]
         return self.tokenizer.decode(ids)
 
-    def _result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> FillResult:
-        remaining = iter(answers)
-        read: list[int] = []  # the text so far, blanks filled
-        text, pieces, spans = prompt.pieces[0], iter(prompt.pieces[1:]), []
-        for token in prompt.context:
-            if token in self.generator.masks:
-                answer = next(remaining).tokens
-                words = self.generator.processors.cut(self._spaced(read, answer))
-                words = words.lstrip() if not text or text[-1].isspace() else words
-                spans.append((len(text) + len(words) - len(words.lstrip()), len(text) + len(words)))
-                text += words + next(pieces)
-                read.extend(answer)
-            elif token != self.tokenizer.special.cls:
-                read.append(token)
-        return FillResult(prompt.prompt, text, self.describe(prompt.context, answers), tuple(spans))
+    def filled_text(self, prompt: EncodedPrompt) -> FilledText:
+        """A prompt's text, none of its blanks filled yet."""
+        return FilledText(self.tokenizer, self.generator.masks, prompt, self.processors_of(prompt).cut)
 
-    def _spaced(self, before: list[int], answer: list[int]) -> str:
-        """The answer as it reads behind what is before it, with the space that the tokenizer puts between."""
-        before = before[-_CONTEXT_FOR_SPACING:]
-        left, joined = self.tokenizer.decode(before), self.tokenizer.decode([*before, *answer])
-        return joined[len(left) :] if joined.startswith(left) else f" {self.tokenizer.decode(answer)}"
+    def result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> FillResult:
+        """A prompt with its answers, from left to right."""
+        filled = self.filled_text(prompt)
+        for answer in answers:
+            filled.fill(answer.tokens)
+        described = self.describe(prompt.context, answers, prompt.processors)
+        return FillResult(prompt.prompt, filled.text, described, tuple(filled.spans))

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,9 +14,12 @@ from torch import Tensor
 from ftk.errors import UserError
 from ftk.generation.blanks import Chunk, context_chunk, find_blanks, next_chunk
 from ftk.generation.decoder import CachedDecoder
+from ftk.generation.fusion import FusedDecoder, LanguageModelRecord
 from ftk.generation.processors.base import Processors
+from ftk.generation.processors.per_prompt import PerPrompt
 from ftk.generation.sampling import prompt_key, step_numbers
 from ftk.generation.search import Answer, Move, Search, Strategy, Task
+from ftk.generation.token_stream import NewTokens, TokenStream
 
 CHECK_EVERY = 8
 """Steps after which a GPU is asked whether answers are complete: to ask it is to wait for it."""
@@ -36,6 +39,8 @@ class Prompt:
         order: numbers of the blanks that are to be filled, in this order; all from left to right if None.
         filled: place and answer of blanks that were filled before, as they are read behind the context.
         places: where each blank is; where the masks are if None.
+        index: its number, as prompts were given.
+        processors: its own, instead of those of all.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class Prompt:
         order: Sequence[int] | None = None,
         filled: Sequence[tuple[int, list[int]]] = (),
         places: Mapping[int, int] | None = None,
+        index: int = 0,
+        processors: Processors | None = None,
     ) -> None:
         self.context = context
         places = dict(enumerate(find_blanks(context, masks))) if places is None else places
@@ -53,6 +60,8 @@ class Prompt:
         self.blanks = [places[number] for number in self.order]
         self.filled = list(filled)
         self.seed = seed
+        self.index = index
+        self.processors = processors
         self.answers: list[Answer] = []  # in this order
 
     def chunk(self, sop: int, in_blocks: bool) -> Chunk:
@@ -90,22 +99,24 @@ class InFlight:
     the decoder. A prompt's answers are the same whatever rows, groups and neighbours it has.
 
     Args:
-        decoder: free, with as many rows as there may be prompts at once.
+        decoder: free, with as many rows as there may be prompts at once; with a language model beside it or not.
         strategy: how answers are searched for.
-        processors: of scores.
+        processors: of scores, for prompts without their own.
         ends: tokens that end an answer.
         sop: the start token.
         refill: whether a prompt leaves when it is complete and another one enters; else batch after batch.
+        stream: keeps what is written, for the caller of `run`; None where nobody asks.
     """
 
     def __init__(
         self,
-        decoder: CachedDecoder,
+        decoder: CachedDecoder | FusedDecoder,
         strategy: Strategy,
         processors: Processors,
         ends: tuple[int, ...],
         sop: int,
         refill: bool = True,
+        stream: TokenStream | None = None,
     ) -> None:
         self.decoder = decoder
         self.strategy = strategy
@@ -114,7 +125,9 @@ class InFlight:
         self.sop = sop
         self.refill = refill
         self.quorum = -(-decoder.num_rows // ENTER_TOGETHER)
-        self.check_every = 1 if decoder.device.type == "cpu" else CHECK_EVERY
+        self.stream = stream
+        # With a stream the host waits for the tokens of each step anyway.
+        self.check_every = 1 if decoder.device.type == "cpu" or stream is not None else CHECK_EVERY
         self.waiting: deque[Prompt] = deque()
         self.groups: list[_Group] = []
         self.between: dict[int, Prompt] = {}  # row -> prompt that has filled a blank and has more
@@ -123,20 +136,27 @@ class InFlight:
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=decoder.device)
         self.own_places = torch.arange(strategy.width, device=decoder.device).expand(shape)
 
-    def run(self, prompts: Iterable[Prompt], done: Callable[[Prompt], object]) -> None:
+    def run(self, prompts: Iterable[Prompt], done: Callable[[Prompt], object]) -> Iterator[NewTokens]:
         """Answers the blanks of all prompts; each has at least one.
 
         Args:
             prompts: they enter in this order.
             done: called with each prompt that is complete.
+
+        Yields:
+            what `stream` has, after each step.
         """
         self.waiting.extend(prompts)
         while True:
             self._begin(done)
+            if self.stream is not None:
+                yield from self.stream.take()
             if not self.groups and not self.waiting and not self.between:
                 return
             if self.groups:
                 self._step(done)
+            if self.stream is not None:
+                yield from self.stream.take()
 
     def _begin(self, done: Callable[[Prompt], object]) -> None:
         """Lets prompts read what comes next, if enough of them wait for it or nothing else is to be done."""
@@ -156,13 +176,19 @@ class InFlight:
             self.decoder.enter(new_rows, [len(prompt.context) for prompt in new])
             logits.append(self._read(new_rows, new))
             rows, prompts = rows + new_rows, prompts + new
-        search = self._search(rows, prompts)
-        group = _Group(search, rows, prompts, search.advance(torch.cat(logits)[:, None]), self.decoder.device)
+        first = torch.cat(logits)  # [N, V]
+        if isinstance(self.decoder, FusedDecoder):
+            first = self.decoder.beside(first, rows, prompts)  # [N, 2 V]
+        group = _Group(self._search(rows, prompts), rows, prompts, self._record(), first[:, None])
         self.groups.append(group)
         self._collect(group, done)
 
     def _read(self, rows: Sequence[int], prompts: Sequence[Prompt]) -> Tensor:
         return self.decoder.read(rows, [prompt.chunk(self.sop, self.decoder.in_blocks) for prompt in prompts])
+
+    def _record(self) -> LanguageModelRecord | None:
+        """Of what a language model says, where there is one."""
+        return LanguageModelRecord(self.ends) if isinstance(self.decoder, FusedDecoder) else None
 
     def _search(self, rows: Sequence[int], prompts: Sequence[Prompt]) -> Search:
         """A search for the next blank of each of these prompts."""
@@ -176,11 +202,18 @@ class InFlight:
             [prompt.context for prompt in prompts],
             numbers,
             None if states is None else states.of(torch.tensor(rows, device=device)),
+            self.decoder.language_model.fusion if isinstance(self.decoder, FusedDecoder) else None,
         )
-        # What a processor keeps about hypotheses belongs to one search.
-        return self.strategy.build(
-            task, copy.deepcopy(self.processors) if self.processors.keeps_state else self.processors
-        )
+        return self.strategy.build(task, self._processors(prompts))
+
+    def _processors(self, prompts: Sequence[Prompt]) -> Processors:
+        """Those of all prompts, or of each its own. What they keep about hypotheses belongs to one search."""
+        if any(prompt.processors is not None for prompt in prompts):
+            return PerPrompt([self._of(prompt) for prompt in prompts])
+        return copy.deepcopy(self.processors) if self.processors.keeps_state else self.processors
+
+    def _of(self, prompt: Prompt) -> Processors:
+        return self.processors if prompt.processors is None else prompt.processors
 
     def _uniforms(self, prompts: Sequence[Prompt]) -> Tensor | None:
         """float64 [N, max_len, D]: the random numbers of the prompts' next blanks; None where none are drawn."""
@@ -226,6 +259,8 @@ class InFlight:
 
     def _collect(self, group: _Group, done: Callable[[Prompt], object]) -> None:
         """Takes the answers that are complete; their rows go on to the next blank, or become free."""
+        if self.stream is not None:
+            self.stream.step(group.prompts, group.search)
         finished = self._finished(group)
         if not any(finished):
             return
@@ -235,7 +270,12 @@ class InFlight:
             if not is_finished:
                 continue
             answers = group.search.likeliest.given_to(answers, place)
-            prompt.answers.append(self._answer(prompt.number, answers))
+            if group.record is not None:
+                answers = group.record.given_to(answers, place)
+            answer = self._answer(prompt, answers)
+            if self.stream is not None:
+                self.stream.answered(prompt, prompt.number, answer)
+            prompt.answers.append(answer)
             if prompt.is_complete:
                 self.free.append(row)
                 done(prompt)
@@ -268,46 +308,57 @@ class InFlight:
                     self.free.append(row)
                     group.take_row(place, target)
 
-    def _answer(self, number: int, answers: Sequence[Answer]) -> Answer:
-        """The best answer to blank `number`, with the others."""
+    def _answer(self, prompt: Prompt, answers: Sequence[Answer]) -> Answer:
+        """The best answer to the blank that is being filled, with the others."""
         if not answers:
             raise UserError("the model gives no token a probability above 0; its weights may hold NaN")
-        best, *others = (self._cut(number, answer) for answer in answers)
+        best, *others = (self._cut(prompt, answer) for answer in answers)
         if not math.isfinite(best.score):
             raise UserError("the model's logits are not finite; its weights may hold NaN")
         return dataclasses.replace(best, others=tuple(others))
 
-    def _cut(self, number: int, answer: Answer) -> Answer:
+    def _cut(self, prompt: Prompt, answer: Answer) -> Answer:
         """The answer without what processors do not count: what stands behind a stop string."""
-        length = self.processors.length(number, answer.tokens)
+        length = self._of(prompt).length(prompt.number, answer.tokens)
         if length == len(answer.tokens):
             return answer
-        parts = {name: getattr(answer, name)[:length] for name in ("tokens", "token_logprobs", "alternatives")}
-        return dataclasses.replace(answer, **parts)
+        names = ("tokens", "token_logprobs", "alternatives", "lm_logprobs")
+        parts = {name: getattr(answer, name)[:length] for name in names}
+        return dataclasses.replace(answer, end=None, num_scored=len(answer.token_logprobs), **parts)
 
 
 class _Group:
     """Prompts that began an answer together."""
 
     def __init__(
-        self, search: Search, rows: list[int], prompts: list[Prompt], move: Move, device: torch.device
+        self,
+        search: Search,
+        rows: list[int],
+        prompts: list[Prompt],
+        record: LanguageModelRecord | None,
+        logits: Tensor,
     ) -> None:
         self.search = search
         self.rows = rows
         self.prompts = prompts
-        self.move = move
-        self.num_steps = 1
-        self.index = torch.tensor(rows, device=device)
+        self.record = record
+        self.num_steps = 0
+        self.index = torch.tensor(rows, device=logits.device)
+        self.advance(logits)
 
     def advance(self, logits: Tensor) -> None:
-        """logits [N, W, V] of its rows"""
+        """logits [N, 1 or W, V] of its rows"""
         self.move = self.search.advance(logits)
+        if self.record is not None:
+            self.record.add(logits, self.move)
         self.num_steps += 1
 
     def keep(self, places: list[int]) -> None:
         """Of its prompts only those at `places` stay."""
         index = torch.tensor(places, device=self.index.device)
         self.search.keep(index)
+        if self.record is not None:
+            self.record.keep(index)
         tokens, sources = self.move
         self.move = Move(tokens[index], None if sources is None else sources[index])
         self.rows = [self.rows[place] for place in places]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,10 @@ from ftk.generation.in_flight import Prompt
 from ftk.generation.scoring import first_token_logprobs
 
 if TYPE_CHECKING:
+    from ftk.generation.processors.base import Processors
     from ftk.generation.search import Answer
     from ftk.generation.sequence_generator import SequenceGenerator
+    from ftk.generation.token_stream import NewTokens, TokenStream
 
 
 def blank_numbers(order: str, count: int) -> list[int]:
@@ -32,10 +34,12 @@ def blank_numbers(order: str, count: int) -> list[int]:
 class _Open:
     """A context on its way, one blank a round."""
 
+    index: int  # as they were given
     context: list[int]
     seed: int
     places: dict[int, int]  # of the blanks that are open: number -> place in the context
     order: list[int]  # the numbers of the blanks that are open
+    processors: Processors | None = None
     filled: list[tuple[int, list[int]]] = field(default_factory=list)  # place and answer, as they were filled
     answers: dict[int, Answer] = field(default_factory=dict)
 
@@ -45,7 +49,9 @@ def fill_in_rounds(
     contexts: Sequence[Sequence[int]],
     seeds: Sequence[int],
     progress: Callable[[int], object],
-) -> list[list[Answer]]:
+    stream: TokenStream | None = None,
+    processors: Sequence[Processors | None] | None = None,
+) -> Generator[NewTokens, None, list[list[Answer]]]:
     """Fills one blank of every context, then the next: the order may depend on what was found, and so may contexts.
 
     With `reencode` an answer takes the place of its blank, and the context is read anew, so that all its tokens see
@@ -53,7 +59,11 @@ def fill_in_rounds(
 
     Args:
         generator: does a round; its `blank_order` and `reencode` say how.
-        contexts, seeds, progress: as for `SequenceGenerator.fill_ids`.
+        contexts, seeds, progress, processors: as for `SequenceGenerator.fill_ids`.
+        stream: keeps what is written, for the caller; None where nobody asks.
+
+    Yields:
+        what `stream` has, as it comes.
 
     Returns:
         per context one answer a blank, from left to right.
@@ -61,18 +71,20 @@ def fill_in_rounds(
     config = generator.config
     confident = config.blank_order == "confident"
     everything = []
-    for context, seed in zip(contexts, seeds, strict=True):
+    processors = [None] * len(contexts) if processors is None else processors
+    for index, (context, seed, own) in enumerate(zip(contexts, seeds, processors, strict=True)):
         blanks = find_blanks(context, generator.masks)
         order = blank_numbers("left" if confident else config.blank_order, len(blanks))
-        everything.append(_Open(list(map(int, context)), seed, dict(enumerate(blanks)), order))
+        everything.append(_Open(index, list(map(int, context)), seed, dict(enumerate(blanks)), order, own))
     while going := [one for one in everything if one.order]:
         if confident:
             _surest_first(generator, going)
         prompts = []
         for one in going:
             number = one.order.pop(0)
-            prompts.append(Prompt(one.context, generator.masks, one.seed, [number], one.filled, one.places))
-        generator.fill_prompts(prompts)
+            parts = (one.seed, [number], one.filled, one.places, one.index, one.processors)
+            prompts.append(Prompt(one.context, generator.masks, *parts))
+        yield from generator.fill_prompts(prompts, stream=stream)
         for one, prompt in zip(going, prompts, strict=True):
             (answer,) = prompt.answers
             _take(one, prompt.order[0], answer, config.reencode)

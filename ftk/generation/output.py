@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from ftk.generation.token_text import token_texts
 
 if TYPE_CHECKING:
-    from ftk.generation.fill import FilledBlank, FillResult
+    from ftk.generation.config import GenerationConfig
+    from ftk.generation.results import FilledBlank, FillResult
+    from ftk.generation.streaming import Piece
     from ftk.tokenizers import Tokenizer
 
 NOTE = (
@@ -18,9 +22,35 @@ NOTE = (
 )
 
 COLORS = ((0.8, "32"), (0.5, "36"), (0.2, "33"), (0.0, "31"))
-"""Colours of answers: the first whose bound their probability a token reaches. Green, cyan, yellow, red."""
+"""Colours of tokens: the first whose bound their probability reaches. Green, cyan, yellow, red."""
 
 _ESCAPES = {ord(one): repr(one)[1:-1] for one in "\\\n\r\t\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
+_JSON_ESCAPES = {ord(one): f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}  # those that JSON itself leaves
+
+
+def note(config: GenerationConfig) -> str:
+    """What the numbers in text lines mean."""
+    fused = f"; in H and D those of the language model are added {config.lm_weight:g} times"
+    over_text = "; N the same for all answers to a text together"
+    return (
+        NOTE.format(length_penalty=config.length_penalty)
+        + fused * (config.lm_path is not None)
+        + over_text * (config.nbest_over == "text")
+    )
+
+
+class Way(NamedTuple):
+    """One of the n best ways to fill a text as a whole.
+
+    Attributes:
+        score: of all its answers together.
+        answers: one per blank.
+        text: the filled text, where it is known.
+    """
+
+    score: float
+    answers: Sequence[FilledBlank]
+    text: str | None = None
 
 
 def text_lines(
@@ -31,13 +61,15 @@ def text_lines(
     references: Sequence[str] | None = None,
     filled: str | None = None,
     print_step: bool = False,
+    ways: Sequence[Way] = (),
 ) -> Iterator[str]:
     """One sample as tab-separated lines.
 
     `S-` source with its blanks; then for each blank, from left to right, `T-` reference, `H-` score and
     tokens, `D-` score and text, `P-` log-probabilities, `A-` the likeliest tokens at one place (if asked for),
     these for each of the n best answers, best first; with `print_step` `I-` steps of the best answers; at last
-    `F-` filled text. `T-`, `F-` only if given.
+    `F-` filled text. `T-`, `F-` only if given. With `ways` the lines of the answers come for each of these, in front of
+    them `N-`, its score and its text.
 
     Args:
         index: number of the sample.
@@ -47,8 +79,24 @@ def text_lines(
         references: one per blank, if known.
         filled: the text with its blanks filled, on one line (`one_line` or `colored_text` makes it so).
         print_step: whether to say how many steps were taken.
+        ways: the n best ways to fill the text as a whole, if it was asked for these; `answers` are those of the first.
     """
     yield f"S-{index}\t{one_line(source)}"
+    if not ways:
+        yield from _answer_lines(index, answers, tokenizer, references)
+    for way in ways:
+        yield f"N-{index}\t{way.score:.4f}" + ("" if way.text is None else f"\t{one_line(way.text)}")
+        yield from _answer_lines(index, way.answers, tokenizer, references if way is ways[0] else None)
+    if print_step:
+        yield f"I-{index}\t{num_steps(answers)}"
+    if filled is not None:
+        yield f"F-{index}\t{filled}"
+
+
+def _answer_lines(
+    index: int, answers: Sequence[FilledBlank], tokenizer: Tokenizer, references: Sequence[str] | None
+) -> Iterator[str]:
+    """The lines about each blank."""
     for number, answer in enumerate(answers):
         if references is not None:
             yield f"T-{index}\t{one_line(references[number])}"
@@ -59,10 +107,6 @@ def text_lines(
             yield f"P-{index}\t{' '.join(f'{value:.4f}' for value in one.token_logprobs)}"
             for place in one.alternatives:
                 yield f"A-{index}\t" + "\t".join(f"{_name(tokenizer, token)} {value:.4f}" for token, value in place)
-    if print_step:
-        yield f"I-{index}\t{num_steps(answers)}"
-    if filled is not None:
-        yield f"F-{index}\t{filled}"
 
 
 def json_line(
@@ -73,24 +117,41 @@ def json_line(
     references: Sequence[str] | None = None,
     filled: str | None = None,
     print_step: bool = False,
+    ways: Sequence[Way] = (),
 ) -> str:
     """One sample as a JSON object; arguments as in `text_lines`, `filled` as it is."""
     record: dict[str, Any] = {"id": index, "source": source}
     if filled is not None:
         record["text"] = filled
-    record["answers"] = [{"blank": answer.blank, **_numbers(answer, tokenizer)} for answer in answers]
+    if ways:
+        record["score"] = ways[0].score
+    record["answers"] = _described(answers, tokenizer)
     if references is not None:
         for answer, reference in zip(record["answers"], references, strict=True):
             answer["reference"] = reference
     if print_step:
         record["steps"] = num_steps(answers)
-    return json.dumps(record, ensure_ascii=False, allow_nan=False)
+    if ways:
+        record["others"] = [
+            {
+                **({} if way.text is None else {"text": way.text}),
+                "score": way.score,
+                "answers": _described(way.answers, tokenizer),
+            }
+            for way in ways[1:]
+        ]
+    return json_record(record)
+
+
+def json_record(record: dict[str, Any]) -> str:
+    """A record as JSON on one line, whichever characters its reader takes for the end of one."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=False).translate(_JSON_ESCAPES)
 
 
 def error_line(index: int, message: str, as_json: bool) -> str:
     """A sample that could not be answered: `E-` with the number of its line, counted from 1, or a JSON object."""
     if as_json:
-        return json.dumps({"id": index, "line": index + 1, "error": message}, ensure_ascii=False)
+        return json_record({"id": index, "line": index + 1, "error": message})
     return f"E-{index}\tline {index + 1}: {one_line(message)}"
 
 
@@ -111,31 +172,67 @@ def use_color(choice: str, stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def colored_text(result: FillResult, escape: bool = True) -> str:
-    """The filled text, each answer in the colour of its probability a token (`COLORS`) and underlined.
+def colored_text(result: FillResult, tokenizer: Tokenizer, escape: bool = True) -> str:
+    """The filled text, its answers underlined and each of their tokens in the colour of its probability (`COLORS`).
 
     Args:
         result: text with the places of its answers.
+        tokenizer: knows which characters a token has written.
         escape: whether to keep it on one line, as `one_line`.
     """
     clean = one_line if escape else str
     text, at = "", 0
     for (start, end), answer in zip(result.spans, result.answers, strict=True):
-        words = clean(result.text[start:end])
-        text += clean(result.text[at:start]) + (f"\033[4;{_color(answer)}m{words}\033[0m" if words else "")
+        text += clean(result.text[at:start]) + _colored(result.text[start:end], answer, tokenizer, clean)
         at = end
     return text + clean(result.text[at:])
 
 
-def _color(answer: FilledBlank) -> str:
-    """The code of a colour for the mean (geometric) probability of an answer's tokens."""
-    probability = math.exp(sum(answer.token_logprobs) / max(1, len(answer.token_logprobs)))
-    return next(code for bound, code in COLORS if probability >= bound)
+def colored_piece(piece: Piece, answered: Mapping[int, FilledBlank], tokenizer: Tokenizer) -> str:
+    """What a piece adds to the filled text, coloured as by `colored_text`.
+
+    Args:
+        piece: of an answer that is being written.
+        answered: the answers that are complete, by the numbers of their blanks; a piece may bring them to sight.
+        tokenizer: as for `colored_text`.
+    """
+    text, at = "", 0
+    for start, end, blank in piece.filled_spans:
+        of_blank = piece if blank == piece.blank else answered[blank]
+        text += piece.filled[at:start] + _colored(piece.filled[start:end], of_blank, tokenizer, str)
+        at = end
+    return text + piece.filled[at:]
+
+
+def color_legend() -> str:
+    """What the colours mean, each in its own."""
+    bounds = [f"{bound:g} and more" for bound, _ in COLORS[:-1]] + ["less"]
+    shown = ", ".join(f"\033[4;{code}m{words}\033[0m" for words, (_, code) in zip(bounds, COLORS, strict=True))
+    return f"colours are the probabilities of tokens: {shown}"
+
+
+def _colored(words: str, answer: FilledBlank | Piece, tokenizer: Tokenizer, clean: Callable[[str], str]) -> str:
+    """Words underlined, those of each token in the colour of its probability (of several: their geometric mean)."""
+    space = words[: len(words) - len(words.lstrip())]
+    text, last = "", ""
+    for part in token_texts(words[len(space) :], answer.tokens, answer.token_logprobs, tokenizer.decode):
+        probability = math.exp(sum(part.logprobs) / max(1, len(part.logprobs)))
+        code = next(code for bound, code in COLORS if probability >= bound)
+        if code != last:
+            text += ("\033[0m" if last else "") + f"\033[4;{code}m"
+        text += clean(space + part.text)
+        space, last = "", code
+    return text + ("\033[0m" if last else clean(space))
 
 
 def _name(tokenizer: Tokenizer, token: int) -> str:
     """A token on one line and without spaces."""
     return one_line(tokenizer.token_text(token)).replace(" ", "▁")
+
+
+def _described(answers: Sequence[FilledBlank], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Answers with their blanks."""
+    return [{"blank": answer.blank, **_numbers(answer, tokenizer)} for answer in answers]
 
 
 def _numbers(answer: FilledBlank, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -146,6 +243,8 @@ def _numbers(answer: FilledBlank, tokenizer: Tokenizer) -> dict[str, Any]:
         "score": answer.score,
         "token_logprobs": answer.token_logprobs,
     }
+    if answer.lm_logprobs:
+        record["lm_logprobs"] = list(answer.lm_logprobs)
     if answer.alternatives:
         record["alternatives"] = [
             [

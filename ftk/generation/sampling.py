@@ -37,7 +37,9 @@ def token_probabilities(
     Returns:
         float64 probabilities [..., V] that sum to 1; exactly 0 where a token was filtered away.
     """
-    logits = logits.double() / temperature
+    logits = logits.double()
+    if temperature != 1.0:  # from the likeliest one's, which stays finite however small the temperature is
+        logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     num_tokens = logits.size(-1)
     kept = num_tokens if top_k == 0 else min(top_k, num_tokens)
     if kept == num_tokens and top_p >= 1.0 and min_p <= 0.0 and typical_p >= 1.0:
@@ -81,13 +83,47 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     Returns:
         int64 [N]; a token of probability 0 is never drawn.
     """
-    cumulative = probabilities.cumsum(-1)  # [N, V]
-    targets = uniforms[:, None] * cumulative[:, -1:]
-    # The first token whose cumulative share is above the target: it holds some probability itself.
-    token = torch.searchsorted(cumulative, targets, right=True)[:, 0]  # [N]
-    # u * total may round up to total: then the last token that holds anything.
+    return _where_reached(probabilities, uniforms * probabilities.sum(-1))[0]
+
+
+def draw_without_replacement(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """C different ones per prompt, each drawn with probability proportional to its weight among those that are left.
+
+    First the row, then the token in it: a draw reads W + V numbers, not W times V, and nothing large is made.
+
+    Args:
+        weights: float64 [N, W, V], at least 0; what is drawn becomes 0 in place.
+        uniforms: float64 [N, C] in [0, 1).
+
+    Returns:
+        int64 [N, C], indices into [W * V], and bool [N, C]: False where nothing was left that could be drawn.
+    """
+    prompts = torch.arange(weights.size(0), device=weights.device)
+    of_rows = weights.sum(-1)  # [N, W]
+    indices, real = torch.empty_like(uniforms, dtype=torch.int64), torch.empty_like(uniforms, dtype=torch.bool)
+    for number in range(uniforms.size(1)):
+        row, within = _where_reached(of_rows, uniforms[:, number] * of_rows.sum(-1))
+        token, _ = _where_reached(weights[prompts, row], within)
+        indices[:, number] = row * weights.size(-1) + token
+        real[:, number] = weights[prompts, row, token] > 0
+        weights[prompts, row, token] = 0.0
+        of_rows[prompts, row] = weights[prompts, row].sum(-1)  # anew: exactly 0 when nothing is left in it
+    return indices, real
+
+
+def _where_reached(weights: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the running sum of weights, at least 0, float64 [N, X], is first above the targets, float64 [N].
+
+    Returns:
+        int64 [N], never a place of weight 0 unless all are, and float64 [N]: the part of the target that is left there.
+    """
+    cumulative = weights.cumsum(-1)  # [N, X]
+    # The first whose running sum is above the target: it holds some weight itself.
+    place = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]  # [N]
+    # A target may round up to the sum: then the last place that holds anything.
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())[:, 0]
-    return torch.minimum(token, last)
+    place = torch.minimum(place, last)[:, None]
+    return place[:, 0], targets - (cumulative.gather(1, place) - weights.gather(1, place))[:, 0]
 
 
 def prompt_key(seed: int, context: Sequence[int]) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from ftk.errors import UserError
 from ftk.generation.blanks import find_blanks
 from ftk.generation.search import Answer
+from ftk.modules.evaluation_mode import evaluation_mode
 
 if TYPE_CHECKING:
     from ftk.generation.sequence_generator import SequenceGenerator
@@ -37,6 +39,7 @@ def score_ids(
     candidates: Sequence[Sequence[Sequence[Sequence[int]]]],
     orders: Sequence[Sequence[int]] | None = None,
     end: bool = True,
+    progress: Callable[[int], object] | None = None,
 ) -> list[list[list[Answer]]]:
     """Log-probabilities of given answers, as `SequenceGenerator` would have found them on the way to these answers.
 
@@ -51,6 +54,7 @@ def score_ids(
             right. Ids that finish with an end token are scored with it.
         orders: for each context the order in which its blanks are filled, numbers from 0; left to right if None.
         end: whether the end-of-piece token is scored behind answers that have no end token.
+        progress: called with the number of contexts that have been scored since the last call.
 
     Returns:
         per context and candidate one answer a blank, from left to right; its tokens are without the end token,
@@ -74,17 +78,18 @@ def score_ids(
             _check(len(context), branches, generator.max_positions + generator.in_blocks)
         rows += _rows(number, list(context), branches)
     scored: list[list[list[Answer]]] = [[[] for _ in own] for own in candidates]
-    was_training = generator.model.training
-    generator.model.eval()
-    try:
+    progress = progress or (lambda count: None)
+    waiting = Counter(row.context_number for row in rows)
+    progress(len(contexts) - len(waiting))  # those without a candidate
+    with evaluation_mode(generator.model):
         for batch in _batches(rows):
             logprobs = iter(_target_logprobs(generator, batch))
             for row in batch:
                 for number, branch in zip(row.numbers, row.branches, strict=True):
                     values = [next(logprobs) for _ in range(sum(branch.scored))]
                     scored[row.context_number][number] = _answers(generator, branch, values)
-    finally:
-        generator.model.train(was_training)
+                waiting[row.context_number] -= 1
+            progress(sum(waiting[number] == 0 for number in {row.context_number for row in batch}))
     return scored
 
 
@@ -119,15 +124,11 @@ def first_token_logprobs(
         starts = [_Branch([generator.sop], [place], [1], [LIKELIEST], [True], [], []) for place in places]
         rows.append(_Row(number, context, [], [trunk, *starts], first_owner=1))
     found: list[list[float]] = [[] for _ in contexts]
-    was_training = generator.model.training
-    generator.model.eval()
-    try:
+    with evaluation_mode(generator.model):
         for batch in _batches(rows):
             values = iter(_target_logprobs(generator, batch))
             for row in batch:
                 found[row.context_number] = [next(values) for _ in row.branches[1:]]
-    finally:
-        generator.model.train(was_training)
     return found
 
 

@@ -25,6 +25,10 @@ _KEPT = (
 )
 """Operators whose results selective checkpointing keeps: dear to compute, and their results are small beside that."""
 
+_KEPT_MESSAGES = ("all_reduce", "reduce_scatter_tensor")
+"""Of tensor parallel layers: sums are not sent twice. A gathered sequence is, as in Korthikanti et al. 2022: the part
+that it was made of is kept instead."""
+
 
 def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
     """Make the blocks of a model forget what their forward pass computes, in place.
@@ -60,7 +64,8 @@ def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Calla
 
 
 def _keep_dear_results(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-    name = operator.name().removeprefix("aten::").partition(".")[0]
-    if (operator.namespace == "aten" and name in _KEPT) or "flex_attention" in str(operator):
+    name = operator.name().rpartition("::")[2].partition(".")[0]
+    kept = {"aten": _KEPT, "_c10d_functional": _KEPT_MESSAGES}.get(operator.namespace, ())
+    if name in kept or "flex_attention" in str(operator):
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE

@@ -16,8 +16,8 @@ def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise UserError(
-            f"{type(model).__name__} has no nn.ModuleList of blocks; leave out --activation-checkpointing and "
-            f"--compile block, or keep its layers in one"
+            f"{type(model).__name__} has no nn.ModuleList of blocks; keep its layers in one, or leave out "
+            f"--activation-checkpointing, --compile block and --data-parallel-shard-size"
         )
     name, blocks = max(lists, key=lambda named: sum(parameter.numel() for parameter in named[1].parameters()))
-    return [(f"{name}.{place}", block) for place, block in enumerate(blocks)]
+    return [(f"{name}.{place}", block) for place, block in blocks.named_children()]  # a stage has not all of them

@@ -1,4 +1,4 @@
-"""When gradients are summed over processes: once an update, not once a micro-batch."""
+"""When gradients are summed over processes: once an update, where memory allows, not once a micro-batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import nn
 
 @contextmanager
 def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
-    """What goes backward inside is summed over the processes, or left on each until a later backward is.
+    """Forward and backward pass of a micro-batch; the sums over processes are whole after the last one of an update.
 
-    For DDP the forward pass has to lie inside as well. A model of one process is left alone.
+    Copies of the model (DDP) and ZeRO stage 1 keep gradients on each process until then; stages 2 and 3 cannot, as
+    each process has memory for its share alone. A model of one process is left alone.
 
     Args:
         model: as it is called in the step; wrapped by DDP, sharded by FSDP2, or neither.
@@ -25,6 +26,8 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
             with model.no_sync():
                 yield
         return
-    if (switch := getattr(model, "set_requires_gradient_sync", None)) is not None:  # FSDP2
-        switch(enabled)
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2, which takes a second to import
+        from ftk.model_parallel.fully_sharded import accumulate
+
+        accumulate(model, last=enabled)  # type: ignore[arg-type]
     yield

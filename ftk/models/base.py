@@ -13,7 +13,8 @@ class LanguageModel(Protocol):
 
     One whose output layer is a matrix alone also offers it as `output_weight` [V, H]: logits(hidden) is then
     hidden @ output_weight.T, and the criterion may fuse it with the loss. One that can keep packed
-    documents apart (--document-mask) also takes `document_ids` [B, T] int64.
+    documents apart (--document-mask) also takes `document_ids` [B, T] int64. One whose layers processes may share
+    (--tensor-parallel-size) offers `tensor_parallel_plan`, see `ftk.model_parallel.tensor_parallel.plan`.
     """
 
     def __call__(

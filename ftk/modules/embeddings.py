@@ -14,13 +14,19 @@ class TiedEmbedding(nn.Embedding):
 
     On a CPU the gradient of the looked-up rows is added to that of the output layer, instead of being spread over
     a second [V, H] first: at V 30592 and H 512 that is 63 MB less and up to 3 % of a step.
+
+    Attributes:
+        sparse_gradient: whether the rows' gradient may be sparse until then; off where processes sum gradients.
     """
+
+    sparse_gradient = True
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [...] -> [..., H]"""
         weight = self.weight
         plain = weight.device.type == "cpu" and type(weight.data) is Tensor and not torch.compiler.is_compiling()
-        rows_only = plain and weight.requires_grad and torch.is_grad_enabled()
+        plain = plain and weight.is_leaf  # what stands in for a parameter, as a part of one, has no gradient of its own
+        rows_only = plain and self.sparse_gradient and weight.requires_grad and torch.is_grad_enabled()
         if rows_only and not hasattr(weight, "_gradient_stays_dense"):
             # Where the output layer was not used, or not yet, nothing makes the gradient dense.
             weight.register_post_accumulate_grad_hook(_make_gradient_dense)

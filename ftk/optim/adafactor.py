@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftk.model_parallel.shards import is_distributed, norms, sum_over_dimension
 from ftk.optim.base import OptimizerConfig
 from ftk.optim.foreach import ForeachOptimizer, State
 from ftk.registry import register_optimizer
@@ -94,24 +95,30 @@ class Adafactor(ForeachOptimizer):
         return state
 
     def update(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], states: list[State]
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        states: list[State],
+        wholes: list[Any],
     ) -> None:
         # One parameter after another: what is temporary is then one matrix, which is why one takes Adafactor.
-        for parameter, gradient, state in zip(parameters, gradients, states, strict=True):
-            _update_one(group, parameter, gradient, state)
+        for parameter, gradient, state, whole in zip(parameters, gradients, states, wholes, strict=True):
+            _update_one(group, parameter, gradient, state, whole)
 
 
-def _update_one(group: dict[str, Any], parameter: Tensor, gradient: Tensor, state: State) -> None:
+def _update_one(group: dict[str, Any], parameter: Tensor, gradient: Tensor, state: State, whole: Any) -> None:
+    """`whole` is what the parameter is a part of; means are over it."""
     step = state["step"].add_(1.0)
-    direction = _direction(gradient, state, step.pow(group["beta2_decay"]), group["eps"][0])
+    direction = _direction(gradient, state, step.pow(group["beta2_decay"]), group["eps"][0], whole)
     rate: Any = group["lr"]
     if group["relative_step"]:
         rate = step.rsqrt().clamp(max=rate)
     decay = rate * group["weight_decay"]
     if group["scale_parameter"]:
-        rate = rate * _root_mean_square(parameter).clamp(min=group["eps"][1])
+        rate = rate * _root_mean_square(parameter, whole).clamp(min=group["eps"][1])
     # The clipped direction times the rate, in one pass.
-    direction *= rate / (_root_mean_square(direction) / group["clip_threshold"]).clamp(min=1.0)
+    direction *= rate / (_root_mean_square(direction, whole) / group["clip_threshold"]).clamp(min=1.0)
     if group["beta1"] > 0.0:
         direction = state["exp_avg"].lerp_(direction, 1.0 - group["beta1"])
     if group["weight_decay"] != 0.0:
@@ -119,20 +126,24 @@ def _update_one(group: dict[str, Any], parameter: Tensor, gradient: Tensor, stat
     parameter.sub_(direction)
 
 
-def _direction(gradient: Tensor, state: State, weight: Tensor, eps: float) -> Tensor:
+def _direction(gradient: Tensor, state: State, weight: Tensor, eps: float, whole: Any) -> Tensor:
     """The gradient over the root of its second moment, which takes in the new square with `weight`, 0-d."""
     if "square" in state:
         return gradient * state["square"].lerp_(gradient.square().add_(eps), weight).rsqrt()
-    row = state["row"].lerp_(_mean_square(gradient, -1).add_(eps), weight)
-    column = state["column"].lerp_(_mean_square(gradient, -2).add_(eps), weight)
+    row = state["row"].lerp_(_mean_square(gradient, -1, whole).add_(eps), weight)
+    column = state["column"].lerp_(_mean_square(gradient, -2, whole).add_(eps), weight)
     # Algorithm 4 has R C / sum(R) of sums; with means it is R C / mean(R).
-    return (gradient * (row / row.mean(-2, keepdim=True)).rsqrt_()).mul_(column.rsqrt())
+    mean = row.mean(-2, keepdim=True)
+    if is_distributed(whole):
+        mean = sum_over_dimension(row.sum(-2, keepdim=True), whole, -2) / whole.shape[-2]
+    return (gradient * (row / mean).rsqrt_()).mul_(column.rsqrt())
 
 
-def _mean_square(tensor: Tensor, dim: int) -> Tensor:
+def _mean_square(tensor: Tensor, dim: int, whole: Any) -> Tensor:
     """Over one dimension, which stays as one of size 1. By norms, so that no squares as large as `tensor` are made."""
-    return torch.linalg.vector_norm(tensor, dim=dim, keepdim=True).square_().div_(tensor.shape[dim])
+    squares = torch.linalg.vector_norm(tensor, dim=dim, keepdim=True).square_()
+    return sum_over_dimension(squares, whole, dim).div_(whole.shape[dim])
 
 
-def _root_mean_square(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor) / math.sqrt(tensor.numel())
+def _root_mean_square(tensor: Tensor, whole: Any) -> Tensor:
+    return norms([tensor], [whole])[0] / math.sqrt(whole.numel())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,16 +96,23 @@ class Composite(JoinedOptimizer):
     Args:
         config: the groups, and the rate and decay of those that give none.
         param_groups: as from `ftk.optim.parameter_groups`, with `names`; their `lr_scale` multiplies.
+        all_names: of a model of which these are a part (the stage of a pipeline), the names of all trained parameters:
+            a group may take its parameters elsewhere.
 
     Raises:
         UserError: a group that takes no parameter, or a parameter that no group takes.
     """
 
-    def __init__(self, config: CompositeConfig, param_groups: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, config: CompositeConfig, param_groups: list[dict[str, Any]], all_names: Sequence[str] | None = None
+    ) -> None:
         self.rules = [parse_rule(text, config) for text in config.groups]
+        if all_names is None:
+            all_names = [name for group in param_groups for name in group["names"]]
+        _check_rules(self.rules, all_names)
         parts = _distribute(self.rules, param_groups, config)
         optimizers: list[torch.optim.Optimizer] = [
-            rule.optimizer.build(param_groups=part) for rule, part in zip(self.rules, parts, strict=True)
+            rule.optimizer.build(param_groups=part) for rule, part in zip(self.rules, parts, strict=True) if part
         ]
         super().__init__(optimizers)
         set_lr(self, config.lr, {rule.patterns: self._peak(rule, config.lr) for rule in self.rules})
@@ -196,31 +203,33 @@ def _options(entry: Entry) -> set[str]:
     return {option.name for option in dataclasses.fields(entry.config)} if entry.config is not None else set()
 
 
+def _check_rules(rules: list[Rule], names: Sequence[str]) -> None:
+    """See that every rule takes a parameter, and every parameter is taken."""
+    takers = {name: next((rule for rule in rules if rule.takes(name)), None) for name in names}
+    used = set(map(id, takers.values()))
+    for rule in rules:
+        if id(rule) not in used:
+            raise UserError(_takes_nothing(rule, list(names)))
+    left = [name for name, taker in takers.items() if taker is None]
+    if left:
+        shown = ", ".join(left[:_NAMES_SHOWN]) + (f" and {len(left) - _NAMES_SHOWN} more" * (len(left) > _NAMES_SHOWN))
+        raise UserError(f"--groups: no group takes {shown}; add one for the rest at the end, such as '* = adamw'")
+
+
 def _distribute(
     rules: list[Rule], param_groups: list[dict[str, Any]], config: CompositeConfig
 ) -> list[list[dict[str, Any]]]:
     """For each rule the groups that its optimizer gets: of one weight decay and one `lr_scale` each."""
     parts: list[list[dict[str, Any]]] = [[] for _ in rules]
-    left: list[str] = []
     for group in param_groups:
         taken: list[tuple[list[torch.nn.Parameter], list[str]]] = [([], []) for _ in rules]
         for parameter, name in zip(group["params"], group["names"], strict=True):
-            place = next((place for place, rule in enumerate(rules) if rule.takes(name)), None)
-            if place is None:
-                left.append(name)
-            else:
-                taken[place][0].append(parameter)
-                taken[place][1].append(name)
+            place = next(place for place, rule in enumerate(rules) if rule.takes(name))
+            taken[place][0].append(parameter)
+            taken[place][1].append(name)
         for part, rule, (parameters, names) in zip(parts, rules, taken, strict=True):
             if parameters:
                 part.append({**group, "params": parameters, "names": names, **_rates(rule, group, config)})
-    all_names = [name for group in param_groups for name in group["names"]]
-    for rule, part in zip(rules, parts, strict=True):
-        if not part:
-            raise UserError(_takes_nothing(rule, all_names))
-    if left:
-        shown = ", ".join(left[:_NAMES_SHOWN]) + (f" and {len(left) - _NAMES_SHOWN} more" * (len(left) > _NAMES_SHOWN))
-        raise UserError(f"--groups: no group takes {shown}; add one for the rest at the end, such as '* = adamw'")
     return parts
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.naming import canonical_name
+from ftk.model_parallel.shards import local, locals_of
 from ftk.optim.ema_config import EMAConfig
 
 
@@ -46,7 +47,7 @@ class EMA:
         if num_updates % self.config.ema_interval:
             return
         share = 1.0 - self.config.decay_at(num_updates)
-        averages, weights = list(self.averages.values()), [p.detach().float() for p in self.parameters.values()]
+        averages, weights = locals_of(self.averages.values()), [local(p).float() for p in self.parameters.values()]
         if skip is None or skip.device.type == "cpu":  # where reading it costs nothing
             if skip is None or not bool(skip):
                 torch._foreach_lerp_(averages, weights, share)
@@ -57,10 +58,10 @@ class EMA:
     def swapped_in(self) -> Iterator[None]:
         """Inside, the model computes with the average; afterwards it has its own weights back, bit for bit."""
         assert not self._swapped, "the weights are the average's already"
-        parameters: list[Tensor] = list(self.parameters.values())
         with torch.no_grad():
+            parameters = locals_of(self.parameters.values())
             own = [parameter.clone() for parameter in parameters]
-            torch._foreach_copy_(parameters, list(self.averages.values()))
+            torch._foreach_copy_(parameters, locals_of(self.averages.values()))
         self._swapped = True
         try:
             yield

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftk.model_parallel.shards import local, locals_of
+
 # Temporaries of an update are as large as what is updated at once, so many elements. On a CPU they had better stay
 # in the cache (LAMB's step of 10 M parameters: 65 ms, against 155 in chunks of 1 << 24); elsewhere few launches count.
 _CHUNK_ELEMENTS = {"cpu": 1 << 20}
@@ -42,13 +44,21 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def update(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], states: list[State]
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        states: list[State],
+        wholes: list[Any],
     ) -> None:
         """Change parameters and their states in place.
 
         Args:
             group: the options.
-            parameters, gradients, states: parallel lists, none empty.
+            parameters, gradients, states: parallel lists, none empty; of what is shared out over processes (DTensors)
+                this process's parts, plain tensors.
+            wholes: the parameters themselves, for what depends on more than one element
+                (`ftk.model_parallel.shards`).
         """
 
     @torch.no_grad()
@@ -77,21 +87,22 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter] = self.new_state(parameter, group)
-        states = [self.state[parameter] for parameter in parameters]
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        own = locals_of(parameters)
+        states = [{name: local(value) for name, value in self.state[parameter].items()} for parameter in parameters]
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
         if found_inf is None:
-            self.update(group, parameters, gradients, states)
+            self.update(group, own, gradients, states, parameters)
             return
-        changed = [*parameters, *(tensor for state in states for tensor in state.values())]
+        changed = [*own, *(tensor for state in states for tensor in state.values())]
         before = [tensor.clone() for tensor in changed]
-        self.update(group, parameters, gradients, states)
+        self.update(group, own, gradients, states, parameters)
         for tensor, old in zip(changed, before, strict=True):
             tensor.copy_(torch.where(found_inf > 0, old, tensor))
 
 
 def unscale(param_groups: list[dict[str, Any]], grad_scale: Tensor | None) -> None:
     """Divide the gradients by the scale that `torch.amp.GradScaler` hands to an optimizer; None: there is none."""
-    gradients = [p.grad for group in param_groups for p in group["params"] if p.grad is not None]
+    gradients = [local(p.grad) for group in param_groups for p in group["params"] if p.grad is not None]
     if grad_scale is not None and gradients:
         torch._foreach_mul_(gradients, grad_scale.reciprocal())
 

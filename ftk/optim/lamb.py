@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftk.model_parallel.shards import norms
 from ftk.optim.base import OptimizerConfig, not_negative, two_betas
 from ftk.optim.foreach import ForeachOptimizer, State, bias_corrections
 from ftk.registry import register_optimizer
@@ -68,7 +69,12 @@ class Lamb(ForeachOptimizer):
         }
 
     def update(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], states: list[State]
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        states: list[State],
+        wholes: list[Any],
     ) -> None:
         beta1, beta2 = group["betas"]
         steps = [state["step"] for state in states]
@@ -87,12 +93,11 @@ class Lamb(ForeachOptimizer):
         if group["weight_decay"] != 0.0:
             torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
         if group["weight_decay"] != 0.0 or group["always_adapt"]:
-            torch._foreach_mul_(directions, _trust_ratios(parameters, directions))
+            torch._foreach_mul_(directions, _trust_ratios(parameters, directions, wholes))
         torch._foreach_add_(parameters, directions, alpha=-group["lr"])
 
 
-def _trust_ratios(parameters: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
+def _trust_ratios(parameters: list[Tensor], directions: list[Tensor], wholes: list[Any]) -> list[Tensor]:
     """|p| / |u| for each pair, 0-d; 1 where a norm is 0."""
-    weights = torch.stack(torch._foreach_norm(parameters))
-    steps = torch.stack(torch._foreach_norm(directions))
+    weights, steps = norms(parameters, wholes), norms(directions, wholes)
     return list(torch.where((weights > 0.0) & (steps > 0.0), weights / steps, 1.0).unbind())

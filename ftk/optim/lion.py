@@ -56,7 +56,12 @@ class Lion(ForeachOptimizer):
         return {"momentum": torch.zeros_like(parameter)}
 
     def update(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], states: list[State]
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        states: list[State],
+        wholes: list[Any],
     ) -> None:
         beta1, beta2 = group["betas"]
         momenta = [state["momentum"] for state in states]

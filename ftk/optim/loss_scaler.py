@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ftk.model_parallel.shards import local
 from ftk.optim.loss_scale_config import LossScaleConfig
 
 _CEILING = 2.0**64  # beyond it the scale itself would overflow float32, and could not come back
@@ -37,7 +38,7 @@ class LossScaler:
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
         """Divide the gradients by the scale, in place."""
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, self.scale.reciprocal())
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftk.model_parallel.shards import own_part, whole
 from ftk.optim.adamw import AdamW, AdamWConfig
 from ftk.optim.base import set_lr
 from ftk.optim.foreach import ForeachOptimizer, State
@@ -129,20 +130,28 @@ class NewtonSchulz(ForeachOptimizer):
         return {"momentum_buffer": torch.zeros_like(parameter)}
 
     def update(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], states: list[State]
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        states: list[State],
+        wholes: list[Any],
     ) -> None:
         buffers = [state["momentum_buffer"] for state in states]
         torch._foreach_lerp_(buffers, gradients, 1.0 - group["momentum"])
         steps = torch._foreach_lerp(gradients, buffers, group["momentum"]) if group["nesterov"] else buffers
         torch._foreach_mul_(parameters, 1.0 - group["lr"] * group["weight_decay"])
         by_shape: dict[torch.Size, list[int]] = {}
-        for place, step in enumerate(steps):
-            by_shape.setdefault(step.shape, []).append(place)
+        for place, matrix in enumerate(wholes):
+            by_shape.setdefault(matrix.shape, []).append(place)
         for shape, places in by_shape.items():
-            orthogonal = orthogonalized(torch.stack([steps[place] for place in places]), group["ns_steps"])
+            # Every process that has a part of a matrix orthogonalizes all of it, and takes its part of the result.
+            matrices = torch.stack([whole(steps[place], wholes[place]) for place in places])
+            orthogonal = orthogonalized(matrices, group["ns_steps"])
             rate = group["lr"] * _scale(shape, group["muon_scale"])
             targets = [parameters[place] for place in places]
-            torch._foreach_add_(targets, list(orthogonal.to(targets[0].dtype).unbind()), alpha=-rate)
+            parts = [own_part(value, wholes[place]) for value, place in zip(orthogonal.unbind(), places, strict=True)]
+            torch._foreach_add_(targets, [part.to(targets[0].dtype) for part in parts], alpha=-rate)
 
 
 def orthogonalized(matrices: Tensor, num_iterations: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.naming import canonical_name
+from ftk.model_parallel.shards import local
 from ftk.optim.parameters_config import ParametersConfig, split_rule
 from ftk.optim.patterns import matches, paths
 
@@ -60,6 +62,53 @@ def parameter_groups(
     Raises:
         UserError: a pattern matches nothing, or there are no blocks for `layer_lr_decay`.
     """
+    return parameter_rules(model, weight_decay, config).groups_of(model)
+
+
+@dataclass(frozen=True)
+class ParameterRules:
+    """What becomes of each trained parameter of a model, by its name.
+
+    Made of the whole model and asked for any part of it: a process may hold some of the parameters only, or others in
+    their place under the same names.
+
+    Attributes:
+        groups: as of `parameter_groups`, without "params".
+        multipliers: (factor, names of the parameters whose gradients it multiplies).
+        num_elements: of all trained parameters together.
+    """
+
+    groups: list[dict[str, Any]]
+    multipliers: list[tuple[float, list[str]]]
+    num_elements: int
+
+    @property
+    def names(self) -> list[str]:
+        """Of all trained parameters."""
+        return [name for group in self.groups for name in group["names"]]
+
+    def groups_of(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Groups of the parameters that `model` has; those of which it has none are left out."""
+        own = _by_name(model)
+        made = []
+        for group in self.groups:
+            names = [name for name in group["names"] if name in own]
+            if names:
+                made.append({**group, "params": [own[name] for name in names], "names": names})
+        return made
+
+    def multipliers_of(self, model: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
+        """The parameters that `model` has, by factor."""
+        own = _by_name(model)
+        made = [(factor, [own[name] for name in names if name in own]) for factor, names in self.multipliers]
+        return [(factor, parameters) for factor, parameters in made if parameters]
+
+
+def parameter_rules(model: nn.Module, weight_decay: float, config: ParametersConfig | None = None) -> ParameterRules:
+    """The rules that the options of a run give for its model.
+
+    Args and raises: as `parameter_groups` and `gradient_multipliers`; the model is whole, perhaps on the meta device.
+    """
     config = config or ParametersConfig()
     names, embeddings = _names(model), _embeddings(model)
     scales = _layer_scales(model, names, embeddings, config.layer_lr_decay)
@@ -71,12 +120,14 @@ def parameter_groups(
             continue
         decayed = parameter.ndim > 1 and (config.decay_embeddings or parameter not in embeddings)
         scale = scales[parameter]
-        decay = weight_decay if decayed else 0.0
-        new = {"params": [], "weight_decay": decay, "lr_scale": scale, "names": []}
-        group = groups.setdefault((not decayed, -scale), new)
-        group["params"].append(parameter)
-        group["names"].append(name)
-    return [groups[key] for key in sorted(groups)]
+        new: dict[str, Any] = {"weight_decay": weight_decay if decayed else 0.0, "lr_scale": scale, "names": []}
+        groups.setdefault((not decayed, -scale), new)["names"].append(name)
+    multipliers = [
+        (factor, [names[parameter][0] for parameter in parameters])
+        for factor, parameters in gradient_multipliers(model, config)
+    ]
+    num_elements = sum(parameter.numel() for parameter in names if parameter.requires_grad)
+    return ParameterRules([groups[key] for key in sorted(groups)], multipliers, num_elements)
 
 
 def gradient_multipliers(model: nn.Module, config: ParametersConfig) -> list[tuple[float, list[nn.Parameter]]]:
@@ -99,9 +150,13 @@ def multiply_gradients(multipliers: Sequence[tuple[float, Sequence[nn.Parameter]
         multipliers: from `gradient_multipliers`.
     """
     for factor, parameters in multipliers:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)
+
+
+def _by_name(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for parameter, names in _names(model).items() for name in names}
 
 
 def _names(model: nn.Module) -> Names:

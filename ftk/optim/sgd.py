@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ftk.model_parallel.shards import is_distributed, locals_of
 from ftk.optim.base import OptimizerConfig
 from ftk.registry import register_optimizer
 
@@ -55,7 +56,31 @@ class SGD(torch.optim.SGD):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._start_momentum_at_zero()
-        return super().step(closure)
+        distributed = any(is_distributed(parameter) for group in self.param_groups for parameter in group["params"])
+        return self._step_of_parts() if distributed and closure is None else super().step(closure)
+
+    @torch.no_grad()
+    def _step_of_parts(self) -> None:
+        """The fused kernel on this process's parts: torch has it for no DTensor."""
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            momentum = group["momentum"] != 0.0
+            torch._fused_sgd_(
+                locals_of(parameters),
+                locals_of(parameter.grad for parameter in parameters),
+                locals_of(self.state[parameter]["momentum_buffer"] for parameter in parameters) if momentum else [],
+                weight_decay=group["weight_decay"],
+                momentum=group["momentum"],
+                lr=group["lr"],
+                dampening=group["dampening"],
+                nesterov=group["nesterov"],
+                maximize=False,
+                is_first_step=False,  # the buffers are there, at zero
+                grad_scale=getattr(self, "grad_scale", None),
+                found_inf=getattr(self, "found_inf", None),
+            )
 
     def _start_momentum_at_zero(self) -> None:
         # torch's fused step allocates the buffers uninitialised and fills them in the first step; a first

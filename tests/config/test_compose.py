@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -30,6 +31,25 @@ class PlainConfig:
     def validate(self) -> Iterator[str]:
         if self.steps < 1:
             yield f"steps is {self.steps}; it must be at least 1"
+
+
+@dataclass(kw_only=True)
+class SizeConfig:
+    group_title: ClassVar[str] = "size of it"
+
+    size: int = field(default=1, metadata={"help": "how big"})
+
+
+@dataclass(kw_only=True)
+class ColourConfig:
+    group_title: ClassVar[str] = "colour of it"
+
+    colour: str = field(default="red", metadata={"help": "which"})
+
+
+@dataclass(kw_only=True)
+class ThingConfig(SizeConfig, ColourConfig):
+    weight: float = field(default=1.0, metadata={"help": "how heavy"})
 
 
 @dataclass(kw_only=True)
@@ -71,6 +91,11 @@ class Root:
     plain: PlainConfig = section("plain")
     part: Chosen = slot(PARTS, flag="--part", default="ball")
     shape: Chosen = slot(PARTS, flag="--shape", architectures=SHAPES, default="big_box")
+
+
+@dataclass(kw_only=True)
+class ThingRoot:
+    thing: ThingConfig = section("the thing")
 
 
 def run(*argv: str) -> Root:
@@ -175,3 +200,16 @@ def test_broken_yaml_and_a_list_are_refused(tmp_path):
     file.write_text("plain: !!python/object/apply:os.system ['true']\n")
     with pytest.raises(UserError, match="is not a YAML file"):
         run("d", "--config", str(file))
+
+
+def test_a_section_of_several_parts_is_one_mapping_and_in_help_a_group_for_each_part(capsys):
+    config = compose(ThingRoot, "prog", "A test.", ["--size", "3", "--colour", "blue"])
+    assert dump(config) == {"thing": {"colour": "blue", "size": 3, "weight": 1.0}}
+    assert build(ThingRoot, dump(config)) == config
+    with pytest.raises(SystemExit):
+        compose(ThingRoot, "prog", "A test.", ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    headings = ["the thing:", "size of it:", "colour of it:"]
+    assert [line for line in lines if line in headings] == headings
+    for heading, flag in zip(headings, ("--weight", "--size", "--colour"), strict=True):
+        assert flag in lines[lines.index(heading) + 1]

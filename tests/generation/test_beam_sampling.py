@@ -8,9 +8,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftk.generation import SequenceGenerator
-from ftk.generation.sampling import prompt_key, step_numbers
+from ftk.generation.sampling import draw_without_replacement, prompt_key, step_numbers
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.tables import TABLE_SPECIAL, SlowBeam, TableModel, fill, random_table, whole
@@ -98,3 +100,46 @@ def test_seeds_matter_and_one_choice_left_is_enough():
     assert len(answers) > 3
     only = [[0.0, 0.0, 1.0, 0.0, 0.0]] * 3 + [[1.0, 0.0, 0.0, 0.0, 0.0]] * 2
     assert [whole(one) for one in fill(only, search="beam_sampling", beam=3, nbest=3, max_len=4)] == [[0, 2]]
+
+
+def test_draws_without_replacement_are_those_of_one_long_row():
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(3, 4, 6, generator=generator, dtype=torch.float64)
+    weights[weights < 0.5] = 0.0
+    weights[1, 2:] = 0.0
+    weights[2] = 0.0
+    weights[2, 3, 5] = 0.1  # one thing only can be drawn
+    uniforms = torch.rand(3, 8, generator=generator, dtype=torch.float64)
+    indices, real = draw_without_replacement(weights.clone(), uniforms)
+    for own, numbers, found, is_real in zip(weights.flatten(1).numpy().copy(), uniforms, indices, real, strict=True):
+        for number, index, there in zip(numbers.tolist(), found.tolist(), is_real.tolist(), strict=True):
+            assert there == (own.sum() > 0)
+            if there:
+                assert index == int(np.searchsorted(own.cumsum(), number * own.sum(), side="right"))
+                own[index] = 0.0
+    assert real.sum(1).tolist() == [8, min(8, int((weights[1] > 0).sum())), 1]
+
+
+class CountsMade(TorchDispatchMode):
+    """Counts the elements of all tensors that are made."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        given = {one.untyped_storage().data_ptr() for one in args if isinstance(one, torch.Tensor)}
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() not in given:
+                self.made += one.numel()
+        return result
+
+
+def test_a_draw_makes_nothing_as_large_as_what_it_draws_from():
+    """A beam of 400 took 6 GB when every draw made a copy of all its continuations."""
+    width, size, count = 200, 500, 40
+    uniforms = torch.rand(1, count, dtype=torch.float64)
+    with CountsMade() as counter:
+        draw_without_replacement(torch.rand(1, width, size, dtype=torch.float64), uniforms)
+    assert counter.made < 2 * width * size + count * 4 * (width + size)

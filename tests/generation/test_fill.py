@@ -36,7 +36,7 @@ class FixedGenerator:
     def longest_context(self, num_blanks):
         return None
 
-    def fill_ids(self, contexts, seeds=None, progress=None):
+    def fill_ids(self, contexts, seeds=None, progress=None, processors=None):
         self.contexts += contexts
         return [
             [

@@ -125,13 +125,23 @@ def test_what_a_processor_keeps_belongs_to_one_search(model):
         assert_alike(row, SequenceGenerator(model, SPECIAL, **options).fill_ids([context])[0])
 
 
-@pytest.mark.parametrize(("options", "width"), [({}, 1), ({"beam": 4}, 4), ({"sampling": True, "nbest": 2}, 2)])
-def test_memory_is_what_the_formula_in_the_docs_says(model, decoders, options, width):
+@pytest.mark.parametrize(
+    ("options", "width", "read_ahead"),
+    [
+        ({}, 1, 0),
+        ({"beam": 4}, 4, 0),
+        ({"search": "diverse_beam", "beam": 4}, 4, 0),
+        ({"search": "beam_sampling", "beam": 3}, 3, 0),
+        ({"sampling": True, "nbest": 2}, 2, 0),
+        ({"search": "contrastive", "contrastive_candidates": 5}, 5, 1),
+    ],
+)
+def test_memory_is_what_the_formula_in_the_docs_says(model, decoders, options, width, read_ahead):
     contexts, max_len = random_contexts(8, 40), 6
     SequenceGenerator(model, SPECIAL, max_len=max_len, batch_size=7, **options).fill_ids(contexts)
     settled = max(len(c) + 1 + (sum(t in slow.BLANKS for t in c) - 1) * (max_len + 1) for c in contexts)
     config, (decoder,) = model.config, decoders
-    formula = 2 * 4 * config.num_layers * config.hidden_size * 7 * (settled + width * (max_len - 1))
+    formula = 2 * 4 * config.num_layers * config.hidden_size * 7 * (settled + width * (max_len - 1 + read_ahead))
     assert decoder.num_bytes == formula
     buffers = [part for cache in decoder.caches for part in cache.read(7, decoder.capacity)]
     assert sum(buffer.untyped_storage().nbytes() for buffer in buffers) == formula

@@ -72,6 +72,38 @@ def test_every_order_equals_the_slow_way(order, reencode, block_positions):
         assert_equal(answers, slow_fill(model, context, numbers, 4, reencode))
 
 
+@pytest.mark.parametrize("options", [{}, {"beam": 3, "nbest": 2}, {"sampling": True, "top_k": 6, "nbest": 2}])
+@pytest.mark.parametrize("reencode", [False, True])
+@pytest.mark.parametrize("order", ["confident", "3,1"])
+def test_alternatives_are_those_at_the_time_when_a_blank_was_filled(order, reencode, options):
+    """Each blank's, given the text as it was read then, and the answers that stood behind it then."""
+    model = small_model(seed=1)
+    how = {"max_len": 3, "blank_order": order, "reencode": reencode, "batch_size": 3, **options}
+    rows = SequenceGenerator(model, SPECIAL, alternatives=4, **how).fill_ids(CONTEXTS)
+    plain = SequenceGenerator(model, SPECIAL, **how).fill_ids(CONTEXTS)
+    for context, answers, without in zip(CONTEXTS, rows, plain, strict=True):
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in without]
+        places = dict(enumerate(index for index, token in enumerate(context) if token in BLANKS))
+        fixed = iter(blank_numbers("left" if order == "confident" else order, len(places)))
+        filled = []
+        while places:
+            sure = {n: float(next_logprobs(model, context, filled, at, []).max()) for n, at in places.items()}
+            number = max(sorted(sure), key=sure.__getitem__) if order == "confident" else next(fixed)
+            place, answer = places.pop(number), answers[number]
+            for one in (answer, *answer.others):
+                assert len(one.alternatives) == len(one.token_logprobs) > 0
+                for step, there in enumerate(one.alternatives):
+                    expected = next_logprobs(model, context, filled, place, one.tokens[:step]).topk(4)
+                    assert [token for token, _ in there] == expected.indices.tolist()
+                    np.testing.assert_allclose([value for _, value in there], expected.values, rtol=0, atol=1e-4)
+            if reencode:
+                context = [*context[:place], *answer.tokens, *context[place + 1 :]]
+                shift = len(answer.tokens) - 1
+                places = {n: at + shift * (at > place) for n, at in places.items()}
+            else:
+                filled.append((place, answer.tokens))
+
+
 def test_the_orders_differ():
     model = small_model(seed=1)
     found = {

@@ -104,6 +104,28 @@ def test_every_context_token_goes_through_the_model_once(model, monkeypatch):
     assert read == [len(context) + 1, *[1] * steps, later[0], *[1] * steps, later[1], *[1] * steps]
 
 
+@pytest.mark.parametrize(
+    ("options", "num_blanks"),
+    [({}, 1), ({}, 200), ({"beam": 3}, 30), ({"blank_order": "2,1"}, 8), ({"search": "contrastive"}, 30)],
+)
+def test_a_batch_of_prompts_is_read_in_one_forward_however_many_blanks_there_are(monkeypatch, options, num_blanks):
+    model, read = small_model(max_positions=600), []
+    embed = type(model).embed
+    monkeypatch.setattr(
+        type(model),
+        "embed",
+        lambda self, tokens, positions: read.append(tokens.shape) or embed(self, tokens, positions),
+    )
+    contexts = [[*[6, 3] * num_blanks, *range(6, 6 + more)] for more in (0, 5, 11)]  # of three lengths
+    generator = SequenceGenerator(model, SPECIAL, max_len=2, min_len=2, **options)
+    assert all(len(answers) == num_blanks for answers in generator.fill_ids(contexts))
+    longest = len(contexts[-1]) + 1  # with a start token
+    assert read[0] == (3, longest)
+    # All else is steps of one token a hypothesis, and between two blanks an answer with the next start token.
+    assert all(length <= max(3, generator.strategy.width) for _, length in read[1:])
+    assert sum(length == 3 for _, length in read[1:]) >= num_blanks - 1
+
+
 @pytest.mark.parametrize("min_len", [1, 3])
 def test_min_len_forbids_an_early_end_and_keeps_the_models_log_probabilities(model, min_len):
     generator = SequenceGenerator(model, SPECIAL, max_len=4, min_len=min_len)

@@ -27,6 +27,9 @@ class SearchState:
         max_len: longest answer, in tokens.
         logits: float32 [N, W, V], the model's own, never to be changed.
         logprobs: float32 [N, W, V], their logarithms of probabilities, never to be changed.
+        unprocessed: float32 [N, W, V], the scores before any processor, never to be changed: logprobs if None, else
+            with a language model's part.
+        end_index: `ends` where the scores are, int64 [E]; made of these if None.
     """
 
     tokens: Tensor
@@ -36,7 +39,15 @@ class SearchState:
     max_len: int
     logits: Tensor
     logprobs: Tensor
+    unprocessed: Tensor = None  # type: ignore[assignment] # `logprobs`, see below
+    end_index: Tensor = None  # type: ignore[assignment] # made of `ends`, see below
     _host_tokens: npt.NDArray[np.int64] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.unprocessed is None:
+            self.unprocessed = self.logprobs
+        if self.end_index is None:
+            self.end_index = index_of(self.ends, self.logprobs.device)
 
     @property
     def step(self) -> int:
@@ -49,6 +60,20 @@ class SearchState:
         if self._host_tokens is None:
             self._host_tokens = np.ascontiguousarray(self.tokens.cpu().numpy())
         return self._host_tokens
+
+    def of_prompts(self, numbers: Sequence[int], rows: Tensor) -> SearchState:
+        """The part of R prompts: their numbers, and the same as an index, int64 [R]."""
+        return SearchState(
+            self.tokens[rows],
+            [self.contexts[number] for number in numbers] if self.contexts else (),
+            [self.blank[number] for number in numbers] if self.blank else (),
+            self.ends,
+            self.max_len,
+            self.logits[rows],
+            self.logprobs[rows],
+            self.unprocessed[rows],
+            self.end_index,
+        )
 
     def open_rows(self) -> Iterator[Row]:
         """The hypotheses without an end token, one after the other, on the host."""
@@ -119,6 +144,11 @@ class Processor:
         """What counts of the text of a found answer: all, unless a stop string is in it."""
         return text
 
+    def settled(self, text: str) -> str:
+        """So much of the text of an answer that is being written as `cut` leaves whatever comes: for streaming."""
+        cuts = any(getattr(type(self), name) is not getattr(Processor, name) for name in ("cut", "length"))
+        return "" if cuts else text
+
 
 class Processors(Processor):
     """Processors one after the other. Where they leave a hypothesis nothing, the end tokens are allowed.
@@ -165,32 +195,41 @@ class Processors(Processor):
             text = item.cut(text)
         return text
 
+    def settled(self, text: str) -> str:
+        for item in self.items:
+            text = item.settled(text)
+        return text
+
 
 def with_a_way_out(state: SearchState, scores: Tensor) -> Tensor:
     """scores [N, W, V], in which a row that is -inf throughout gets its end tokens back; in place."""
     # amax: one pass, and NaN, a broken model, is not taken for stuck.
     stuck = (scores.amax(-1) == FORBIDDEN)[..., None]  # [N, W, 1]
-    ends = torch.tensor(state.ends, device=scores.device)
-    scores[..., ends] = torch.where(stuck, _end_scores(state, ends), scores[..., ends])
+    ends = state.end_index
+    scores[..., ends] = torch.where(stuck, _end_scores(state), scores[..., ends])
     return scores
 
 
 def end_only(state: SearchState) -> Tensor:
-    """Scores [N, W, V] that allow nothing but the end tokens, each with its own log-probability."""
-    ends = torch.tensor(state.ends, device=state.logprobs.device)
+    """Scores [N, W, V] that allow nothing but the end tokens, each with its own score."""
     scores = torch.full_like(state.logprobs, FORBIDDEN)
-    scores[..., ends] = _end_scores(state, ends)
+    scores[..., state.end_index] = _end_scores(state)
     return scores
 
 
 def keep_only(state: SearchState, scores: Tensor, row: Row, tokens: Sequence[int]) -> None:
-    """Allows a hypothesis nothing but these tokens, which have the model's own log-probabilities; in place."""
-    kept = torch.tensor(tokens, device=scores.device)
+    """Allows a hypothesis nothing but these tokens, which have their scores before any processor; in place."""
+    kept = index_of(tokens, scores.device)
     own = scores[row.prompt, row.hypothesis]  # [V]
     own.fill_(FORBIDDEN)
-    own[kept] = state.logprobs[row.prompt, row.hypothesis, kept].clamp(min=_LAST_RESORT)
+    own[kept] = state.unprocessed[row.prompt, row.hypothesis, kept].clamp(min=_LAST_RESORT)
 
 
-def _end_scores(state: SearchState, ends: Tensor) -> Tensor:
+def index_of(values: Sequence[int], device: torch.device) -> Tensor:
+    """Numbers from the host as int64 [n]. A tensor that is made on a GPU at once waits for all that it has to do."""
+    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def _end_scores(state: SearchState) -> Tensor:
     """[N, W, E]"""
-    return state.logprobs[..., ends].clamp(min=_LAST_RESORT)  # clamp lets NaN through
+    return state.unprocessed[..., state.end_index].clamp(min=_LAST_RESORT)  # clamp lets NaN through

@@ -36,13 +36,12 @@ class LexicalConstraints(Processor):
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         self._follow(state)
-        ends = torch.tensor(state.ends, device=scores.device)
         for row in state.open_rows():
             blank = state.blank[row.prompt]
             progress, now = self._progress(blank), self._now[row.prompt][row.hypothesis]
             if progress is None or progress.need(now) == 0:
                 continue
-            scores[row.prompt, row.hypothesis, ends] = FORBIDDEN
+            scores[row.prompt, row.hypothesis, state.end_index] = FORBIDDEN
             room = of_blank(self.max_lens, blank, state.max_len) - state.step - 1  # behind the next token
             if progress.need(progress.forget(now)) <= room:
                 continue

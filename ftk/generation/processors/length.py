@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState, end_only
+from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState, end_only, index_of
 
 
 def of_blank(values: Sequence[int], blank: int, default: int) -> int:
@@ -30,9 +29,8 @@ class MinLength(Processor):
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         short = [row for row, b in enumerate(state.blank) if state.step < of_blank(self.min_lens, b, self.default)]
         if short:
-            rows = torch.tensor(short, device=scores.device)
-            ends = torch.tensor(state.ends, device=scores.device)
-            scores[rows[:, None], :, ends] = FORBIDDEN
+            rows = index_of(short, scores.device)
+            scores[rows[:, None], :, state.end_index] = FORBIDDEN
         return scores
 
 
@@ -49,6 +47,6 @@ class MaxLength(Processor):
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         full = [row for row, b in enumerate(state.blank) if state.step >= of_blank(self.max_lens, b, state.max_len)]
         if full:
-            rows = torch.tensor(full, device=scores.device)
+            rows = index_of(full, scores.device)
             scores[rows] = end_only(state)[rows]
         return scores

@@ -31,7 +31,7 @@ class RepetitionPenalty(Processor):
         seen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, state.tokens, True)  # [N, W, V]
         if self.prompt:
             seen |= self._prompt_tokens(state, scores)
-        seen[..., torch.tensor(state.ends, device=scores.device)] = False
+        seen[..., state.end_index] = False
         logits = state.logits
         less = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
         changed = torch.where(seen, less, logits).log_softmax(-1) - state.logprobs

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from ftk.errors import UserError
-from ftk.generation.processors.base import FORBIDDEN, Processor, Row, SearchState, keep_only
+from ftk.generation.processors.base import FORBIDDEN, Processor, Row, SearchState, index_of, keep_only
 from ftk.generation.processors.phrases import Spelling
 
 AllowedTokensFunction = Callable[[list[int], int, list[int]], Iterable[int] | None]
@@ -68,7 +67,7 @@ class AllowedTokens(Processor):
             for token in ids[:1] + ids[-1:]:
                 if not 0 <= token < scores.size(-1):
                     raise UserError(f"allowed_tokens gave {token}; tokens are 0 to {scores.size(-1) - 1}")
-            kept = torch.tensor(ids, dtype=torch.int64, device=scores.device)
+            kept = index_of(ids, scores.device)
             own = scores[row.prompt, row.hypothesis]  # [V]
             values = own[kept]
             own.fill_(FORBIDDEN)

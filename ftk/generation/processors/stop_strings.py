@@ -61,6 +61,17 @@ class StopStrings(Processor):
         cut = self._find(text)
         return text if cut < 0 else text[:cut]
 
+    def settled(self, text: str) -> str:
+        """The text in front of the first stop string, or of what at its end may become one."""
+        cut = self._find(text)
+        least = len(text) if cut < 0 else cut
+        for stop in self.stops:
+            # The longest beginning of the stop string that the text ends with.
+            longest = min(len(stop) - 1, len(text))
+            begun = next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+            least = min(least, len(text) - begun)
+        return text[:least]
+
     def _find(self, text: str) -> int:
         """Where the first stop string begins; -1 if there is none."""
         return min((place for stop in self.stops if (place := text.find(stop)) >= 0), default=-1)

@@ -28,6 +28,9 @@ class Answer:
             number of tokens ** length_penalty, the end token counted.
         others: further answers to the same blank, best first; `nbest` - 1 at most. They have no others.
         alternatives: for each of token_logprobs the likeliest tokens there, if they were asked for.
+        lm_logprobs: the same as token_logprobs under the language model, where there is one.
+        end: the token that ended it, if one did and the strategy says which.
+        num_scored: tokens that `score` counts, where a stop string has cut some of them off; else 0.
     """
 
     tokens: list[int]
@@ -35,11 +38,47 @@ class Answer:
     score: float
     others: tuple[Answer, ...] = ()
     alternatives: Alternatives = ()
+    lm_logprobs: Sequence[float] = ()
+    end: int | None = None
+    num_scored: int = 0
 
     @property
     def ended(self) -> bool:
         """Whether the end token came, that is, the answer was not cut at the greatest length."""
         return len(self.token_logprobs) > len(self.tokens)
+
+
+class Fusion(NamedTuple):
+    """How a language model's log-probabilities count.
+
+    Attributes:
+        weight: what they are multiplied by.
+        ends: whether those of end tokens count. If not, an end token gets what a word gets on average, so that whether
+            an answer ends stays as likely as the model alone says.
+    """
+
+    weight: float
+    ends: bool = True
+
+    def scores(self, logprobs: Tensor, language: Tensor, ends: Tensor) -> Tensor:
+        """Shallow fusion: log p + weight * log p_lm.
+
+        Args:
+            logprobs: float32 [..., V], of the model.
+            language: float32 [..., V], of the language model.
+            ends: int64 [E], ids of the end tokens.
+
+        Returns:
+            float32 [..., V]; `logprobs` itself where the weight is 0.
+        """
+        if self.weight == 0:  # 0 * -inf would be NaN
+            return logprobs
+        scores = torch.add(logprobs, language, alpha=self.weight)
+        if not self.ends:
+            words, fused = (part.index_fill(-1, ends, float("-inf")).logsumexp(-1, True) for part in (logprobs, scores))
+            on_average = (fused - words).nan_to_num(nan=0.0, neginf=0.0)  # [..., 1]; no word is possible: nothing
+            scores[..., ends] = logprobs[..., ends] + on_average
+        return scores
 
 
 class Task(NamedTuple):
@@ -53,6 +92,7 @@ class Task(NamedTuple):
         contexts: per prompt its token ids, for processors.
         blank: per prompt the number of the blank that is filled, for processors.
         states: what the decoder has read, for strategies with `reads_states`.
+        fusion: with the language model, whose part stands beside the logits; None where there is none.
     """
 
     num_prompts: int
@@ -62,6 +102,7 @@ class Task(NamedTuple):
     contexts: Sequence[Sequence[int]] = ()
     blank: Sequence[int] = ()
     states: RowStates | None = None
+    fusion: Fusion | None = None
 
 
 class Move(NamedTuple):
@@ -109,7 +150,7 @@ class Search(ABC):
         return 0
 
     def advance(self, logits: Tensor) -> Move:
-        """Takes the logits of a step: [N, 1, V] at first, [N, W, V] later."""
+        """Takes the logits of a step: [N, 1, V] at first, [N, W, V] later; 2 V with a language model's part."""
         scores, logprobs = self.scored(logits)
         move = self._advance(scores, logprobs)
         self.step += 1
@@ -137,6 +178,14 @@ class Search(ABC):
     def tokens_so_far(self) -> Tensor:
         """int64 [N, W, step]: the hypotheses. W may be anything before the first step."""
 
+    def newest(self) -> Tensor | None:
+        """The token that this step has settled in each prompt's only answer, and its log-probability under the model.
+
+        Returns:
+            float64 [2, N]; None where no token is settled yet, as long as hypotheses compete, or several answers.
+        """
+        return None
+
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
         """Of the prompts only `rows`, int64 [R], stay, in this order. Overridden with a call of `keep_task`."""
@@ -158,14 +207,21 @@ class Search(ABC):
         """Processed scores and the model's own log-probabilities; not to be changed in place.
 
         Args:
-            logits: [N, W, V] of any dtype.
+            logits: [N, W, V] of any dtype; [N, W, 2 V] with the log-probabilities of a language model, which count as
+                `task.fusion` says.
 
         Returns:
             float32 [N, W, V] twice; the same tensor where nothing is processed.
         """
+        fusion, language = self.task.fusion, None
+        if fusion is not None:
+            logits, language = logits.chunk(2, dim=-1)
         logits = logits.float()
         logprobs = logits.log_softmax(-1)
         scores = logprobs
+        if fusion is not None and language is not None:
+            scores = fusion.scores(logprobs, language, self.ends)
+        unprocessed = scores
         if self.config.alternatives:
             self.likeliest.add(self.tokens_so_far()[:, : logits.size(1)], logprobs)
         if self.step < self.config.min_len:
@@ -173,8 +229,18 @@ class Search(ABC):
         if self.processors:
             task = self.task
             tokens = self.tokens_so_far()[:, : logits.size(1)]
-            state = SearchState(tokens, task.contexts, task.blank, task.end_ids, self.config.max_len, logits, logprobs)
-            scores = self.processors(state, scores.clone() if scores is logprobs else scores)
+            state = SearchState(
+                tokens,
+                task.contexts,
+                task.blank,
+                task.end_ids,
+                self.config.max_len,
+                logits,
+                logprobs,
+                unprocessed,
+                self.ends,
+            )
+            scores = self.processors(state, scores.clone() if scores is unprocessed else scores)
         return scores, logprobs
 
 
@@ -204,6 +270,10 @@ class Lines:
         self.logprobs[:, :, step] = logprobs
         self.lengths += ~self.ended
         self.ended |= torch.isin(tokens, ends)
+
+    def newest(self, step: int) -> Tensor:
+        """float64 [2, N]: token number `step` of each prompt's first answer, and its log-probability."""
+        return torch.stack((self.tokens[:, 0, step].double(), self.logprobs[:, 0, step].double()))
 
     def keep(self, rows: Tensor) -> None:
         """Of the prompts only `rows`, int64 [R], stay, in this order."""
@@ -239,4 +309,5 @@ def _answer(
 ) -> Answer:
     """An answer of the first `length` of its tokens, of which the last is the end token if it `ended`."""
     score = sum(scores[:length]) / length**length_penalty
-    return Answer(tokens[: length - 1 if ended else length], logprobs[:length], score)
+    words, end = (tokens[: length - 1], tokens[length - 1]) if ended else (tokens[:length], None)
+    return Answer(words, logprobs[:length], score, end=end)

@@ -94,7 +94,12 @@ class Beam:
         columns = (self.done_scores, self.done_lengths, self.done_ended, self.done_tokens, self.done_logprobs)
         return [
             [
-                Answer(tokens[: length - 1 if ended else length], logprobs[:length], score)
+                Answer(
+                    tokens[: length - 1 if ended else length],
+                    logprobs[:length],
+                    score,
+                    end=tokens[length - 1] if ended else None,
+                )
                 for score, length, ended, tokens, logprobs in zip(*prompt, strict=True)
                 if length > 0
             ]

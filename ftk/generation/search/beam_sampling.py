@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ftk.generation.config import GenerationConfig
-from ftk.generation.sampling import draw, token_probabilities
+from ftk.generation.sampling import draw_without_replacement, token_probabilities
 from ftk.generation.search.base import stable_topk
 from ftk.generation.search.beam import BeamSearch, Candidates
 from ftk.registry import register_search
@@ -29,16 +28,12 @@ class BeamSamplingSearch(BeamSearch):
     def candidates(self, scores: Tensor) -> Candidates:
         assert self.task.uniforms is not None, "sampling needs random numbers"
         logprobs = token_probabilities(scores, **self.config.filters()).log().float()
-        totals = self.beam.totals(logprobs).flatten(1)  # [N, W V]
-        weights = totals.double().softmax(-1).nan_to_num(0.0)  # NaN: all hypotheses of a prompt are dead
-        uniforms = self.task.uniforms[:, self.step]  # [N, C]
-        drawn = []
-        for number in range(min(uniforms.size(1), totals.size(1))):
-            token = draw(weights, uniforms[:, number])  # [N]
-            drawn.append((token, weights.gather(1, token[:, None])[:, 0] > 0))
-            weights = weights.scatter(1, token[:, None], 0.0)
-        indices = torch.stack([token for token, _ in drawn], dim=1)  # [N, C]
-        real = torch.stack([is_real for _, is_real in drawn], dim=1)  # fewer may have any weight
+        totals = self.beam.totals(logprobs)  # [N, W, V]
+        weights = totals.flatten(1).double().softmax(-1).nan_to_num(0.0)  # NaN: all hypotheses of a prompt are dead
+        count = min(self.task.uniforms.size(-1), weights.size(1))
+        uniforms = self.task.uniforms[:, self.step, :count]  # [N, C]
+        indices, real = draw_without_replacement(weights.view_as(totals), uniforms)
+        totals = totals.flatten(1)
         found, order = stable_topk(totals.gather(1, indices).masked_fill(~real, float("-inf")), indices.size(1))
         indices = indices.gather(1, order)
         num_tokens = scores.size(-1)

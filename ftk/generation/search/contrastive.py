@@ -60,7 +60,7 @@ class ContrastiveSearch(Search):
     def _propose(self, logits: Tensor, sources: Tensor | None) -> Move:
         """The likeliest next tokens after logits [N, 1, V]."""
         scores, logprobs = self.scored(logits)
-        width = min(self.config.contrastive_candidates, logits.size(-1))
+        width = min(self.config.contrastive_candidates, scores.size(-1))
         probabilities, tokens = scores[:, 0].softmax(-1).topk(width, dim=-1)  # [N, W]
         missing = self.config.contrastive_candidates - width
         if missing > 0:  # more candidates than tokens: the first again, which changes nothing
@@ -97,6 +97,9 @@ class ContrastiveSearch(Search):
 
     def tokens_so_far(self) -> Tensor:
         return self.lines.tokens[:, :, : self.step]
+
+    def newest(self) -> Tensor | None:
+        return self.lines.newest(self.step - 1) if self.step else None
 
     def keep(self, rows: Tensor) -> None:
         self.keep_task(rows)

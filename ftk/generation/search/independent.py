@@ -46,6 +46,10 @@ class IndependentSearch(Search):
     def tokens_so_far(self) -> Tensor:
         return self.lines.tokens[:, :, : self.step]
 
+    def newest(self) -> Tensor | None:
+        several = self.lines.tokens.size(1) > 1  # which of them is the best is known at the end
+        return None if several else self.lines.newest(self.step - 1)
+
     def keep(self, rows: Tensor) -> None:
         self.keep_task(rows)
         self.lines.keep(rows)

@@ -113,6 +113,19 @@ def split_parts(state_dict: StateDict, num_parts: int) -> list[dict[str, Tensor]
     return [{name: piece[rank].clone() for name, piece in pieces.items()} for rank in range(num_parts)]
 
 
+def in_original_order(state_dict: StateDict) -> dict[str, Tensor]:
+    """An original state dict in the order of the original's modules, by which its optimizer numbers the parameters."""
+    outer, inner = list(_OUTER_NAMES), list(_LAYER_NAMES)
+
+    def place(name: str) -> tuple[int, int, int, bool]:
+        module, _, kind = name.rpartition(".")
+        if match := re.fullmatch(r"transformer\.layers\.(\d+)\.(.+)", module):
+            return 1, int(match[1]), inner.index(match[2]), kind == "bias"
+        return 2 * (module == "transformer.final_layernorm"), 0, outer.index(module), kind == "bias"
+
+    return {name: state_dict[name] for name in sorted(state_dict, key=place)}
+
+
 def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig:
     """The shape of a whole original state dict; dropouts keep their defaults.
 

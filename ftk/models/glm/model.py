@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.flops import training_flops
+from ftk.models.glm.parallel import tensor_parallel_plan
 from ftk.modules.attention import SequenceAttention, attention_form, sequence_attention
 from ftk.modules.dropout import Dropout
 from ftk.modules.embeddings import BlockPositionEmbedding, PositionEmbedding, TiedEmbedding, plain_positions
@@ -106,7 +108,8 @@ class GLM(nn.Module):
         config = self.config
         num_tokens = tokens.size(1)
         head_size = config.hidden_size // config.num_attention_heads
-        dtype = matmul_dtype(self.final_norm.weight)  # the embedding may be quantised
+        # The first is a norm's; matrices may be quantised. And every stage of a pipeline has a layer.
+        dtype = matmul_dtype(next(self.layers.parameters()))
         form = attention_form(config.attention, tokens.device, dtype, num_tokens, head_size, config.attention_dropout)
         dropout = config.attention_dropout if self.training else 0.0
         return sequence_attention(form, context_length, num_tokens, document_ids, dropout, dtype)
@@ -119,6 +122,11 @@ class GLM(nn.Module):
     def output_weight(self) -> Tensor:
         """The matrix of the output layer, [V, H], which is that of the token embedding."""
         return self.token_embedding.weight
+
+    @property
+    def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
+        """How processes may share the layers, as data, see `ftk.models.glm.parallel`."""
+        return tensor_parallel_plan(self.config)
 
     def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int) -> int:
         """Operations of a forward and a backward pass, see `ftk.models.glm.flops`."""

@@ -1,0 +1,238 @@
+"""The options of generation by subject, each group with its meanings, units and limits; imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+FILTERS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+"""Options of `SamplingConfig` that change the distribution which is drawn from."""
+
+
+@dataclass(kw_only=True)
+class AnswerConfig:
+    """What an answer is, and how many are given."""
+
+    group_title: ClassVar[str] = "answers"
+
+    max_len: int = field(default=24, metadata={"help": "longest answer of a blank", "unit": "tokens"})
+    min_len: int = field(default=0, metadata={"help": "shortest answer of a blank; no end before", "unit": "tokens"})
+    length_penalty: float = field(
+        default=1.0,
+        metadata={"help": "score = sum of log-probabilities / length ** this; above 1 favours long answers"},
+    )
+    nbest: int = field(default=1, metadata={"help": "answers per blank: beam and fewer, or so many samples"})
+    nbest_over: str = field(
+        default="blank",
+        metadata={
+            "help": "the n best answers to each blank, given the best ones to those before it, or the n best ways to "
+            "fill the text as a whole: beams are carried from blank to blank",
+            "choices": ("blank", "text"),
+        },
+    )
+    alternatives: int = field(
+        default=0,
+        metadata={"help": "give so many likeliest tokens of the model for each place of an answer", "unit": "tokens"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        yield from _at_least_one(self, "max_len", "nbest")
+        if not 0 <= self.min_len <= self.max_len:
+            yield f"min_len is {self.min_len}; it must be from 0 to max_len {self.max_len}"
+        if self.nbest_over not in ("blank", "text"):
+            yield f"nbest_over is {self.nbest_over!r}; it is blank or text"
+        if not math.isfinite(self.length_penalty):
+            yield f"length_penalty is {self.length_penalty}; it must be a finite number"
+        if self.alternatives < 0:
+            yield f"alternatives is {self.alternatives}; it must be 0 (none) or more"
+
+
+@dataclass(kw_only=True)
+class BeamConfig:
+    """How many hypotheses go on together, and when they are finished."""
+
+    group_title: ClassVar[str] = "beam search"
+
+    beam: int = field(default=1, metadata={"help": "hypotheses kept per prompt; 1 is greedy decoding"})
+    early_stopping: str = field(
+        default="true",
+        metadata={
+            "help": "beams: a prompt is finished when it has --beam answers (true), when moreover no hypothesis is "
+            "better at its present length (false), or could become so at any length (never)",
+            "choices": ("true", "false", "never"),
+        },
+    )
+    diverse_groups: int = field(
+        default=2, metadata={"help": "diverse_beam: the beam is divided into so many groups", "unit": "groups"}
+    )
+    diversity_strength: float = field(
+        default=0.5,
+        metadata={"help": "diverse_beam: taken off a token's score for each earlier group that has just chosen it"},
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.early_stopping, bool):  # as YAML and Python write it
+            self.early_stopping = str(self.early_stopping).lower()
+
+    def validate(self) -> Iterator[str]:
+        yield from _at_least_one(self, "beam", "diverse_groups")
+        if self.early_stopping not in ("true", "false", "never"):
+            yield f"early_stopping is {self.early_stopping!r}; it is one of true, false, never"
+        if not self.diversity_strength >= 0.0:
+            yield f"diversity_strength is {self.diversity_strength}; it must be 0 or more"
+
+
+@dataclass(kw_only=True)
+class SamplingConfig:
+    """Which distribution is drawn from, and with which random numbers."""
+
+    group_title: ClassVar[str] = "sampling (what is asked for is done in this order)"
+
+    sampling: bool = field(default=False, metadata={"help": "draw tokens at random instead of searching"})
+    temperature: float = field(default=1.0, metadata={"help": "sampling: divides the logits; above 0"})
+    top_k: int = field(
+        default=0,
+        metadata={"help": "sampling: draw among so many likeliest tokens; 0: all", "unit": "tokens"},
+    )
+    top_p: float = field(
+        default=1.0,
+        metadata={"help": "sampling: draw among the fewest tokens that hold this share, in (0, 1]"},
+    )
+    min_p: float = field(
+        default=0.0,
+        metadata={"help": "sampling: draw among the tokens with at least this share of the likeliest one's, in [0, 1]"},
+    )
+    typical_p: float = field(
+        default=1.0,
+        metadata={
+            "help": "sampling: draw among the tokens of nearly expected information that hold this share, in (0, 1]"
+        },
+    )
+    seed: int = field(default=1, metadata={"help": "sampling: prompt and seed alone decide the answer"})
+
+    def filters(self) -> dict[str, Any]:
+        """What is done to the distribution that is drawn from: arguments of `token_probabilities`."""
+        return {name: getattr(self, name) for name in FILTERS}
+
+    def validate(self) -> Iterator[str]:
+        if not 0.0 < self.temperature < math.inf:
+            yield f"temperature is {self.temperature}; it must be above 0 and finite (for the likeliest: greedy)"
+        if self.top_k < 0:
+            yield f"top_k is {self.top_k}; it must be 0 (all tokens) or more"
+        for name in ("top_p", "typical_p"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                yield f"{name} is {getattr(self, name)}; it must be above 0 and at most 1"
+        if not 0.0 <= self.min_p <= 1.0:
+            yield f"min_p is {self.min_p}; it must be from 0 to 1"
+
+
+@dataclass(kw_only=True)
+class ContrastiveConfig:
+    """How contrastive search weighs its candidates."""
+
+    group_title: ClassVar[str] = "contrastive search"
+
+    contrastive_candidates: int = field(
+        default=4, metadata={"help": "contrastive: compare so many likeliest tokens", "unit": "tokens"}
+    )
+    contrastive_alpha: float = field(
+        default=0.6,
+        metadata={"help": "contrastive: weight of being unlike what was read, against probability, in [0, 1]"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        yield from _at_least_one(self, "contrastive_candidates")
+        if not 0.0 <= self.contrastive_alpha <= 1.0:
+            yield f"contrastive_alpha is {self.contrastive_alpha}; it must be from 0 to 1"
+
+
+@dataclass(kw_only=True)
+class BlankConfig:
+    """In which order blanks are filled, and what is read of a text and its answers."""
+
+    group_title: ClassVar[str] = "blanks"
+
+    blank_order: str = field(
+        default="left",
+        metadata={
+            "help": "which blank is filled first: left (to right), confident (the one that begins most surely), "
+            "or numbers from 1 on such as 3,1 (these first, then the others from left to right)"
+        },
+    )
+    reencode: bool = field(
+        default=False,
+        metadata={"help": "each answer takes its blank's place and the text is read anew; else answers stay behind it"},
+    )
+    truncate: str = field(
+        default="error",
+        metadata={
+            "help": "prompts longer than the model's positions: an error, or cut at the left, the right, or both sides "
+            "(middle) as far as the blanks",
+            "choices": ("error", "left", "right", "middle"),
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.truncate not in ("error", "left", "right", "middle"):
+            yield f"truncate is {self.truncate!r}; it is one of error, left, right, middle"
+        if self.blank_order not in ("left", "confident"):
+            numbers = [one.strip() for one in self.blank_order.split(",")]
+            if not all(one.isdecimal() and int(one) > 0 for one in numbers):
+                yield f"blank_order is {self.blank_order!r}; it is left, confident, or numbers from 1 on, e.g. 2,1,3"
+            elif len({int(one) for one in numbers}) < len(numbers):
+                yield f"blank_order is {self.blank_order!r}; it names a blank twice"
+
+
+@dataclass(kw_only=True)
+class LanguageModelConfig:
+    """A language model that has a say in which tokens come."""
+
+    group_title: ClassVar[str] = "language model"
+
+    lm_path: str | None = field(
+        default=None,
+        metadata={
+            "help": "checkpoint, run, or several with colons between, with the same tokenizer: reads the text left of "
+            "a blank and the answer so far; its log-probabilities are added to the model's",
+            "metavar": "PATH",
+        },
+    )
+    lm_weight: float = field(
+        default=0.2, metadata={"help": "what --lm-path counts: score = log p + this * log p of the language model"}
+    )
+    lm_ends: bool = field(
+        default=True,
+        metadata={"help": "--lm-path has a say in where answers end, too; off: only in which words they have"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        if not 0.0 <= self.lm_weight < math.inf:
+            yield f"lm_weight is {self.lm_weight}; it must be 0 or more, and finite"
+        elif self.lm_path is None and self.lm_weight != type(self).__dataclass_fields__["lm_weight"].default:
+            yield f"lm_weight is {self.lm_weight}, but there is no language model; name one by --lm-path"
+        if self.lm_path is None and not self.lm_ends:
+            yield "lm_ends is off, but there is no language model; name one by --lm-path"
+
+
+@dataclass(kw_only=True)
+class BatchConfig:
+    """How many prompts are answered at once: speed and memory; no answer depends on it."""
+
+    group_title: ClassVar[str] = "batches"
+
+    batch_size: int = field(default=16, metadata={"help": "so many are answered at once", "unit": "prompts"})
+    in_flight: bool = field(
+        default=True,
+        metadata={"help": "a prompt that is complete leaves the batch and another enters; off: batch after batch"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        yield from _at_least_one(self, "batch_size")
+
+
+def _at_least_one(config: Any, *names: str) -> Iterator[str]:
+    for name in names:
+        if getattr(config, name) < 1:
+            yield f"{name} is {getattr(config, name)}; it must be at least 1"

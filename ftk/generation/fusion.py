@@ -1,0 +1,155 @@
+"""Two decoders in step: the model that fills blanks, and the language model that has a say in its choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ftk.errors import UserError
+from ftk.generation.blanks import Chunk
+from ftk.generation.decoder import CachedDecoder
+from ftk.generation.language_model import LanguageModel
+from ftk.generation.search import Answer, Move
+
+if TYPE_CHECKING:
+    from ftk.generation.in_flight import Prompt
+
+
+class FusedDecoder:
+    """A decoder beside that of a language model, row by row and hypothesis by hypothesis the same.
+
+    Its logits have two parts side by side, [..., 2 V]: the model's own, and the log-probabilities of the language
+    model. A search takes them apart again (`Search.scored`) and need not know of it where it picks rows and
+    hypotheses.
+
+    Args:
+        decoder: of the model.
+        language_model: decoded in rows of its own, of the same number and width.
+        prefix_capacity: most tokens that the language model reads before an answer.
+        branch_capacity: as for `CachedDecoder`.
+    """
+
+    def __init__(
+        self, decoder: CachedDecoder, language_model: LanguageModel, prefix_capacity: int, branch_capacity: int
+    ) -> None:
+        self.decoder = decoder
+        self.language_model = language_model
+        self.other = language_model.decoder(
+            decoder.num_rows, decoder.width, prefix_capacity, branch_capacity, decoder.device
+        )
+        self.num_rows, self.device = decoder.num_rows, decoder.device
+        self.in_blocks, self.states = decoder.in_blocks, decoder.states
+
+    def enter(self, rows: Sequence[int], context_lengths: Sequence[int]) -> None:
+        """As `CachedDecoder.enter`."""
+        self.decoder.enter(rows, context_lengths)
+
+    def read(self, rows: Sequence[int], chunks: Sequence[Chunk]) -> Tensor:
+        """As `CachedDecoder.read`: the model's own logits [n, V]; `beside` is to follow."""
+        return self.decoder.read(rows, chunks)
+
+    def beside(self, logits: Tensor, rows: Sequence[int], prompts: Sequence[Prompt]) -> Tensor:
+        """Logits [n, V] of the model after the chunks of these prompts, with the language model's part: [n, 2 V].
+
+        The language model reads what is left of the blank from the beginning, since with each answer its context is
+        another one.
+        """
+        chunks = [self.language_model.chunk(prompt) for prompt in prompts]
+        self.other.enter(rows, [len(chunk.tokens) - 1 for chunk in chunks])
+        return self._joined(logits, self.other.read(rows, chunks))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """As `CachedDecoder.step`: tokens [R, W] -> [R, W, 2 V]."""
+        return self._joined(self.decoder.step(tokens), self.other.step(tokens))
+
+    def reorder(self, sources: Tensor) -> None:
+        """As `CachedDecoder.reorder`."""
+        self.decoder.reorder(sources)
+        self.other.reorder(sources)
+
+    def leave(self, rows: Sequence[int]) -> None:
+        """As `CachedDecoder.leave`."""
+        self.decoder.leave(rows)
+        self.other.leave(rows)
+
+    def move(self, source: int, target: int) -> None:
+        """As `CachedDecoder.move`."""
+        self.decoder.move(source, target)
+        self.other.move(source, target)
+
+    def _joined(self, logits: Tensor, other: Tensor) -> Tensor:
+        if logits.size(-1) != other.size(-1):  # a module that does not say the size of its vocabulary
+            raise UserError(
+                f"the language model has a vocabulary of {other.size(-1)} tokens, the model one of {logits.size(-1)}; "
+                "both must have been trained with the same tokenizer"
+            )
+        return torch.cat((logits.float(), other.float().log_softmax(-1)), dim=-1)
+
+
+class LanguageModelRecord:
+    """What the language model said of each token that the hypotheses of a search have written.
+
+    Looked up by the tokens themselves, so that it need not follow how a strategy keeps its answers: equal beginnings
+    of answers have equal continuations.
+
+    Args:
+        ends: tokens that end an answer, which no hypothesis goes on with.
+    """
+
+    def __init__(self, ends: Sequence[int]) -> None:
+        self.ends = tuple(ends)
+        self._ends: Tensor | None = None  # on the device
+        self._tokens: Tensor | None = None  # int64 [N, W, step]: the hypotheses
+        self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self._last: tuple[Tensor, Tensor] | None = None  # hypotheses of the newest step, and all that was said there
+
+    def add(self, logits: Tensor, move: Move) -> None:
+        """One more step.
+
+        Args:
+            logits: [N, 1 or W, 2 V], as `FusedDecoder` gives them.
+            move: what the search made of them.
+        """
+        logprobs = logits[..., logits.size(-1) // 2 :]  # [N, W', V]
+        rows = torch.arange(logits.size(0), device=logits.device)[:, None]
+        sources = move.sources
+        if sources is None:
+            width = move.tokens.size(1)
+            sources = torch.arange(width, device=logits.device).clamp(max=logits.size(1) - 1).expand_as(move.tokens)
+        before = logits.new_zeros(*logprobs.shape[:2], 0, dtype=torch.int64) if self._tokens is None else self._tokens
+        self._tokens = torch.cat((before[rows, sources], move.tokens[..., None]), dim=-1)
+        if self._ends is None:
+            self._ends = torch.tensor(self.ends, device=logits.device)
+        ends = logprobs[..., self._ends]  # [N, W', E]
+        self._steps.append((before, ends, self._tokens, logprobs[rows, sources, move.tokens]))
+        self._last = before, logprobs
+
+    def keep(self, rows: Tensor) -> None:
+        """Of the prompts only `rows`, int64 [R], stay, in this order."""
+        self._tokens = None if self._tokens is None else self._tokens[rows]
+        self._steps = [tuple(part[rows] for part in step) for step in self._steps]  # type: ignore[misc]
+        self._last = None if self._last is None else (self._last[0][rows], self._last[1][rows])
+
+    def given_to(self, answers: Sequence[Answer], place: int) -> list[Answer]:
+        """The answers of the prompt at `place`, with what was said of their tokens; moves it to the host."""
+        found: dict[tuple[int, ...], float] = {}
+        for before, ends, tokens, values in ([part[place].tolist() for part in step] for step in self._steps):
+            for beginning, own in zip(before, ends, strict=True):
+                for end, value in zip(self.ends, own, strict=True):
+                    found.setdefault((*beginning, end), value)
+            for written, value in zip(tokens, values, strict=True):
+                found.setdefault(tuple(written), value)
+        return [replace(answer, lm_logprobs=self._looked_up(answer, found, place)) for answer in answers]
+
+    def _looked_up(self, answer: Answer, found: dict[tuple[int, ...], float], place: int) -> list[float]:
+        end = () if not answer.ended else (self.ends[0] if answer.end is None else answer.end,)
+        whole = (*answer.tokens, *end)
+        if whole not in found and self._last is not None:
+            # An answer that was cut at the greatest length: its last token need not be among those that go on.
+            before, logprobs = self._last
+            found[whole] = float(logprobs[place, before[place].tolist().index(list(whole[:-1])), whole[-1]])
+        return [found[whole[: step + 1]] for step in range(len(whole))]

@@ -1,0 +1,173 @@
+"""Options that a single prompt brings along, and what becomes of them: processors, and a seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ftk.config.options import Option, options_of
+from ftk.errors import UserError
+from ftk.generation.processors.base import Processors
+from ftk.generation.processors.build import build_processors
+from ftk.generation.processors.config import ProcessorConfig
+
+if TYPE_CHECKING:
+    from ftk.generation.processors.prefix import AllowedTokensFunction
+    from ftk.tokenizers import Tokenizer
+
+_REMEMBERED = 256  # sets of processors; prompts often share theirs
+
+
+@dataclasses.dataclass(kw_only=True)
+class _LengthConfig:
+    """Limits of all answers to one prompt."""
+
+    min_len: int | None = None
+    max_len: int | None = None
+
+
+# A prompt must not make ftk read files of its choice.
+_STEERING = {
+    option.name: option
+    for config in (ProcessorConfig, _LengthConfig)
+    for option in options_of("prompt", config)
+    if option.name != "forbid_words_file"
+}
+_SEED = options_of("prompt", dataclasses.make_dataclass("_SeedConfig", [("seed", "int")]))[0]
+
+PROMPT_OPTIONS = (*_STEERING, _SEED.name)
+"""What a prompt may bring along."""
+
+PromptOptions: TypeAlias = Mapping[str, Any]
+"""Options of one prompt: some of these names, with their values."""
+
+
+class Steering:
+    """Processors for all prompts, and those for prompts with options of their own.
+
+        steering = Steering(ProcessorConfig(forbid_words=["bad"]), tokenizer, min_len=0, max_len=24)
+        steering.of({"constraints": ["art"], "max_len": 8}, num_blanks=1)
+
+    Args:
+        config: options of all prompts.
+        tokenizer: the one of the model.
+        min_len, max_len: limits of every answer, as in `GenerationConfig`.
+        allowed_tokens: see `AllowedTokens`.
+
+    Raises:
+        UserError: values that are not allowed, or that contradict each other.
+    """
+
+    def __init__(
+        self,
+        config: ProcessorConfig,
+        tokenizer: Tokenizer,
+        *,
+        min_len: int,
+        max_len: int,
+        allowed_tokens: AllowedTokensFunction | None = None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.min_len, self.max_len = min_len, max_len
+        self.allowed_tokens = allowed_tokens
+        self.processors = self._build(config)
+        self._known: OrderedDict[str, Processors] = OrderedDict()
+
+    def of(self, options: PromptOptions, num_blanks: int) -> Processors | None:
+        """The processors of a prompt; None where its options ask for no others than those of all.
+
+        Args:
+            options: some of `PROMPT_OPTIONS`; each takes the place of the option of all that has its name.
+            num_blanks: of the prompt.
+
+        Raises:
+            UserError: an unknown name, a wrong type, a value that is not allowed or contradicts another, or one that
+                is for a blank that the prompt does not have.
+        """
+        values = _converted(options)
+        values.pop(_SEED.name, None)
+        if not values:
+            return None
+        _free_of_others(values)
+        self._limit(values, num_blanks)
+        _check_blanks(values, num_blanks)
+        key = json.dumps(values, sort_keys=True)
+        if key not in self._known:
+            self._known[key] = self._build(dataclasses.replace(self.config, **values))
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def _build(self, config: ProcessorConfig) -> Processors:
+        return build_processors(
+            config,
+            self.tokenizer,
+            min_len=self.min_len,
+            max_len=self.max_len,
+            allowed_tokens=self.allowed_tokens,
+        )
+
+    def _limit(self, values: dict[str, Any], num_blanks: int) -> None:
+        """Writes the limits of all answers as those of each blank, in place."""
+        for name, better in (("min_len", max), ("max_len", min)):
+            limit = values.pop(name, None)
+            if limit is None:
+                continue
+            if not max(1 if name == "max_len" else 0, self.min_len) <= limit <= self.max_len:
+                low = max(1 if name == "max_len" else 0, self.min_len)
+                raise UserError(f"{name} is {limit}; for a single prompt it can be from {low} to {self.max_len}")
+            own = values.get(f"{name}s", getattr(self.config, f"{name}s"))
+            values[f"{name}s"] = [
+                better(own[blank], limit) if blank < len(own) else limit for blank in range(max(num_blanks, len(own)))
+            ]
+
+
+def seed_of(options: PromptOptions) -> int | None:
+    """The seed among the options of a prompt, if there is one; UserError if it is no whole number."""
+    return _converted({name: value for name, value in options.items() if name == _SEED.name}).get(_SEED.name)
+
+
+def _converted(options: PromptOptions) -> dict[str, Any]:
+    """The options in their types; one that is None is as good as not there."""
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        option: Option | None = _SEED if name == _SEED.name else _STEERING.get(name)
+        if option is None:
+            close = difflib.get_close_matches(name, PROMPT_OPTIONS, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise UserError(f"a prompt has no option {name!r}; {hint}there are: {', '.join(PROMPT_OPTIONS)}")
+        if value is None:
+            continue
+        try:
+            # One text is a list of one; commas in it are its own.
+            values[name] = option.convert([value] if option.is_list and isinstance(value, str) else value)
+        except ValueError as error:
+            raise UserError(str(error).removeprefix("prompt.")) from None
+    return values
+
+
+def _free_of_others(values: dict[str, Any]) -> None:
+    """Options of all prompts that only say how another is meant do not hold where that other is replaced; in place."""
+    if "constraints" in values:
+        values.setdefault("constraint_blanks", [])
+        if not values["constraints"]:
+            values.setdefault("ordered_constraints", False)
+    if values.get("repetition_penalty") == 1.0:
+        values.setdefault("repetition_penalty_prompt", False)
+
+
+def _check_blanks(values: Mapping[str, Any], num_blanks: int) -> None:
+    """Refuses what is meant for blanks that are not there."""
+    blanks = f"{num_blanks} blank{'s' * (num_blanks != 1)}"
+    for name in ("prefix", "min_lens", "max_lens"):
+        if len(values.get(name, ())) > num_blanks:
+            raise UserError(f"{name} has {len(values[name])} entries, but the prompt has {blanks}")
+    for number in values.get("constraint_blanks", ()):
+        if number > num_blanks:
+            raise UserError(f"constraint_blanks names blank {number}, but the prompt has {blanks}")

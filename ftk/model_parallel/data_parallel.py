@@ -1,0 +1,87 @@
+"""Data parallel: processes take batches of their own and sum the gradients; copies of the model, or shares of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ftk.model_parallel.blocks import blocks_of
+from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def uses_copies(world: World, config: ParallelConfig) -> bool:
+    """Whether data parallel is by plain copies of the model (DDP): nothing is sharded in any way, or offloaded."""
+    sizes = world.sizes
+    return sizes.replicate > 1 and sizes.replicate == sizes.world and not config.cpu_offload
+
+
+def uses_shares(world: World, config: ParallelConfig) -> bool:
+    """Whether data parallel is by FSDP2, which goes with all other dimensions of the mesh."""
+    return world.mesh is not None and not uses_copies(world, config) and (world.sizes.data > 1 or config.cpu_offload)
+
+
+def copy_over_processes(module: nn.Module, world: World, config: ParallelConfig) -> DistributedDataParallel:
+    """Wrap a module whose parameters are equal on all processes: each backward pass sums their gradients.
+
+    Parameters stay plain tensors. Sums go out in buckets while the backward pass goes on.
+    """
+    # Imported with the hooks; only where there are copies.
+    from ftk.model_parallel.gradient_compression import sum_gradients
+
+    only_dense_gradients(module)
+    wrapped = DistributedDataParallel(
+        module,
+        process_group=world.group("replicate"),
+        init_sync=False,  # the values are functions of the seed, or come from one checkpoint
+        gradient_as_bucket_view=True,
+    )
+    sum_gradients(wrapped, config.gradient_compression, config.powersgd_rank, config.powersgd_after_updates)
+    return wrapped
+
+
+def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
+    """Share out a module's parameters over processes, in place; see `shard_fully`.
+
+    Args:
+        module: as it is called in the step; on the meta device, or with equal values on all processes.
+        mesh: of one dimension, over which is sharded; or of two, the first of which holds copies.
+        config: stage, offload, types, prefetch.
+        precision: of the run; on GPUs with bf16, parameters are gathered in bf16 unless `config` says otherwise.
+    """
+    from ftk.model_parallel.fully_sharded import shard_fully
+
+    only_dense_gradients(module)
+    gathered = _gather_dtype(config, mesh.device_type, precision)
+    shard_fully(
+        module,
+        [block for _, block in blocks_of(module)],
+        mesh,
+        zero_stage=config.zero_stage,
+        prefetch_blocks=config.prefetch_blocks,
+        cpu_offload=config.cpu_offload,
+        gather_dtype=gathered,
+        reduce_dtype=DTYPES[config.reduce_dtype],
+    )
+
+
+def only_dense_gradients(module: nn.Module) -> None:
+    """Let a tied embedding make dense gradients: what sums them over processes takes no others."""
+    for part in module.modules():
+        if hasattr(part, "sparse_gradient"):
+            part.sparse_gradient = False  # type: ignore[assignment]
+
+
+def _gather_dtype(config: ParallelConfig, device_type: str, precision: str) -> torch.dtype | None:
+    """None: the parameters' own."""
+    if config.gather_dtype != "auto":
+        return DTYPES[config.gather_dtype]
+    return torch.bfloat16 if precision == "bf16" and device_type == "cuda" else None

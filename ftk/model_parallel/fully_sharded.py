@@ -1,0 +1,107 @@
+"""FSDP2: parameters, gradients and optimizer state shared out over processes, whole only where they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def shard_fully(
+    module: nn.Module,
+    blocks: Sequence[nn.Module],
+    mesh: DeviceMesh,
+    *,
+    zero_stage: int = 3,
+    prefetch_blocks: int = 1,
+    cpu_offload: bool = False,
+    gather_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+) -> None:
+    """Share out a module's parameters over processes, in place: they become DTensors, cut along their first dimension.
+
+    A block's parameters are gathered before it is computed; what is in no block is gathered around the module's own
+    forward pass and its backward. Gradients are summed, not averaged. What an update of m micro-batches sends, as
+    multiples of the parameters Psi (Rajbhandari et al. 2020, section 7, for m = 1): stage 1 gathers once and scatters
+    gradients once, 2; stage 2 scatters those of every micro-batch, 1 + m; stage 3 also gathers for each forward and
+    backward pass, 3 m, but what is in no block only once for both, 2 m.
+
+    Outside of forward and backward passes parameters are always the shares; a forward pass without gradients leaves
+    nothing gathered behind.
+
+    Args:
+        module: on the meta device, or with values that are equal on all processes.
+        blocks: its parts that are gathered one after the other, in the order in which they are computed.
+        mesh: of one dimension, over which is sharded; or of two, the first of which holds copies (HSDP).
+        zero_stage: 1, 2 or 3, see above.
+        prefetch_blocks: of so many blocks to come parameters are gathered ahead.
+        cpu_offload: shares live on the host, where the optimizer computes.
+        gather_dtype: in which parameters are gathered and computed with; None: their own.
+        reduce_dtype: in which gradients are summed; None: that of the gathered parameters.
+    """
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=gather_dtype, reduce_dtype=reduce_dtype),
+        # Memory is pinned for a device; without one there is nothing to pin it for, and torch refuses.
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if cpu_offload else OffloadPolicy(),
+    }
+    for block in blocks:
+        fully_shard(block, reshard_after_forward=zero_stage == 3, **options)
+    fully_shard(module, reshard_after_forward=False, **options)  # the backward pass begins where the forward ends
+    module.zero_stage = zero_stage  # type: ignore[assignment]  # for `accumulate`
+    for part in sharded_parts(module):
+        # A sum, by an operation that all backends have: a factor alone asks for one that only NCCL has.
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+        if mesh.device_type == "cpu":
+            # Without streams only a collective that is not waited for runs beside the computation.
+            part._set_unshard_async_op(True)
+    if prefetch_blocks:
+        _prefetch(module, blocks, prefetch_blocks)
+    module.register_forward_hook(_leave_shares)
+
+
+def sharded_parts(module: nn.Module) -> list[FSDPModule]:
+    """The module itself and those of its parts that are gathered on their own."""
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]
+
+
+def accumulate(module: FSDPModule, last: bool) -> None:
+    """Prepare for a micro-batch's forward and backward pass.
+
+    Args:
+        module: as `shard_fully` left it.
+        last: whether it is the last one of its update.
+    """
+    stage = getattr(module, "zero_stage", 1)
+    # Set for each micro-batch: stages differ in what a process keeps whole until the last one.
+    module.set_requires_gradient_sync(last or stage > 1)
+    module.set_requires_all_reduce(last)  # between copies of the model, once an update at any stage
+    module.set_reshard_after_backward(last or stage == 3)
+
+
+def _prefetch(module: nn.Module, blocks: Sequence[nn.Module], count: int) -> None:
+    """Forward: each part gathers the next `count` blocks; backward: the `count` blocks before it."""
+    parts: list[Any] = [module, *blocks]
+    for place, part in enumerate(parts):
+        part.set_modules_to_forward_prefetch(parts[place + 1 : place + 1 + count])
+    backwards: list[Any] = [module, *reversed(blocks)]
+    for place, part in enumerate(backwards):
+        part.set_modules_to_backward_prefetch(backwards[place + 1 : place + 1 + count])
+
+
+def _leave_shares(module: nn.Module, arguments: Any, output: Any) -> None:
+    """After a forward pass that no backward pass follows.
+
+    FSDP2 leaves gathered what it would need there. A parameter that changes next (moving average, loading) would be
+    changed in its share, and the stale gathered values used on.
+    """
+    if not torch.is_grad_enabled():
+        for part in sharded_parts(module):
+            part.reshard()

@@ -1,0 +1,121 @@
+"""What is done once an update to gradients that lie on many processes: the last sums, one norm, clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ftk.model_parallel.naming import canonical_name
+from ftk.model_parallel.shards import depth, local, shard_groups
+from ftk.model_parallel.world import World
+
+FINISHERS = "ftk_finish_gradients"
+"""Attribute of a model: functions that make gradients whole once an update, called in order."""
+
+UNCOUNTED = "ftk_uncounted"
+"""Attribute of a model: names of parameters that another process counts (the second copy of a tied weight)."""
+
+
+def guarded(loss: Tensor, backward_scale: Tensor) -> Tensor:
+    """What to go backward from: `loss * backward_scale`; gradients are NaN where the loss itself is not finite.
+
+    So a loss that is bad on one process makes the gradient norm of all processes bad, and all skip the update,
+    without another message between them. A finite loss is multiplied by the scale alone, to the bit.
+
+    Args:
+        loss: 0-d.
+        backward_scale: 0-d, of the loss's device.
+    """
+    return loss * (backward_scale + 0.0 * loss.detach())
+
+
+def add_finisher(model: nn.Module, finisher: Callable[[], None]) -> None:
+    """Have a function called once an update, when the gradients of all micro-batches are there, before their norm.
+
+    Args:
+        model: the inner one, whose parameters are trained.
+        finisher: sums what is still partial, the same on every process that shares it.
+    """
+    model.__dict__.setdefault(FINISHERS, []).append(finisher)
+
+
+def finish_gradients(model: nn.Module) -> None:
+    """Call the model's finishers."""
+    for finisher in getattr(model, FINISHERS, ()):
+        finisher()
+
+
+class GlobalGradients:
+    """The gradients of a model as one vector, wherever its parts lie.
+
+    A parameter that is sharded over some dimensions of the mesh is counted once in the sum over them; what is equal
+    on several processes is counted on each of them alone and not summed. Stages of a pipeline hold different
+    parameters. One small sum over each dimension that has more than one process is all that is told.
+
+    Args:
+        model: the inner one.
+        parameters: those that are trained.
+        world: the processes.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter], world: World) -> None:
+        self.world = world
+        self.parameters = list(parameters)
+        uncounted: set[str] = getattr(model, UNCOUNTED, set())
+        names = {parameter: canonical_name(name, model) for name, parameter in model.named_parameters()}
+        self._counted = [names.get(parameter) not in uncounted for parameter in self.parameters]
+
+    def norm(self) -> Tensor:
+        """Euclidean norm of all gradients, float32, 0-d, the same on every process; nothing is read by the host."""
+        if self.world.mesh is None:
+            return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        squares: dict[frozenset[str], Tensor] = {}  # dimensions that are still to be summed over -> 0-d float64
+        groups: dict[str, dist.ProcessGroup] = {}
+        for dimensions, gradients in self._by_dimensions(groups).items():
+            norms = torch.stack(torch._foreach_norm(gradients))
+            squares[dimensions] = norms.double().square().sum()
+        for dimension in sorted(groups, key=depth, reverse=True):
+            kinds = sorted((kind for kind in squares if dimension in kind), key=sorted)
+            values = torch.stack([squares.pop(kind) for kind in kinds])
+            dist.all_reduce(values, group=groups[dimension])
+            for kind, value in zip(kinds, values.unbind(), strict=True):
+                rest = kind - {dimension}
+                squares[rest] = squares[rest] + value if rest in squares else value
+        total = squares.get(frozenset(), torch.zeros((), dtype=torch.float64, device=self.world.device))
+        if self.world.sizes.pipeline > 1:  # stages hold different parameters
+            dist.all_reduce(total, group=self.world.group("pipeline"))
+        return total.sqrt().float()
+
+    def clip(self, max_norm: float, norm: Tensor) -> None:
+        """Scale all gradients in place by `max_norm / norm` where `norm` is above `max_norm`; 0: leave them.
+
+        Args:
+            max_norm: the largest norm that is left alone.
+            norm: from `norm`.
+        """
+        if max_norm <= 0.0:
+            return
+        if self.world.mesh is None:
+            nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
+            return
+        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch does
+
+    def _by_dimensions(self, groups: dict[str, dist.ProcessGroup]) -> dict[frozenset[str], list[Tensor]]:
+        """This process's parts of the counted gradients, by the dimensions of the mesh that they are sharded over.
+
+        Args:
+            groups: gets the process group of each of these dimensions.
+        """
+        parts: dict[frozenset[str], list[Tensor]] = {}
+        for parameter, counted in zip(self.parameters, self._counted, strict=True):
+            if parameter.grad is None or not counted:
+                continue
+            own = shard_groups(parameter.grad)
+            groups |= own
+            parts.setdefault(frozenset(own), []).append(local(parameter.grad))
+        return parts

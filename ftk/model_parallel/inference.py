@@ -1,0 +1,75 @@
+"""A model for generation and scoring, spread over processes: tensor parallel, pipeline, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ftk.errors import UserError
+from ftk.model_parallel.inference_config import InferenceParallelConfig
+from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.world import World
+
+
+def distribute_for_inference(
+    build: Callable[[], nn.Module], world: World, load: Callable[[nn.Module], None]
+) -> nn.Module:
+    """This process's part of a model, with its weights.
+
+    No process ever holds more than its part: the model is built on the meta device.
+
+    Args:
+        build: builds the whole model.
+        world: of this process, without data parallel.
+        load: fills the parameters of what it is given, which have the names of the whole model, and are DTensors
+            where they are shared.
+
+    Returns:
+        What is called as the whole model is, by all processes at once: with the same arguments it gives the same
+        logits on each of them.
+
+    Raises:
+        UserError: the model cannot be cut so.
+    """
+    from ftk.model_parallel.pipeline.inference import PipelinedModel
+    from ftk.model_parallel.pipeline.layout import PipelineLayout, pipeline_layout
+    from ftk.model_parallel.pipeline.stages import cut_model
+    from ftk.model_parallel.tensor_parallel.apply import apply_plan
+
+    assert world.mesh is not None
+    assert world.sizes.data == 1, "generation has no data parallel"
+    with torch.device("meta"):
+        model = build()
+    own, part, stages = model, None, world.sizes.pipeline
+    if stages > 1:
+        layers: Any = getattr(model, "layers", ())
+        layout: PipelineLayout = pipeline_layout(len(layers), ParallelConfig(pipeline_parallel_size=stages))
+        part = cut_model(model, layout, world.pipeline_rank)
+        own = part.model
+    if world.sizes.tensor > 1:
+        plan: Any = getattr(model, "tensor_parallel_plan", None)
+        if plan is None:
+            raise UserError(
+                f"--tensor-parallel-size {world.sizes.tensor}: {type(model).__name__} has no plan for tensor parallel"
+            )
+        apply_plan(own, plan, world.mesh["tensor"], partial=stages > 1)
+    own.to_empty(device=world.device)
+    load(own)
+    if part is None:
+        return own.eval()
+    group = world.group("pipeline")
+    assert group is not None
+    return PipelinedModel(part, group).eval()
+
+
+def parallel_config(config: InferenceParallelConfig) -> ParallelConfig:
+    """The sizes of a world for inference: every process has a share of the one model."""
+    return ParallelConfig(
+        tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
+        data_parallel_shard_size=1,
+        data_parallel_replicate_size=1,
+    )

@@ -1,0 +1,81 @@
+"""From the meta device to real values, parameter by parameter: no process ever holds the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+InitialValue = Callable[[str, Sequence[int]], Tensor]
+"""(a parameter's name, the whole one's shape) -> its whole initial value, on the CPU."""
+
+
+@torch.no_grad()
+def materialize(module: nn.Module, model: nn.Module, device: torch.device, initial_value: InitialValue) -> None:
+    """Give a module on the meta device memory for what is this process's of it, and the initial values.
+
+    As a value is a function of name and shape, it is the same however the model is spread. One whole parameter at a
+    time exists, on the CPU, beside this process's share of the model.
+
+    Args:
+        module: sharded, or not, in its final form; all of it on the meta device.
+        model: the part of it that names are taken from.
+        device: where the shares go.
+        initial_value: asked for parameters and buffers alike.
+    """
+    tied = _tied_places(module)
+    module.to_empty(device=device)
+    for (first, own), *others in tied:  # of which torch has made one parameter each
+        for other, name in others:
+            other._parameters[name] = first._parameters[own]
+    for name, tensor in named_tensors(model):
+        copy_whole_into(tensor, initial_value(name, tuple(tensor.shape)))
+
+
+def _tied_places(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Of each parameter that is used in several places, the modules and what they call it."""
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                places.setdefault(parameter, []).append((part, name))
+    return [of_one for of_one in places.values() if len(of_one) > 1]
+
+
+def move_buffers(module: nn.Module, device: torch.device) -> None:
+    """Buffers are not offloaded with the parameters: the forward pass reads them where it computes."""
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = buffer.to(device)
+
+
+def is_on_meta(module: nn.Module) -> bool:
+    """Whether there is a parameter without memory."""
+    return any(parameter.is_meta for parameter in module.parameters())
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers with the names that the model gave them, each once."""
+    from ftk.model_parallel.naming import canonical_name
+
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        yield canonical_name(name, model), tensor
+
+
+def copy_whole_into(target: Tensor, value: Tensor) -> None:
+    """Copy of a whole tensor what is this process's share of it. Nothing is sent.
+
+    Args:
+        target: a plain tensor, or a DTensor that is sharded and replicated in any way.
+        value: of the same shape, any type and device.
+    """
+    if not isinstance(target, DTensor):
+        target.copy_(value)
+        return
+    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    share = value[tuple(slice(begin, begin + length) for begin, length in zip(offset, shape, strict=True))]
+    target.to_local().copy_(share)

@@ -1,0 +1,163 @@
+"""Options of how a run is spread over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class ParallelConfig:
+    """The sizes whose product is the number of processes that torchrun starts."""
+
+    tensor_parallel_size: int = field(
+        default=1, metadata={"help": "processes that share each layer's matrices (heads, inner width, vocabulary)"}
+    )
+    sequence_parallel: bool = field(
+        default=False,
+        metadata={
+            "help": "with tensor parallel: norms and dropout each on a share of the sequence, which saves memory"
+        },
+    )
+    pipeline_parallel_size: int = field(
+        default=1, metadata={"help": "processes that each hold a stretch of the layers; a batch goes through all"}
+    )
+    pipeline_schedule: str = field(
+        default="1f1b",
+        metadata={
+            "help": "order in which micro-batches go through the pipeline: 1f1b: forward and backward in turn; gpipe: "
+            "all forward, then all backward, which keeps more; interleaved: 1f1b with several stages a process, less "
+            "waiting; zero-bubble: gradients of weights are computed while others would wait",
+            "choices": ("1f1b", "gpipe", "interleaved", "zero-bubble"),
+        },
+    )
+    pipeline_layers: list[int] = field(
+        default_factory=list,
+        metadata={
+            "help": "layers of each pipeline stage, first to last, e.g. 6,6,5,7; with several stages a process stage i "
+            "is on process i modulo --pipeline-parallel-size; default: even, the first stages get what is over",
+            "unit": "layers",
+        },
+    )
+    pipeline_stages_per_rank: int | None = field(
+        default=None,
+        metadata={"help": "stages that each pipeline process holds; default: 2 if interleaved, else 1"},
+    )
+    data_parallel_shard_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "processes that share parameters, gradients and optimizer state of the same layers, each with "
+            "data of its own (FSDP, ZeRO); default: what the other sizes leave if --data-parallel-replicate-size is "
+            "given, else 1"
+        },
+    )
+    data_parallel_replicate_size: int | None = field(
+        default=None,
+        metadata={"help": "copies of the model, each with data of its own (DDP); default: what the other sizes leave"},
+    )
+    zero_stage: int = field(
+        default=3,
+        metadata={
+            "help": "what is sharded over --data-parallel-shard-size: 1: optimizer state; 2: and gradients; 3: and "
+            "parameters, each block whole only while it is computed (Rajbhandari et al. 2020). 1 and 2 send 2 numbers "
+            "a parameter and update where 3 sends 3",
+            "choices": (1, 2, 3),
+        },
+    )
+    prefetch_blocks: int = field(
+        default=1,
+        metadata={"help": "sharded parameters of so many blocks to come are gathered ahead", "unit": "blocks"},
+    )
+    cpu_offload: bool = field(
+        default=False,
+        metadata={
+            "help": "sharded parameters, gradients and optimizer state stay in the host's memory, where the "
+            "optimizer computes; a GPU holds only the blocks at work"
+        },
+    )
+    gather_dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "type in which sharded parameters are gathered and computed with; auto: bf16 on GPUs with "
+            "--precision bf16, else fp32",
+            "choices": ("auto", "fp32", "bf16"),
+        },
+    )
+    reduce_dtype: str = field(
+        default="fp32",
+        metadata={"help": "type in which sharded gradients are summed over processes", "choices": ("fp32", "bf16")},
+    )
+    gradient_compression: str = field(
+        default="none",
+        metadata={
+            "help": "what copies of the model send each other of their gradients: none: all; bf16: 16 bits a number; "
+            "powersgd: approximations of low rank, the rest is added to the next update's (Vogels et al. 2019)",
+            "choices": ("none", "bf16", "powersgd"),
+        },
+    )
+    powersgd_rank: int = field(default=1, metadata={"help": "rank of the approximations of powersgd"})
+    powersgd_after_updates: int = field(
+        default=1000,
+        metadata={
+            "help": "powersgd begins after so many updates; at first gradients change too fast for it",
+            "unit": "updates",
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        for name in (
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "data_parallel_shard_size",
+            "data_parallel_replicate_size",
+        ):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                yield f"{name} is {size}; it must be 1 or more"
+        if self.sequence_parallel and self.tensor_parallel_size == 1:
+            yield "sequence_parallel shares sequences over tensor parallel processes; give --tensor-parallel-size too"
+        yield from self._validate_pipeline()
+        yield from self._validate_sharding()
+        yield from self._validate_compression()
+
+    def _validate_pipeline(self) -> Iterator[str]:
+        stages = self.pipeline_stages_per_rank
+        if stages is not None and stages < 1:
+            yield f"pipeline_stages_per_rank is {stages}; it must be 1 or more"
+        if any(count < 1 for count in self.pipeline_layers):
+            yield f"pipeline_layers is {self.pipeline_layers}; each stage needs 1 layer or more"
+        if self.pipeline_parallel_size == 1:
+            if self.pipeline_layers or stages is not None or self.pipeline_schedule != "1f1b":
+                yield (
+                    "pipeline_schedule, pipeline_layers and pipeline_stages_per_rank need more than one pipeline "
+                    "process; give --pipeline-parallel-size too"
+                )
+        elif self.pipeline_schedule == "interleaved" and stages == 1:
+            yield "pipeline_schedule interleaved needs pipeline_stages_per_rank 2 or more; with 1 it is 1f1b"
+        elif self.pipeline_schedule in ("1f1b", "gpipe") and (stages or 1) > 1:
+            yield (
+                f"pipeline_schedule {self.pipeline_schedule} has one stage a process, pipeline_stages_per_rank is "
+                f"{stages}; give --pipeline-schedule interleaved or zero-bubble"
+            )
+
+    def _validate_sharding(self) -> Iterator[str]:
+        shard = self.data_parallel_shard_size
+        one_shard = shard == 1 or (shard is None and self.data_parallel_replicate_size is None)
+        if self.zero_stage not in (1, 2, 3):
+            yield f"zero_stage is {self.zero_stage}; it must be 1, 2 or 3"
+        elif self.zero_stage != 3 and one_shard:
+            yield f"zero_stage {self.zero_stage} shards over processes; give --data-parallel-shard-size too"
+        if self.prefetch_blocks < 0:
+            yield f"prefetch_blocks is {self.prefetch_blocks}; it must be 0 or more"
+
+    def _validate_compression(self) -> Iterator[str]:
+        sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_shard_size or 1)
+        if self.gradient_compression != "none" and (max(sizes) > 1 or self.cpu_offload):
+            yield (
+                f"gradient_compression {self.gradient_compression} is for whole copies of the model alone; leave out "
+                "the other parallel sizes and --cpu-offload"
+            )
+        if self.powersgd_rank < 1:
+            yield f"powersgd_rank is {self.powersgd_rank}; it must be 1 or more"
+        if self.powersgd_after_updates < 2:  # DDP rebuilds its buckets after the first
+            yield f"powersgd_after_updates is {self.powersgd_after_updates}; it must be 2 or more"

@@ -1,0 +1,1 @@
+"""Pipeline parallel: processes that each hold a stretch of the layers, and hand on what lies between them."""

@@ -1,0 +1,111 @@
+"""From a whole model, best on the meta device, to this process's part of its pipeline and what runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.gradients import UNCOUNTED, add_finisher, finish_gradients
+from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.parallelize import parallelize_training
+from ftk.model_parallel.pipeline.batches import Batch
+from ftk.model_parallel.pipeline.layout import check_pipeline
+from ftk.model_parallel.pipeline.runner import PipelineRunner
+from ftk.model_parallel.pipeline.stage_module import Stage
+from ftk.model_parallel.pipeline.stages import Part, cut_model
+from ftk.model_parallel.pipeline.tied import sum_tied_gradients
+from ftk.model_parallel.world import World
+
+
+def build_pipeline(
+    model: nn.Module,
+    task: Any,
+    criterion: Any,
+    world: World,
+    parallel: ParallelConfig,
+    engine: EngineConfig,
+    *,
+    update_freq: int,
+    precision: str = "fp32",
+    to_device: Callable[[Batch], Batch] = lambda batch: batch,
+    plan: Any = None,
+    seed: int | None = None,
+) -> PipelineRunner:
+    """Cut a model into stages, and make this process's ready to be trained, as `parallelize_training` does.
+
+    Args:
+        model: whole; on the meta device, so that no process ever holds more than its part. Which parameters are frozen
+            is to be settled before.
+        task: takes the steps (`ftk.tasks.Task`).
+        criterion: what the task computes the loss with.
+        world: with more than one process along the pipeline.
+        parallel: schedule and layout, and how parameters are shared out besides.
+        engine: activation checkpointing and compilation.
+        update_freq: micro-batches of an update.
+        precision: of the run.
+        to_device: moves a batch of CPU tensors to `world.device`.
+        plan: of tensor parallel; `model.tensor_parallel_plan` if not given.
+        seed: of the initial values.
+
+    Returns:
+        What takes the steps. Its `part.model` has the parameters that are this process's, for the optimizer, by the
+        names of the whole model; in part.copies are those that another process saves.
+
+    Raises:
+        UserError: the model cannot be cut in this way, or the schedule cannot run with so many micro-batches.
+    """
+    layout = check_pipeline(parallel, engine, len(getattr(model, "layers", ())), update_freq)
+    group = world.group("pipeline")
+    assert group is not None
+    part = cut_model(model, layout, world.pipeline_rank)
+    hidden_dtype = next(model.parameters()).dtype
+    # The gradients of an update stay whole on their processes until its last micro-batch, and so do the parameters:
+    # torch's schedules keep FSDP2 from gathering them anew for each of the passes, which do not come in pairs.
+    shared = dataclasses.replace(parallel, zero_stage=1)
+    if zero_bubble := parallel.pipeline_schedule == "zero-bubble":
+        shared.gather_dtype = "fp32"  # see `check_pipeline`; autocast makes it bf16 where that is asked for
+    stages = []
+    for index, own in zip(layout.stages_of(part.rank), part.stages, strict=True):
+        stage = Stage(
+            own,
+            task,
+            criterion,
+            index,
+            layout.num_stages,
+            precision=precision,
+            hidden_dtype=hidden_dtype,
+            loss_apart=zero_bubble,
+        )
+        parallelize_training(stage, world, shared, engine, precision=precision, plan=plan, seed=seed)
+        stages.append(stage)
+    _leave_to_the_end(part, group)
+    return PipelineRunner(
+        part,
+        stages,
+        schedule=parallel.pipeline_schedule,
+        num_micro_batches=update_freq,
+        group=group,
+        device=world.device,
+        to_device=to_device,
+        token_shards=world.sizes.tensor if parallel.sequence_parallel else 1,
+        hidden_dtype=hidden_dtype,
+    )
+
+
+def _leave_to_the_end(part: Part, group: torch.distributed.ProcessGroup) -> None:
+    """What is to be done to the gradients once an update, and what another process counts."""
+    setattr(part.model, UNCOUNTED, set(part.copies))
+    for stage in part.stages:
+        if stage is not part.model:
+            add_finisher(part.model, functools.partial(finish_gradients, stage))
+    peer = {0: part.layout.last_rank, part.layout.last_rank: 0}.get(part.rank)
+    if part.tied and peer is not None:
+        parameters = dict(part.model.named_parameters())
+        tied = [parameters[name] for name in sorted(part.tied)]
+        add_finisher(part.model, functools.partial(sum_tied_gradients, tied, peer, group))

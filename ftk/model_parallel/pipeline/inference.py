@@ -1,0 +1,87 @@
+"""A pipeline that generates and scores: each process runs its layers, all of them see the same logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ftk.model_parallel.pipeline.stages import Part
+
+
+class PipelinedModel(nn.Module):
+    """This process's stage, to be called as the whole model is: every process makes the same calls.
+
+    `embed` waits for what the stage before hands on, the last of `layers` hands on to the stage behind, and `logits`
+    gives every process those of the last stage. Whoever decides by logits decides the same everywhere. Hidden states
+    are those of the last stage there alone.
+
+    Args:
+        part: with one stage.
+        group: of the pipeline.
+    """
+
+    def __init__(self, part: Part, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        (self.stage,) = part.stages
+        self.config: Any = self.stage.config
+        self.hidden_size = part.hidden_size
+        self.group = group
+        self.rank, self.last_rank = part.rank, part.layout.last_rank
+        stage: Any = self.stage
+        self.layers: list[Callable[..., Tensor]] = list(stage.layers)
+        if self.rank != self.last_rank:
+            self.layers[-1] = self._handing_on(self.layers[-1])
+
+    def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """As the whole model: tokens [B, T] -> logits [B, T, V]"""
+        return self.logits(self.hidden_states(tokens, **inputs))
+
+    def hidden_states(self, tokens: Tensor, *, position_ids: Tensor | None = None, **inputs: Any) -> Tensor:
+        """As the whole model's, for `logits` alone: [B, T, H]"""
+        stage: Any = self.stage
+        hidden = self.embed(tokens, position_ids)
+        attend = stage.attend(tokens, **inputs)
+        for layer in self.layers:
+            hidden = layer(hidden, attend)
+        return self.final_norm(hidden)
+
+    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """tokens [B, T], position_ids [B, 2, T] or None -> what the first layer here reads, [B, T, H]"""
+        if self.rank == 0:
+            stage: Any = self.stage
+            return stage.embed(tokens, position_ids)
+        hidden = torch.empty(*tokens.shape, self.hidden_size, dtype=self._dtype(), device=tokens.device)
+        dist.recv(hidden, group=self.group, group_src=self.rank - 1)
+        return hidden
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] -> the same shape; elsewhere than on the last stage unchanged"""
+        stage: Any = self.stage
+        return stage.final_norm(hidden) if self.rank == self.last_rank else hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H], looked at on the last stage -> logits [..., V], on every stage"""
+        if self.rank == self.last_rank:
+            stage: Any = self.stage
+            logits = stage.logits(hidden).contiguous()
+        else:
+            shape = (*hidden.shape[:-1], self.config.vocab_size)
+            logits = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+        dist.broadcast(logits, group=self.group, group_src=self.last_rank)
+        return logits
+
+    def _handing_on(self, layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def layer_and_send(hidden: Tensor, attend: Any) -> Tensor:
+            hidden = layer(hidden, attend)
+            dist.send(hidden.contiguous(), group=self.group, group_dst=self.rank + 1)
+            return hidden
+
+        return layer_and_send
+
+    def _dtype(self) -> torch.dtype:
+        """Of what is handed on: that of the weights."""
+        return next(self.stage.parameters()).dtype

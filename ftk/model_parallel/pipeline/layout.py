@@ -1,0 +1,159 @@
+"""Which layers are on which stage of a pipeline, and which stages on which process; nothing here needs torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftk.errors import UserError
+from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.parallel_config import ParallelConfig
+
+
+@dataclass(frozen=True)
+class PipelineLayout:
+    """The stretches of a model's layers, in order; stage i is on rank i modulo the number of ranks.
+
+    Attributes:
+        layers_per_stage: layers of each stage, first to last; each has one or more.
+        num_ranks: processes along the pipeline.
+    """
+
+    layers_per_stage: tuple[int, ...]
+    num_ranks: int
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.layers_per_stage)
+
+    @property
+    def num_layers(self) -> int:
+        return sum(self.layers_per_stage)
+
+    @property
+    def last_rank(self) -> int:
+        """The rank with the output layer."""
+        return self.rank_of(self.num_stages - 1)
+
+    def layers_of(self, stage: int) -> range:
+        """The places of a stage's layers in the whole model."""
+        begin = sum(self.layers_per_stage[:stage])
+        return range(begin, begin + self.layers_per_stage[stage])
+
+    def rank_of(self, stage: int) -> int:
+        return stage % self.num_ranks
+
+    def stages_of(self, rank: int) -> range:
+        return range(rank, self.num_stages, self.num_ranks)
+
+
+def pipeline_layout(num_layers: int, config: ParallelConfig) -> PipelineLayout:
+    """The layout that the options ask for.
+
+    Raises:
+        UserError: the layers cannot be cut in this way, with the numbers.
+    """
+    size = config.pipeline_parallel_size
+    per_rank = config.pipeline_stages_per_rank or (2 if config.pipeline_schedule == "interleaved" else 1)
+    num_stages = size * per_rank
+    stages = f"--pipeline-parallel-size {size}" + (f" with {per_rank} stages a process" if per_rank > 1 else "")
+    if num_layers == 0:
+        raise UserError(f"{stages}: the model has no list of `layers` to be cut; train it without")
+    if config.pipeline_layers:
+        given = config.pipeline_layers
+        if len(given) != num_stages:
+            raise UserError(
+                f"--pipeline-layers {_joined(given)} has {len(given)} stages, {stages} needs {num_stages}; "
+                f"give as many numbers"
+            )
+        if sum(given) != num_layers:
+            raise UserError(
+                f"--pipeline-layers {_joined(given)} is {sum(given)} layers, the model has {num_layers}; "
+                f"change it, or leave it out"
+            )
+        return PipelineLayout(tuple(given), size)
+    if num_stages > num_layers:
+        raise UserError(
+            f"{stages} cuts the model into {num_stages} stages, and it has {num_layers} layers; "
+            f"{num_layers} stages are possible at most"
+        )
+    return PipelineLayout(even_layers(num_layers, num_stages), size)
+
+
+def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """As even as can be. The first stages get what is over: the last one has the output layer to compute as well."""
+    each, over = divmod(num_layers, num_stages)
+    return tuple(each + (stage < over) for stage in range(num_stages))
+
+
+def check_pipeline(config: ParallelConfig, engine: EngineConfig, num_layers: int, update_freq: int) -> PipelineLayout:
+    """The layout, after a check that schedule, engine and number of micro-batches go with it.
+
+    Args:
+        config: with more than one pipeline process.
+        engine: of the same run.
+        num_layers: of the model.
+        update_freq: micro-batches of an update, which are those of the pipeline.
+
+    Raises:
+        UserError: they do not, with the numbers.
+    """
+    layout = pipeline_layout(num_layers, config)
+    if engine.compile == "model":
+        raise UserError(
+            f"--compile model is for whole models, --pipeline-parallel-size {config.pipeline_parallel_size} cuts it "
+            f"into stages; use --compile block"
+        )
+    if config.pipeline_schedule == "zero-bubble":
+        _check_zero_bubble(config, engine)
+    check_micro_batches(config.pipeline_schedule, layout, update_freq)
+    return layout
+
+
+def _check_zero_bubble(config: ParallelConfig, engine: EngineConfig) -> None:
+    """Gradients of inputs and of weights are computed apart, which not everything can."""
+    if engine.compile == "block":
+        raise UserError(
+            "--pipeline-schedule zero-bubble computes gradients of weights apart from others, which --compile block "
+            "computes together; use --pipeline-schedule interleaved, or leave out --compile"
+        )
+    if engine.activation_checkpointing == "selective":
+        raise UserError(
+            "--pipeline-schedule zero-bubble goes backward through a layer in two passes, and what "
+            "--activation-checkpointing selective keeps is there for one; use full, or --pipeline-schedule interleaved"
+        )
+    # FSDP2 brings gradients to the type in which they are summed by a hook that the second pass does not call.
+    if "bf16" in (config.gather_dtype, config.reduce_dtype):
+        raise UserError(
+            "--pipeline-schedule zero-bubble has gradients in fp32 only; leave out --gather-dtype and --reduce-dtype, "
+            "or use --pipeline-schedule interleaved"
+        )
+
+
+def check_micro_batches(schedule: str, layout: PipelineLayout, count: int) -> None:
+    """See that a schedule can run with so many micro-batches an update.
+
+    Raises:
+        UserError: it cannot; the message says how many it needs.
+    """
+    if schedule == "gpipe":
+        return
+    named = f"--pipeline-schedule {schedule} over {layout.num_stages} stages"
+    if schedule == "1f1b":
+        if count < layout.num_stages:
+            raise UserError(
+                f"{named} needs {layout.num_stages} micro-batches an update or more, --update-freq is {count}; "
+                f"raise it (with a smaller --batch-size), or take --pipeline-schedule gpipe"
+            )
+        return
+    ranks = layout.num_ranks
+    if count < ranks or count % (count // ranks):
+        below, above = max(ranks, count // ranks * ranks), (count // ranks + 1) * ranks
+        numbers = f"{below} or {above}" if below != above else f"{below}"
+        raise UserError(
+            f"{named} on {ranks} processes sends micro-batches in rounds of {ranks}, --update-freq is {count}; "
+            f"take {numbers}"
+        )
+
+
+def _joined(numbers: list[int]) -> str:
+    return ",".join(map(str, numbers))

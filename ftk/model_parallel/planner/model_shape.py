@@ -1,0 +1,188 @@
+"""What a plan knows of a model: names and shapes of its parameters, where they lie, and the widths of its layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ftk.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WIDTHS = ("num_layers", "hidden_size", "num_attention_heads", "inner_size", "vocab_size", "max_positions")
+
+
+class ParameterShape(NamedTuple):
+    """A parameter.
+
+    Attributes:
+        name: in the whole model.
+        shape: of the whole parameter.
+        block: which of the repeated blocks it belongs to, None for none.
+        tensor_dim: the dimension that tensor parallel ranks share; None: each has the whole.
+        is_partial: under sequence parallel each tensor rank has the gradient of its own part of the sequence.
+        on_first, on_last: if in no block: whether the first and the last stage of a pipeline hold it, or both (tied).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    block: int | None
+    tensor_dim: int | None = None
+    is_partial: bool = False
+    on_first: bool = True
+    on_last: bool = True
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the ends of a pipeline each hold it."""
+        return self.block is None and self.on_first and self.on_last
+
+    def local_shape(
+        self, tensor: int = 1, shard: int = 1, tensor_rank: int = 0, shard_rank: int = 0
+    ) -> tuple[int, ...]:
+        """What one rank holds: the rows of its tensor rank, and of these, along dimension 0, those of its shard rank.
+
+        Both cut as `torch.chunk` does: ceil(rows / ranks) rows a rank, the last ones what is left, perhaps none.
+        """
+        shape = list(self.shape)
+        if self.tensor_dim is not None:
+            shape[self.tensor_dim] = chunk_size(shape[self.tensor_dim], tensor, tensor_rank)
+        if shape:
+            shape[0] = chunk_size(shape[0], shard, shard_rank)
+        return tuple(shape)
+
+    def padded_numel(self, tensor: int, shard: int, tensor_rank: int = 0) -> int:
+        """Numbers of a shard rank's part in the messages of sharding, where all parts are as long as the first one."""
+        return math.prod(self.local_shape(tensor, shard, tensor_rank))
+
+
+def chunk_size(rows: int, ranks: int, rank: int) -> int:
+    """Rows of a rank, as `torch.chunk` and DTensor's `Shard` deal them out."""
+    each = -(-rows // ranks)
+    return max(0, min(each, rows - rank * each))
+
+
+@dataclass(frozen=True, eq=False)
+class ModelShape:
+    """A transformer with one list of blocks, as GLM is.
+
+    Attributes:
+        parameters: in the order of the model.
+        num_layers, hidden_size, num_attention_heads, inner_size, vocab_size, max_positions: as in its options.
+        has_dropout: whether a rate of the layers' outputs is above 0.
+        attention: how it is computed on a GPU: flex, sdpa or eager.
+        has_tensor_plan, has_stages: whether it can be trained by tensor parallel, and by pipelines.
+        training_flops: (tokens, targets, pairs of query and key) -> operations of a forward and a backward pass.
+    """
+
+    parameters: tuple[ParameterShape, ...]
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    inner_size: int
+    vocab_size: int
+    max_positions: int
+    has_dropout: bool
+    attention: str
+    has_tensor_plan: bool
+    has_stages: bool
+    training_flops: Callable[[int, int, int], int]
+
+    @cached_property
+    def num_parameters(self) -> int:
+        return sum(math.prod(parameter.shape) for parameter in self.parameters)
+
+    def of_stage(self, first_layer: int, last_layer: int) -> list[ParameterShape]:
+        """The parameters of a pipeline stage with layers first_layer to last_layer - 1."""
+        is_first, is_last = first_layer == 0, last_layer == self.num_layers
+        return [
+            parameter
+            for parameter in self.parameters
+            if (
+                first_layer <= parameter.block < last_layer
+                if parameter.block is not None
+                else (is_first and parameter.on_first) or (is_last and parameter.on_last)
+            )
+        ]
+
+
+def model_shape(model: nn.Module, config: Any) -> ModelShape:
+    """The shape of a model, which may lie on the meta device.
+
+    Where its parameters are cut and which stage of a pipeline holds them is asked of what does it in training: the
+    model's `tensor_parallel_plan` and `ftk.model_parallel.pipeline`. A model that has no such plan, or that cannot be
+    cut into stages, is planned without.
+
+    Args:
+        model: with a list of blocks (`ftk.model_parallel.blocks.blocks_of`).
+        config: its options; those of `WIDTHS` are read, and the rates of dropout.
+
+    Raises:
+        UserError: the model has no list of blocks, or its options no such widths.
+    """
+    from ftk.model_parallel.blocks import blocks_of
+
+    missing = [name for name in WIDTHS if not hasattr(config, name)]
+    if missing or not hasattr(model, "training_flops"):
+        wanted = missing[0] if missing else "training_flops"
+        raise UserError(
+            f"{type(model).__name__} cannot be planned: it has no {wanted}; GLM's options name what is needed"
+        )
+    blocks = {f"{name}.": place for place, (name, _) in enumerate(blocks_of(model))}
+    cut, partial = _tensor_parallel(model)
+    ends = _ends(model, config.num_layers)
+    parameters = []
+    for name, parameter in model.named_parameters():
+        block = next((place for prefix, place in blocks.items() if name.startswith(prefix)), None)
+        on_first, on_last = (ends is None or name in ends[0], ends is None or name in ends[1])
+        shape = tuple(parameter.shape)
+        parameters.append(ParameterShape(name, shape, block, cut.get(name), name in partial, on_first, on_last))
+    attention = getattr(config, "attention", "sdpa")
+    if attention == "auto":  # as `ftk.modules.attention.attention_form` chooses on CUDA
+        attention = "sdpa" if getattr(config, "attention_dropout", 0.0) > 0.0 else "flex"
+    return ModelShape(
+        tuple(parameters),
+        **{name: getattr(config, name) for name in WIDTHS},
+        has_dropout=getattr(config, "dropout", 0.0) > 0.0,
+        attention=attention,
+        has_tensor_plan=bool(cut),
+        has_stages=ends is not None,
+        training_flops=model.training_flops,  # type: ignore[arg-type]
+    )
+
+
+def _tensor_parallel(model: nn.Module) -> tuple[dict[str, int], set[str]]:
+    """Names of parameters -> the dimension that is cut, by the model's plan; names of those with partial gradients."""
+    plan: Any = getattr(model, "tensor_parallel_plan", None)
+    if plan is None:
+        return {}, set()
+    from ftk.model_parallel.tensor_parallel.plan import match_plan
+    from ftk.model_parallel.tensor_parallel.styles import Sequence
+
+    cut: dict[str, int] = {}
+    partial: set[str] = set()
+    for name, style in match_plan(model, plan() if callable(plan) else plan, size=1).items():
+        module = model.get_submodule(name)
+        cut |= {f"{name}.{own}": dim for own, dim in style.dims(module).items()}
+        if isinstance(style, Sequence):
+            partial |= {f"{name}.{own}" for own, _ in module.named_parameters(recurse=False)}
+    return cut, partial
+
+
+def _ends(model: nn.Module, num_layers: int) -> tuple[set[str], set[str]] | None:
+    """Names of the parameters on the first and on the last stage of a pipeline; None if it cannot be cut."""
+    if num_layers == 1:
+        return None
+    from ftk.model_parallel.pipeline.layout import PipelineLayout, even_layers
+    from ftk.model_parallel.pipeline.stages import cut_model
+
+    layout = PipelineLayout(even_layers(num_layers, 2), 2)
+    try:
+        first, last = (cut_model(model, layout, rank).model for rank in range(2))
+    except UserError:  # such a model is trained without a pipeline
+        return None
+    return {name for name, _ in first.named_parameters()}, {name for name, _ in last.named_parameters()}

@@ -1,0 +1,131 @@
+"""Tensors that may lie on several processes: this one's part of them, and what all parts are together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ftk.model_parallel.world import DIMENSIONS
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def is_distributed(tensor: Any) -> bool:
+    """Whether a tensor is a DTensor; torch.distributed.tensor, which takes half a second to import, is not needed."""
+    return type(tensor) not in _PLAIN and hasattr(tensor, "placements")
+
+
+def local(tensor: Any) -> Any:
+    """This process's part of a tensor: its own memory, not a copy. To be called without gradients."""
+    return tensor.to_local() if is_distributed(tensor) else tensor
+
+
+def locals_of(tensors: Iterable[Any]) -> list[Tensor]:
+    """This process's parts, in the same order."""
+    return [local(tensor) for tensor in tensors]
+
+
+def shard_groups(tensor: Any) -> dict[str, dist.ProcessGroup]:
+    """The dimensions of the mesh over which a tensor is cut, with their process groups; none of a plain tensor."""
+    if not is_distributed(tensor):
+        return {}
+    mesh = tensor.device_mesh
+    groups = {}
+    for place, placement in enumerate(tensor.placements):
+        assert not placement.is_partial(), "the tensor is still to be summed"
+        if not placement.is_replicate() and mesh.size(place) > 1:
+            groups[mesh.mesh_dim_names[place]] = mesh.get_group(place)
+    return groups
+
+
+def sum_over_shards(values: Tensor, tensors: Sequence[Any]) -> Tensor:
+    """For each tensor the sum of what the processes know of their parts of it.
+
+    Args:
+        values: [N], one of each tensor's local part, such as a sum of squares.
+        tensors: N of them; processes that share one call this with the same list.
+
+    Returns:
+        [N], the same on every process that shares a tensor.
+    """
+    groups: dict[str, dist.ProcessGroup] = {}
+    cut: dict[str, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        for dimension, group in shard_groups(tensor).items():
+            groups[dimension] = group
+            cut.setdefault(dimension, []).append(place)
+    if not groups:
+        return values
+    parts = list(values.unbind())
+    for dimension in sorted(groups, key=depth, reverse=True):
+        # Picked one by one: indices would be copied to a GPU, and waited for.
+        total = torch.stack([parts[place] for place in cut[dimension]])
+        dist.all_reduce(total, group=groups[dimension])
+        for place, value in zip(cut[dimension], total.unbind(), strict=True):
+            parts[place] = value
+    return torch.stack(parts)
+
+
+def sum_over_dimension(values: Tensor, tensor: Any, dim: int) -> Tensor:
+    """Sum partial results over the processes among which one dimension of a tensor is cut.
+
+    Args:
+        values: of any shape, changed in place.
+        tensor: what they are partial results of.
+        dim: of the tensor, from its end: -1 is the last one.
+    """
+    groups = shard_groups(tensor)
+    if groups:
+        names = tensor.device_mesh.mesh_dim_names
+        cut_there = {names[i] for i, p in enumerate(tensor.placements) if getattr(p, "dim", None) == tensor.ndim + dim}
+        for dimension in sorted(cut_there & groups.keys(), key=depth, reverse=True):
+            dist.all_reduce(values, group=groups[dimension])
+    return values
+
+
+def whole(part: Tensor, tensor: Any) -> Tensor:
+    """All processes' parts of something that is laid out as a tensor is, put together; on every process.
+
+    Args:
+        part: this process's.
+        tensor: distributed or not.
+    """
+    if not is_distributed(tensor):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    shape, stride = tensor.shape, tensor.stride()
+    made = DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
+    return made.full_tensor()
+
+
+def own_part(value: Tensor, tensor: Any) -> Tensor:
+    """This process's part of a whole value, as a tensor of its shape is laid out: the inverse of `whole`."""
+    if not is_distributed(tensor):
+        return value
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return value[tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))]
+
+
+def depth(dimension: str) -> int:
+    """Where a dimension lies in the mesh, 0 the outermost; one that is not of ours counts as outermost."""
+    return DIMENSIONS.index(dimension) if dimension in DIMENSIONS else -1
+
+
+def norms(parts: Sequence[Tensor], tensors: Sequence[Any]) -> Tensor:
+    """The Euclidean norms, [N], of values that are laid out as tensors are.
+
+    Args:
+        parts: this process's part of each value.
+        tensors: N of them, distributed or not.
+    """
+    own = torch.stack(torch._foreach_norm(list(parts)))
+    if not any(is_distributed(tensor) for tensor in tensors):
+        return own
+    return sum_over_shards(own.double().square(), tensors).sqrt().to(own.dtype)

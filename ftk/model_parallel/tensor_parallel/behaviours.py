@@ -1,0 +1,250 @@
+"""What styled modules do in their forward pass; each class is mixed into the class of the module, see `adopt`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+from ftk.model_parallel.tensor_parallel.functions import copy_to_region, gather_from_region, scatter_to_region
+from ftk.model_parallel.tensor_parallel.region import TensorRegion
+from ftk.model_parallel.tensor_parallel.sharding import distributed_parameter
+
+if TYPE_CHECKING:
+    from ftk.model_parallel.tensor_parallel import styles
+
+
+def adopt(
+    module: nn.Module, style: styles.Style, region: TensorRegion, known: dict[nn.Parameter, nn.Parameter] | None = None
+) -> None:
+    """Make a module one of the processes of `region`, in place: parameters become DTensors, the class a subclass.
+
+    Args:
+        module: as on one process, the same on each; on any device, the meta device too.
+        style: what is shared. Checked before.
+        region: the processes.
+        known: parameters that were distributed already, by what they were: tied ones stay one. Those of this module are
+            added.
+    """
+    known = {} if known is None else known
+    dims = style.dims(module)
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        if parameter not in known:
+            fused = getattr(style, "fused", 1)
+            known[parameter] = distributed_parameter(parameter, region.mesh, dims.get(name), fused)
+        module._parameters[name] = known[parameter]
+    module.tensor_style, module.tensor_region = style, region  # type: ignore[assignment]
+    behaviour = style.behaviour
+    if behaviour is VocabEmbedding and hasattr(module, "logits"):
+        behaviour = TiedVocabEmbedding
+    if not isinstance(module, behaviour):
+        module.__class__ = _subclass(type(module), behaviour, tuple(module._parameters))  # type: ignore[arg-type]
+    for attribute in style.divide:
+        setattr(module, attribute, getattr(module, attribute) // region.size)
+
+
+# Cached, so that the blocks of a model stay instances of one class, and torch.compile makes one graph for all.
+@functools.cache
+def _subclass(cls: type, behaviour: type, names: tuple[str, ...]) -> type:
+    members = {name: local_parameter(name) for name in names}
+    return type(cls.__name__, (behaviour, cls), {"__module__": cls.__module__, **members})
+
+
+def local_parameter(name: str) -> property:
+    """A property that gives this process's part of a parameter, as the module's forward pass wants it."""
+
+    def read(module: Styled) -> Tensor | None:
+        if name not in module._parameters:
+            raise AttributeError(name)
+        parameter = module._parameters[name]
+        # One that is shared out further is not for the forward pass, but asked for by FSDP2, which wants it itself.
+        if isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1:
+            return module.seen(name, parameter)
+        return parameter
+
+    return property(read)
+
+
+class Styled(nn.Module):
+    """Base of all; the forward pass is that of the module's own class."""
+
+    tensor_region: TensorRegion
+
+    def seen(self, name: str, parameter: DTensor) -> Tensor:
+        """What the module's own code sees of a parameter."""
+        return parameter.to_local()
+
+
+class Replicated(Styled):
+    """See `styles.Replicated`."""
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        with self.tensor_region.random.common(_device(inputs)) if _is_random(self) else nullcontext():
+            return super().forward(*inputs, **options)
+
+
+class Sequence(Styled):
+    """See `styles.Sequence`."""
+
+    tensor_style: styles.Sequence
+
+    def forward(self, values: Tensor, *inputs: Any, **options: Any) -> Any:
+        region, style = self.tensor_region, self.tensor_style
+        if style.scatter_input:
+            values = region.share(values)
+        with self._stream(values.device):
+            output = super().forward(values, *inputs, **options)
+        return region.gather(output) if style.gather_output else output
+
+    def _stream(self, device: torch.device) -> AbstractContextManager[None]:
+        if not _is_random(self):
+            return nullcontext()
+        random = self.tensor_region.random
+        return random.own(device) if self.tensor_region.shares_sequence else random.common(device)
+
+
+class Sharded(Styled):
+    """See `styles.Sharded`."""
+
+    tensor_style: styles.Sharded
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        if not (self.training and self.tensor_style.own_random):
+            return super().forward(*inputs, **options)
+        with self.tensor_region.random.own(_device(inputs)):
+            return super().forward(*inputs, **options)
+
+
+class Column(Styled):
+    """See `styles.Column`."""
+
+    tensor_style: styles.Column
+
+    def seen(self, name: str, parameter: DTensor) -> Tensor:
+        local, dim = parameter.to_local(), self.tensor_style.weight_dim() if name == "weight" else 0
+        return local.flatten(dim, dim + 1) if self.tensor_style.fused > 1 else local
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output = super().forward(self.tensor_region.enter(hidden))
+        return gather_from_region(output, self.tensor_region.group, -1) if self.tensor_style.gather_output else output
+
+
+class Row(Styled):
+    """See `styles.Row`."""
+
+    tensor_style: styles.Row
+
+    def seen(self, name: str, parameter: DTensor) -> Tensor:
+        local = parameter.to_local()
+        if name == "bias":
+            return _Once.apply(local, self.tensor_region.rank == 0)
+        return local
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        region = self.tensor_region
+        if self.tensor_style.scatter_input:
+            hidden = scatter_to_region(region.gather(hidden), region.group, -1)
+        return region.leave(super().forward(hidden))
+
+
+class VocabEmbedding(Styled):
+    """See `styles.VocabEmbedding`. To the outside the weight is the DTensor, so that a loss can see how it is cut."""
+
+    tensor_style: styles.VocabEmbedding
+    padding_idx: int | None
+    _weight_is_local: bool = False
+
+    def seen(self, name: str, parameter: DTensor) -> Tensor:
+        return parameter.to_local() if self._weight_is_local else parameter
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        region = self.tensor_region
+        parameter = self._parameters["weight"]
+        assert isinstance(parameter, DTensor), "a styled embedding has a distributed weight"
+        rows = embedded_rows(tokens, parameter, region.rank, self.padding_idx)
+        if self.tensor_style.whole_sequence or not region.shares_sequence:
+            return region.sum(rows)
+        region.length = tokens.size(-1)
+        return region.leave(rows)
+
+    @contextmanager
+    def _local_weight(self) -> Iterator[None]:
+        self._weight_is_local = True
+        try:
+            yield
+        finally:
+            self._weight_is_local = False
+
+
+class TiedVocabEmbedding(VocabEmbedding):
+    """One that is the output layer too."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H], the same on every process -> [..., V], the same too"""
+        group = self.tensor_region.group
+        with self._local_weight():
+            logits = super().logits(copy_to_region(hidden, group))  # type: ignore[misc]
+        return gather_from_region(logits, group, -1, self._parameters["weight"].size(0))  # type: ignore[union-attr]
+
+
+class VocabOutput(Styled):
+    """See `styles.VocabOutput`."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        group = self.tensor_region.group
+        logits = super().forward(copy_to_region(hidden, group))
+        return gather_from_region(logits, group, -1, self._parameters["weight"].size(0))  # type: ignore[union-attr]
+
+
+def embedded_rows(tokens: Tensor, weight: DTensor, rank: int, padding_idx: int | None = None) -> Tensor:
+    """tokens [...] -> [..., H]: this process's rows, zeros where another process has the row."""
+    local = weight.to_local()  # [n, H]
+    start = first_row(weight, rank)
+    places = tokens - start
+    elsewhere = (places < 0) | (places >= local.size(0))
+    padding = None if padding_idx is None else padding_idx - start
+    if padding is not None and not 0 <= padding < local.size(0):
+        padding = None
+    rows = F.embedding(places.masked_fill(elsewhere, 0), local, padding_idx=padding)
+    return rows.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+
+
+def first_row(weight: DTensor, rank: int) -> int:
+    """The first row of a matrix cut by rows that process `rank` of the mesh has."""
+    return rank * -(-weight.size(0) // weight.device_mesh.size())
+
+
+class _Once(torch.autograd.Function):
+    """What is to be added on one process alone, before a sum over all: zeros on the others.
+
+    The gradient is that of the sum, which is the same on every process.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, here: bool) -> Tensor:
+        return values.view_as(values) if here else torch.zeros_like(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, None
+
+
+def drops(module: nn.Module) -> bool:
+    """Whether this is dropout that does something in training."""
+    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0.0
+
+
+def _is_random(module: nn.Module) -> bool:
+    return module.training and drops(module)
+
+
+def _device(inputs: tuple[Any, ...]) -> torch.device:
+    return next((value.device for value in inputs if isinstance(value, Tensor)), torch.device("cpu"))

@@ -1,0 +1,133 @@
+"""A plan of tensor parallelism: data that lies beside a model, from patterns of module names to styles.
+
+    {"layers.*.feed_forward.inner": "column",
+     "layers.*.attention.qkv": {"style": "column", "units": 16, "unit_name": "attention heads"}}
+
+A pattern is a module's name as in `named_modules()`, "" for the model itself; `*` stands for any characters but a dot.
+Styles and their options are in `styles`. What is not named stays whole on every process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from ftk.errors import UserError
+from ftk.model_parallel.tensor_parallel.behaviours import drops
+from ftk.model_parallel.tensor_parallel.styles import STYLES, Column, Row, Sequence, Sharded, Style, VocabEmbedding
+
+Plan = Mapping[str, str | Mapping[str, Any]]
+"""Pattern -> the name of a style, or {"style": name, option: value, ...}."""
+
+_ROOT = 'the model itself (pattern "")'
+
+
+def match_plan(
+    model: nn.Module, plan: Plan, size: int, sequence_parallel: bool = False, partial: bool = False
+) -> dict[str, Style]:
+    """The style of each module that the plan names.
+
+    Args:
+        model: also on the meta device.
+        plan: see `Plan`.
+        size: processes that share each layer.
+        sequence_parallel: whether sequences are shared, too.
+        partial: the model is a part of the one that the plan is for, so that patterns may match nothing.
+
+    Raises:
+        UserError: with every mistake: a pattern that matches nothing, two that match one module, a style or an option
+            that does not exist, a size that cannot be divided, with sequence parallel what is missing for it.
+    """
+    styles = {pattern: _style(pattern, entry) for pattern, entry in plan.items()}
+    names = [name for name, _ in model.named_modules() if name]
+    found: dict[str, Style] = {}
+    by: dict[str, str] = {}
+    mistakes: list[str] = []
+    for pattern, style in styles.items():
+        expression = re.compile("[^.]*".join(map(re.escape, pattern.split("*"))))
+        matched = [name for name in names if expression.fullmatch(name)] if pattern else [""]
+        if not matched and not partial:
+            mistakes.append(_no_match(pattern, names, model))
+        for name in matched:
+            if name in by:
+                mistakes.append(f"{name} is named twice, by {by[name]!r} and {pattern!r}; let one pattern match it")
+            found[name], by[name] = style, pattern
+    for name, style in found.items():
+        mistakes += [f"{name or _ROOT} {text}" for text in style.check(model.get_submodule(name), size)]
+    mistakes += _dropout_mistakes(model, found)
+    if sequence_parallel:
+        mistakes += _sequence_mistakes(model, found, partial)
+    if mistakes:
+        shown = mistakes[:8] + ([f"and {len(mistakes) - 8} more"] if len(mistakes) > 8 else [])
+        raise UserError(f"tensor parallel plan of {type(model).__name__}: " + "\n  ".join(shown))
+    return found
+
+
+def _style(pattern: str, entry: str | Mapping[str, Any]) -> Style:
+    options: dict[str, Any] = {"style": entry} if isinstance(entry, str) else dict(entry)
+    name = options.pop("style", None)
+    if name not in STYLES:
+        raise UserError(f"tensor parallel plan: {pattern!r} has the style {name!r}, {_choices(name, STYLES)}")
+    known = [field.name for field in dataclasses.fields(STYLES[name])]
+    for option, value in options.items():
+        if option not in known:
+            raise UserError(
+                f"tensor parallel plan: {pattern!r} gives {name!r} the option {option!r}, {_choices(option, known)}"
+            )
+        if isinstance(value, list):  # from YAML or JSON
+            options[option] = tuple(value)
+    return STYLES[name](**options)
+
+
+def _choices(name: Any, known: Iterable[str]) -> str:
+    known = sorted(known)
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"did you mean {near[0]!r}? There" if near else "there"
+    return f"which does not exist; {hint} are {', '.join(known) or 'none'}"
+
+
+def _no_match(pattern: str, names: list[str], model: nn.Module) -> str:
+    names = list(dict.fromkeys(re.sub(r"(?<=\.)\d+\b", "*", name) for name in names))  # as a pattern would be
+    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
+    return f"the pattern {pattern!r} matches no module; there are {', '.join(map(repr, near)) or 'none'}, ..."
+
+
+def _dropout_mistakes(model: nn.Module, found: Mapping[str, Style]) -> list[str]:
+    """Inside a sharded module nobody but the plan knows whether dropout comes before the row layer or behind it."""
+    inside = tuple(f"{name}." for name, style in found.items() if isinstance(style, Sharded) and style.own_random)
+    return [
+        f'{name} is dropout inside a sharded module and has no style; give it "sharded" if each process has a part of '
+        f'what it drops, "replicated" or "sequence" if it comes behind the row layer'
+        for name, module in model.named_modules()
+        if name not in found and name.startswith(inside) and drops(module)
+    ]
+
+
+def _sequence_mistakes(model: nn.Module, found: Mapping[str, Style], partial: bool) -> list[str]:
+    """What would give wrong values or gradients silently: nothing that cuts, nothing that gathers, a norm forgotten."""
+    styles = list(found.values())
+    mistakes = [
+        f"{name or _ROOT} has parameters of its own and no style; with --sequence-parallel every such "
+        f'module needs one: "sequence" if it works on a part of the sequence, "replicated" if on the whole'
+        for name, module in model.named_modules()
+        if name not in found and any(parameter is not None for parameter in module._parameters.values())
+    ]
+    if not partial:
+        cuts = any(
+            (isinstance(style, VocabEmbedding) and not style.whole_sequence)
+            or (isinstance(style, Sequence) and style.scatter_input)
+            for style in styles
+        )
+        gathers = any(isinstance(style, Sequence) and style.gather_output for style in styles)
+        if not cuts:
+            mistakes.append('--sequence-parallel: nothing shares the sequence; give a "sequence" style scatter_input')
+        if not gathers:
+            mistakes.append("--sequence-parallel: nothing gathers the sequence; give the last norm gather_output")
+        if not any(isinstance(style, Column | Row) for style in styles):
+            mistakes.append("--sequence-parallel: the plan has no column and row layers")
+    return mistakes

@@ -1,0 +1,96 @@
+"""What the layers of one model know of the processes that share them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from ftk.model_parallel.tensor_parallel.functions import (
+    copy_to_region,
+    gather_from_region,
+    gather_from_sequence_region,
+    part_size,
+    reduce_from_region,
+    reduce_scatter_to_sequence_region,
+    scatter_to_region,
+)
+from ftk.model_parallel.tensor_parallel.random import RandomStreams
+
+SEQUENCE_DIM = 1  # of hidden states, [B, T, H]
+
+
+class TensorRegion:
+    """The processes that share each layer, and how values come to shared layers and back.
+
+    Between shared layers values are whole on every process, or each process has a part of the sequence (sequence
+    parallel). That saves what is kept for the backward pass, so sequences are shared only where gradients are enabled:
+    in validation and generation values are whole.
+
+    Args:
+        mesh: one-dimensional, over the processes.
+        sequence_parallel: whether sequences are shared between shared layers.
+
+    Attributes:
+        length: of the sequence that is shared at present; None: the parts' sizes add up to it.
+    """
+
+    def __init__(self, mesh: DeviceMesh, sequence_parallel: bool = False) -> None:
+        assert mesh.ndim == 1, f"{mesh} has {mesh.ndim} dimensions"
+        self.mesh = mesh
+        self.group = mesh.get_group()
+        self.size = mesh.size()
+        self.rank = mesh.get_local_rank()
+        self.sequence_parallel = sequence_parallel
+        self.length: int | None = None
+        self.random = RandomStreams(self.rank)
+
+    def __deepcopy__(self, memo: Any) -> TensorRegion:
+        return self  # process groups are no values; a copied model talks to the same processes
+
+    @property
+    def shares_sequence(self) -> bool:
+        """Whether values between shared layers are parts of the sequence now."""
+        return self.sequence_parallel and torch.is_grad_enabled()
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """What a column-parallel layer reads: hidden [B, T or n, H] -> [B, T, H]"""
+        device = hidden.device.type
+        casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        if casts and hidden.is_floating_point() and hidden.dtype != torch.float64:
+            hidden = hidden.to(torch.get_autocast_dtype(device))  # as the layer will: half the bytes to send
+        if self.shares_sequence:
+            return gather_from_sequence_region(hidden, self.group, SEQUENCE_DIM, self._length_of(hidden))
+        return copy_to_region(hidden, self.group)
+
+    def leave(self, partial: Tensor) -> Tensor:
+        """What a row-parallel layer gives: the sum of partial [B, T, H], or a part of its sequence [B, n, H]"""
+        if self.shares_sequence:
+            return reduce_scatter_to_sequence_region(partial, self.group, SEQUENCE_DIM)
+        return reduce_from_region(partial, self.group)
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """The sum of what the processes have, of whole sequences."""
+        return reduce_from_region(partial, self.group)
+
+    def share(self, values: Tensor) -> Tensor:
+        """Own part of the sequence, if it is shared: hidden [B, T, H] -> [B, n, H], ids [.., T] -> [.., n]"""
+        if not self.shares_sequence:
+            return values
+        dim = SEQUENCE_DIM if values.is_floating_point() else values.dim() - 1
+        self.length = values.size(dim)
+        return scatter_to_region(values, self.group, dim)
+
+    def gather(self, hidden: Tensor) -> Tensor:
+        """The whole sequence, if it is shared: hidden [B, n, H] -> [B, T, H]"""
+        if not self.shares_sequence:
+            return hidden
+        return gather_from_region(hidden, self.group, SEQUENCE_DIM, self._length_of(hidden))
+
+    def _length_of(self, part: Tensor) -> int:
+        size = part.size(SEQUENCE_DIM)
+        if self.length is not None and part_size(self.length, self.size) == size:
+            return self.length
+        return size * self.size

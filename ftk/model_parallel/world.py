@@ -1,0 +1,250 @@
+"""The processes of a run: which one this is, how they form a mesh, and the little that they tell each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from ftk.errors import UserError
+from ftk.model_parallel.parallel_config import ParallelConfig
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
+"""The dimensions of the mesh, the outermost first: neighbouring ranks, which share a machine, talk the most."""
+
+TIMEOUT_SECONDS = 600.0  # of a collective: the slowest rank may compile, or read a large file, meanwhile
+
+
+class Sizes(NamedTuple):
+    """How many processes there are along each dimension of the mesh."""
+
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+
+    @property
+    def world(self) -> int:
+        return self.pipeline * self.replicate * self.shard * self.tensor
+
+    @property
+    def data(self) -> int:
+        """Processes that each take batches of their own."""
+        return self.replicate * self.shard
+
+
+def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
+    """The sizes of all dimensions, those that were not given derived from the number of processes.
+
+    Raises:
+        UserError: their product is not the number of processes, or cannot be.
+    """
+    tensor, pipeline = config.tensor_parallel_size, config.pipeline_parallel_size
+    shard, replicate = config.data_parallel_shard_size, config.data_parallel_replicate_size
+    given = [("--tensor-parallel-size", tensor), ("--pipeline-parallel-size", pipeline)]
+    given += [("--data-parallel-shard-size", shard)] if shard is not None else []
+    given += [("--data-parallel-replicate-size", replicate)] if replicate is not None else []
+    product = 1
+    for _, size in given:
+        product *= size
+    derived = shard is None or replicate is None
+    if world_size % product if derived else world_size != product:
+        large = [f"{flag} {size}" for flag, size in given if size > 1]
+        if not large:
+            flags = " and ".join(flag for flag, _ in given[:2])
+            raise UserError(f"{world_size} processes were started, and no size says what each does; give {flags}")
+        text = " x ".join(large) + (f" = {product}" if len(large) > 1 else "")
+        relation = "does not divide" if derived else "is not"
+        start = f"torchrun --nproc-per-node {product} ..." if world_size == 1 else "other sizes"
+        raise UserError(f"{text} {relation} the number of processes, {world_size}; use {start}")
+    rest = world_size // product
+    if shard is None:
+        shard = 1 if replicate is None else rest
+        rest = rest if replicate is None else 1
+    return Sizes(pipeline, rest if replicate is None else replicate, shard, tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """This process among those of its run. One that was not started by torchrun is alone: no process group at all.
+
+    Attributes:
+        rank: 0 to size - 1.
+        sizes: of the mesh.
+        device: of this process's tensors.
+        mesh: over all processes, with the dimensions `DIMENSIONS`; None for a process alone.
+        host_group: by which all processes tell each other things; None: the default group.
+    """
+
+    rank: int
+    sizes: Sizes
+    device: torch.device
+    mesh: DeviceMesh | None = None
+    host_group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def single(cls, device: torch.device | str = "cpu") -> World:
+        """The world of a process alone."""
+        return cls(0, Sizes(), torch.device(device))
+
+    def apart(self) -> World:
+        """The same processes with a host group of their own, for use in another thread. All have to call it."""
+        if self.mesh is None:
+            return self
+        return dataclasses.replace(self, host_group=dist.new_group(backend="gloo"))
+
+    @property
+    def size(self) -> int:
+        return self.sizes.world
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes and speaks for all."""
+        return self.rank == 0
+
+    def coordinate(self, dimension: str) -> int:
+        """This process's place along a dimension of the mesh."""
+        return 0 if self.mesh is None else self.mesh.get_local_rank(dimension)
+
+    @property
+    def tensor_rank(self) -> int:
+        return self.coordinate("tensor")
+
+    @property
+    def pipeline_rank(self) -> int:
+        return self.coordinate("pipeline")
+
+    @property
+    def data_rank(self) -> int:
+        """Which of the batches of an update are this process's; 0 to sizes.data - 1."""
+        return self.coordinate("replicate") * self.sizes.shard + self.coordinate("shard")
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.pipeline_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pipeline_rank == self.sizes.pipeline - 1
+
+    @property
+    def counts_loss(self) -> bool:
+        """Whether what this process computes of a batch is to be added to sums over all: one process a batch does."""
+        return self.is_last_stage and self.tensor_rank == 0
+
+    def group(self, dimension: str) -> dist.ProcessGroup | None:
+        """The processes that differ from this one along one dimension alone; None for a process alone."""
+        return None if self.mesh is None else self.mesh.get_group(dimension)
+
+    # -- what the processes tell each other, on the host: no device is waited for -----------------------------
+
+    def sum_host(self, values: Sequence[float]) -> list[float]:
+        """Sums over all processes, place by place, of as many numbers on each; integers up to 2^53 stay exact."""
+        return self._reduce_host(values, dist.ReduceOp.SUM)
+
+    def max_host(self, values: Sequence[float]) -> list[float]:
+        """Maxima over all processes, place by place."""
+        return self._reduce_host(values, dist.ReduceOp.MAX)
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """What each process gives, by rank; on every process. Values are what JSON holds."""
+        if self.mesh is None:
+            return [value]
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        longest = int(self.max_host([own.numel()])[0])
+        padded = torch.full((longest,), ord(" "), dtype=torch.uint8)
+        padded[: own.numel()] = own
+        gathered = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(gathered, padded, group=self.host_group)
+        return [json.loads(bytes(part.tolist())) for part in gathered]
+
+    def broadcast_json(self, value: Any) -> Any:
+        """What the main process gives, on every process; what the others give is not looked at."""
+        return self.gather_json(value if self.is_main else None)[0]
+
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+        self.sum_host([0.0])
+
+    def _reduce_host(self, values: Sequence[float], operation: Any) -> list[float]:
+        if self.mesh is None:
+            return list(values)
+        numbers = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(numbers, op=operation, group=self.host_group)  # on the CPU: by gloo, also where GPUs have NCCL
+        return numbers.tolist()
+
+
+def launched_by_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is one of several, or one of one, that torchrun or a like launcher has started."""
+    return "RANK" in environment and "WORLD_SIZE" in environment
+
+
+def is_main_process(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process may speak before there is a world: the first one, or one alone."""
+    return environment.get("RANK", "0") == "0"
+
+
+@contextmanager
+def open_world(config: ParallelConfig, device: torch.device) -> Iterator[World]:
+    """The world of this process; inside, its process groups exist.
+
+    Args:
+        config: the sizes that were asked for.
+        device: as `resolve_device` found it; of several processes each takes the GPU of its local rank.
+
+    Raises:
+        UserError: the sizes do not go with the number of processes, or there are fewer GPUs; before any connection.
+    """
+    world_size = int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else 1
+    sizes = resolve_sizes(config, world_size)
+    if world_size == 1:
+        yield World.single(device)
+        return
+    device = _own_device(device)
+    # A device-bound backend and gloo side by side: tensors on the CPU go by gloo.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
+    store, rank, _ = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    # torchrun's store outlives the groups of a process: of its second world the first one's addresses would be taken.
+    number = store.add(f"ftk_worlds_of_{rank}", 1)
+    own_store = dist.PrefixStore(f"ftk_world_{number}", store)
+    dist.init_process_group(backend, timeout=timeout, store=own_store, rank=rank, world_size=world_size)
+    try:
+        yield make_world(sizes, device)
+        dist.barrier()  # without it, processes that end at different times abort now and then
+    finally:
+        dist.destroy_process_group()
+
+
+def make_world(sizes: Sizes, device: torch.device | str) -> World:
+    """The world over an existing process group, whose size is that of the mesh."""
+    device = torch.device(device)
+    mesh = dist.device_mesh.init_device_mesh(device.type, tuple(sizes), mesh_dim_names=DIMENSIONS)
+    return World(dist.get_rank(), sizes, device, mesh)
+
+
+def _own_device(device: torch.device) -> torch.device:
+    if device.type != "cuda":
+        return device
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count:
+        raise UserError(
+            f"process {local} of this machine finds {count} GPUs; start one process a GPU "
+            f"(torchrun --nproc-per-node {count}), or give --device cpu"
+        )
+    own = torch.device("cuda", local)
+    torch.cuda.set_device(own)
+    return own

@@ -1,0 +1,25 @@
+"""Models in evaluation mode for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+@contextmanager
+def evaluation_mode(*models: nn.Module) -> Iterator[None]:
+    """Inside, all parts of the models are in evaluation mode; behind it each is in the mode that it had before.
+
+    `model.train(was_training)` would not do: it says of all parts what was true of the outermost, and a module that was
+    just put around a trained model is in training while its part is not.
+    """
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training

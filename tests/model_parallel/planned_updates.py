@@ -1,0 +1,158 @@
+"""One update of a small GLM by the real engine and what it sends, and what the planner says of the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.gradient_sync import gradient_sync
+from ftk.model_parallel.gradients import finish_gradients
+from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.parallelize import parallelize_training
+from ftk.model_parallel.pipeline.build import build_pipeline
+from ftk.model_parallel.pipeline.runner import PipelineRunner
+from ftk.model_parallel.planner.communication import traffic
+from ftk.model_parallel.planner.count import CountMessages, Message
+from ftk.model_parallel.planner.layout import Layout, Place, Workload
+from ftk.model_parallel.planner.model_shape import ModelShape, model_shape
+from ftk.model_parallel.step_module import StepModule
+from ftk.model_parallel.world import World
+from ftk.models.glm.config import GLMConfig
+from ftk.models.glm.model import GLM
+
+TOKENS = 16
+TARGETS = 4  # of each sample
+CHUNK = 6  # targets whose logits exist at a time, in the chunked form of the loss
+
+
+class Steps:
+    """The little of a task that a `StepModule` needs."""
+
+    def train_step(self, model: nn.Module, criterion: Any, batch: dict[str, Tensor]) -> Any:
+        return criterion(model, batch)
+
+    valid_step = train_step
+
+
+def config_of(**changes: Any) -> GLMConfig:
+    """4 layers, hidden 32, 4 heads, an uneven vocabulary."""
+    values = {
+        "vocab_size": 131,
+        "num_layers": 4,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "max_positions": 30,
+        "embedding_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "dropout": 0.0,
+    }
+    return GLMConfig(**{**values, **changes})
+
+
+def shape_of(config: GLMConfig) -> ModelShape:
+    with torch.device("meta"):
+        return model_shape(GLM(config, 1), config)
+
+
+def work_of(layout: Layout, micro_batches: int, **changes: Any) -> Workload:
+    """So many micro-batches on each data rank."""
+    values: dict[str, Any] = {"loss_share": TARGETS / TOKENS, "precision": "fp32", "loss_chunk_tokens": CHUNK}
+    samples = layout.data * layout.batch_size * micro_batches
+    return Workload(samples, TOKENS, **{**values, **changes})
+
+
+def batch_of(config: GLMConfig, samples: int, tokens: int = TOKENS, targets: int = TARGETS) -> dict[str, Tensor]:
+    places = torch.arange(tokens)
+    drawn = torch.randint(config.vocab_size, (2, samples, tokens), generator=torch.Generator().manual_seed(1))
+    return {
+        "tokens": drawn[0],
+        "targets": drawn[1],
+        "loss_mask": (places >= tokens - targets).expand(samples, -1),
+        "position_ids": torch.stack((places, places // 3)).expand(samples, -1, -1).contiguous(),
+        "context_length": torch.full((samples,), tokens - targets),
+    }
+
+
+def parallel_of(layout: Layout) -> ParallelConfig:
+    return ParallelConfig(
+        tensor_parallel_size=layout.tensor,
+        pipeline_parallel_size=layout.pipeline,
+        data_parallel_replicate_size=layout.replicate,
+        data_parallel_shard_size=layout.shard,
+        sequence_parallel=layout.sequence_parallel,
+        zero_stage=layout.zero_stage if layout.shard > 1 else 3,
+        pipeline_schedule=layout.schedule,
+        pipeline_stages_per_rank=layout.stages_per_rank if layout.stages_per_rank > 1 else None,
+    )
+
+
+class Updated(NamedTuple):
+    """What one update leaves."""
+
+    messages: Counter[Message]
+    model: nn.Module  # with its gradients
+    received_bytes: int = 0  # places for what comes from other stages
+
+
+def update(world: World, layout: Layout, config: GLMConfig, micro_batches: int, loss_form: str = "plain") -> Updated:
+    """One update by the real engine, its messages counted."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = GLM(config, 1)
+    criterion = GLMCrossEntropy(GLMCrossEntropyConfig(loss_form=loss_form, loss_chunk_tokens=CHUNK))
+    engine = EngineConfig(activation_checkpointing=layout.checkpointing)
+    batches = [batch_of(config, layout.batch_size)] * micro_batches
+    if layout.pipeline > 1:
+        runner = build_pipeline(
+            model, Steps(), criterion, world, parallel_of(layout), engine, update_freq=micro_batches, seed=1
+        )
+        own = runner.part.model.train()
+        runner.forward_backward(batches, torch.ones(()))  # torch's stages tell each other shapes in the first one
+        finish_gradients(own)
+        own.zero_grad()
+        with CountMessages() as counted:
+            runner.forward_backward(batches, torch.ones(()))
+            finish_gradients(own)
+        return Updated(counted.counts, own, received_bytes(runner))
+    called = parallelize_training(StepModule(model, Steps(), criterion), world, parallel_of(layout), engine, seed=1)
+    model.train()
+    if isinstance(called, nn.parallel.DistributedDataParallel):  # it sorts its buckets after the first, in the second
+        for _ in range(2):
+            called(batches[0], True).loss.backward()
+        model.zero_grad(set_to_none=False)
+    with CountMessages() as counted:
+        for place, batch in enumerate(batches, start=1):
+            with gradient_sync(called, enabled=place == micro_batches):
+                called(batch, True).loss.backward()
+        finish_gradients(model)
+    return Updated(counted.counts, model)
+
+
+def received_bytes(runner: PipelineRunner) -> int:
+    """Of torch's stages, for the one shape of micro-batches that there was."""
+    [schedule] = runner._schedules.values()
+    places = [
+        info.buffer
+        for stage in schedule._stages
+        for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
+        for info in infos
+        if info.buffer is not None
+    ]
+    return sum(place.nbytes for place in places)
+
+
+def planned(layout: Layout, shape: ModelShape, work: Workload, place: Place) -> Counter[Message]:
+    """The planner's messages in the form of counted ones."""
+    found: Counter[Message] = Counter()
+    for one in traffic(layout, shape, work, place):
+        found[Message(one.collective, getattr(layout, one.dimension), one.message_bytes)] += one.count
+    return found
+
+
+def place_of(world: World) -> Place:
+    return Place(world.pipeline_rank, world.tensor_rank, world.coordinate("shard"))

@@ -1,0 +1,76 @@
+"""A small GLM on processes that share its layers, batches for it, and its gradients made whole again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.model_parallel.tensor_parallel.apply import apply_plan
+from ftk.model_parallel.world import Sizes, make_world
+from ftk.models.glm.config import GLMConfig
+from ftk.models.glm.model import GLM
+
+VOCAB, HIDDEN, LAYERS, POSITIONS = 131, 64, 2, 40  # a vocabulary that no number of processes divides
+SEQUENCE = False, True
+
+
+def shape(dropout: float = 0.0) -> GLMConfig:
+    return GLMConfig(
+        vocab_size=VOCAB,
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=4,
+        max_positions=POSITIONS,
+        embedding_dropout=dropout,
+        attention_dropout=dropout,
+        dropout=dropout,
+    )
+
+
+def parallel(sequence: bool, dropout: float = 0.0) -> GLM:
+    model = GLM(shape(dropout), seed=1)
+    mesh = make_world(Sizes(tensor=dist.get_world_size()), "cpu").mesh
+    assert mesh is not None
+    apply_plan(model, model.tensor_parallel_plan, mesh["tensor"], sequence)
+    return model
+
+
+def batch_of(seed: int, length: int = 31) -> dict[str, Tensor]:
+    """Three samples with blanks, of a length that no number of processes divides; two of them hold two documents."""
+    generator = torch.Generator().manual_seed(seed)
+    place = torch.arange(length)
+    return {
+        "tokens": torch.randint(VOCAB, (3, length), generator=generator),
+        "targets": torch.randint(VOCAB, (3, length), generator=generator),
+        "loss_mask": torch.rand(3, length, generator=generator) < 0.4,
+        "position_ids": torch.stack((place, place // 2)).expand(3, 2, length),
+        "context_length": torch.tensor([3, 0, 20]),
+        "document_ids": torch.stack((place // 20, place // 9, place * 0)),
+    }
+
+
+def loss_of(model: Any, batch: dict[str, Tensor], **options: Any) -> Tensor:
+    output = GLMCrossEntropy(GLMCrossEntropyConfig(**options))(model, batch)
+    return output.loss / output.num_targets
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        if isinstance(parameter, DTensor):
+            assert parameter.grad.placements == parameter.placements, name
+    return {name: whole(parameter.grad).clone() for name, parameter in model.named_parameters()}
+
+
+def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max((one[name] - other[name]).abs().max().item() for name in one)

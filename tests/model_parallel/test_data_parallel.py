@@ -1,0 +1,405 @@
+"""Data parallel computes what one process computes on the same global batch, and sends what the papers say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.gradient_sync import gradient_sync
+from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.world import World, make_world, resolve_sizes
+from tests.distributed import run_ranks
+from tests.model_parallel.small_steps import (
+    MICRO_BATCHES,
+    Volume,
+    largest_difference,
+    micro_batches,
+    small_glm,
+    train,
+    whole,
+    write_reference,
+)
+
+NUM_PARAMETERS = 31_776
+COPIES = {"data_parallel_replicate_size": 2}
+SHARES = {"data_parallel_shard_size": 2}
+
+EXACT = {
+    2: {
+        "copies": {},
+        "copies, offload": {"cpu_offload": True},
+        "stage 3": SHARES,
+        "stage 3, offload": {**SHARES, "cpu_offload": True},
+        "stage 3, all ahead": {**SHARES, "prefetch_blocks": 3},
+        "stage 2": {**SHARES, "zero_stage": 2},
+        "stage 1": {**SHARES, "zero_stage": 1},
+        "stage 1, offload, nothing ahead": {**SHARES, "zero_stage": 1, "cpu_offload": True, "prefetch_blocks": 0},
+    },
+    4: {
+        "copies": {},
+        "stage 3": {"data_parallel_shard_size": 4},
+        "stage 2": {"data_parallel_shard_size": 4, "zero_stage": 2},
+        "stage 1": {"data_parallel_shard_size": 4, "zero_stage": 1},
+        "copies of shares, stage 3": {**SHARES, **COPIES},
+        "copies of shares, stage 2": {**SHARES, **COPIES, "zero_stage": 2},
+        "copies of shares, stage 1": {**SHARES, **COPIES, "zero_stage": 1},
+    },
+}
+EACH_EXACT = [(size, name) for size, cases in EXACT.items() for name in cases]
+
+
+def world_of(options: dict[str, Any], size: int) -> tuple[World, ParallelConfig]:
+    config = ParallelConfig(**options)
+    assert list(config.validate()) == []
+    return make_world(resolve_sizes(config, size), "cpu"), config
+
+
+def run_exact(folder: str, size: int) -> dict[str, Any]:
+    results = {}
+    for name, options in EXACT[size].items():
+        world, config = world_of(options, size)
+        counter = Volume()
+        losses, gradients, module = train(world, config, on_meta=True, counter=counter)
+        results[name] = {
+            "losses": losses,
+            "difference": largest_difference(gradients, folder),
+            "bytes": counter.bytes,
+            "counts": {str(name): count for name, count in counter.get_comm_counts().items()},
+            "held": held_numbers(module),
+            "equal": starts_equal(*world_of(options, size)),
+        }
+    return results
+
+
+def starts_equal(world: World, config: ParallelConfig) -> bool:
+    """Whether a model that was built on the meta device has the very values of one built on one process."""
+    expected = dict(small_glm().named_parameters())
+    _, _, module = train(world, config, num_updates=0, on_meta=True)
+    return all(torch.equal(whole(value), expected[name]) for name, value in module.model.named_parameters())
+
+
+def held_numbers(module: nn.Module) -> int:
+    """Numbers of the parameters that this process holds between updates."""
+    parameters = [p.to_local() if isinstance(p, DTensor) else p for p in module.parameters()]
+    return sum(parameter.numel() for parameter in parameters)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reference")
+    return str(folder), write_reference(folder)
+
+
+@pytest.fixture(scope="module")
+def results(reference):
+    return {size: run_ranks(run, size, reference[0], size) for size in EXACT}
+
+
+def run(folder: str, size: int) -> dict[str, Any]:
+    return {"exact": run_exact(folder, size), "further": run_further(folder) if size == 2 else {}}
+
+
+@pytest.fixture
+def exact(results):
+    return {size: [result["exact"] for result in ranks] for size, ranks in results.items()}
+
+
+@pytest.fixture
+def further(results):
+    return results[2][0]["further"]
+
+
+@pytest.mark.parametrize(("size", "name"), EACH_EXACT)
+def test_ten_losses_and_the_first_gradients_are_those_of_one_process(exact, reference, size, name):
+    for result in exact[size]:
+        assert result[name]["losses"] == pytest.approx(reference[1]["fp32"], rel=1e-5)
+        assert result[name]["difference"] < 1e-5
+
+
+@pytest.mark.parametrize(("size", "name"), EACH_EXACT)
+def test_initial_values_are_the_same_for_every_number_of_processes(exact, size, name):
+    assert all(result[name]["equal"] for result in exact[size])
+
+
+@pytest.mark.parametrize(("size", "name"), EACH_EXACT)
+def test_shares_are_all_that_is_held_between_updates(exact, size, name):
+    shard = EXACT[size][name].get("data_parallel_shard_size", 1)
+    held = [result[name]["held"] for result in exact[size]]
+    assert sum(held) == NUM_PARAMETERS * size // shard
+    assert max(held) < 1.03 * NUM_PARAMETERS / shard  # the vocabulary of 131 is uneven
+
+
+@pytest.mark.parametrize(("size", "name"), EACH_EXACT)
+def test_what_is_sent_is_the_volume_of_the_papers(exact, size, name):
+    """Bytes of an update's collectives are multiples of the parameters Psi (Rajbhandari et al. 2020, section 7).
+
+    With m micro-batches a process: copies sum Psi once; stage 1 gathers and scatters Psi once; stage 2 scatters m
+    times; stage 3 scatters m times and gathers twice a micro-batch, what is in no block once. Copies of shares sum
+    their share of the gradients once.
+    """
+    options = EXACT[size][name]
+    shard = options.get("data_parallel_shard_size", 1)
+    m = MICRO_BATCHES // size
+    blocks, rest = padded_bytes(shard)
+    if shard == 1:
+        expected = {"allreduce_": blocks + rest}
+    else:
+        gathered = {1: blocks + rest, 2: blocks + rest, 3: m * (2 * blocks + rest)}[options.get("zero_stage", 3)]
+        scattered = (blocks + rest) * (1 if options.get("zero_stage") == 1 else m)
+        expected = {"_allgather_base_": gathered, "_reduce_scatter_base_": scattered}
+        if shard < size:
+            expected["allreduce_"] = (blocks + rest) // shard
+    for result in exact[size]:
+        assert result[name]["bytes"] == expected
+
+
+def padded_bytes(shard: int) -> tuple[int, int]:
+    """Of the blocks and of the rest, each parameter's first dimension filled up to a multiple of `shard`."""
+    blocks = rest = 0
+    for name, parameter in small_glm().named_parameters():
+        rows = math.ceil(len(parameter) / shard) * shard
+        size = 4 * rows * parameter[0].numel()
+        blocks, rest = (blocks + size, rest) if name.startswith("layers.") else (blocks, rest + size)
+    return blocks, rest
+
+
+def test_nothing_is_filled_up_where_one_process_holds_all():
+    assert sum(padded_bytes(1)) == 4 * NUM_PARAMETERS
+
+
+# -- what need not be exact, and what must not happen ----------------------------------------------------------------
+
+
+def run_further(folder: str) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for name, options, precision in (
+        ("copies", {}, "bf16"),
+        ("stage 3", SHARES, "bf16"),
+        ("bf16 gathered", {**SHARES, "gather_dtype": "bf16"}, "fp32"),
+        ("bf16 summed", {**SHARES, "reduce_dtype": "bf16"}, "fp32"),
+        ("bf16 compressed", {"gradient_compression": "bf16"}, "fp32"),
+        ("powersgd", {"gradient_compression": "powersgd", "powersgd_after_updates": 2, "powersgd_rank": 4}, "fp32"),
+    ):
+        world, config = world_of(options, 2)
+        counter = Volume()
+        losses, gradients, _ = train(world, config, precision=precision, counter=counter)
+        results[name] = {"losses": losses, "bytes": counter.bytes, "difference": largest_difference(gradients, folder)}
+    results["powersgd bytes"] = compressed_bytes()
+    results["powersgd sums"] = compressed_in_several_buckets()
+    for mode in ("full", "selective"):
+        world, config = world_of(SHARES, 2)
+        engine = EngineConfig(activation_checkpointing=mode)
+        results[mode] = train(world, config, engine=engine, num_updates=3)[0]
+    for form in ("chunked", "linear"):
+        world, config = world_of(SHARES, 2)
+        results[form] = train(world, config, loss_form=form, num_updates=3)[0]
+    results["stale"] = [loss_after_a_change(stage) for stage in (1, 2, 3)]
+    results["frozen"] = frozen_is_left_alone()
+    results["peak"] = [peak_bytes(on_meta) for on_meta in (True, False)]
+    return results
+
+
+def compressed_bytes() -> int:
+    """What powersgd sends in an update once it has begun."""
+    from ftk.model_parallel.gradient_compression import sum_gradients
+
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64, bias=False))
+    sum_gradients(model, "powersgd", rank=2, after_updates=2)
+    counter = Volume()
+    for update in range(4):
+        gradients = [torch.randn(64, 1) @ torch.randn(1, 64) for _ in range(2)]  # of rank 2 together
+        loss = (model.module.weight * gradients[torch.distributed.get_rank()]).sum() + 0 * model(torch.ones(64)).sum()
+        if update < 3:
+            loss.backward()
+        else:
+            with counter:
+                loss.backward()
+    return counter.bytes["allreduce_"]
+
+
+def compressed_in_several_buckets() -> list[float]:
+    """Of each gradient the sum, after updates in which buckets of messages could overtake each other."""
+    from ftk.model_parallel.gradient_compression import sum_gradients
+
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)]), bucket_cap_mb=0.25
+    )
+    sum_gradients(model, "powersgd", rank=2, after_updates=2)
+    torch.manual_seed(torch.distributed.get_rank())
+    for _ in range(8):
+        model(torch.randn(4, 256)).square().sum().backward()
+    return [parameter.grad.double().sum().item() for parameter in model.parameters()]
+
+
+def loss_after_a_change(stage: int) -> list[float]:
+    """A forward pass without gradients, a change of all parameters, and another one."""
+    world, config = world_of({**SHARES, "zero_stage": stage}, 2)
+    _, _, module = train(world, config, num_updates=1)
+    batch = micro_batches(0)[0]
+    found = []
+    for _ in range(2):
+        with torch.no_grad():
+            output = module(batch, False)
+            found.append((output.loss / output.num_targets).item())
+            for parameter in module.parameters():
+                assert isinstance(parameter, DTensor)
+                parameter.zero_()
+    return found
+
+
+def frozen_is_left_alone() -> list[float]:
+    """Of the first gradients with frozen position embeddings, the largest difference from those of one process."""
+    from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+    from ftk.model_parallel.parallelize import parallelize_training
+    from ftk.model_parallel.step_module import StepModule
+    from tests.model_parallel.small_steps import Steps
+
+    worst = []
+    for options in ({}, SHARES):
+        made = []
+        for world, config in (world_of(options, 2), (World.single(), ParallelConfig())):
+            model = small_glm()
+            model.position_embedding.requires_grad_(False)
+            module = StepModule(model, Steps(), GLMCrossEntropy(GLMCrossEntropyConfig()))
+            called = parallelize_training(module, world, config, EngineConfig())
+            own = micro_batches(0)[world.data_rank :: world.sizes.data]
+            for place, batch in enumerate(own, start=1):
+                with gradient_sync(called, enabled=place == len(own)):
+                    called(batch, True).loss.backward()
+            grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+            assert all((grads[name] is None) == ("position" in name) for name in grads)
+            made.append([g.full_tensor() if isinstance(g, DTensor) else g for g in grads.values() if g is not None])
+        worst.append(max((a - b).abs().max().item() for a, b in zip(*made, strict=True)))
+    return worst
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the bytes of all tensors that are alive, those on the meta device left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self.now = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        import weakref
+
+        result = func(*args, **(kwargs or {}))
+        for tensor in storages(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata in self.known or tensor.device.type == "meta":
+                continue
+            self.known.add(storage._cdata)
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self.free, storage._cdata, storage.nbytes())
+        return result
+
+    def free(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
+
+
+def storages(result: Any) -> Iterator[Tensor]:
+    for item in result if isinstance(result, (tuple, list)) else [result]:
+        if isinstance(item, DTensor):
+            yield item._local_tensor
+        elif isinstance(item, Tensor):
+            yield item
+
+
+def peak_bytes(on_meta: bool) -> int:
+    """The most that is allocated while a model is built and shared out."""
+    world, config = world_of(SHARES, 2)
+    with Allocated() as counted:
+        train(world, config, num_updates=0, on_meta=on_meta)
+    return counted.peak
+
+
+@pytest.mark.parametrize("name", ["copies", "stage 3"])
+def test_bf16_is_as_near_as_bf16_sums_allow(further, reference, name):
+    assert further[name]["losses"] == pytest.approx(reference[1]["bf16"], rel=1e-3)
+    assert further[name]["losses"] != pytest.approx(reference[1]["fp32"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "gathered", "summed"),
+    [("bf16 gathered", 2, 4), ("bf16 summed", 4, 2), ("bf16 compressed", None, 2)],
+)
+def test_half_the_bytes_cost_little_exactness(further, reference, name, gathered, summed):
+    found = further[name]
+    assert found["losses"] == pytest.approx(reference[1]["fp32"], rel=1e-3)
+    assert 1e-5 < found["difference"] < 3e-3
+    blocks, rest = padded_bytes(2)
+    m = MICRO_BATCHES // 2
+    if gathered is None:
+        assert found["bytes"] == {"allreduce_": 2 * NUM_PARAMETERS}
+    else:
+        assert found["bytes"]["_allgather_base_"] == m * (2 * blocks + rest) * gathered // 4
+        assert found["bytes"]["_reduce_scatter_base_"] == m * (blocks + rest) * summed // 4
+
+
+def test_powersgd_sends_two_thin_matrices_and_still_learns_alike(further, reference):
+    assert further["powersgd bytes"] == 4 * 2 * (64 + 64)
+    assert further["powersgd"]["losses"] == pytest.approx(reference[1]["fp32"], rel=1e-2)
+    assert further["powersgd"]["losses"][:2] == pytest.approx(reference[1]["fp32"][:2], rel=1e-5)
+
+
+def test_powersgd_in_several_buckets_leaves_the_same_gradients_everywhere(results):
+    first, second = (result["further"]["powersgd sums"] for result in results[2])
+    assert first == second
+    assert all(map(math.isfinite, first))
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_checkpointed_blocks_are_shared_out_too(further, reference, mode):
+    assert further[mode] == pytest.approx(reference[1]["fp32"][:3], rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["chunked", "linear"])
+def test_losses_that_read_the_output_matrix_find_it_whole(further, reference, form):
+    assert further[form] == pytest.approx(reference[1]["fp32"][:3], rel=1e-5)
+
+
+def test_a_change_of_the_shares_is_seen_by_the_next_forward_pass(further):
+    for before, after in further["stale"]:
+        assert before != pytest.approx(math.log(131), rel=1e-4)
+        assert after == pytest.approx(math.log(131), rel=1e-6)  # all parameters zero: every token as likely
+
+
+def test_frozen_parameters_stay_so(further):
+    assert max(further["frozen"]) < 1e-5
+
+
+def test_no_process_ever_holds_the_whole_model(further):
+    from_meta, from_values = further["peak"]
+    largest = 4 * max(parameter.numel() for parameter in small_glm().parameters())
+    assert from_meta < 4 * NUM_PARAMETERS * 0.55 + 2 * largest < 4 * NUM_PARAMETERS
+    assert from_values > 4 * NUM_PARAMETERS  # the counter sees it
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"zero_stage": 2}, "zero_stage 2 shards over processes; give --data-parallel-shard-size too"),
+        ({"zero_stage": 4}, "it must be 1, 2 or 3"),
+        ({"prefetch_blocks": -1}, "prefetch_blocks is -1"),
+        ({"gradient_compression": "bf16", **SHARES}, "whole copies of the model alone"),
+        ({"gradient_compression": "bf16", "cpu_offload": True}, "whole copies of the model alone"),
+        ({"powersgd_rank": 0}, "powersgd_rank is 0"),
+        ({"powersgd_after_updates": 1}, "powersgd_after_updates is 1; it must be 2 or more"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, message):
+    [found] = ParallelConfig(**options).validate()
+    assert message in found

@@ -1,0 +1,112 @@
+"""Generation and scoring over processes that share a model: what one process finds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ftk
+from ftk.checkpoint import save_checkpoint
+from ftk.errors import UserError
+from ftk.generation import SequenceGenerator
+from ftk.generation.scoring import score_ids
+from ftk.model_parallel.world import Sizes, World, make_world
+from tests.distributed import run_ranks
+from tests.generation.slow import SPECIAL, small_model
+from tests.generation.test_orders import CONTEXTS
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beam": {"beam": 3, "nbest": 2, "alternatives": 2},
+    "sampling": {"sampling": True, "top_p": 0.9, "seed": 5},
+    "in flight": {"batch_size": 2, "min_len": 1},
+    "written back": {"reencode": True, "blank_order": "confident"},
+    "contrastive": {"search": "contrastive"},
+}
+TENSOR = {"tensor": Sizes(tensor=2), "pipeline": Sizes(pipeline=2)}
+BOTH = {"both": Sizes(pipeline=2, tensor=2)}
+ON_FOUR = ("greedy", "beam", "sampling")  # four processes on two cores take their time
+
+
+def answers_of(folder: str, world: World) -> dict[str, Any]:
+    """Answers under every strategy, and scores of given ones, as JSON."""
+    model = ftk.load_model(folder, world=world)
+    found: dict[str, Any] = {"parameters": sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel()
+                                               for p in model.parameters())}  # fmt: skip
+    for name, options in STRATEGIES.items():
+        if (name == "contrastive" and world.sizes.pipeline > 1) or (world.size == 4 and name not in ON_FOUR):
+            continue
+        filled = SequenceGenerator(model, SPECIAL, max_len=6, **options).fill_ids(CONTEXTS)
+        found[name] = [[dataclasses.asdict(answer) for answer in answers] for answers in filled]
+    given = [[[[7, 8], [9, 2], [10]]]]
+    scored = score_ids(SequenceGenerator(model, SPECIAL, max_len=6), CONTEXTS[:1], given)
+    found["scores"] = [[[dataclasses.asdict(answer) for answer in answers] for answers in own] for own in scored]
+    return json.loads(json.dumps(found))
+
+
+def on_rank(folder: str, sizes: dict[str, list[int]]) -> dict[str, Any]:
+    return {name: answers_of(folder, make_world(Sizes(*numbers), "cpu")) for name, numbers in sizes.items()}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    model = small_model(seed=1, vocab_size=22, num_layers=4, num_attention_heads=4)  # 22 rows: uneven on 4
+    config = {"model": {"_name": "glm", **dataclasses.asdict(model.config)}}
+    return save_checkpoint(
+        tmp_path_factory.mktemp("generation") / "checkpoint_1", model=model, trainer_state={}, config=config
+    )
+
+
+def assert_same(found: Any, wanted: Any, path: str = "") -> None:
+    """Tokens equal, numbers within rounding."""
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys(), path
+        for key in wanted:
+            assert_same(found[key], wanted[key], f"{path}.{key}")
+    elif isinstance(wanted, list):
+        assert len(found) == len(wanted), path
+        for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert_same(one, other, f"{path}[{index}]")
+    elif isinstance(wanted, float):
+        assert found == pytest.approx(wanted, abs=2e-5), path
+    else:
+        assert found == wanted, path
+
+
+@pytest.mark.parametrize(("size", "arrangements"), [(2, TENSOR), (4, BOTH)])
+def test_every_process_finds_what_one_alone_finds(checkpoint, size, arrangements):
+    wanted = answers_of(str(checkpoint), World.single())
+    whole = wanted.pop("parameters")
+    results = run_ranks(on_rank, size, str(checkpoint), {name: list(sizes) for name, sizes in arrangements.items()})
+    for name, sizes in arrangements.items():
+        for result in results:
+            held = result[name].pop("parameters")
+            assert held < 0.75 * whole, f"{name}: {held} of {whole}"  # embeddings and positions are most of it
+            expected = {key: value for key, value in wanted.items() if key in result[name]}
+            assert_same(result[name], expected)
+            assert set(expected) >= {*ON_FOUR, "scores"}
+            assert size == 4 or len(expected) == len(wanted) - (sizes.pipeline > 1)
+    assert any(answer["others"] for answers in wanted["beam"] for answer in answers)
+
+
+def refusals(folder: str) -> list[str]:
+    world = make_world(Sizes(pipeline=2), "cpu")
+    said = []
+    for options in ({"search": "contrastive"}, {"lm_path": folder}):
+        with pytest.raises(UserError) as caught:
+            ftk.load_generator(folder, world=world, **options)
+        said.append(str(caught.value))
+    with pytest.raises(UserError) as caught:
+        ftk.load_generator(f"{folder}:{folder}", world=world)
+    return [*said, str(caught.value)]
+
+
+def test_what_a_pipeline_cannot_do_is_refused(checkpoint):
+    for said in run_ranks(refusals, 2, str(checkpoint)):
+        assert [text.split(" does")[0] for text in said] == [
+            "contrastive search", "a language model (lm_path)", "an ensemble",
+        ]  # fmt: skip

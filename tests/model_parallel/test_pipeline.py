@@ -1,0 +1,163 @@
+"""Pipelines of real processes against one process: losses, gradients, norms, validation."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ftk.errors import UserError
+from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.gradients import GlobalGradients, finish_gradients
+from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.pipeline.build import build_pipeline
+from tests.distributed import run_ranks
+from tests.model_parallel import pipeline_steps as steps
+from tests.model_parallel.small_steps import Steps
+
+TWO: dict[str, dict[str, Any]] = {
+    "1f1b": {},
+    "1f1b, uneven, chunked loss": {"pipeline_layers": [1, 4], "options": {"loss_form": "chunked"}},
+    "gpipe, smoothed": {"pipeline_schedule": "gpipe", "options": {"label_smoothing": 0.1}},
+    "interleaved": {"pipeline_schedule": "interleaved"},
+    "interleaved, uneven": {"pipeline_schedule": "interleaved", "pipeline_layers": [1, 2, 1, 1]},
+    "zero-bubble, chunked loss": {"pipeline_schedule": "zero-bubble", "options": {"loss_form": "chunked"}},
+    "zero-bubble, full checkpointing": {
+        "pipeline_schedule": "zero-bubble",
+        "pipeline_stages_per_rank": 2,
+        "engine": {"activation_checkpointing": "full"},
+    },
+    "1f1b, selective checkpointing": {"engine": {"activation_checkpointing": "selective"}},
+}
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory) -> tuple[Path, steps.References]:
+    folder = tmp_path_factory.mktemp("references")
+    return folder, steps.write_references(folder, TWO)
+
+
+@pytest.fixture(scope="module")
+def of_two(references) -> list[dict[str, Any]]:
+    return run_ranks(steps.run_cases, 2, str(references[0]), TWO, timeout=300)
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_processes_learn_what_one_does(name, of_two, references):
+    steps.check(name, TWO[name], of_two, references[1])
+
+
+# -- single facts, several in one start of processes -----------------------------------------------------------
+
+
+def facts() -> dict[str, Any]:
+    parallel = ParallelConfig(pipeline_parallel_size=2)
+    world = steps.open_test_world(parallel)
+
+    def built(precision: str = "fp32", loss_of: Any = None, model_options: Any = None, **options: Any) -> Any:
+        with torch.device("meta"):
+            model = steps.small_glm(**(model_options or {}))
+        config = ParallelConfig(pipeline_parallel_size=2, **options)
+        loss_of = loss_of or steps.criterion()
+        freq = steps.UPDATE_FREQ
+        return build_pipeline(
+            model, Steps(), loss_of, world, config, EngineConfig(), update_freq=freq, precision=precision, seed=3
+        )
+
+    def update(runner: Any, seed: int = 1) -> tuple[list[float], float]:
+        torch.manual_seed(seed + world.rank)
+        runner.part.model.zero_grad()
+        totals = runner.forward_backward(steps.varied_batches(0), torch.tensor(0.01))
+        finish_gradients(runner.part.model)
+        norm = GlobalGradients(runner.part.model, runner.part.model.parameters(), world).norm()
+        return [float(value) for value in totals.get("loss", ())], norm.item()
+
+    return {
+        "dropout": [update(built(model_options=DROPOUT), seed) for seed in (1, 1, 2)],
+        "bf16": update(built("bf16")),
+        "refused": refusal(lambda: update(built(loss_of=plain))),
+        "not finite": update(built(loss_of=infinite))[1],
+        "untrained": update_frozen(built(), world),
+        "evaluated in training mode": mode_after_evaluation(built()),
+    }
+
+
+DROPOUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "dropout": 0.1}
+
+
+def plain(model: Any, batch: Any) -> Any:
+    """A criterion that this data is not for."""
+    raise UserError("use another criterion")
+
+
+def infinite(model: Any, batch: Any) -> Any:
+    output = steps.criterion()(model, batch)
+    return output._replace(loss=output.loss * math.inf)
+
+
+def refusal(action: Any) -> str:
+    try:
+        action()
+    except UserError as error:
+        return str(error)
+    return "none"
+
+
+def update_frozen(runner: Any, world: Any) -> list[str]:
+    """Names of the parameters with a gradient when all but the last norm are frozen."""
+    for name, parameter in runner.part.model.named_parameters():
+        parameter.requires_grad_(name.startswith("final_norm"))
+    runner.forward_backward(steps.varied_batches(0), torch.tensor(0.01))
+    finish_gradients(runner.part.model)
+    return [name for name, parameter in runner.part.model.named_parameters() if parameter.grad is not None]
+
+
+def mode_after_evaluation(runner: Any) -> list[bool]:
+    runner.part.model.eval()
+    runner.evaluate(steps.varied_batches(0)[0])
+    stages = [stage.training for stage in runner.stages]
+    runner.part.model.train()
+    runner.forward_backward(steps.varied_batches(0), torch.tensor(0.01))
+    return stages + [stage.training for stage in runner.stages]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return run_ranks(facts, 2, timeout=300)
+
+
+def test_dropout_is_reproducible_and_depends_on_the_seed(found):
+    first, again, other = found[1]["dropout"]
+    assert first == again
+    assert first != other
+    assert first[1] == found[0]["dropout"][0][1]
+
+
+def test_bf16_is_near_fp32_and_not_equal(found, references):
+    (loss, count), _ = found[1]["bf16"]
+    expected = references[1]["plain"]["losses"][0]
+    assert loss / count == pytest.approx(expected, rel=1e-2)
+    assert loss / count != pytest.approx(expected, rel=1e-7)
+
+
+def test_only_the_last_stage_reports_a_loss(found):
+    assert found[0]["bf16"][0] == []
+
+
+def test_a_users_error_in_a_stage_stays_one(found):
+    assert [rank["refused"] for rank in found] == ["use another criterion"] * 2
+
+
+def test_a_loss_that_is_not_finite_makes_the_norm_of_all_stages_so(found):
+    assert [math.isfinite(rank["not finite"]) for rank in found] == [False, False]
+
+
+def test_frozen_parameters_get_no_gradient(found):
+    assert [rank["untrained"] for rank in found] == [[], ["final_norm.weight", "final_norm.bias"]]
+
+
+def test_evaluation_is_in_the_models_own_mode(found):
+    assert [rank["evaluated in training mode"] for rank in found] == [[False, True]] * 2

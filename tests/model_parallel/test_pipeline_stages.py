@@ -1,0 +1,260 @@
+"""Cutting models into stages, and batches of one shape."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.errors import UserError
+from ftk.model_parallel.materialize import materialize
+from ftk.model_parallel.pipeline.batches import Shape, batch_shape, lengthened
+from ftk.model_parallel.pipeline.layout import PipelineLayout
+from ftk.model_parallel.pipeline.schedule import Schedule
+from ftk.model_parallel.pipeline.stage_module import MicroBatch, Stage
+from ftk.model_parallel.pipeline.stages import cut_model
+from tests.model_parallel.pipeline_steps import small_glm, varied_batches
+from tests.model_parallel.small_steps import Steps
+
+LAYOUTS = [PipelineLayout((2, 1, 1, 1), 4), PipelineLayout((1, 4), 2), PipelineLayout((2, 1, 1, 1), 2)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_stages_hold_each_parameter_once_by_its_own_name_but_for_the_tied_one(layout):
+    with torch.device("meta"):
+        model = small_glm()
+    parts = [cut_model(model, layout, rank) for rank in range(layout.num_ranks)]
+    names = [name for part in parts for name, _ in part.model.named_parameters() if name not in part.copies]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    assert [sorted(part.copies) for part in parts] == [[]] * (layout.num_ranks - 1) + [["token_embedding.weight"]]
+    for part in parts:
+        in_stages = [name for stage in part.stages for name, _ in stage.named_parameters()]
+        assert sorted(in_stages) == sorted(name for name, _ in part.model.named_parameters())
+        assert part.names == tuple(name for name, _ in model.named_parameters())
+        assert part.hidden_size == 32
+
+
+def test_a_part_of_a_meta_model_holds_no_bytes_and_nothing_of_other_stages():
+    with torch.device("meta"):
+        model = small_glm()
+    part = cut_model(model, PipelineLayout((2, 1, 1, 1), 4), 1)
+    part.model.to_empty(device="cpu")
+    held = sum(parameter.numel() for parameter in part.model.parameters())
+    assert held == sum(parameter.numel() for parameter in model.layers[2].parameters())
+    assert all(parameter.is_meta for name, parameter in model.named_parameters() if not name.startswith("layers.2."))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("loss_apart", [False, True])
+@pytest.mark.parametrize("criterion", ["glm", "glm_smoothed", "plain"])
+def test_stages_one_after_the_other_are_the_model(layout, loss_apart, criterion):
+    """Without processes: each stage by hand, gradients of all."""
+    model = small_glm()
+    batch = varied_batches(0)[0]
+    if criterion == "plain":
+        batch = {name: batch[name] for name in ("tokens", "targets", "loss_mask")}
+        loss_of = CrossEntropy(CrossEntropyConfig())
+    else:
+        smoothing = 0.1 if criterion == "glm_smoothed" else 0.0
+        loss_of = GLMCrossEntropy(GLMCrossEntropyConfig(label_smoothing=smoothing, loss_form="chunked"))
+    expected = loss_of(model, batch)
+    (expected.loss * 0.25).backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    parts = [cut_model(model, layout, rank) for rank in range(layout.num_ranks)]
+    shape = batch_shape(batch)
+    micro_batch = MicroBatch(batch, True, torch.tensor(0.25), shape, room=shape.rows * shape.tokens + 5)
+    handed_on = torch.zeros(())
+    for index in range(layout.num_stages):
+        own = parts[layout.rank_of(index)].stages[index // layout.num_ranks]
+        stage = Stage(own, Steps(), loss_of, index, layout.num_stages, loss_apart=loss_apart)
+        micro_batch.arguments = stage.arguments(micro_batch)
+        stage.begin([micro_batch])
+        handed_on = stage(handed_on)
+    handed_on.backward()
+    (output,) = micro_batch.outputs
+    assert not output.loss.requires_grad
+    torch.testing.assert_close(output.loss, expected.loss.detach())
+    torch.testing.assert_close(output.meters, expected.meters)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, hidden, attend):
+        return hidden + attend(self.inner(hidden))
+
+
+class OtherModel(nn.Module):
+    """Built unlike GLM: layers deep inside, the output layer tied under another name, a buffer, a frozen parameter."""
+
+    def __init__(self, extra: bool = False, shared: bool = False, with_embedding: bool = False) -> None:
+        super().__init__()
+        self.trunk = nn.ModuleDict({"words": nn.Embedding(11, 8), "blocks": nn.ModuleList(Block() for _ in range(3))})
+        if shared:
+            self.trunk["blocks"][2].inner = self.trunk["blocks"][0].inner
+        if with_embedding:
+            self.trunk["blocks"][2].words = self.trunk["words"]
+        self.final_norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.trunk["words"].weight
+        self.output_scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("factor", torch.tensor(0.5))
+        self.final_norm.bias.requires_grad_(False)
+        if extra:
+            self.pooler = nn.Linear(8, 8)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.trunk["blocks"]
+
+    def embed(self, tokens):
+        return self.trunk["words"](tokens)
+
+    def attend(self, tokens):
+        return lambda values: values * self.factor
+
+    def logits(self, hidden):
+        return self.head(hidden) * self.output_scale
+
+    def hidden_states(self, tokens, bias=None):
+        hidden = self.embed(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden, self.attend(tokens))
+        return self.final_norm(hidden)
+
+
+def test_a_foreign_model_is_cut_by_what_uses_its_parameters():
+    model = OtherModel()
+    first, second = (cut_model(model, PipelineLayout((1, 2), 2), rank) for rank in range(2))
+    tied = {"trunk.words.weight"}
+    assert {name for name, _ in first.model.named_parameters()} == tied | {
+        "trunk.blocks.0.inner.weight",
+        "trunk.blocks.0.inner.bias",
+    }
+    assert {name for name, _ in second.model.named_parameters()} == tied | {
+        f"trunk.blocks.{place}.inner.{kind}" for place in (1, 2) for kind in ("weight", "bias")
+    } | {"final_norm.weight", "final_norm.bias", "output_scale"}
+    assert first.tied == second.tied == second.copies == tied
+    assert not first.copies
+    assert not model.final_norm.bias.requires_grad
+    assert model.training
+    tokens = torch.arange(6)[None]
+    hidden = first.model.embed(tokens)
+    for part in (first, second):
+        for layer in part.model.layers:
+            hidden = layer(hidden, part.model.attend(tokens))
+    torch.testing.assert_close(second.model.final_norm(hidden), model.hidden_states(tokens))
+
+
+def test_what_gets_memory_in_a_stage_is_what_the_process_trains():
+    """Also where the model itself has a parameter, and where the output is a module of its own that is tied."""
+    with torch.device("meta"):
+        model = OtherModel()
+    part = cut_model(model, PipelineLayout((1, 1, 1), 2), 0)  # stages 0 and 2
+    for stage in part.stages:
+        materialize(stage, stage, torch.device("cpu"), lambda name, shape: torch.full(shape, 2.0))
+    assert len(part.stages) == 2
+    of_stages = {name: parameter for stage in part.stages for name, parameter in stage.named_parameters()}
+    assert dict(part.model.named_parameters()).keys() == of_stages.keys()
+    for name, parameter in part.model.named_parameters():
+        assert parameter is of_stages[name]
+        assert parameter.eq(2.0).all()
+    last = part.stages[1]
+    assert last.head.weight is last.trunk["words"].weight
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "message"),
+    [
+        (nn.Linear(2, 2), PipelineLayout((1, 1), 2), "Linear does not offer embed, attend, layers"),
+        (OtherModel(), PipelineLayout((2, 2), 2), "OtherModel has 3 layers, the pipeline is laid out for 4"),
+        (OtherModel(extra=True), PipelineLayout((1, 2), 2), "2 parameters outside of embed, layers, final_norm"),
+        (OtherModel(shared=True), PipelineLayout((1, 2), 2), "different stages share the parameter 'trunk.blocks.0"),
+        (OtherModel(with_embedding=True), PipelineLayout((1, 2), 2), "uses 'trunk.words.weight' in a layer and at"),
+    ],
+    ids=["no model", "layers", "extra", "shared", "with embedding"],
+)
+def test_models_that_cannot_be_cut_are_refused_with_the_reason(model, layout, message):
+    with pytest.raises(UserError) as refused:
+        cut_model(model, layout, 0)
+    assert message in str(refused.value)
+
+
+def stage_of_other(criterion, index: int = 0) -> Stage:
+    part = cut_model(OtherModel(), PipelineLayout((1, 2), 2), index)
+    return Stage(part.stages[0], Steps(), criterion, index, 2)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "index", "message"),
+    [
+        (lambda model, batch: None, 0, "does not ask the model for hidden states"),
+        (lambda model, batch: model.hidden_states(batch["tokens"], bias=1), 0, "takes bias, which neither its embed"),
+        (lambda model, batch: [model(batch["tokens"]) for _ in range(2)], 1, "asks for hidden states twice"),
+    ],
+    ids=["never", "unknown argument", "twice"],
+)
+def test_criterions_that_a_pipeline_cannot_serve_are_refused(criterion, index, message):
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    micro_batch = MicroBatch({"tokens": tokens}, True, torch.ones(()), Shape(1, 4), room=4)
+    stage = stage_of_other(criterion, index)
+    stage.begin([micro_batch])
+    with pytest.raises(UserError) as refused:
+        stage.arguments(micro_batch), stage(torch.zeros(4, 8))
+    assert message in str(refused.value)
+
+
+def test_a_stage_of_frozen_parameters_has_an_end_for_the_backward_pass():
+    stage = stage_of_other(lambda model, batch: model.hidden_states(batch["tokens"]))
+    stage.requires_grad_(False)
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    micro_batch = MicroBatch({}, True, torch.ones(()), Shape(1, 4), room=4, arguments={"tokens": tokens})
+    stage.begin([micro_batch])
+    hidden = stage(torch.zeros(()))
+    hidden.sum().backward()
+    assert all(parameter.grad is None for parameter in stage.parameters())
+
+
+def test_longer_sequences_change_neither_loss_nor_meters():
+    model = small_glm()
+    loss_of = GLMCrossEntropy(GLMCrossEntropyConfig())
+    for batch in varied_batches(1):
+        longer = lengthened(batch, 16)
+        rows = len(batch["tokens"])
+        assert longer["tokens"].shape == (rows, 32)
+        assert longer["position_ids"].shape == (rows, 2, 32)
+        assert longer["loss_mask"].sum() == batch["loss_mask"].sum()
+        assert torch.equal(longer["loss_positions"], longer["loss_mask"].flatten().nonzero().squeeze(1))
+        assert torch.equal(longer["sample_ids"], batch["sample_ids"])
+        one, other = loss_of(model, batch), loss_of(model, longer)
+        torch.testing.assert_close(one.loss, other.loss)
+        torch.testing.assert_close(one.meters, other.meters)
+
+
+def test_a_batch_of_the_right_length_is_left_alone_and_one_without_tokens_is_refused():
+    batch = varied_batches(1)[0]
+    assert lengthened(batch, 1) is batch
+    with pytest.raises(UserError, match=r"tokens"):
+        batch_shape({"pixels": torch.zeros(2, 3)})
+
+
+def test_a_users_error_in_the_last_stage_comes_out_of_torchs_schedule_as_one():
+    class Failing:
+        def _step_microbatches(self, *arguments):
+            try:
+                raise UserError("use another form of the loss")
+            except UserError as error:
+                raise RuntimeError("stage 1 failed to run forward") from error
+
+    schedule = Schedule.__new__(Schedule)
+    schedule._modules, schedule._stages = (), []
+    schedule._schedule, schedule._nothing = Failing(), torch.zeros(())
+    with pytest.raises(UserError, match=r"^use another form of the loss$"):
+        schedule.run([])

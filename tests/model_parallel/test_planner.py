@@ -1,0 +1,421 @@
+"""The planner's formulae, against numbers worked out by hand, against torch, and against what a layer really keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+
+import pytest
+import torch
+
+from ftk.config import compose
+from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
+from ftk.model_parallel.pipeline.layout import check_pipeline
+from ftk.model_parallel.planner import memory as memory_of
+from ftk.model_parallel.planner.cluster import GIB, PRESETS, ClusterConfig
+from ftk.model_parallel.planner.communication import ddp_buckets, traffic
+from ftk.model_parallel.planner.layout import Layout, Place, Workload, misfits
+from ftk.model_parallel.planner.model_shape import ParameterShape, chunk_size
+from ftk.model_parallel.planner.plan_config import LimitsConfig, WorkConfig
+from ftk.model_parallel.planner.search import Limits, best_of_each_mesh, layouts, search
+from ftk.model_parallel.planner.step_time import (
+    bubble_micro_batches,
+    message_seconds,
+    micro_batch_flops,
+    ring,
+    step_time,
+)
+from ftk.model_parallel.world import resolve_sizes
+from ftk.models.glm.model import GLM
+from ftk.trainer.hardware import PEAKS
+from ftk.trainer.train_config import TrainConfig
+from tests.model_parallel.planned_updates import batch_of, config_of, shape_of
+
+H100 = dataclasses.replace(PRESETS["h100-80g"])
+
+
+@pytest.fixture(scope="module")
+def shape():
+    """4 layers, hidden 32, inner 128, 4 heads, 131 rows, tables of 31 positions."""
+    return shape_of(config_of())
+
+
+LAYER = (
+    4 * 32 + (32 * 96 + 96) + (32 * 32 + 32) + (32 * 128 + 128) + (128 * 32 + 32)
+)  # norms, qkv, output, inner, output
+ENDS = 131 * 32 + 2 * 31 * 32 + 2 * 32  # token embedding, two tables of positions, last norm
+
+
+# -- shapes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 131])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_rows_are_dealt_out_as_torch_chunk_does(rows, ranks):
+    parts = [len(part) for part in torch.arange(rows).chunk(ranks)]
+    assert [chunk_size(rows, ranks, rank) for rank in range(ranks)] == parts + [0] * (ranks - len(parts))
+
+
+def test_shards_cut_the_rows_of_a_tensor_rank_again():
+    parameter = ParameterShape("a", (10, 6), None, tensor_dim=0)
+    assert parameter.local_shape(2, 2, 1, 1) == (2, 6)
+    assert parameter.local_shape(2, 2, 1, 0) == (3, 6)
+    assert ParameterShape("a", (10, 6), None, tensor_dim=1).local_shape(2, 4, 1, 3) == (1, 3)
+    assert ParameterShape("a", (10,), None).local_shape(2, 4, 1, 3) == (1,)
+
+
+def test_plan_and_stages_are_those_of_the_model(shape):
+    dims = {parameter.name: parameter.tensor_dim for parameter in shape.parameters}
+    assert dims["token_embedding.weight"] == 0
+    assert dims["layers.3.attention.qkv.weight"] == dims["layers.3.attention.qkv.bias"] == 0
+    assert dims["layers.3.attention.output.weight"] == dims["layers.3.feed_forward.output.weight"] == 1
+    assert dims["layers.3.attention.output.bias"] is dims["final_norm.weight"] is None
+    assert shape.num_parameters == 4 * LAYER + ENDS
+    assert [p.name for p in shape.parameters if p.is_tied] == ["token_embedding.weight"]
+    last = [p.name for p in shape.of_stage(3, 4) if p.block is None]
+    assert last == ["token_embedding.weight", "final_norm.weight", "final_norm.bias"]
+    assert not [p.name for p in shape.of_stage(1, 3) if p.block is None]
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_of_one_process_by_hand(shape):
+    work = Workload(8, 16, precision="fp32", loss_share=0.25)
+    found = memory_of.memory(Layout(batch_size=2), shape, work)
+    numbers = 4 * LAYER + ENDS
+    assert (found.parameters, found.gradients, found.optimizer_state) == (4 * numbers, 4 * numbers, 8 * numbers)
+    per_token = 4 * (2 * 32 + 2 * 32 + 3 * 32 + 32 + 2 * 128) + 16 + 4 * 4  # see `layer_activations`; no dropout
+    assert memory_of.layer_activations(Layout(batch_size=2), shape, work) == 2 * 16 * per_token
+    assert found.activations == 4 * 2 * 16 * per_token + 2 * 16 * 32
+    assert found.buffers == found.average == 0
+    assert found.total == sum(found.parts().values())
+
+
+def test_layer_with_two_byte_numbers_keeps_34_hidden_sizes_of_korthikanti(shape):
+    """sbh (34 + 5 a s / h) less what fused attention does not keep; 10 of it not shared by tensor parallel."""
+    with_dropout = dataclasses.replace(shape, has_dropout=True, attention="flex")
+    work = Workload(8, 16, precision="bf16")
+    norm_statistics, logsumexp = 16, 4 * 4
+    whole = memory_of.layer_activations(Layout(shard=2), with_dropout, work)
+    # Autocast's norms keep a float32 copy of their inputs: 2 bytes more for each of two.
+    assert whole == 16 * (34 * 32 + 2 * 2 * 32 + norm_statistics + logsumexp)
+    shared = memory_of.layer_activations(Layout(shard=2, tensor=2), with_dropout, work)
+    assert shared == 16 * (10 * 32 + 2 * 2 * 32 + norm_statistics + (24 * 32 + logsumexp) / 2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [
+        (Layout(pipeline=4), [4, 3, 2, 1]),
+        (Layout(pipeline=4, schedule="gpipe"), [8, 8, 8, 8]),
+        (Layout(pipeline=4, schedule="interleaved", stages_per_rank=2), [11, 9, 7, 5]),
+        (Layout(pipeline=4, schedule="zero-bubble"), [4, 4, 4, 4]),
+        (Layout(), [1]),
+    ],
+)
+def test_micro_batches_in_flight(layout, ranks):
+    work = Workload(8, 16)  # 8 micro-batches
+    assert [memory_of.chunks_in_flight(layout, work, rank) for rank in range(layout.pipeline)] == ranks
+
+
+def test_zero_stages_keep_what_the_paper_says(shape):
+    work = Workload(64, 16, precision="fp32")
+    one, two, three = (memory_of.memory(Layout(shard=4, zero_stage=stage), shape, work) for stage in (1, 2, 3))
+    assert one.parameters == two.parameters == three.parameters
+    assert one.optimizer_state == three.optimizer_state == 2 * three.parameters
+    padded = shape.num_parameters + 32 + 2 * 32  # rows filled up to 132 and 32
+    assert three.parameters == 4 * padded // 4  # bytes of one of four processes
+    assert two.buffers - three.buffers == 4 * 2 * LAYER  # ZeRO-3 holds two blocks of four
+    assert one.buffers - two.buffers == 4 * (4 * LAYER + 132 * 32 + 2 * 32 * 32 + 2 * 32)  # whole gradients
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_are_what_the_layers_of_a_model_keep(mode, precision):
+    config = config_of(attention="sdpa", max_positions=64)
+    shape = shape_of(config)
+    work = Workload(3, 16, precision=precision)
+    model = GLM(config, 1).train()
+    checkpoint_blocks(model, mode)
+    batch = batch_of(config, 3)  # 48 tokens, which no weight has rows of
+    layers = list(model.layers)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        hidden = model.embed(batch["tokens"], batch["position_ids"])
+        attend = model.attend(batch["tokens"], batch["context_length"])
+        kept = {}
+
+        def keep(tensor):
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        gc.collect()
+        before = {id(found) for found in gc.get_objects() if type(found) is torch.Tensor}
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            for layer in layers:
+                hidden = layer(hidden, attend)
+        if mode == "selective":  # these are kept by the mode, not by the graph
+            for found in gc.get_objects():
+                if type(found) is torch.Tensor and id(found) not in before:
+                    keep(found)
+    kept.pop(hidden.untyped_storage().data_ptr(), None)  # what the next one would read
+    weights = {tuple(parameter.shape) for parameter in model.parameters()}
+    weights |= {shape[::-1] for shape in weights}
+    counted = sum(
+        tensor.untyped_storage().nbytes()
+        for tensor in kept.values()
+        # Not weights and autocast's copies of them, not the state of the generator.
+        if tuple(tensor.shape) not in weights and tensor.dtype not in (torch.uint8, torch.bool)
+    )
+    layout = Layout(batch_size=3, checkpointing=mode)
+    assert counted == 4 * memory_of.layer_activations(layout, shape, work)
+
+
+# -- messages and time ------------------------------------------------------------------------------------------------
+
+
+def test_tensor_parallel_sums_twice_in_each_pass_of_a_layer(shape):
+    work = Workload(4, 16, precision="fp32")
+    found = [
+        t for t in traffic(Layout(tensor=2, batch_size=2), shape, work) if "matrices" in t.what or "inputs" in t.what
+    ]
+    assert [(t.collective, t.count, t.message_bytes) for t in found] == [("all-reduce", 2 * 2 * 4, 2 * 16 * 32 * 4)] * 2
+
+
+def test_sequence_parallel_sends_as_much_as_tensor_parallel(shape):
+    """Korthikanti et al. 2022, 4.2.2: an all-reduce is a reduce-scatter and an all-gather."""
+    work = Workload(4, 16, precision="fp32")
+
+    def sent(sequence: bool) -> float:
+        layout = Layout(tensor=4, batch_size=2, sequence_parallel=sequence)
+        found = traffic(layout, shape, work, Place())
+        return sum(
+            t.sent_bytes(4) for t in found if "matrices" in t.what or "of inputs" in t.what or "outputs" in t.what
+        )
+
+    assert sent(True) == sent(False) > 0
+
+
+@pytest.mark.parametrize(("stage", "multiple"), [(1, 2), (2, 1 + 4), (3, 3 * 4)])
+def test_zero_sends_multiples_of_the_parameters(shape, stage, multiple):
+    """Rajbhandari et al. 2020, section 7, with 4 micro-batches; what is in no block is gathered once a micro-batch."""
+    work = Workload(2 * 4, 16, precision="fp32")
+    found = traffic(Layout(shard=2, zero_stage=stage), shape, work)
+    blocks = sum(t.total_bytes for t in found if "blocks" in t.what)
+    assert blocks == multiple * 4 * 4 * LAYER
+    rest = sum(t.total_bytes for t in found if "rest" in t.what)
+    assert rest == (2 * 4 if stage == 3 else multiple) * 4 * (132 * 32 + 2 * 32 * 32 + 2 * 32)
+
+
+def test_ddp_fills_a_small_bucket_first():
+    mib = 2**20
+    assert ddp_buckets([mib // 2, mib, 20 * mib, 10 * mib, 3]) == [mib * 3 // 2, 30 * mib, 3]
+    assert ddp_buckets([]) == []
+
+
+def test_bandwidth_of_a_group_by_where_its_ranks_are():
+    layout = Layout(tensor=4, shard=4, replicate=2, pipeline=2)
+    assert [ring(name, layout) for name in ("tensor", "shard", "replicate", "pipeline")] == [
+        (4, 1),
+        (4, 4),
+        (2, 16),
+        (2, 32),
+    ]
+    node, network = H100.node_bandwidth, H100.network_bandwidth
+    assert H100.bus_bandwidth(8, 1) == H100.bus_bandwidth(2, 4) == node
+    assert H100.bus_bandwidth(2, 8) == network  # one rank a node
+    assert H100.bus_bandwidth(4, 4) == 2 * network  # two ranks a node, each with its own card
+    assert H100.bus_bandwidth(64, 1) == min(node, 8 * network)
+
+
+def test_an_all_reduce_takes_its_bytes_by_the_bandwidth(shape):
+    layout = Layout(tensor=2)
+    [first, *_] = traffic(layout, shape, Workload(1, 16, precision="fp32"))
+    seconds = first.count * (first.message_bytes / H100.node_bandwidth + 8e-6)
+    assert message_seconds(first, layout, H100) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("layout", "waits"),
+    [
+        (Layout(pipeline=4), 3),
+        (Layout(pipeline=4, schedule="gpipe"), 3),
+        (Layout(pipeline=4, schedule="interleaved", stages_per_rank=2), 1.5),
+        (Layout(pipeline=4, schedule="zero-bubble"), 1),
+        (Layout(), 0),
+    ],
+)
+def test_bubble(layout, waits):
+    assert bubble_micro_batches(layout) == pytest.approx(waits)
+
+
+def test_parts_of_a_model_have_the_operations_of_the_whole(shape):
+    work = Workload(8, 16)
+    layout = Layout(tensor=2, pipeline=2, batch_size=2)
+    pieces = sum(2 * micro_batch_flops(layout, shape, work, 2, is_last) for is_last in (False, True))
+    tokens = 2 * 16
+    assert pieces == pytest.approx(shape.training_flops(tokens, work.num_targets(2), tokens * 16))
+    full = dataclasses.replace(layout, checkpointing="full")
+    assert micro_batch_flops(full, shape, work, 2, False) == pytest.approx(
+        micro_batch_flops(layout, shape, work, 2, False) * 4 / 3
+    )
+
+
+def test_mfu_is_the_efficiency_less_what_is_waited_for(shape):
+    work = Workload(64, 16)
+    for layout in (Layout(), Layout(tensor=2), Layout(pipeline=2), Layout(shard=4), Layout(replicate=4)):
+        found = step_time(layout, shape, work, H100, 0.5)
+        assert found.mfu <= 0.5 * (found.compute / found.total) * 1.2  # the slowest stage has more than its share
+        assert found.total == pytest.approx(sum(found.parts.values()))
+        assert found.tokens_per_second == pytest.approx(64 * 16 / found.total)
+
+
+# -- search -----------------------------------------------------------------------------------------------------------
+
+
+def test_search_finds_every_mesh_and_ranks_by_time(shape):
+    work = Workload(64, 16)
+    found = search(shape, work, H100, 8, Limits(), 0.5)
+    meshes = {(p.layout.tensor, p.layout.pipeline, p.layout.shard, p.layout.replicate) for p in found.plans}
+    expected = {
+        (t, p, s, 8 // (t * p * s)) for t in (1, 2, 4) for p in (1, 2, 4) for s in (1, 2, 4, 8) if 8 % (t * p * s) == 0
+    }
+    assert meshes == expected
+    totals = [plan.time.total for plan in found.plans]
+    assert totals == sorted(totals)
+    assert len(best_of_each_mesh(found.plans)) == len(meshes)
+    assert all(plan.layout.world == 8 for plan in found.plans)
+
+
+def test_limits_are_kept(shape):
+    limits = LimitsConfig(
+        tensor_parallel_size=2,
+        data_parallel_shard_size=2,
+        sequence_parallel=True,
+        zero_stage=2,
+        activation_checkpointing="full",
+        batch_size=4,
+    ).build()
+    found = list(layouts(shape, Workload(64, 16), 8, limits))
+    assert [(x.pipeline, x.replicate) for x in found] == [(1, 2), (2, 1)]
+    assert {(x.tensor, x.shard, x.sequence_parallel, x.checkpointing, x.batch_size) for x in found} == {
+        (2, 2, True, "full", 4)
+    }
+    assert [x.zero_stage for x in found] == [2, 1]  # pipelines are trained by stage 1
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zero-bubble"])
+def test_flags_of_a_plan_are_those_of_training(shape, schedule):
+    limits = LimitsConfig(pipeline_schedule=schedule).build()
+    model = ("--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4")
+    found = best_of_each_mesh(search(shape, Workload(64, 16), H100, 4, limits, 0.5).plans)
+    assert len(found) == (9 if schedule == "interleaved" else 10)  # of 4 layers no 8 stages
+    for plan in found:
+        layout, count = plan.layout, plan.layout.micro_batches(64)
+        flags = [*layout.flags().split(), "--update-freq", str(count), "--max-update", "1"]
+        config = compose(TrainConfig, "ftk-train", "", ["data", "--arch", "glm_tiny", *model, *flags])
+        assert resolve_sizes(config.parallel, 4) == (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+        assert config.parallel.sequence_parallel == layout.sequence_parallel
+        assert config.engine.activation_checkpointing == layout.checkpointing
+        if layout.pipeline > 1:
+            cut = check_pipeline(config.parallel, config.engine, shape.num_layers, count)
+            assert cut.layers_per_stage == layout.stage_layers(shape.num_layers)
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (Layout(tensor=3), "T does not divide 4 attention heads: T 3"),
+        (Layout(pipeline=5), "more pipeline stages than 4 layers: 5"),
+        (Layout(replicate=3), "R x S does not divide the 64 samples of an update: 3"),
+        (Layout(batch_size=3), "micro-batches do not divide the samples of a data rank: 3 of 64"),
+        (Layout(pipeline=4, batch_size=32), "fewer micro-batches than pipeline stages: 2 for 4"),
+        (
+            Layout(pipeline=4, batch_size=32, schedule="zero-bubble"),
+            "micro-batches in no whole rounds, which zero-bubble needs: 2 for P 4",
+        ),
+        (Layout(sequence_parallel=True), "sequence parallel needs T above 1: T 1"),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_numbers(shape, layout, text):
+    found = [f"{misfit.reason}: {misfit.numbers}" for misfit in misfits(layout, shape, Workload(64, 16))]
+    assert text in found
+
+
+def test_models_without_plan_or_stages_are_planned_without(shape):
+    bare = dataclasses.replace(shape, has_tensor_plan=False, has_stages=False)
+    assert [m.reason for m in misfits(Layout(tensor=2, pipeline=2), bare, Workload(64, 16))] == [
+        "the model has no plan for tensor parallel",
+        "the model cannot be cut into pipeline stages",
+    ]
+
+
+def test_lack_of_memory_is_counted_and_the_least_is_named(shape):
+    tiny = dataclasses.replace(H100, memory_bytes=1000.0)
+    found = search(shape, Workload(8, 16), tiny, 4, Limits(), 0.5)
+    assert not found.plans
+    assert found.smallest is not None
+    needed = [memory_of.memory(x, shape, Workload(8, 16)).total for x in layouts(shape, Workload(8, 16), 4, Limits())]
+    assert found.smallest[1].total <= sorted(needed)[len(needed) // 2]
+    assert sum(numbers.total() for numbers in found.refused.values()) == len(needed)
+
+
+# -- clusters ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_the_rates_of_the_training_records(name):
+    preset, peak = PRESETS[name], PEAKS[PRESETS[name].name.upper()]
+    assert preset.half_flops == pytest.approx(peak.half * 1e12)
+    assert preset.fp32_flops == pytest.approx(peak.tf32 * 1e12)
+    assert preset.network_bandwidth < preset.node_bandwidth < preset.memory_bandwidth
+
+
+def test_what_is_given_wins_over_the_preset():
+    config = ClusterConfig(
+        cluster="a100-40g",
+        gpus=16,
+        gpus_per_node=4,
+        memory_gib=30,
+        memory_reserve=0.5,
+        peak_tflops=100,
+        memory_bandwidth=1000,
+        node_bandwidth=20,
+        network_bandwidth=10,
+    )
+    assert not list(config.validate())
+    built = config.build()
+    assert built.memory_bytes == 15 * GIB
+    assert built.flops("bf16") == built.flops("fp32") == 1e14
+    assert (built.gpus_per_node, built.memory_bandwidth) == (4, 1e12)
+    assert (built.node_bandwidth, built.network_bandwidth) == (2e10, 1e10)
+    preset = ClusterConfig(cluster="a100-40g", gpus=16, memory_reserve=0.0).build()
+    assert preset == PRESETS["a100-40g"]
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (ClusterConfig(gpus=0), "gpus is 0"),
+        (ClusterConfig(gpus=12), "whole nodes of 8"),
+        (ClusterConfig(memory_gib=0), "memory_gib is 0"),
+        (ClusterConfig(memory_reserve=1), "memory_reserve is 1"),
+        (WorkConfig(global_batch_size=0), "global_batch_size is 0"),
+        (WorkConfig(global_batch_size=1, loss_share=0), "loss_share is 0"),
+        (WorkConfig(global_batch_size=1, matmul_efficiency=1.5), "matmul_efficiency is 1.5"),
+        (LimitsConfig(batch_size=0), "batch_size is 0"),
+        (LimitsConfig(pipeline_stages_per_rank=2), "has one stage a process, not 2"),
+        (LimitsConfig(pipeline_schedule="interleaved", pipeline_stages_per_rank=1), "needs pipeline_stages_per_rank 2"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(config, text):
+    assert text in "; ".join(config.validate())
+
+
+def test_options_become_the_work():
+    work = WorkConfig(global_batch_size=8, loss_share=0.5, precision="fp16", ema=True).build(30, 4.0)
+    assert work == Workload(8, 30, 0.5, "fp16", 4.0, average_bytes=4)
+    assert work.num_targets(2) == math.ceil(0.5 * 2 * 30)
+    assert WorkConfig(global_batch_size=8, seq_length=5).build(30, 4.0).num_tokens == 5
+    assert LimitsConfig(pipeline_schedule="interleaved").build().stages_per_rank == 2

@@ -1,0 +1,424 @@
+"""Tensor and sequence parallel GLM on real processes: losses, gradients and messages are those that they should be."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.errors import UserError
+from ftk.generation.blanks import Chunk
+from ftk.generation.decoder import CachedDecoder
+from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
+from ftk.model_parallel.gradients import finish_gradients
+from ftk.model_parallel.tensor_parallel.apply import apply_plan, set_sequence_length, whole_state_dict
+from ftk.model_parallel.world import Sizes, make_world
+from ftk.models.glm.model import GLM
+from ftk.modules import linear
+from ftk.optim.clip import clip_gradients, gradient_norm
+from tests.distributed import run_ranks
+from tests.model_parallel.tensor_models import (
+    HIDDEN,
+    LAYERS,
+    SEQUENCE,
+    VOCAB,
+    batch_of,
+    difference,
+    gradients,
+    loss_of,
+    parallel,
+    shape,
+    whole,
+)
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Any]]:
+    """What two processes found; they are started once, which takes longer than what they do."""
+    return run_ranks(find_all, 2)
+
+
+def find_all() -> dict[str, Any]:
+    return {
+        "compare": compare(),
+        "ways": ways(),
+        "dropped": dropped(),
+        "compiled": compiled(),
+        "kept": {str(sequence): kept_bytes(parallel(sequence)) for sequence in SEQUENCE},
+        "frozen": frozen(),
+        "whole vocabulary": whole_vocabulary(),
+        "generation": generation(),
+        "stage": later_stage(),
+        "refused": refuse(),
+    }
+
+
+# -- exactness ------------------------------------------------------------------------------------------------
+
+
+def train(model: GLM, optimizer: str, steps: int = 10, **options: Any) -> tuple[list[float], dict[str, Tensor], float]:
+    """Losses of ten updates of two micro-batches, the first update's gradients and norm."""
+    builder = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, eps=1e-6, fused=True),
+    }[optimizer]
+    optimizer_of_model = builder(list(model.parameters()))
+    losses, first, first_norm = [], {}, 0.0
+    for step in range(steps):
+        optimizer_of_model.zero_grad(set_to_none=True)
+        total = 0.0
+        for micro in range(2):
+            # All sequences of a length of their own: what was shared before must not be remembered.
+            loss = loss_of(model, batch_of(2 * step + micro, 31 - step % 3 - micro), **options) / 2
+            loss.backward()
+            total += loss.item()
+        finish_gradients(model)
+        norm = gradient_norm(model.parameters())
+        if step == 0:
+            first, first_norm = gradients(model), whole(norm).item()
+        clip_gradients(model.parameters(), 1.0, norm)
+        optimizer_of_model.step()
+        losses.append(total)
+    return losses, first, first_norm
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "sgd, plain": {"optimizer": "sgd", "loss_form": "plain"},
+    "adamw, chunked, smoothed": {
+        "optimizer": "adamw",
+        "loss_form": "chunked",
+        "loss_chunk_tokens": 8,
+        "label_smoothing": 0.1,
+    },
+}
+
+
+def compare() -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for case, options in CASES.items():
+        expected = train(GLM(shape(), seed=1), **options)
+        for sequence in SEQUENCE:
+            model = parallel(sequence)
+            losses, first, norm = train(model, **options)
+            results[f"{case}, sequence {sequence}"] = {
+                "loss": max(abs(a - b) / b for a, b in zip(losses, expected[0], strict=True)),
+                "learned": abs(expected[0][0] - expected[0][-1]),
+                "gradient": difference(first, expected[1]),
+                "norm": abs(norm - expected[2]) / expected[2],
+            }
+    # The same values in validation and generation, where sequences are not shared.
+    one, batch = GLM(shape(), seed=1), batch_of(0)
+    inputs = {name: batch[name] for name in ("position_ids", "context_length", "document_ids")}
+    for sequence in SEQUENCE:
+        model = parallel(sequence)
+        with torch.no_grad():
+            results[f"logits, sequence {sequence}"] = (
+                (model(batch["tokens"], **inputs) - one(batch["tokens"], **inputs)).abs().max().item()
+            )
+        state = whole_state_dict(model)
+        results[f"state, sequence {sequence}"] = difference(dict(one.state_dict()), state)
+    results["local rows"] = model.token_embedding.weight.to_local().size(0)
+    return results
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_losses_and_gradients_are_those_of_one_process(size: int, two: list[dict[str, Any]]) -> None:
+    """Ten updates, two micro-batches each, clipped, uneven vocabulary and lengths, documents kept apart."""
+    found = run_ranks(compare, size) if size > 2 else [results["compare"] for results in two]
+    for rank, results in enumerate(found):
+        assert results.pop("local rows") == min(-(-VOCAB // size), VOCAB - rank * -(-VOCAB // size))
+        for name, result in results.items():
+            if isinstance(result, float):
+                assert result < (1e-7 if name.startswith("state") else 5e-6), (name, result)
+                continue
+            assert result["loss"] < 1e-5, (name, result)
+            assert result["gradient"] < 1e-5, (name, result)
+            assert result["norm"] < 1e-5, (name, result)
+            assert result["learned"] > 0.01, (name, result)
+
+
+# -- precision, memory, random numbers, compilation -----------------------------------------------------------
+
+
+def ways() -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    batch = batch_of(0)
+    reference = GLM(shape(), seed=1)
+    loss_of(reference, batch).backward()
+    exact = gradients(reference)
+    scale = max(value.abs().max().item() for value in exact.values())
+    for sequence in SEQUENCE:
+        errors = {}
+        for name, model in ("one", GLM(shape(), seed=1)), ("parallel", parallel(sequence)):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = loss_of(model, batch, label_smoothing=0.0)
+            loss.backward()
+            finish_gradients(model)
+            assert all(value.dtype == torch.float32 for value in gradients(model).values())
+            errors[name] = difference(gradients(model), exact) / scale
+        results[f"bf16, sequence {sequence}"] = errors
+
+        # With dropout: what is computed again draws the same numbers, and whatever is drawn, a seed gives it again.
+        found = {}
+        for mode in ("none", "selective", "full"):
+            model = parallel(sequence, dropout=0.3)
+            checkpoint_blocks(model, mode)
+            torch.manual_seed(5)
+            loss = loss_of(model, batch)
+            loss.backward()
+            finish_gradients(model)
+            found[mode] = loss.item(), gradients(model), torch.rand(()).item()
+        results[f"checkpointing, sequence {sequence}"] = {
+            mode: [
+                abs(found[mode][0] - found["none"][0]),
+                difference(found[mode][1], found["none"][1]),
+                abs(found[mode][2] - found["none"][2]),
+            ]
+            for mode in ("selective", "full")
+        }
+        results[f"next number, sequence {sequence}"] = found["none"][2]
+        results[f"loss, sequence {sequence}"] = found["none"][0]
+        results[f"gradient sums, sequence {sequence}"] = [
+            whole(p.grad).double().sum().item() for p in model.parameters() if p.grad is not None
+        ]
+    return results
+
+
+def test_bf16_checkpointing_and_dropout(two: list[dict[str, Any]]) -> None:
+    ranks = [results["ways"] for results in two]
+    for results in ranks:
+        for sequence in SEQUENCE:
+            errors = results[f"bf16, sequence {sequence}"]
+            assert errors["parallel"] < 1.5 * errors["one"] + 1e-3, errors
+            for mode, differences in results[f"checkpointing, sequence {sequence}"].items():
+                assert differences == [0.0, 0.0, 0.0], (mode, sequence)
+    for sequence in SEQUENCE:
+        # The processes agree in the loss, in the gradients of what is whole, and in where the common stream stands.
+        for name in ("loss", "gradient sums", "next number"):
+            key = f"{name}, sequence {sequence}"
+            assert ranks[0][key] == ranks[1][key], key
+
+
+def dropped() -> dict[str, Any]:
+    """Which places dropout hits where, seen from the outside."""
+    results: dict[str, Any] = {}
+    for sequence in SEQUENCE:
+        model = parallel(sequence, dropout=0.5)
+        seen: dict[str, Tensor] = {}
+        model.embedding_dropout.register_forward_hook(lambda *call, seen=seen: seen.update(embedding=call[2]))
+        model.layers[0].dropout.register_forward_hook(lambda *call, seen=seen: seen.update(residual=call[2]))
+        attend = model.attend
+
+        def recording(*inputs: Any, attend: Any = attend, seen: dict[str, Tensor] = seen) -> Any:
+            inner = attend(*inputs)
+
+            def wrapped(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+                ones = torch.ones_like(values)
+                seen["attention"] = inner(torch.zeros_like(query), torch.zeros_like(key), ones)
+                return inner(query, key, values)
+
+            return wrapped
+
+        model.attend = recording  # type: ignore[method-assign]
+        sums = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            loss_of(model, batch_of(0, 32))
+            sums.append({name: output.detach().eq(0).double().flatten().tolist() for name, output in seen.items()})
+            sums[-1]["attention"] = seen["attention"].detach().double().flatten().tolist()
+        assert sums[0] == sums[1]  # one seed, one result
+        results[str(sequence)] = sums[0]
+    return results
+
+
+def test_dropout_is_equal_where_values_are_whole_and_differs_where_they_are_shared(two: list[dict[str, Any]]) -> None:
+    one, other = (results["dropped"] for results in two)
+    for name in ("embedding", "residual", "attention"):
+        assert (one["False"][name] == other["False"][name]) == (name != "attention")
+        assert one["True"][name] != other["True"][name]
+        assert len(one["True"][name]) == len(one["False"][name]) // (1 if name == "attention" else 2)
+    for places in one["False"]["embedding"], one["True"]["residual"]:
+        assert 0.4 < sum(places) / len(places) < 0.6
+
+
+def compiled() -> dict[str, Any]:
+    differences = []
+    for sequence in SEQUENCE:
+        found = []
+        for compiles in (False, True):
+            model = parallel(sequence)
+            for block in model.layers if compiles else []:
+                # Everything but the C++ compiler, which takes a minute; one graph a block, nothing is left out of it.
+                block.compile(backend="aot_eager", fullgraph=True)
+            loss = loss_of(model, batch_of(0, 32))
+            loss.backward()
+            finish_gradients(model)
+            found.append((loss.item(), gradients(model)))
+        differences += [abs(found[0][0] - found[1][0]), difference(found[0][1], found[1][1])]
+    model = parallel(False, dropout=0.3)  # a switch of random streams is no graph
+    for block in model.layers:
+        block.compile(backend="aot_eager")
+    losses = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        losses.append(loss_of(model, batch_of(0, 32)).item())
+    return {"differences": differences, "losses": losses}
+
+
+def test_compiled_blocks_equal_eager_ones(two: list[dict[str, Any]]) -> None:
+    one, other = (results["compiled"] for results in two)
+    assert max(one["differences"] + other["differences"]) < 2e-6
+    assert one["losses"] == other["losses"]  # with dropout
+    assert one["losses"][0] == one["losses"][1] != one["losses"][2]
+
+
+# -- what else is done with models ----------------------------------------------------------------------------
+
+
+def kept_bytes(model: GLM) -> int:
+    """Bytes that the forward pass keeps for the backward pass, each storage once, parameters left out."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    batch = batch_of(0, 32)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hidden = model.hidden_states(
+            batch["tokens"], position_ids=batch["position_ids"], context_length=batch["context_length"]
+        )
+    own = {parameter.to_local().untyped_storage().data_ptr() for parameter in model.parameters()}
+    assert hidden.requires_grad
+    return sum(size for place, size in kept.items() if place not in own)
+
+
+def test_shared_sequences_keep_less(two: list[dict[str, Any]]) -> None:
+    for results in two:
+        # Norms' inputs and outputs are parts; what the column layers read is whole, unless it is gathered again
+        # (selective checkpointing, see below).
+        assert results["kept"]["True"] < 0.9 * results["kept"]["False"]
+
+
+def frozen() -> list[Any]:
+    """Frozen norms, embeddings and output layer; a deep copy is a model of its own on the same processes."""
+    results: list[Any] = []
+    expected: dict[str, Tensor] = {}
+    for model in GLM(shape(), seed=1), parallel(False), copy.deepcopy(parallel(True)):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("feed_forward." in name or "attention.qkv" in name)
+        loss_of(model, batch_of(0), loss_form="chunked").backward()
+        finish_gradients(model)
+        found = {name: whole(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
+        expected = expected or found
+        results.append([len(found), difference(found, expected)])
+    return results
+
+
+def test_frozen_parameters_and_copies(two: list[dict[str, Any]]) -> None:
+    for results in two:
+        assert [count for count, _ in results["frozen"]] == [6 * LAYERS] * 3
+        assert max(error for _, error in results["frozen"]) < 1e-6
+
+
+def whole_vocabulary() -> list[float]:
+    """A plan that leaves the tied embedding whole, which is told nothing of it."""
+    one, model = GLM(shape(), seed=1), GLM(shape(), seed=1)
+    mesh = make_world(Sizes(tensor=2), "cpu").mesh
+    assert mesh is not None
+    plan = {name: style for name, style in model.tensor_parallel_plan.items() if name != "token_embedding"}
+    apply_plan(model, plan, mesh["tensor"])
+    results = []
+    for form in ("plain", "chunked"):
+        for each in (one, model):
+            each.zero_grad(set_to_none=True)
+            loss_of(each, batch_of(0), loss_form=form).backward()
+        results.append(difference(gradients(model), gradients(one)))
+    return results
+
+
+def test_the_vocabulary_may_stay_whole(two: list[dict[str, Any]]) -> None:
+    for results in two:
+        assert max(results["whole vocabulary"]) < 1e-6
+
+
+def generation() -> dict[str, Any]:
+    """Prompts, then tokens one by one through the cache, as ftk-generate does; which kernel multiplies is counted."""
+    taken: list[bool] = []
+    original = linear._has_few_rows
+    logits = []
+    for model in GLM(shape(), seed=1).eval(), parallel(True).eval():
+        taken.clear()
+        linear._has_few_rows = lambda *inputs: taken.append(original(*inputs)) or taken[-1]  # type: ignore[assignment]
+        try:
+            with torch.inference_mode():
+                decoder = CachedDecoder(model, 2, 1, 16, 8, torch.device("cpu"))
+                decoder.enter([0, 1], [5, 3])
+                prompts = [Chunk([1, 2, 3, 4, 5], [0, 1, 2, 3, 4], [0] * 5), Chunk([7, 8, 9], [0, 1, 2], [0] * 3)]
+                found = [decoder.read([0, 1], prompts)]
+                for _ in range(4):
+                    found.append(decoder.step(found[-1].view(2, 1, -1).argmax(-1)))
+        finally:
+            linear._has_few_rows = original
+        logits.append([value.flatten() for value in found])
+    return {
+        "difference": max((a - b).abs().max().item() for a, b in zip(*logits, strict=True)),
+        "fast": [sum(taken), len(taken)],
+    }
+
+
+def test_cached_generation_equals_one_process_by_the_same_kernels(two: list[dict[str, Any]]) -> None:
+    for results in two:
+        assert results["generation"]["difference"] < 5e-6
+        fast, count = results["generation"]["fast"]
+        assert fast == count == 5 * (4 * LAYERS + 1) * linear._has_kernel()
+
+
+def later_stage() -> list[float]:
+    """Layers without the embedding get parts of a sequence whose length they are told."""
+    whole_model, shared = GLM(shape(), seed=1), parallel(True)
+    stage = nn.Module()
+    stage.layers = shared.layers
+    length = 31
+    hidden = torch.randn(3, length, HIDDEN, generator=torch.Generator().manual_seed(0))
+    attend = whole_model.attend(torch.zeros(3, length, dtype=torch.int64))
+    part = 16
+    own = nn.functional.pad(hidden, (0, 0, 0, 1))[:, dist.get_rank() * part :][:, :part]
+    set_sequence_length(stage, length)
+    for one, other in zip(whole_model.layers, stage.layers, strict=True):
+        hidden, own = one(hidden, attend), other(own, attend)
+    expected = nn.functional.pad(hidden, (0, 0, 0, 1))[:, dist.get_rank() * part :][:, :part]
+    real = min(part, length - dist.get_rank() * part)
+    return [own.size(1), (own - expected)[:, :real].abs().max().item()]
+
+
+def test_a_later_stage_gets_parts_of_an_uneven_sequence(two: list[dict[str, Any]]) -> None:
+    for results in two:
+        assert results["stage"][0] == 16
+        assert results["stage"][1] < 5e-6
+
+
+# -- refusals -------------------------------------------------------------------------------------------------
+
+
+def refuse() -> str:
+    model = GLM(shape(), seed=dist.get_rank())
+    mesh = make_world(Sizes(tensor=2), "cpu").mesh
+    assert mesh is not None
+    with pytest.raises(UserError) as raised:
+        apply_plan(model, model.tensor_parallel_plan, mesh["tensor"])
+    linear = GLMCrossEntropyConfig(loss_form="linear")
+    with pytest.raises(UserError, match="--loss-form linear needs the whole vocabulary on each process"):
+        GLMCrossEntropy(linear)(parallel(False), batch_of(0))
+    return str(raised.value)
+
+
+def test_processes_that_built_different_models_are_told(two: list[dict[str, Any]]) -> None:
+    for results in two:
+        message = results["refused"]
+        assert message.startswith("token_embedding.weight differs from process to process; build the model alike")

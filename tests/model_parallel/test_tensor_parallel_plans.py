@@ -1,0 +1,310 @@
+"""Plans as data: on an unmodified GPT-2 of Hugging Face, and the errors that name what is wrong with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from ftk.errors import UserError
+from ftk.model_parallel.tensor_parallel.apply import apply_plan, check_plan, sum_sequence_gradients, whole_state_dict
+from ftk.model_parallel.tensor_parallel.plan import Plan
+from ftk.model_parallel.world import Sizes, make_world
+from ftk.models.glm.config import GLMConfig
+from ftk.models.glm.model import GLM
+from tests.distributed import run_ranks
+
+HEADS = {"units": 4, "unit_name": "attention heads"}
+GPT2: Plan = {
+    "transformer.wte": {"style": "vocab_embedding", "whole_sequence": True},
+    "transformer.wpe": "replicated",
+    "transformer.drop": {"style": "sequence", "scatter_input": True},
+    "transformer.h.*.ln_1": "sequence",
+    "transformer.h.*.attn": {"style": "sharded", "divide": ["split_size", "num_heads"]},
+    "transformer.h.*.attn.c_attn": {"style": "column", "transposed": True, "fused": 3, "divide": ["nf"], **HEADS},
+    "transformer.h.*.attn.c_proj": {"style": "row", "transposed": True, **HEADS},
+    "transformer.h.*.attn.attn_dropout": "sharded",
+    "transformer.h.*.attn.resid_dropout": "sequence",
+    "transformer.h.*.ln_2": "sequence",
+    "transformer.h.*.mlp.c_fc": {"style": "column", "transposed": True, "divide": ["nf"]},
+    "transformer.h.*.mlp.c_proj": {"style": "row", "transposed": True},
+    "transformer.h.*.mlp.dropout": "sequence",
+    "transformer.ln_f": {"style": "sequence", "gather_output": True},
+    "lm_head": "vocab_output",
+}
+
+
+def gpt2(dropout: float = 0.0) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=131,
+            n_positions=32,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
+        )
+    )
+
+
+def compare() -> dict[str, Any]:
+    mesh = make_world(Sizes(tensor=2), "cpu").mesh
+    assert mesh is not None
+    tokens = torch.randint(131, (2, 15), generator=torch.Generator().manual_seed(1))
+    results: dict[str, Any] = {}
+    for sequence in (False, True):
+        one, model = gpt2(), gpt2()
+        apply_plan(model, GPT2, mesh["tensor"], sequence)
+        assert model.lm_head._parameters["weight"] is model.transformer.wte._parameters["weight"]  # tied as before
+        weight = dict(model.named_parameters())["transformer.h.0.attn.c_attn.weight"]
+        assert isinstance(weight, DTensor)
+        assert weight.placements == (Shard(2),)
+        assert weight.to_local().shape == (32, 3, 16)
+        found = {}
+        for name, each in ("one", one), ("parallel", model):
+            output = each(tokens, labels=tokens)
+            output.loss.backward()
+            found[name] = output
+        sum_sequence_gradients(model)
+        with torch.no_grad():
+            quiet = model(tokens).logits
+        gradients = []
+        expected = dict(one.named_parameters())
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            gradients.append(
+                (parameter.grad.full_tensor().view_as(expected[name]) - expected[name].grad).abs().max().item()
+            )
+        state = whole_state_dict(model)
+        results[str(sequence)] = {
+            "logits": (found["one"].logits - found["parallel"].logits).abs().max().item(),
+            "without gradients": (found["one"].logits - quiet).abs().max().item(),
+            "loss": abs(found["one"].loss.item() - found["parallel"].loss.item()),
+            "gradients": max(gradients),
+            "count": len(gradients),
+            "state": [name for name, value in one.state_dict().items() if not torch.equal(value, state[name])],
+            "names": list(state) == list(one.state_dict()),
+            "dropout": dropouts(mesh, sequence, tokens),
+        }
+    return results
+
+
+def dropouts(mesh: Any, sequence: bool, tokens: Tensor) -> list[list[float]]:
+    """What GPT-2's four kinds of dropout do to ones, on this process."""
+    model = gpt2(dropout=0.5)
+    apply_plan(model, GPT2, mesh["tensor"], sequence)
+    seen: list[list[float]] = []
+    block = model.transformer.h[0]
+    for module in (model.transformer.drop, block.attn.resid_dropout, block.mlp.dropout):
+        module.register_forward_hook(lambda _, inputs, output: seen.append(output.eq(0).float().flatten().tolist()))
+    block.attn.c_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten().tolist()))
+    with torch.no_grad():  # equal inputs of the attention on both processes: what differs is drawn
+        for name, parameter in block.attn.c_attn._parameters.items():
+            parameter.to_local().fill_(float(name == "bias"))
+    torch.manual_seed(9)
+    model(tokens)
+    return seen
+
+
+def test_an_unmodified_gpt2_is_shared_by_a_plan() -> None:
+    pytest.importorskip("transformers")
+    one, other = run_ranks(compare, 2)
+    for results in (one, other):
+        for found in results.values():
+            assert max(found[name] for name in ("logits", "loss", "gradients", "without gradients")) < 2e-6, found
+            assert (found["count"], found["state"], found["names"]) == (28, [], True)
+    for sequence in ("False", "True"):
+        equal = [a == b for a, b in zip(one[sequence]["dropout"], other[sequence]["dropout"], strict=True)]
+        # In order: embedding, attention (what c_proj reads), its output, feed-forward output.
+        assert equal == ([True, False, True, True] if sequence == "False" else [False] * 4)
+
+
+# -- mistakes -------------------------------------------------------------------------------------------------
+
+
+def glm(**options: Any) -> GLM:
+    shape = {"vocab_size": 128, "num_layers": 2, "hidden_size": 48, "num_attention_heads": 6, "max_positions": 16}
+    with torch.device("meta"):
+        return GLM(GLMConfig(**(shape | options)))
+
+
+def test_glms_plan_fits_every_size_that_divides() -> None:
+    model = glm()
+    for size in (1, 2, 3, 6):
+        for sequence in (False, True):
+            check_plan(model, model.tensor_parallel_plan, size, sequence)
+    one_dimension = glm(block_positions=False)
+    check_plan(one_dimension, one_dimension.tensor_parallel_plan, 2, True)
+
+
+def changed(**entries: Any) -> Plan:
+    return {name: entry for name, entry in (glm().tensor_parallel_plan | entries).items() if entry is not None}
+
+
+@pytest.mark.parametrize(
+    ("plan", "size", "sequence", "message"),
+    [
+        (
+            {"layers.*.atention.qkv": "column"},
+            2,
+            False,
+            "the pattern 'layers.*.atention.qkv' matches no module; there are 'layers.*.attention.qkv'",
+        ),
+        (
+            {"layers.*.attention.qkv": "colum"},
+            2,
+            False,
+            "has the style 'colum', which does not exist; did you mean 'col",
+        ),
+        ({"final_norm": {"gather_output": True}}, 2, False, "'final_norm' has the style None, which does not exist"),
+        (
+            {"final_norm": {"style": "sequence", "gather": True}},
+            2,
+            False,
+            "gives 'sequence' the option 'gather', which does not exist; did you mean 'gather_output'? There are",
+        ),
+        (
+            {"layers.*": "replicated", "layers.0": "sequence"},
+            2,
+            False,
+            "layers.0 is named twice, by 'layers.*' and 'layers.0'; let one pattern match it",
+        ),
+        (
+            changed(),
+            4,
+            False,
+            "layers.0.attention.qkv has 6 attention heads, which 4 tensor parallel processes do not divide (1, 2",
+        ),
+        (
+            {"layers.*.feed_forward.inner": "column"},
+            5,
+            False,
+            "layers.1.feed_forward.inner has 192 outputs, which 5 tensor parallel processes do not divide (1, 2, 3, 4,",
+        ),
+        ({"layers.*.attention.output": "row"}, 5, False, "layers.0.attention.output has 48 inputs, which 5 tensor par"),
+        (
+            {"layers.*.attention.qkv": {"style": "column", "units": 7, "unit_name": "heads"}},
+            7,
+            False,
+            "layers.0.attention.qkv has 144 outputs, which are not 7 heads of one size",
+        ),
+        (
+            {"layers.*.attention.qkv": {"style": "column", "fused": 5}},
+            2,
+            False,
+            "layers.0.attention.qkv has 144 outputs, which are not 5 layers of one size",
+        ),
+        (
+            {"layers.*.attention.qkv": {"style": "column", "fused": 3, "gather_output": True}},
+            2,
+            False,
+            "layers.0.attention.qkv gathers its output, whose fused layers would come mixed",
+        ),
+        (
+            {"layers.*.attention.output": {"style": "row", "fused": 2}},
+            2,
+            False,
+            "cannot be fused: only column layers are",
+        ),
+        ({"final_norm": "column"}, 2, False, "final_norm is a LayerNorm without a matrix `weight`"),
+        ({"final_norm": "vocab_embedding"}, 2, False, "final_norm is a LayerNorm; the style is for torch.nn.Embedding"),
+        ({"final_norm": "vocab_output"}, 2, False, "final_norm is a LayerNorm; the style is for torch.nn.Linear"),
+        (
+            {"layers.*.attention": {"style": "sharded", "divide": ["head_size", "num_heads"]}},
+            3,
+            False,
+            "layers.0.attention head_size is 8, which 3 tensor parallel processes do not divide (1, 2, 4, 8 would)\n"
+            "  layers.0.attention has no whole number 'num_heads' to divide",
+        ),
+        (
+            changed(final_norm=None),
+            2,
+            True,
+            "final_norm has parameters of its own and no style; with --sequence-parallel",
+        ),
+        (changed(final_norm="sequence"), 2, True, "nothing gathers the sequence; give the last norm gather_output"),
+        (
+            changed(
+                token_embedding={"style": "vocab_embedding", "whole_sequence": True},
+                **{"position_embedding.*": "sequence"},
+            ),
+            2,
+            True,
+            'nothing shares the sequence; give a "sequence" style scatter_input',
+        ),
+    ],
+)
+def test_a_wrong_plan_is_refused_in_words(plan: Plan, size: int, sequence: bool, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        check_plan(glm(), plan, size, sequence)
+    assert message in str(raised.value)
+    assert str(raised.value).startswith("tensor parallel plan")
+
+
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
+def test_embeddings_that_need_all_rows_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"0 has {next(iter(option))}, which needs all rows"):
+        check_plan(nn.Sequential(nn.Embedding(8, 4, **option)), {"0": "vocab_embedding"}, 2)
+
+
+def test_parameters_of_the_model_itself_are_named_by_an_empty_pattern() -> None:
+    model = glm()
+    model.scale = nn.Parameter(torch.ones(3))
+    with pytest.raises(UserError, match=r'the model itself \(pattern ""\) has parameters of its own and no style'):
+        check_plan(model, changed(), 2, True)
+    check_plan(model, {"": "replicated", **changed()}, 2, True)
+    check_plan(model, {"*": "replicated"}, 2)  # names what is in the model, and not the model
+
+
+def test_dropout_inside_a_sharded_module_needs_a_word() -> None:
+    """Behind the row layer values are whole, and must be dropped alike; nobody but the plan knows what lies where."""
+    model = gpt2(dropout=0.1)
+    check_plan(model, GPT2, 2)
+    plan = {name: style for name, style in GPT2.items() if not name.endswith("resid_dropout")}
+    with pytest.raises(
+        UserError, match=r'h\.0\.attn\.resid_dropout is dropout inside a sharded module .* "replicated"'
+    ):
+        check_plan(model, plan, 2)
+    check_plan(gpt2(), plan, 2)  # drops nothing
+
+
+def mistakes_in_a_group() -> list[str]:
+    mesh = make_world(Sizes(tensor=2), "cpu").mesh
+    assert mesh is not None
+    messages = []
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"embedding": nn.Embedding(8, 4), "output": nn.Linear(4, 8, bias=False)})
+    model["output"].weight = model["embedding"].weight
+    with pytest.raises(UserError) as raised:
+        apply_plan(model, {"embedding": "vocab_embedding"}, mesh["tensor"])
+    messages.append(str(raised.value))
+    # A stage of a pipeline holds a part of what the plan names.
+    stage = glm().to_empty(device="cpu").layers
+    for parameter in stage.parameters():
+        nn.init.ones_(parameter)
+    stage = nn.ModuleDict({"layers": stage})
+    with pytest.raises(UserError, match="'token_embedding' matches no module"):
+        apply_plan(stage, glm().tensor_parallel_plan, mesh["tensor"], True)
+    apply_plan(stage, glm().tensor_parallel_plan, mesh["tensor"], True, partial=True)
+    assert all(isinstance(parameter, DTensor) for parameter in stage.parameters())
+    # On the meta device nothing is compared, and nothing is held.
+    model = glm()
+    apply_plan(model, model.tensor_parallel_plan, mesh["tensor"])
+    assert all(parameter.is_meta and isinstance(parameter, DTensor) for parameter in model.parameters())
+    assert model.token_embedding.weight.to_local().shape == (64, 48)
+    return messages
+
+
+def test_tied_parameters_that_are_cut_differently_and_stages() -> None:
+    for messages in run_ranks(mistakes_in_a_group, 2):
+        assert messages == [
+            "tensor parallel plan: embedding.weight and output.weight are one parameter, but are not cut alike; give "
+            "both modules styles that go together, such as vocab_embedding and vocab_output"
+        ]
