@@ -7,13 +7,17 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from ftk.errors import UserError
+from ftk_cli import launched
 
 USER_ERROR = 2
 FAILURE = 1
+TRACEBACK = "--traceback"
+_SAID = "_ftk_was_said"  # attribute of an exception
 
 Body = Callable[[list[str]], "int | None"]
 
@@ -34,31 +38,29 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
         0, 2 for a mistake of the user's (`UserError`), 1 for a failure while running or an interruption.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    show_traceback = "--traceback" in arguments
-    arguments = [argument for argument in arguments if argument != "--traceback"]
+    show_traceback = TRACEBACK in arguments
+    arguments = [argument for argument in arguments if argument != TRACEBACK]
     logging.basicConfig(
         format="%(asctime)s | %(levelname)s | %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
         level=logging.INFO,
         stream=sys.stderr,
     )
+    launched.quieten()
     try:
         previous = signal.signal(signal.SIGTERM, _terminate)
     except ValueError:  # not the main thread: somebody else owns the signals
         previous = None
     try:
         return body(arguments) or 0
-    except UserError as error:
-        return _say(prog, str(error), USER_ERROR, show_traceback)
-    except KeyboardInterrupt:
-        return _say(prog, "interrupted", FAILURE, show_traceback)
-    except Terminated:
-        return _say(prog, "terminated (SIGTERM)", FAILURE, show_traceback)
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
-    except Exception as error:
-        return _say(prog, describe(error), FAILURE, show_traceback)
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        if previous is not None and launched.is_one_of_several():
+            # torchrun signals the others as soon as one has failed, perhaps while this one says why it fails.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return say(prog, error, show_traceback)
     finally:
         if previous is not None:
             signal.signal(signal.SIGTERM, previous)
@@ -98,11 +100,36 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text} (--traceback shows where)"
 
 
-def _say(prog: str, message: str, code: int, show_traceback: bool) -> int:
-    if show_traceback:
-        traceback.print_exc()
-    print(f"{prog}: {message}", file=sys.stderr, flush=True)
+def say(prog: str, error: BaseException, show_traceback: bool) -> int:
+    """Says what went wrong, once, and returns the exit code. Of several processes the one that failed first speaks."""
+    code = USER_ERROR if isinstance(error, UserError) else FAILURE
+    if getattr(error, _SAID, False):
+        return code
+    if isinstance(error, UserError):
+        text = str(error)
+    elif isinstance(error, KeyboardInterrupt):
+        text = "interrupted"
+    elif isinstance(error, Terminated):
+        text = "terminated (SIGTERM)"
+    else:
+        text = describe(error)
+    message = launched.is_to_say(error, text) if launched.is_one_of_several() else text
+    setattr(error, _SAID, True)
+    if message is not None:
+        if show_traceback:
+            traceback.print_exception(error)
+        print(f"{prog}: {message}", file=sys.stderr, flush=True)
     return code
+
+
+@contextmanager
+def said_at_once(prog: str) -> Iterator[None]:
+    """What fails inside is said there and then, before this process leaves the others: they fail in their turn."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        say(prog, error, TRACEBACK in sys.argv)
+        raise
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

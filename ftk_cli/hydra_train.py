@@ -97,3 +97,7 @@ def _check_recipe(argv: list[str]) -> None:
     for place, (name, _, value) in enumerate(given):
         if name in ("--config-name", "-cn"):
             recipe_file(value or (argv[place + 1] if place + 1 < len(argv) else ""))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

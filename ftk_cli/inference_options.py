@@ -11,6 +11,7 @@ from ftk.errors import UserError
 if TYPE_CHECKING:
     from ftk.generation import BlankFiller, GenerationConfig
     from ftk.generation.processors import ProcessorConfig
+    from ftk.model_parallel.world import World
 
 COLOR: str = field(
     default="auto",
@@ -34,9 +35,13 @@ class DeviceConfig(CommonConfig):
 
 
 def open_filler(
-    path: str, device: DeviceConfig, generation: GenerationConfig, processors: ProcessorConfig
+    path: str,
+    device: DeviceConfig,
+    generation: GenerationConfig,
+    processors: ProcessorConfig,
+    world: World | None = None,
 ) -> BlankFiller:
-    """The checkpoint at `path` as a filler of blanks, on the device that was asked for."""
+    """The checkpoint at `path` as a filler of blanks, on the device that was asked for, or shared by a world."""
     import dataclasses
 
     import torch
@@ -49,7 +54,7 @@ def open_filler(
     options = {
         one.name: getattr(config, one.name) for config in (generation, processors) for one in dataclasses.fields(config)
     }
-    return load_generator(path, str(resolve_device(device.device)), ema=device.ema, **options)
+    return load_generator(path, str(resolve_device(device.device)), ema=device.ema, world=world, **options)
 
 
 def decode_line(line: bytes) -> str:

@@ -20,8 +20,8 @@ from ftk_cli.frame import FAILURE, run
 from ftk_cli.inference_options import COLOR, DeviceConfig, decode_line, open_filler
 
 if TYPE_CHECKING:
-    from ftk.generation import BlankFiller, FillResult
-    from ftk.generation.fill import FilledBlank
+    from ftk.generation import BlankFiller, FilledBlank, FillResult
+    from ftk.generation.streaming import Piece
 
 PROG = "ftk-interactive"
 DESCRIPTION = """Reads texts with [MASK], [sMASK] or [gMASK] and prints each with its blanks filled.
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def body(argv: list[str]) -> int:
     root = compose(InteractiveRoot, PROG, DESCRIPTION, argv)
-    from ftk.generation.output import use_color
+    from ftk.generation.output import color_legend, use_color
 
     filler = open_filler(root.interactive.path, root.common, root.generation, root.processors)
     typed, color = sys.stdin.isatty(), use_color(root.interactive.color, sys.stdout)
@@ -64,11 +64,17 @@ def body(argv: list[str]) -> int:
         print(
             f"Write a text with {', '.join(filler.blanks)} where something is missing, or one to go on; "
             f"answers have at most {root.generation.max_len} tokens (--max-len).\n"
-            f"A text of several lines is pasted as a whole. To leave: {', '.join(LEAVE)} or Ctrl-D."
+            "A text of several lines is pasted as a whole. Ctrl-C stops an answer. "
+            f"To leave: {', '.join(LEAVE)} or Ctrl-D."
         )
+        if color:
+            print(f"{color_legend().capitalize()}.")
         with _line_editing(root.interactive.history):
             for text in _typed_texts():
-                _answer(filler, text, "", color)
+                try:
+                    _answer(filler, text, "", color)
+                except KeyboardInterrupt:
+                    print("(stopped)\n", flush=True)
         return 0
     failed = False
     for number, line in enumerate(sys.stdin.buffer, start=1):
@@ -78,16 +84,45 @@ def body(argv: list[str]) -> int:
 
 def _answer(filler: BlankFiller, line: str | bytes, place: str, color: bool) -> bool:
     """Prints the answers to a text, or what is wrong with it; False for the latter."""
+    from ftk.generation.output import colored_text
+
     try:
         text = line if isinstance(line, str) else decode_line(line)
-        (result,) = filler.fill([text])
+        # What came by a pipe has not been seen yet.
+        question = "" if isinstance(line, str) else "> " + text.rstrip("\r\n") + "\n"
+        if sys.stdout.isatty():
+            result = _fill_in_sight(filler, text, question, color)
+        else:
+            (result,) = filler.fill([text])
+            print(question + (colored_text(result, filler.tokenizer, escape=False) if color else result.text))
     except UserError as error:
         print(f"{PROG}: {place}{error}", file=sys.stderr, flush=True)
         return False
-    if isinstance(line, bytes):  # what came by a pipe has not been seen yet
-        print("> " + text.rstrip("\r\n"))
-    print("\n".join(_shown(filler, result, color)), flush=True)
+    print("\n".join(_shown(filler, result)), flush=True)
     return True
+
+
+def _fill_in_sight(filler: BlankFiller, text: str, question: str, color: bool) -> FillResult:
+    """Prints the filled text as it comes, with the question in front of it."""
+    from ftk.generation.output import colored_piece
+
+    answered: dict[int, FilledBlank] = {}
+    begun = False
+
+    def show(piece: Piece) -> None:
+        nonlocal begun
+        if piece.answer is not None:
+            answered[piece.blank] = piece.answer
+        words = colored_piece(piece, answered, filler.tokenizer) if color else piece.filled
+        print(words if begun else question + words, end="", flush=True)
+        begun = True
+
+    try:
+        (result,) = filler.fill([text], on_piece=show)
+    finally:
+        if begun:
+            print(flush=True)
+    return result
 
 
 @contextmanager
@@ -123,24 +158,33 @@ def _typed_texts() -> Iterator[str]:
         except EOFError:
             print()
             return
+        except KeyboardInterrupt:  # as in a shell: what was typed is dropped; also one that came too late for an answer
+            print("\n(to leave: exit or Ctrl-D)")
+            continue
         if text.strip().lower() in LEAVE:
             return
         if text.strip():
             yield text
 
 
-def _shown(filler: BlankFiller, result: FillResult, color: bool) -> Iterator[str]:
-    """The filled text, then each answer with its probability and those of its tokens, and what else was found."""
-    from ftk.generation.output import colored_text
+def _shown(filler: BlankFiller, result: FillResult) -> Iterator[str]:
+    """Each answer with its probability and those of its tokens, and what else was found."""
+    yield from _shown_answers(filler, result)
+    for other in result.others:
+        yield f"  or {other.text}"
+        yield from _shown_answers(filler, other)
+    yield ""
 
-    yield colored_text(result, escape=False) if color else result.text
+
+def _shown_answers(filler: BlankFiller, result: FillResult) -> Iterator[str]:
+    if result.score is not None:
+        yield f"  all: score {result.score:.4f}"
     for number, answer in enumerate(result.answers, start=1):
         yield f"  {number}. {answer.blank} = {_described(answer)}"
         yield from _likeliest(filler, answer)
         for other in answer.others:
             yield f"     or {_described(other)}"
             yield from _likeliest(filler, other)
-    yield ""
 
 
 def _described(answer: FilledBlank) -> str:

@@ -9,10 +9,13 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ftk.errors import UserError
 from ftk.generation.output import one_line
+
+if TYPE_CHECKING:
+    from ftk.model_parallel.world import World
 
 SETTINGS_SUFFIX = ".settings.json"
 """Behind the results' name: the file that says which command they are of."""
@@ -25,70 +28,116 @@ class OldRecord:
     Attributes:
         source: as the record holds it; None where the sample could not be answered.
         answers: text and reference of each blank, where the record has references.
+        likeliest: log-probability and tokens of the likeliest of the answers that were given, in JSON.
     """
 
     source: str | None
     answers: list[tuple[str, str]] = field(default_factory=list)
+    likeliest: tuple[float, int] | None = None
 
 
 class ResultsFile:
     """A file of results, open for what comes next.
 
         results = ResultsFile("out.jsonl", settings, as_json=True)
-        for number, old in enumerate(results.old()): ...
+        for records in results.old_blocks(64): ...
+        results.go_on(number_of_records)
         results.write(lines)
 
     Beside it stands FILE.settings.json with the settings. Records are complete samples in input order; what an
-    interruption has cut is cut off, in text also the last sample of DATA, whose end cannot be seen.
+    interruption has cut does not count, in text also the last sample of DATA, whose end cannot be seen.
 
     Args:
         path: the file; its folder is made.
         settings: whatever decides the answers; JSON.
         as_json: whether the records are JSON lines, else text.
         overwrite: whether to begin anew where the file is there already.
+        world: processes that work together, all of them on such an object: all read what is there, and the main one
+            writes. None: this one alone.
 
     Raises:
         UserError: the file is of other settings, or of none.
     """
 
-    def __init__(self, path: str, settings: dict[str, Any], *, as_json: bool, overwrite: bool = False) -> None:
-        self.path, self.as_json = Path(path), as_json
+    def __init__(
+        self,
+        path: str,
+        settings: dict[str, Any],
+        *,
+        as_json: bool,
+        overwrite: bool = False,
+        world: World | None = None,
+    ) -> None:
+        self.path, self.as_json, self.world = Path(path), as_json, world
         self._settings_path = self.path.with_name(self.path.name + SETTINGS_SUFFIX)
         self._settings = json.loads(json.dumps(settings))
+        self._ends: dict[int, int] = {}  # number of records -> byte behind them, where `go_on` may begin
+        self._writes = world is None or world.is_main
+        if world is None:
+            self._stream = self._open(overwrite)
+        else:
+            from ftk.model_parallel.together import together
+
+            opened = together(world, lambda: self._open(overwrite) if self._writes else None)
+            self._stream = opened or open(self.path, "rb")  # noqa: SIM115 - the others see what the main one has made
+
+    def _open(self, overwrite: bool) -> BinaryIO:
+        """The file, to be read and written, with its settings beside it."""
         try:
             if self.path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             if self.path.exists() and self.path.stat().st_size and not overwrite:
                 self._check_settings()
-                self._stream: BinaryIO = open(self.path, "r+b")  # noqa: SIM115 - `close` closes it
-            else:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._stream = open(self.path, "w+b")  # noqa: SIM115
-                self._settings_path.write_text(json.dumps(self._settings, indent=1) + "\n", encoding="utf-8")
+                return open(self.path, "r+b")  # `close` closes it
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            stream = open(self.path, "w+b")  # noqa: SIM115
+            self._settings_path.write_text(json.dumps(self._settings, indent=1) + "\n", encoding="utf-8")
+            return stream
         except OSError as error:
-            raise UserError(f"--results-path {path}: {error.strerror}; name a file that can be written") from None
+            raise UserError(f"--results-path {self.path}: {error.strerror}; name a file that can be written") from None
 
-    def old(self) -> Iterator[OldRecord]:
-        """The records of earlier runs; when they have been read the file ends behind the last of them."""
-        whole = 0  # bytes
+    def old_blocks(self, size: int) -> Iterator[list[OldRecord]]:
+        """The records of earlier runs, `size` at a time; the last block may have fewer.
+
+        Samples of one block are answered together, and their neighbours may show in the last digits of a number.
+        A block that was begun and not completed is therefore best begun anew: see `go_on`.
+        """
+        records: list[OldRecord] = []
+        self._ends = {0: 0}
+        number = 0
         for end, record in self._json_records() if self.as_json else self._text_records():
-            whole = end
-            yield record
-        self._stream.seek(whole)
-        self._stream.truncate()
+            records.append(record)
+            number += 1
+            if len(records) == size:
+                self._ends = {number: end}
+                yield records
+                records = []
+            last = end
+        if records:
+            self._ends[number] = last
+            yield records
+
+    def go_on(self, number: int) -> None:
+        """What comes is written behind the first `number` records: all, or those of complete blocks."""
+        if self.world is not None:
+            self.world.barrier()  # all have read what is there
+        if self._writes:
+            self._stream.seek(self._ends[number])
+            self._stream.truncate()
 
     def write(self, lines: Iterable[str]) -> None:
         """Complete records; they are in the file, for any reader, when this returns."""
-        self._stream.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
-        self._stream.flush()
+        if self._writes:
+            self._stream.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
+            self._stream.flush()
 
     def close(self) -> None:
         """Nothing is written any more."""
         self._stream.close()
 
-    def same_source(self, record: OldRecord, source: str) -> bool:
-        """Whether a record is of this source."""
-        return record.source is None or record.source == (source if self.as_json else one_line(source))
+    def same_source(self, recorded: str, source: str) -> bool:
+        """Whether a record with the source `recorded` is of this source."""
+        return recorded == (source if self.as_json else one_line(source))
 
     def _check_settings(self) -> None:
         """Refuses to go on with results of another command."""
@@ -124,8 +173,8 @@ class ResultsFile:
                     for answer in record.get("answers", ())
                     if "reference" in answer
                 ]
-                yield end, OldRecord(None if "error" in record else record["source"], answers)
-            except (ValueError, KeyError, TypeError):
+                yield end, OldRecord(None if "error" in record else record["source"], answers, _likeliest(record))
+            except (ValueError, KeyError, TypeError, IndexError):
                 raise self._foreign(number + 1, f"the record of sample {number}") from None
 
     def _text_records(self) -> Iterator[tuple[int, OldRecord]]:
@@ -155,6 +204,28 @@ class ResultsFile:
             f"{self.path}:{line_number} is not {expected}; "
             "give another --results-path, or --overwrite-results to begin anew"
         )
+
+
+def earlier_records(results: ResultsFile, size: int, count: int) -> Iterator[OldRecord]:
+    """The records of the first of `count` samples, behind which the results go on.
+
+    A block of `size` samples that was begun and not completed is begun anew.
+    """
+    done = 0
+    for records in results.old_blocks(size):
+        if len(records) < size and done + len(records) < count:
+            break
+        done += len(records)
+        yield from records
+    results.go_on(done)
+
+
+def _likeliest(record: dict[str, Any]) -> tuple[float, int] | None:
+    """Of a record with scored candidates the sum of the best one, and how many tokens that has."""
+    if "candidates" not in record:
+        return None
+    best = record["candidates"][record["best"]]
+    return float(best["logprob"]), sum(len(answer["token_logprobs"]) for answer in best["answers"])
 
 
 def checkpoint_identity(path: str) -> dict[str, list[str]]:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ftk.errors import UserError
+from ftk_cli.fill_subset import EPOCH
 from ftk_cli.frame import FAILURE
-from ftk_cli.inference_options import decode_line, open_filler
+from ftk_cli.inference_options import open_filler
+from ftk_cli.progress import Meter, chunks, progress_bar, say, write
+from ftk_cli.prompt_input import Lines, input_name, line_text, num_prompts, open_input, parse_object
+from ftk_cli.results import OldRecord, earlier_records
 
 if TYPE_CHECKING:
-    from ftk.generation import BlankFiller, FilledBlank
-    from ftk.generation.fill import EncodedPrompt
+    from ftk.generation import FilledBlank
+    from ftk.generation.results import EncodedPrompt
+    from ftk.model_parallel.world import World
     from ftk_cli.generate import GenerateRoot
+    from ftk_cli.results import ResultsFile
 
 PROG = "ftk-generate"
 
@@ -25,48 +28,55 @@ _SAMPLES_AT_ONCE = 256  # sorted by length together, and held in memory
 
 
 class _Totals:
-    """What was scored; prints it."""
+    """What was scored, in this run and, as far as their records are JSON, in earlier ones."""
 
-    def __init__(self, root: GenerateRoot, filler: BlankFiller) -> None:
+    def __init__(self, root: GenerateRoot) -> None:
         self.as_json = root.generate.output_format == "json"
         self.length_penalty = root.generation.length_penalty
-        self.tokenizer = filler.tokenizer
         self.samples = self.tokens = 0
         self.logprob = 0.0
 
-    def print(self, index: int, source: str, candidates: Sequence[Sequence[FilledBlank]]) -> None:
-        """One sample with its candidates; the likeliest of them counts in the sums."""
+    def lines(
+        self, index: int, source: str, candidates: Sequence[Sequence[FilledBlank]], tokenizer: Any
+    ) -> Iterable[str]:
+        """The record of one sample with its candidates; the likeliest of them counts in the sums."""
         totals = [sum(answer.logprob for answer in answers) for answers in candidates]
         best = max(range(len(totals)), key=totals.__getitem__)
-        self.samples += 1
-        self.logprob += totals[best]
-        self.tokens += sum(len(answer.token_logprobs) for answer in candidates[best])
+        self._add(totals[best], sum(len(answer.token_logprobs) for answer in candidates[best]))
         if self.as_json:
-            print(_json(index, source, candidates, totals, best))
-            return
-        from ftk.generation.output import text_lines
+            return [_json(index, source, candidates, totals, best)]
+        return _text(index, source, candidates, totals, tokenizer)
 
-        for number, (answers, total) in enumerate(zip(candidates, totals, strict=True)):
-            lines = text_lines(index, source, answers, self.tokenizer)
-            for line in itertools.islice(lines, 1 if number else 0, None):  # the source once
-                print(line)
-            print(f"L-{index}\t{total:.4f}")
+    def earlier(self, records: Iterable[OldRecord]) -> int:
+        """Counts what they hold, and them."""
+        count = 0
+        for record in records:
+            count += 1
+            if record.likeliest is not None:
+                self._add(*record.likeliest)
+        return count
 
-    def finish(self) -> None:
-        """The sums."""
-        if not self.as_json:
+    def finish(self, meter: Meter, results: ResultsFile | None) -> None:
+        """The sums, and how long it took."""
+        if not self.as_json and results is None:
             from ftk.generation.output import NOTE
 
             print(f"{NOTE.format(length_penalty=self.length_penalty)}, L the sum over all blanks")
         mean = self.logprob / max(self.tokens, 1)
-        sys.stdout.flush()
-        _say(
+        say(PROG, meter.summary())
+        say(
+            PROG,
             f"scored {self.samples} samples ({self.tokens} tokens): log-probability {self.logprob:.4f}, "
-            f"{mean:.4f} a token, perplexity {math.exp(min(-mean, 700.0)):.4f}"
+            f"{mean:.4f} a token, perplexity {math.exp(min(-mean, 700.0)):.4f}",
         )
 
+    def _add(self, logprob: float, tokens: int) -> None:
+        self.samples += 1
+        self.logprob += logprob
+        self.tokens += tokens
 
-def score_subset(root: GenerateRoot, data: str) -> int:
+
+def score_subset(root: GenerateRoot, data: str, results: ResultsFile | None, world: World) -> int:
     """Scores what stood in the blanks that the task makes in a split, as training predicts it."""
     from ftk.generation.samples import question_of
     from ftk.hub import checkpoint_paths
@@ -74,54 +84,83 @@ def score_subset(root: GenerateRoot, data: str) -> int:
 
     task, _ = restore_task(checkpoint_paths(root.generate.path)[0], data)
     samples = task.load_split(root.generate.gen_subset or "valid")
-    filler = open_filler(root.generate.path, root.common, root.generation, root.processors)
-    special, eop, totals = filler.tokenizer.special, filler.generator.ends[0], _Totals(root, filler)
     count = min(len(samples), root.generate.max_samples or len(samples))
-    for indices in _chunks(range(count)):
-        questions = [question_of(samples.sample(0, index), special) for index in indices]
-        scored = filler.generator.score(
-            [question.context for question in questions],
-            [[question.training_targets(eop)] for question in questions],
-            [question.order for question in questions],
-            end=False,
-        )
-        for index, question, (answers,) in zip(indices, questions, scored, strict=True):
-            totals.print(index, filler.source_text(question.context), [filler.describe(question.context, answers)])
-    totals.finish()
+    totals = _Totals(root)
+    done = 0 if results is None else totals.earlier(earlier_records(results, _SAMPLES_AT_ONCE, count))
+    meter = Meter("samples", done, "went through")
+    filler = open_filler(root.generate.path, root.common, root.generation, root.processors, world)
+    special, eop = filler.tokenizer.special, filler.generator.ends[0]
+    meter.begin()
+    with progress_bar(max(count, done), done, "sample") as bar:
+        for indices in chunks(range(done, count), _SAMPLES_AT_ONCE):
+            questions = [question_of(samples.sample(EPOCH, index), special) for index in indices]
+            scored = filler.generator.score(
+                [question.context for question in questions],
+                [[question.training_targets(eop)] for question in questions],
+                [question.order for question in questions],
+                end=False,
+                progress=bar.update,
+            )
+            lines: list[str] = []
+            for index, question, (answers,) in zip(indices, questions, scored, strict=True):
+                meter.add(sum(len(answer.token_logprobs) for answer in answers))
+                found = [filler.describe(question.context, answers)]
+                lines += totals.lines(index, filler.source_text(question.context), found, filler.tokenizer)
+            write(lines, results)
+            bar.set_postfix_str(meter.rate())
+    totals.finish(meter, results)
     return 0
 
 
-def score_lines(root: GenerateRoot, source: str) -> int:
-    """Scores answers that stand beside their prompts; bad lines are named and left out. Returns 1 if there were any."""
+def score_lines(root: GenerateRoot, source: str, results: ResultsFile | None, world: World) -> int:
+    """Scores answers that stand beside their prompts. Returns 1 if there were lines that could not be scored."""
+    from ftk.generation.output import error_line
     from ftk.generation.scoring import check_answers
 
-    name, failed = "standard input" if source == "-" else source, 0
-    with _open(source) as stream:
-        filler = open_filler(root.generate.path, root.common, root.generation, root.processors)
-        totals = _Totals(root, filler)
-        for chunk in _chunks(enumerate(itertools.islice(stream, root.generate.max_samples))):
-            prompts: list[EncodedPrompt] = []
-            candidates: list[list[list[list[int]]]] = []
-            indices: list[int] = []
-            for index, line in chunk:
-                try:
-                    prompt, own = parse_line(decode_line(line))
-                    encoded = filler.encode(prompt, check=False)
-                    ids = [filler.encode_answers(encoded, answers) for answers in own]
-                    check_answers(filler.generator, encoded.context, ids, root.generate.score_end)
-                except UserError as error:
-                    _say(f"{name}:{index + 1}: {error}")
-                    failed += 1
-                else:
-                    prompts.append(encoded)
-                    candidates.append(ids)
-                    indices.append(index)
-            scored = filler.score_encoded(prompts, candidates, root.generate.score_end)
-            for index, encoded, found in zip(indices, prompts, scored, strict=True):
-                totals.print(index, encoded.prompt, found)
-    totals.finish()
+    options, name, totals = root.generate, input_name(source), _Totals(root)
+    with open_input(source) as stream:
+        lines = Lines(stream, name, options.max_samples)
+        if results is not None:
+            totals.earlier(lines.pass_over(results, _SAMPLES_AT_ONCE, _prompt_of))
+        failed = lines.failed
+        meter = Meter("prompts", lines.done, "went through")
+        filler = open_filler(options.path, root.common, root.generation, root.processors, world)
+        meter.begin()
+        with progress_bar(num_prompts(source, options.max_samples), lines.done) as bar:
+            for chunk in lines.blocks(_SAMPLES_AT_ONCE):
+                prompts: list[tuple[int, EncodedPrompt]] = []
+                candidates: list[list[list[list[int]]]] = []
+                records: dict[int, Iterable[str]] = {}
+                stopped_by: UserError | None = None
+                for index, line in chunk:
+                    try:
+                        prompt, own = parse_line(line_text(line))
+                        encoded = filler.encode(prompt, check=False)
+                        ids = [filler.encode_answers(encoded, answers) for answers in own]
+                        check_answers(filler.generator, encoded.context, ids, options.score_end)
+                    except UserError as error:
+                        if options.on_error == "stop":  # behind the answers to the prompts before it
+                            stopped_by = UserError(f"{name}:{index + 1}: {error}")
+                            break
+                        say(PROG, f"{name}:{index + 1}: {error}")
+                        records[index] = [error_line(index, str(error), totals.as_json)]
+                    else:
+                        prompts.append((index, encoded))
+                        candidates.append(ids)
+                bar.update(len(records))
+                failed += len(records)
+                encodings = [encoded for _, encoded in prompts]
+                scored = filler.score_encoded(encodings, candidates, options.score_end, progress=bar.update)
+                for (index, encoded), found in zip(prompts, scored, strict=True):
+                    meter.add(sum(len(answer.token_logprobs) for answers in found for answer in answers))
+                    records[index] = totals.lines(index, encoded.prompt, found, filler.tokenizer)
+                write(itertools.chain.from_iterable(records[index] for index in sorted(records)), results)
+                if stopped_by is not None:
+                    raise stopped_by
+                bar.set_postfix_str(meter.rate())
+    totals.finish(meter, results)
     if failed:
-        _say(f"{name}: {failed} line{'s' if failed > 1 else ''} not scored")
+        say(PROG, f"{name}: {failed} line{'s' if failed > 1 else ''} not scored")
     return FAILURE if failed else 0
 
 
@@ -141,13 +180,10 @@ def parse_line(line: str) -> tuple[str, list[list[str]]]:
         if not answers:
             raise UserError("there is no answer; write prompt, tab, answer (one for each blank, tabs between), or JSON")
         return prompt, [answers]
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"not a JSON object, though it begins with a brace: {error}") from None
-    prompt = record.get("prompt")
+    record = parse_object(line, '{"prompt": "the [MASK] fox", "answers": ["quick"]}')
+    asked = record.get("prompt")
     given = [key for key in ("answers", "candidates") if key in record]
-    if not isinstance(prompt, str) or len(given) != 1:
+    if not isinstance(asked, str) or len(given) != 1:
         raise UserError("a JSON line needs a text 'prompt', and either 'answers' or 'candidates'")
     candidates: Any = [record["answers"]] if given == ["answers"] else record["candidates"]
     if isinstance(candidates, list):
@@ -159,13 +195,34 @@ def parse_line(line: str) -> tuple[str, list[list[str]]]:
     ):
         also = ", or a list of such lists" if given == ["candidates"] else ""
         raise UserError(f"{given[0]!r} must be a list of texts, one a blank{also}")
-    return prompt, candidates
+    return asked, candidates
+
+
+def _prompt_of(line: str) -> str:
+    return parse_line(line)[0]
+
+
+def _text(
+    index: int,
+    source: str,
+    candidates: Sequence[Sequence[FilledBlank]],
+    totals: Sequence[float],
+    tokenizer: Any,
+) -> Iterator[str]:
+    """One sample as lines: its source once, then each candidate with its sum."""
+    from ftk.generation.output import text_lines
+
+    for number, (answers, total) in enumerate(zip(candidates, totals, strict=True)):
+        yield from itertools.islice(text_lines(index, source, answers, tokenizer), 1 if number else 0, None)
+        yield f"L-{index}\t{total:.4f}"
 
 
 def _json(
     index: int, source: str, candidates: Sequence[Sequence[FilledBlank]], totals: Sequence[float], best: int
 ) -> str:
     """One sample as a JSON object; `best` is the place of the likeliest candidate."""
+    from ftk.generation.output import json_record
+
     record = {
         "id": index,
         "source": source,
@@ -188,23 +245,4 @@ def _json(
             for answers, total in zip(candidates, totals, strict=True)
         ],
     }
-    return json.dumps(record, ensure_ascii=False, allow_nan=False)
-
-
-def _open(source: str) -> Any:
-    if source == "-":
-        return nullcontext(sys.stdin.buffer)
-    try:
-        return open(source, "rb")
-    except OSError as error:
-        raise UserError(f"--input {source}: {error.strerror}; give a text file or -") from None
-
-
-def _chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, _SAMPLES_AT_ONCE)):
-        yield chunk
-
-
-def _say(message: str) -> None:
-    print(f"{PROG}: {message}", file=sys.stderr)
+    return json_record(record)

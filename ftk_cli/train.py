@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ftk.config import compose
 from ftk.trainer.train_config import TrainConfig
-from ftk_cli.frame import run
+from ftk_cli.frame import run, said_at_once
+
+if TYPE_CHECKING:
+    from ftk.model_parallel.world import World
+    from ftk.tasks.base import Task
 
 DESCRIPTION = """Trains a model. A run found in --save-dir is continued where it stopped.
 Example: ftk-train data-bin --task glm_blank --arch glm_large --lr 2e-4 --max-update 200000 --save-dir run"""
@@ -23,21 +29,31 @@ def body(argv: list[str]) -> int:
 
 
 def train(config: TrainConfig) -> int:
-    """Builds everything that the configuration names, and trains. Returns the exit code."""
+    """Builds everything that the configuration names, and trains. Returns the exit code.
+
+    Started by torchrun, each process does this, with its share of the work.
+    """
     import torch
 
     if config.common.user_dir is not None:  # so that config.yaml works from every working directory
         config.common.user_dir = str(Path(config.common.user_dir).expanduser().resolve())
     if config.common.num_threads is not None:
         torch.set_num_threads(config.common.num_threads)
+
+    from ftk.model_parallel.world import is_main_process, open_world
+    from ftk.trainer.building import check_parallel
+    from ftk.trainer.device import resolve_device
+
     task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
     config.model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
+    sizes = check_parallel(config, task)
 
     if config.command.dry_run:
-        from ftk.trainer.dry_run import describe_run
+        if is_main_process():
+            from ftk.trainer.dry_run import describe_run
 
-        with torch.device("meta"):
-            print(describe_run(config, task, task.build_model(config.model)))
+            with torch.device("meta"):
+                print(describe_run(config, task, task.build_model(config.model), sizes))
         return 0
 
     if config.lr_range.lr_range_test:
@@ -45,18 +61,32 @@ def train(config: TrainConfig) -> int:
 
         config = range_config(config)
 
+    with open_world(config.parallel, resolve_device(config.common.device)) as world, said_at_once("ftk-train"):
+        return run_training(config, task, world)
+
+
+def run_training(config: TrainConfig, task: Task, world: World) -> int:
+    """What one process of the run does. Returns its exit code."""
+    import torch
+
     from ftk.model_parallel.engine import prepare_process
+    from ftk.trainer.building import build_model
     from ftk.trainer.trainer import Trainer
 
     prepare_process(config.engine)
     torch.manual_seed(config.common.seed)
-    model = task.build_model(config.model)
+    model = build_model(config, task, world)
     criterion = task.build_criterion(config.criterion)
-    trainer = Trainer(config, task, model, criterion)
+    trainer = Trainer(config, task, model, criterion, world=world)
     if config.lr_range.lr_range_test:
         from ftk.trainer.lr_range import describe_range, lr_range_test, write_range
 
         found = lr_range_test(trainer)
-        print(describe_range(found, write_range(found, trainer.checkpoints.folder)))
+        if world.is_main:
+            print(describe_range(found, write_range(found, trainer.checkpoints.folder)))
         return 0
     return trainer.train().exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

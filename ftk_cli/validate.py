@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.data.dataloader_config import DataloaderConfig
-from ftk_cli.frame import run
+from ftk_cli.frame import run, said_at_once
 from ftk_cli.inference_options import DeviceConfig
 
 if TYPE_CHECKING:
+    from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
 
 DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
-perplexity, and the same for each objective. Example: ftk-validate data-bin --path run"""
+perplexity, and the same for each objective. Several processes (torchrun) share the batches.
+Example: ftk-validate data-bin --path run"""
 
 
 @dataclass(kw_only=True)
@@ -61,33 +64,51 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int:
     root = compose(ValidateRoot, "ftk-validate", DESCRIPTION, argv)
     import torch
+
+    from ftk.model_parallel.parallel_config import ParallelConfig
+    from ftk.model_parallel.world import open_world
+    from ftk.trainer.device import resolve_device
+
+    if root.common.num_threads is not None:
+        torch.set_num_threads(root.common.num_threads)
+    with open_world(ParallelConfig(), resolve_device(root.common.device)) as world, said_at_once("ftk-validate"):
+        return evaluate(root, world)
+
+
+def evaluate(root: ValidateRoot, world: World) -> int:
+    """What one process does: of several, each has the whole model and takes its share of the batches."""
     from tqdm import tqdm
 
     from ftk.hub import load_model
+    from ftk.model_parallel.step_module import StepModule
     from ftk.tasks.restore import restore_task
     from ftk.trainer.dataloading import valid_iterators
-    from ftk.trainer.device import resolve_device
+    from ftk.trainer.runner import SequentialRunner
     from ftk.trainer.validation import validate
 
-    options = root.validation
-    if root.common.num_threads is not None:
-        torch.set_num_threads(root.common.num_threads)
-    device = resolve_device(root.common.device)
+    options, device = root.validation, world.device
     task, parts = restore_task(options.path, options.data)
     model = load_model(options.path, str(device), ema=root.common.ema)
-    criterion = task.build_criterion(parts.criterion)
+    runner = SequentialRunner(StepModule(model, task, task.build_criterion(parts.criterion)), device, options.precision)
     loading = DataloaderConfig(
         batch_size=options.batch_size,
         num_workers=options.num_workers,
         valid_subset=options.valid_subset,
         max_valid_samples=options.max_samples,
     )
-    for split, iterator in valid_iterators(loading, root.common, task).items():
-        batches = tqdm(iterator.batches(), total=iterator.batches_left(), desc=split, unit="batch", disable=None)
-        figures = validate(task, model, criterion, batches, device=device, precision=options.precision) or {}
+    iterators = valid_iterators(loading, root.common, task, rank=world.data_rank, ranks=world.sizes.data)
+    for split, iterator in iterators.items():
+        num_batches = iterator.batches_of_all_ranks()
+        shown = None if world.is_main else True  # where there is a terminal; not at all
+        batches = tqdm(iterator.batches(), total=iterator.batches_left(), desc=split, unit="batch", disable=shown)
+        figures = validate(runner, model, batches, device=device, world=world) or {}
+        if not world.is_main:
+            continue
+        if "num_batches" in figures:
+            figures["num_batches"] = num_batches
         if options.unigram:
-            iterator.load_state_dict({"epoch": 1, "samples_consumed": 0})
-            figures["unigram_loss"] = _unigram(task, options.train_subset, iterator.batches())
+            whole = valid_iterators(loading, root.common, task)[split]
+            figures["unigram_loss"] = _unigram(task, options.train_subset, whole.batches())
         _print({"subset": split, **figures}, options.output_format)
     return 0
 
@@ -108,3 +129,7 @@ def _print(figures: dict[str, Any], output_format: str) -> None:
     width = max(map(len, figures))
     for name, value in figures.items():
         print(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

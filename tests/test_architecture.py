@@ -54,7 +54,7 @@ ROOMS: dict[str, set[str]] = {
         "evaluation",
         "report",
     },
-    "hub": {"config", "tokenizers", "checkpoint", "generation", "models", "data", "tasks"},
+    "hub": {"config", "tokenizers", "model_parallel", "checkpoint", "generation", "models", "data", "tasks"},
 }
 FORBIDDEN = {
     "data": ("torch.nn", "torch.distributed"),
@@ -123,6 +123,7 @@ def test_imports_go_down(file):
         "data",
         "report",
         "env",
+        "plan",
     ],
 )
 @pytest.mark.parametrize("flag", ["--help", "--version"])

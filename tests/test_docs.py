@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -30,6 +31,57 @@ SMALLER = [
         "ftk-checkpoint convert --from glm glm-large-original glm-large --num-attention-heads 4",
     ),
 ]
+
+
+SESSION = """
+def serve():
+    import json, os, sys, traceback
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what blocks print
+    for line in sys.stdin:
+        try:
+            exec(compile(json.loads(line), "block", "exec"), sys.modules["__main__"].__dict__)
+            error = None
+        except BaseException:
+            error = traceback.format_exc()
+        print(json.dumps(error), file=answers, flush=True)
+
+
+serve()
+"""
+
+
+class Session:
+    """One Python for all the blocks of a document, each run once; one that leaves a thread behind ends with it."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.said = open(folder / "session.log", "w+", encoding="utf-8")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SESSION],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.said,
+            text=True,
+        )
+
+    def run(self, code: str) -> str | None:
+        """Returns the traceback, None if all went well."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(code) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            self.said.seek(0)
+            return f"Python ended:\n{self.said.read()[-2000:]}"
+        return json.loads(answer)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.said.close()
 
 
 def blocks(document: Path) -> list[tuple[str, str]]:
@@ -64,7 +116,14 @@ def test_code_blocks_run(document, corpus, data_bin, tmp_path):
         "OMP_NUM_THREADS": "2",
         "PYTHONPATH": str(ROOT),
     }
-    session = tmp_path / "session.py"
+    session = Session(tmp_path, environment)
+    try:
+        run_blocks(document, tmp_path, environment, session)
+    finally:
+        session.close()
+
+
+def run_blocks(document: Path, tmp_path: Path, environment: dict[str, str], session: Session) -> None:
     for language, code in blocks(document):
         named = re.match(r"# (\S+\.py)\n", code)
         if language == "python" and named:  # a file of the reader's
@@ -73,8 +132,9 @@ def test_code_blocks_run(document, corpus, data_bin, tmp_path):
             target.write_text(code, encoding="utf-8")
             command = [sys.executable, "-c", f"import sys; sys.path.insert(0, '.'); import {target.parent.name}"]
         elif language == "python":  # one session for all blocks of a document
-            session.write_text((session.read_text() if session.exists() else "") + code, encoding="utf-8")
-            command = [sys.executable, str(session)]
+            error = session.run(code)
+            assert error is None, f"{code}\n{error}"
+            continue
         elif language == "bash":
             for pattern, replacement in SMALLER:
                 code = re.sub(pattern, replacement, code)

@@ -46,10 +46,13 @@ class DetectAnomaly(Hook):
         with trainer.stopwatch.aside():
             number = trainer.state.num_updates
             found = find_anomaly(trainer.update, self._micro_batches, number - 1)
-        if found is None and trainer.update.scaler is None:
+        # Of several processes one may have been enough.
+        if found is None and trainer.update.scaler is None and trainer.world.size == 1:
             found = "a second pass over the same batches gave finite numbers; is something random, or the hardware ill?"
-        if found is not None:
-            logger.warning("anomaly in update %d, epoch %d: %s", number, trainer.epoch, found)
+        for rank, theirs in enumerate(trainer.world.gather_json(found)):
+            if theirs is not None:
+                where = f"process {rank}, " if trainer.world.size > 1 else ""
+                logger.warning("anomaly in update %d, epoch %d: %s%s", number, trainer.epoch, where, theirs)
 
 
 def find_anomaly(update: Update, micro_batches: list[Batch], num_updates: int) -> str | None:
@@ -70,7 +73,7 @@ def find_anomaly(update: Update, micro_batches: list[Batch], num_updates: int) -
         if _is_bad(parameter):
             return f"the parameter {canonical_name(name, update.model)} itself has {_count(parameter)}"
     num_targets = max(1, sum(update.task.count_targets(batch) for batch in micro_batches))
-    seed_update(update.config.common.seed, num_updates)
+    seed_update(update.config.common.seed, num_updates, update.world.data_rank, update.world.pipeline_rank)
     update.optimizer.zero_grad(set_to_none=True)
     try:
         for number, batch in enumerate(micro_batches, start=1):

@@ -40,6 +40,8 @@ from ftk.checkpoint.save import write_snapshot
 from ftk.checkpoint.snapshot import Buffers, ExtraTensors, Snapshot, take_snapshot
 from ftk.config import dump
 from ftk.errors import UserError
+from ftk.model_parallel.together import on_main, together
+from ftk.model_parallel.world import World
 from ftk.trainer.continuing import agree_on_changes
 from ftk.trainer.retention import Standing, best_of, superfluous
 from ftk.trainer.state import TrainerState
@@ -68,15 +70,18 @@ class Saved:
 class Checkpoints:
     """The checkpoints of one run.
 
+    Of several processes each calls the same methods at the same times. They save together, each its shards; what else
+    happens in the run's folder, the main one does.
+
     Args:
         run: the configuration, which goes into the run's folder and into each checkpoint.
         tokenizer_folder: copied into each checkpoint.
-
-    Raises:
-        UserError: `save_dir` cannot be a folder.
+        world: the processes of the run; None: this one alone.
     """
 
-    def __init__(self, run: TrainConfig, tokenizer_folder: Path | None) -> None:
+    def __init__(self, run: TrainConfig, tokenizer_folder: Path | None, world: World | None = None) -> None:
+        self.world = world or World.single()
+        self._writers = self.world.apart()  # the same processes, for the thread that writes
         self.run = run
         self.config = config = run.checkpoint
         self.run_config = dump(run)
@@ -97,7 +102,13 @@ class Checkpoints:
         """Make the run's folder with its `config.yaml`.
 
         Called once the run is known to begin or to go on, so that a refused one changes nothing.
+
+        Raises:
+            UserError: `save_dir` cannot be a folder, or another process trains in it.
         """
+        on_main(self.world, self._prepare_folder)
+
+    def _prepare_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
@@ -162,6 +173,10 @@ class Checkpoints:
         Raises:
             BrokenCheckpoint: there are checkpoints and none is whole.
         """
+        found = on_main(self.world, self._find)
+        return None if found is None else Path(found)
+
+    def _find(self) -> str | None:
         if self.folder.is_dir():
             self._claim()
             clean_leftovers(self.folder)  # what a killed process left half-written
@@ -175,11 +190,11 @@ class Checkpoints:
             passed_over = (path.name for path in numbered_checkpoints(self.folder))  # newest first
             self._damaged = set(itertools.takewhile(lambda name: found is not None and name != found.name, passed_over))
         if found is None:
-            return None if self.config.restore_from is None else resolve_checkpoint(self.config.restore_from)
+            return None if self.config.restore_from is None else str(resolve_checkpoint(self.config.restore_from))
         for flag in ("restore_from", "finetune_from"):
             if (other := getattr(self.config, flag)) is not None:
                 logger.info("%s holds %s: --%s %s is not used", self.folder, found.name, flag.replace("_", "-"), other)
-        return found
+        return str(found)
 
     def load(
         self,
@@ -206,26 +221,54 @@ class Checkpoints:
         """
         logger.info("loading %s", folder)
         own = folder.parent == self.folder.resolve()
+        resets, state = together(self.world, lambda: self._read_state(folder, tokenizer, data, own=own))
+        together(self.world, lambda: load_model_state(folder, model, check_hashes=not own, world=self.world))
+        if state is None:
+            self._take_moments(folder, model, optimizer)
+            return TrainerState()
+        if "optimizer" not in resets:
+            together(
+                self.world,
+                lambda: load_optimizer_state(folder, model, optimizer, check_hashes=not own, world=self.world),
+            )
+        state.forget(resets if own else resets | {"scores"})  # the other run's checkpoints are not ours
+        if own:
+            self.last_saved = state.num_updates
+        return state
+
+    def _read_state(
+        self, folder: Path, tokenizer: str | None, data: str | None, *, own: bool
+    ) -> tuple[set[str], TrainerState | None]:
+        """What of a checkpoint is to begin anew, and where its run stood; None if it holds only weights."""
         values = read_trainer_state(folder)
         if values.get("tokenizer") not in (None, tokenizer):
             raise UserError(
                 f"{folder} was trained with another tokenizer than the data's; take data made with "
                 f"{folder / 'tokenizer'}, or another --save-dir"
             )
-        if "num_updates" not in values or not (folder / "optimizer").is_dir():
-            load_model_state(folder, model, check_hashes=not own)
-            logger.info("took the weights of %s, which holds no more; a new run begins", folder)
-            return TrainerState()
+        if "num_updates" not in values or "converted_from" in values or not (folder / "optimizer").is_dir():
+            return set(), None
         before = read_config(folder)
-        resets = agree_on_changes(self.run, before, folder, own=own, data_before=values.get("data"), data=data)
-        state = TrainerState.from_dict(values, folder)
-        load_model_state(folder, model, check_hashes=not own)
-        if "optimizer" not in resets:
-            load_optimizer_state(folder, model, optimizer, check_hashes=not own)
-        state.forget(resets if own else resets | {"scores"})  # the other run's checkpoints are not ours
-        if own:
-            self.last_saved = state.num_updates
-        return state
+        resets = agree_on_changes(
+            self.run,
+            before,
+            folder,
+            own=own,
+            data_before=values.get("data"),
+            data=data,
+            processes_before=values.get("data_processes", 1),
+            processes=self.world.sizes.data,
+        )
+        return set(resets), TrainerState.from_dict(values, folder)
+
+    def _take_moments(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take the optimizer's state of a converted checkpoint, if it has one that this run's optimizer understands."""
+        adam = isinstance(optimizer, torch.optim.Adam)  # AdamW is one
+        if (folder / "optimizer").is_dir() and adam and not self.config.reset_optimizer:
+            together(self.world, lambda: load_optimizer_state(folder, model, optimizer, world=self.world))
+            logger.info("took weights and Adam's moments of %s; a new run begins", folder)
+        else:
+            logger.info("took the weights of %s and no more; a new run begins", folder)
 
     def take_weights(self, model: nn.Module, tokenizer: str | None) -> None:
         """Fill the model of a new run from `finetune_from`, if that is given.
@@ -236,8 +279,24 @@ class Checkpoints:
         options = self.config
         if options.finetune_from is None:
             return
-        folder = resolve_checkpoint(options.finetune_from)
         common = options.finetune_vocabulary == "common"
+        folder = together(self.world, lambda: self._weights_to_take(tokenizer))
+        done = together(
+            self.world,
+            lambda: transfer_weights(folder, model, skip=options.finetune_skip, common_rows=common, world=self.world),
+        )
+        logger.info("a new run begins with %d tensors of %s", len(done.taken), folder)
+        for name, (taken, rows) in done.rows.items():
+            logger.info("%s: %d of %d rows are taken, the others begin anew", name, taken, rows)
+        for names, what in ((done.skipped, "begin anew"), (done.unused, "are left out")):
+            if names:
+                logger.info("%s %s (--finetune-skip)", ", ".join(names), what)
+
+    def _weights_to_take(self, tokenizer: str | None) -> Path:
+        """The folder that `finetune_from` names, if its tokenizer goes with ours."""
+        assert self.config.finetune_from is not None
+        folder = resolve_checkpoint(self.config.finetune_from)
+        common = self.config.finetune_vocabulary == "common"
         if read_trainer_state(folder).get("tokenizer") not in (None, tokenizer):
             if not common:
                 raise UserError(
@@ -245,13 +304,7 @@ class Checkpoints:
                     f"of other tokens; if yours only adds tokens to it, give --finetune-vocabulary common"
                 )
             logger.warning("%s has another tokenizer; row by row its embeddings are taken for yours", folder)
-        done = transfer_weights(folder, model, skip=options.finetune_skip, common_rows=common)
-        logger.info("a new run begins with %d tensors of %s", len(done.taken), folder)
-        for name, (taken, rows) in done.rows.items():
-            logger.info("%s: %d of %d rows are taken, the others begin anew", name, taken, rows)
-        for names, what in ((done.skipped, "begin anew"), (done.unused, "are left out")):
-            if names:
-                logger.info("%s %s (--finetune-skip)", ", ".join(names), what)
+        return folder
 
     def save(
         self,
@@ -285,6 +338,7 @@ class Checkpoints:
             tokenizer_folder=self.tokenizer_folder,
             extra_tensors=extra_tensors,
             buffers=self._buffers if self.config.async_save else None,
+            world=self.world,
         )
         best = state.best.num_updates if state.best is not None else None
         standing = Standing(state.num_updates, best, dict(state.scores))
@@ -330,7 +384,12 @@ class Checkpoints:
     def _write(self, snapshot: Snapshot, standing: Standing) -> Saved:
         """Everything that happens to the disk, in this order; runs beside the training."""
         began = time.monotonic()
-        folder = write_snapshot(self.folder / checkpoint_name(standing.num_updates), snapshot)
+        folder = write_snapshot(self.folder / checkpoint_name(standing.num_updates), snapshot, world=self._writers)
+        on_main(self._writers, lambda: self._tidy(folder, standing))
+        return Saved(folder, standing.num_updates, time.monotonic() - began)
+
+    def _tidy(self, folder: Path, standing: Standing) -> None:
+        """Let the links point to the new checkpoint and the best one, and remove those that are too many."""
         point_to(self.folder, LAST, folder)
         best = best_of(self.folder, standing, self.config)
         if best is not None:
@@ -343,7 +402,6 @@ class Checkpoints:
                 logger.info("removed %s", path)
             except OSError as error:
                 logger.warning("%s could not be removed: %s", path, error.strerror)
-        return Saved(folder, standing.num_updates, time.monotonic() - began)
 
     def _describe_failure(self, error: OSError) -> str:
         folder, needed = self._under_way

@@ -23,7 +23,15 @@ _SIZES_READ = 1 << 20
 
 
 def agree_on_changes(
-    config: TrainConfig, before: dict[str, Any], folder: Path, *, own: bool, data_before: str | None, data: str | None
+    config: TrainConfig,
+    before: dict[str, Any],
+    folder: Path,
+    *,
+    own: bool,
+    data_before: str | None,
+    data: str | None,
+    processes_before: int = 1,
+    processes: int = 1,
 ) -> set[str]:
     """Show what changed since a checkpoint was written, and refuse what would change the results silently.
 
@@ -33,6 +41,7 @@ def agree_on_changes(
         folder: the checkpoint, for messages.
         own: whether it is of this run's folder, and no other run's.
         data_before, data: `data_identity` then and now; None: not known.
+        processes_before, processes: that take batches of their own, then and now.
 
     Returns:
         What is not to be taken from the checkpoint: of "optimizer", "lr_scheduler", "dataloader", "meters".
@@ -41,6 +50,7 @@ def agree_on_changes(
         UserError: an option has changed on which the state in the checkpoint depends, and no reset is asked for.
     """
     changes = _with_data(find_changes(before, config), data_before, data)
+    changes = _with_processes(changes, config.training.update_freq, processes_before, processes)
     asked = {kind for kind in RESETTABLE if getattr(config.checkpoint, f"reset_{kind}")}
     refused = [change for change in changes if change.resume not in asked | {FREE}]
     if refused:
@@ -113,6 +123,20 @@ def _with_data(changes: Sequence[Change], before: str | None, now: str | None) -
             for change in changes
         ]
     return [*changes, Change("training data", before, now, "dataloader")]
+
+
+def _with_processes(changes: Sequence[Change], update_freq: int, before: int, now: int) -> list[Change]:
+    """The changes, with what follows from another number of processes: batches of an update are theirs together."""
+    if before == now:
+        return list(changes)
+    key = "training.update_freq"
+    old = next((change.old for change in changes if change.key == key), update_freq)
+    others = [change for change in changes if change.key != key]
+    if old * before == update_freq * now:
+        return others
+    wanted = f"; --update-freq {old * before // now} keeps them" if old * before % now == 0 else ""
+    new = f"{update_freq * now}{wanted}"
+    return [*others, Change("batches of an update (--update-freq x data parallel)", old * before, new, "dataloader")]
 
 
 def _refusal(folder: Path, refused: Sequence[Change], others: Sequence[Change]) -> str:

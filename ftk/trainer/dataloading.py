@@ -22,9 +22,9 @@ DEFAULT_BATCH_SIZE = 8
 
 
 def train_iterator(
-    config: DataloaderConfig, common: CommonConfig, task: Task, update_freq: int = 1
+    config: DataloaderConfig, common: CommonConfig, task: Task, update_freq: int = 1, *, rank: int = 0, ranks: int = 1
 ) -> EpochBatchIterator:
-    """Shuffled batches of the training split, epoch after epoch."""
+    """Shuffled batches of the training split, epoch after epoch; of `ranks` data ranks those of one."""
     dataset = task.load_split(config.train_subset)
     if config.bucket_window or config.curriculum_updates:
         sizes = dataset.sizes(1)
@@ -34,15 +34,18 @@ def train_iterator(
                 "(packed samples all fill --seq-length; with --sample-one-document they are as long as documents)",
                 sizes[0],
             )
-    return batch_iterator(config, common, task, dataset, shuffle=True, update_freq=update_freq)
+    return batch_iterator(config, common, task, dataset, shuffle=True, update_freq=update_freq, rank=rank, ranks=ranks)
 
 
-def valid_iterators(config: DataloaderConfig, common: CommonConfig, task: Task) -> dict[str, EpochBatchIterator]:
+def valid_iterators(
+    config: DataloaderConfig, common: CommonConfig, task: Task, *, rank: int = 0, ranks: int = 1
+) -> dict[str, EpochBatchIterator]:
     """Batches of each validation split, in order, by the split's name; empty if there is none."""
     splits = [name.strip() for name in (config.valid_subset or "").split(",") if name.strip()]
+    datasets = {split: _first(config, task.load_split(split)) for split in splits}
     return {
-        split: batch_iterator(config, common, task, _first(config, task.load_split(split)), shuffle=False)
-        for split in splits
+        split: batch_iterator(config, common, task, dataset, shuffle=False, rank=rank, ranks=ranks)
+        for split, dataset in datasets.items()
     }
 
 
@@ -54,6 +57,8 @@ def batch_iterator(
     *,
     shuffle: bool,
     update_freq: int = 1,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> EpochBatchIterator:
     """Batches of any dataset of the task; sorted by length, where that is asked for, only if they are shuffled."""
     batch_size = config.batch_size
@@ -71,6 +76,8 @@ def batch_iterator(
         short_first=config.curriculum_updates * update_freq if shuffle else 0,
         drop_long=config.long_samples == "drop",
         num_workers=config.num_workers,
+        rank=rank,
+        world_size=ranks,
         user_dir=common.user_dir,
     )
 

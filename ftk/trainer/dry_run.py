@@ -13,7 +13,8 @@ from ftk.config import dump
 from ftk.data.blending import BlendedDataset
 from ftk.data.sample_dataset import lengths_of
 from ftk.model_parallel.engine_config import EngineConfig
-from ftk.optim.parameter_groups import apply_freeze, gradient_multipliers, parameter_groups
+from ftk.model_parallel.world import Sizes
+from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.tasks.base import SampleDataset, Task
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
 from ftk.trainer.train_config import TrainConfig
@@ -22,41 +23,44 @@ GIB = 2.0**30
 LOOKED_AT = 64  # samples whose length is measured
 
 
-def describe_run(config: TrainConfig, task: Task, model: nn.Module) -> str:
+def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes | None = None) -> str:
     """The text that `ftk-train --dry-run` prints.
 
     Args:
         config: the whole configuration, the model's completed by the task.
         task: for its training split.
         model: may be on the meta device: only shapes are read. `--freeze` is applied to it.
+        sizes: of the mesh of processes; None: one process.
 
     Raises:
         UserError: a pattern of the section "parameters" matches nothing.
     """
+    sizes = sizes or Sizes()
     apply_freeze(model, config.parameters)
-    parameter_groups(model, 0.0, config.parameters)  # so that a pattern that matches nothing is told now
-    gradient_multipliers(model, config.parameters)
+    parameter_rules(model, 0.0, config.parameters)  # so that a pattern that matches nothing is told now
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     dataset = task.load_split(config.dataloader.train_subset)
-    sizes = dataset.sizes(1)
-    batch = _batch(config, sizes)
+    lengths = dataset.sizes(1)
+    batch = _batch(config, lengths)
     tokens = round(batch * _mean_length(dataset))
-    per_update = tokens * config.training.update_freq
+    batches = config.training.update_freq * sizes.data
+    per_update = tokens * batches
     samples = int(lengths_of(dataset).mean())  # of an epoch; shards differ
-    per_update_samples = batch * config.training.update_freq
+    per_update_samples = batch * batches
     per_epoch = math.ceil(samples / per_update_samples)
     updates = _updates(config, per_epoch)
-    weights, activations = memory_bytes(config, trained, parameters, batch, int(sizes.max()))
+    weights, activations = memory_bytes(config, trained, parameters, batch, int(lengths.max()))
     state = "weights, gradients, optimizer state" + (", moving average" if config.ema.ema_decay else "")
     rows = [
+        *process_rows(sizes),
         ("parameters", f"{parameters:,} ({trained:,} trained)"),
         ("samples per epoch", f"{samples:,}"),
         ("samples per update", f"{per_update_samples:,}"),
         ("tokens per update", f"about {per_update:,}"),
         ("updates per epoch", f"{per_epoch:,}"),
         ("updates in all", f"{updates:,}"),
-        ("memory, weights", f"{weights / GIB:.2f} GiB ({state})"),
+        ("memory, weights", f"{weights / GIB:.2f} GiB ({state}{_shared(sizes)})"),
         (
             "memory, activations",
             f"about {activations / GIB:.2f} GiB (estimate for one batch)"
@@ -69,6 +73,22 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module) -> str:
     text = yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True)
     mixture = mixture_lines(dataset, updates * per_update_samples) if isinstance(dataset, BlendedDataset) else []
     return "\n".join([text, *task.describe(), *mixture, *lines])
+
+
+def process_rows(sizes: Sizes) -> list[tuple[str, str]]:
+    """What is said of the processes of a run, if there are several."""
+    if sizes.world == 1:
+        return []
+    names = ("pipeline", "replicate", "shard", "tensor")
+    mesh = " x ".join(f"{name} {getattr(sizes, name)}" for name in names if getattr(sizes, name) > 1)
+    return [("processes", f"{sizes.world} ({mesh}), {sizes.data} of them with batches of their own")]
+
+
+def _shared(sizes: Sizes) -> str:
+    """What memory figures are of where processes share a model."""
+    return (
+        "" if sizes.world == sizes.replicate else "; of all processes that share the model: ftk-plan tells each one's"
+    )
 
 
 def mixture_lines(dataset: BlendedDataset, samples: int) -> list[str]:

@@ -22,7 +22,7 @@ class Hook:
     A hook may read and change what the trainer offers: `model`, `optimizer`, `state`, `epoch`, `device`, `config`,
     `checkpoints.folder`; after a step `gradients.sums` and `skip` (whether the update was skipped), on the device. One
     that is called on every update must not ask the device for a value (`.item()`, `if tensor:`), or the step waits
-    for it. What it raises ends the run as any failure does.
+    for it. What it raises ends the run as any failure does. Of several processes (`world`) each calls its own hooks.
 
         @register_hook("print_norms")
         class PrintNorms(Hook):

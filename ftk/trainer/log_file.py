@@ -17,12 +17,13 @@ class LogFile:
     Args:
         path: of the file; its folder is made.
         total_updates: length of the run, for the lines.
+        flag: what asked for it, for messages.
 
     Raises:
         UserError: the file cannot be written.
     """
 
-    def __init__(self, path: str | None, total_updates: int | None) -> None:
+    def __init__(self, path: str | None, total_updates: int | None, flag: str = "--log-file") -> None:
         self.total_updates = total_updates
         self._handler: logging.FileHandler | None = None
         if path is None:
@@ -31,7 +32,7 @@ class LogFile:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._handler = logging.FileHandler(path, encoding="utf-8")
         except OSError as error:
-            raise UserError(f"--log-file {path}: cannot be written ({error.strerror})") from error
+            raise UserError(f"{flag} {path}: cannot be written ({error.strerror})") from error
         self._handler.setFormatter(
             logging.Formatter("%(asctime)s | %(levelname)s | %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
         )

@@ -95,7 +95,9 @@ def range_config(config: TrainConfig) -> TrainConfig:
         config,
         lr_scheduler=Chosen(LR_SCHEDULERS.get("constant"), LRSchedulerConfig()),
         dataloader=dataclasses.replace(config.dataloader, valid_subset=None),
-        training=dataclasses.replace(config.training, max_update=options.lr_range_updates, max_epoch=None),
+        training=dataclasses.replace(
+            config.training, max_update=options.lr_range_updates, max_epoch=None, stop_time_hours=None
+        ),
         checkpoint=dataclasses.replace(
             config.checkpoint,
             save_dir=str(Path(config.checkpoint.save_dir) / FOLDER),
@@ -149,8 +151,7 @@ def lr_range_test(trainer: Trainer) -> LRRange:
             if diverged or count == options.lr_range_updates:
                 break
     finally:
-        trainer.progress.close()
-        trainer.records.close()
+        trainer.output.close()
         trainer.checkpoints.release()
     if len(losses) < 3:
         raise UserError(f"--lr-range-test: the loss was not finite after {len(losses)} updates; lower --lr-range-start")

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ftk.model_parallel.world import World
+
 Sums = Mapping[str, tuple[Tensor, Tensor]]
 
 PARTS = ("data", "forward_backward", "optimizer", "wait", "log", "validation", "checkpoint")
@@ -41,9 +43,6 @@ class Meters:
 
     def reset(self) -> None:
         self._totals = {}
-
-    def state_dict(self) -> dict[str, list[float]]:
-        return {name: [total, count] for name, (total, count) in self.read().items()}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
         self._totals = {
@@ -141,10 +140,12 @@ class TrainingFigures:
     Args:
         device: where the sums are kept.
         stopwatch: of the run.
+        world: the processes whose sums are added where they are read; None: this one alone.
     """
 
-    def __init__(self, device: torch.device, stopwatch: Stopwatch) -> None:
+    def __init__(self, device: torch.device, stopwatch: Stopwatch, world: World | None = None) -> None:
         self.stopwatch = stopwatch
+        self.world = world or World.single(device)
         self.last_lap = Lap(0.0, 0.0, {})  # of the last record
         self._meters = Meters(device)
         self._skipped = torch.zeros(2, dtype=torch.int64, device=device)  # altogether, in a row until now
@@ -154,12 +155,13 @@ class TrainingFigures:
         """Count one update. Waits for nothing.
 
         Args:
-            sums: name -> (0-d sum, 0-d count).
+            sums: name -> (0-d sum, 0-d count), of this process's batches.
             skip: 0-d bool, whether the update was skipped; then its sums are left out.
             num_tokens: of the update, padding counted.
             num_targets: tokens of the update that carry loss.
         """
-        self._meters.add(sums, unless=skip)
+        if self.world.counts_loss:  # other processes have the same batches
+            self._meters.add(sums, unless=skip)
         total, in_a_row = self._skipped.unbind()
         self._skipped = torch.stack([total + skip, (in_a_row + 1) * skip])
         self._num_updates += 1
@@ -167,12 +169,12 @@ class TrainingFigures:
         self._num_targets += num_targets
 
     def record(self) -> dict[str, float]:
-        """Averages and rates since the last record; waits for the device, and begins anew.
+        """Averages and rates since the last record, of all processes; waits for the device, and begins anew.
 
         Averages are NaN where every update was skipped.
         """
         with self.stopwatch.part("wait"):
-            sums = self._meters.read()
+            sums = summed(self._meters.read(), self.world)
         self.last_lap = self.stopwatch.lap()
         seconds = max(self.last_lap.seconds, 1e-9)
         losses = averages(sums)
@@ -192,11 +194,26 @@ class TrainingFigures:
         return total, in_a_row
 
     def state_dict(self) -> dict[str, Any]:
-        return {"meters": self._meters.state_dict(), "skipped": list(self.skipped())}
+        """Of all processes together, on each of them."""
+        meters = {name: list(pair) for name, pair in summed(self._meters.read(), self.world).items()}
+        return {"meters": meters, "skipped": list(self.skipped())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._meters.load_state_dict(state["meters"])
+        if self.world.is_main:  # once among all
+            self._meters.load_state_dict(state["meters"])
         self._skipped = torch.tensor(state["skipped"], dtype=torch.int64, device=self._skipped.device)
+
+
+def summed(sums: Mapping[str, tuple[float, float]], world: World) -> dict[str, tuple[float, float]]:
+    """Name -> (sum, count) of all processes together, on every one of them; not all need know all names."""
+    if world.mesh is None:
+        return dict(sums)
+    totals: dict[str, tuple[float, float]] = {}
+    for own in world.gather_json(sums):
+        for name, (total, count) in own.items():
+            old = totals.get(name, (0.0, 0.0))
+            totals[name] = (old[0] + total, old[1] + count)
+    return totals
 
 
 def averages(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:

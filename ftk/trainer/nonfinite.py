@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ftk.data.iterator import SAMPLE_IDS
+from ftk.model_parallel.world import World
 from ftk.tasks.base import Batch
 from ftk.trainer.hooks import Hook
 from ftk.trainer.records import Record
@@ -57,7 +58,8 @@ class SkippedUpdates(Hook):
         if self._flags is None:
             self._flags = torch.zeros(self._capacity, 2, dtype=torch.bool, device=trainer.device)
         num_updates = trainer.state.num_updates
-        loss_is_bad = ~trainer.gradients.sums["loss"][0].isfinite()
+        loss = trainer.gradients.sums.get("loss")  # a stage of a pipeline may have none
+        loss_is_bad = torch.zeros_like(trainer.skip) if loss is None else ~loss[0].isfinite()
         self._flags[num_updates % self._capacity] = torch.stack([trainer.skip, loss_is_bad])
         self._recent.append(_Remembered(num_updates, trainer.epoch, self._sample_ids))
 
@@ -75,6 +77,7 @@ class SkippedUpdates(Hook):
             flags = self._flags.tolist()
             known = [(update, flags[update.num_updates % self._capacity][1]) for update in self._recent]
             known = [(update, bad_loss) for update, bad_loss in known if flags[update.num_updates % self._capacity][0]]
+            known = _of_all(known, trainer.world)
             if trainer.update.scaler is not None:
                 overflows = sum(not bad_loss for _, bad_loss in known)
                 if overflows:
@@ -87,6 +90,20 @@ class SkippedUpdates(Hook):
             if count:
                 logger.warning("%s", "\n".join(_lines(known, count)))
         self._recent.clear()
+
+
+def _of_all(known: list[tuple[_Remembered, bool]], world: World) -> list[tuple[_Remembered, bool]]:
+    """The same updates, which all processes have skipped, with the samples of all, and whether any loss was bad."""
+    if world.mesh is None:
+        return known
+    own = [([ids.tolist() for ids in update.sample_ids], bad_loss) for update, bad_loss in known]
+    gathered = world.gather_json(own if world.counts_loss else [])
+    parts = [part for part in gathered if part]
+    merged = []
+    for place, (update, _) in enumerate(known):
+        sample_ids = [torch.tensor(ids) for part in parts for ids in part[place][0]]
+        merged.append((update._replace(sample_ids=sample_ids), any(part[place][1] for part in parts)))
+    return merged
 
 
 def _lines(known: Sequence[tuple[_Remembered, bool]], count: int) -> Iterator[str]:

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
+from ftk.model_parallel.world import World
 from ftk.report.config import ReportConfig
 from ftk.report.page import write_report
 from ftk.report.runs import read_run
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def report_hooks(config: ReportConfig) -> list[Hook]:
-    """The hooks of what a run tells about itself."""
-    return [Throughput(config.peak_tflops), *([RunReport()] if config.report else [])]
+def report_hooks(config: ReportConfig, world: World) -> list[Hook]:
+    """The hooks of what a run tells about itself; the main process writes the page."""
+    return [Throughput(config.peak_tflops), *([RunReport()] if config.report and world.is_main else [])]
 
 
 class RunReport(Hook):

@@ -1,4 +1,4 @@
-"""The random numbers of an update, fixed by (seed, num_updates): a resumed run draws the same ones."""
+"""The random numbers of an update, fixed by (seed, num_updates, ranks): a resumed run draws the same ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ import torch
 _MASK = (1 << 64) - 1
 
 
-def seed_update(seed: int, num_updates: int) -> None:
-    """Seed torch (every device), NumPy and Python for the update that comes after `num_updates` updates."""
+def seed_update(seed: int, num_updates: int, data_rank: int = 0, pipeline_rank: int = 0) -> None:
+    """Seed torch (every device), NumPy and Python for the update that comes after `num_updates` updates.
+
+    Processes with other batches or other layers draw other numbers; those that share layers draw the same.
+    """
     mixed = mix(seed, num_updates)
+    if data_rank or pipeline_rank:
+        mixed = mix(mix(mixed, data_rank), pipeline_rank)
     torch.manual_seed(mixed)
     np.random.seed(mixed & 0xFFFFFFFF)
     random.seed(mixed)

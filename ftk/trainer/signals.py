@@ -5,27 +5,38 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
 PREEMPTIONS = ("SIGTERM", "SIGUSR1")
 """What a scheduler sends before it takes the machine: a run that then saved has ended as it should."""
 
-_SIGNALS = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", *PREEMPTIONS)
-    if hasattr(signal, name)  # no SIGUSR1 on Windows
-)
+STOP_SIGNALS = ("SIGINT", *PREEMPTIONS)
+"""The names of all signals that stop a run."""
+
+REPEAT_SECONDS = 5.0
+"""A process of several is sent a signal twice, by whoever stops the job and by torchrun, which passes it on."""
+
+_SIGNALS = tuple(getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name))  # no SIGUSR1 on Windows
 
 
 class StopSignals:
     """While entered, remembers the first such signal instead of dying of it.
 
+    Args:
+        several: whether this is one of several processes: then a second signal soon after the first is the same one,
+            and another process may be the one that speaks.
+        speaks: whether to say that a signal has come.
+
     Attributes:
         received: name of the signal ("SIGTERM"), None so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, several: bool = False, speaks: bool = True) -> None:
         self.received: str | None = None
+        self._repeat_seconds = REPEAT_SECONDS if several else 0.0
+        self._speaks = speaks
+        self._first = 0.0  # when the first came
         self._previous: dict[int, object] = {}
         self._pid = os.getpid()
 
@@ -48,9 +59,10 @@ class StopSignals:
             self._handle_in_worker(signum)
         elif self.received is None:
             self.received = name
-            # os.write and not logging: the signal may have come in the middle of a line of the log.
-            os.write(2, f"\n{name}: finishing this update, then saving; once more stops at once\n".encode())
-        else:
+            self._first = time.monotonic()
+            if self._speaks:  # os.write and not logging: it may have come in the middle of a line of the log.
+                os.write(2, f"\n{name}: finishing this update, then saving; once more stops at once\n".encode())
+        elif time.monotonic() >= self._first + self._repeat_seconds:
             raise KeyboardInterrupt(f"second signal ({name})")
 
     def _handle_in_worker(self, signum: int) -> None:

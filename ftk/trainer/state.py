@@ -38,6 +38,7 @@ class TrainerState:
         seed: of the run, for the record.
         tokenizer: fingerprint of the tokenizer the run was begun with.
         data: what tells the training documents from others (`ftk.trainer.continuing.data_identity`).
+        data_processes: processes that took batches of their own.
     """
 
     num_updates: int = 0
@@ -53,6 +54,7 @@ class TrainerState:
     seed: int = 0
     tokenizer: str | None = None
     data: str | None = None
+    data_processes: int = 1
 
     def forget(self, what: set[str]) -> None:
         """Let parts of the state begin anew: "lr_scheduler", "dataloader", "meters", or "scores" of another run."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ftk.model_parallel.gradient_sync import gradient_sync
+from ftk.model_parallel.gradients import GlobalGradients, finish_gradients
+from ftk.model_parallel.step_module import StepModule
+from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
-from ftk.optim.clip import clip_gradients, gradient_norm, is_non_finite
+from ftk.optim.clip import is_non_finite
 from ftk.optim.loss_scaler import LossScaler
 from ftk.optim.parameter_groups import gradient_multipliers, multiply_gradients
 from ftk.tasks.base import Batch, Task
-from ftk.trainer.device import autocast, count_tokens, to_device
-from ftk.trainer.metrics import Stopwatch, Sums
+from ftk.trainer.agreement import UpdateCounts
+from ftk.trainer.device import count_tokens
+from ftk.trainer.metrics import Stopwatch
+from ftk.trainer.runner import Runner, SequentialRunner
 from ftk.trainer.seeding import seed_update
 from ftk.trainer.train_config import TrainConfig
 
@@ -23,9 +27,9 @@ from ftk.trainer.train_config import TrainConfig
 class Gradients(NamedTuple):
     """What going forward and backward through an update's micro-batches gives, besides the gradients."""
 
-    sums: dict[str, tuple[Tensor, Tensor]]  # name -> (0-d sum, 0-d count) on the device
-    num_tokens: int  # padding counted
-    num_targets: int
+    sums: dict[str, tuple[Tensor, Tensor]]  # name -> (0-d sum, 0-d count) on the device, of this process's batches
+    num_tokens: int  # of all processes, padding counted
+    num_targets: int  # of all processes
 
 
 class Update:
@@ -33,12 +37,15 @@ class Update:
 
     Args:
         config: of the run.
-        task: takes the forward pass and counts the targets.
-        model: as it is called, on `device`.
+        task: counts the targets; takes the forward pass, where there is no `runner`.
+        model: whose parameters are trained, on `device`.
         criterion: what the task computes the loss with.
         optimizer: of the model's trainable parameters.
         device: where batches go.
         stopwatch: counts what the parts take.
+        runner: takes micro-batches through the model; None: one after the other, by this process alone.
+        world: the processes of the run; None: this one alone.
+        multipliers: (factor, parameters whose gradients it multiplies); None: as the options say of this model.
     """
 
     def __init__(
@@ -50,6 +57,10 @@ class Update:
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         stopwatch: Stopwatch,
+        *,
+        runner: Runner | None = None,
+        world: World | None = None,
+        multipliers: Sequence[tuple[float, Sequence[nn.Parameter]]] | None = None,
     ) -> None:
         self.config = config
         self.task = task
@@ -57,35 +68,44 @@ class Update:
         self.criterion = criterion
         self.optimizer = optimizer
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.multipliers = gradient_multipliers(model, config.parameters)
+        self.multipliers = gradient_multipliers(model, config.parameters) if multipliers is None else multipliers
         self.device = device
         self.stopwatch = stopwatch
-        fp16 = config.training.precision == "fp16"
-        self.scaler = LossScaler(config.loss_scale, device) if fp16 else None
+        self.world = world or World.single(device)
+        precision = config.training.precision
+        self.runner = runner or SequentialRunner(StepModule(model, task, criterion), device, precision)
+        self.gradients = GlobalGradients(model, self.parameters, self.world)
+        self.scaler = LossScaler(config.loss_scale, device) if precision == "fp16" else None
 
-    def accumulate(self, micro_batches: list[Batch], num_updates: int) -> Gradients:
-        """Leave in the parameters the gradient of the mean loss over all targets of the micro-batches.
+    def count(self, micro_batches: list[Batch]) -> UpdateCounts:
+        """Tokens and targets of this process's batches.
 
         Args:
             micro_batches: CPU batches as the collater made them.
-            num_updates: updates done before; it seeds what is random in the model.
         """
-        num_targets = sum(self.task.count_targets(batch) for batch in micro_batches)
-        seed_update(self.config.common.seed, num_updates)
+        num_tokens = sum(count_tokens(batch) for batch in micro_batches)
+        return UpdateCounts(num_tokens, sum(self.task.count_targets(batch) for batch in micro_batches))
+
+    def accumulate(self, micro_batches: list[Batch], num_updates: int, counts: UpdateCounts | None = None) -> Gradients:
+        """Leave in the parameters the gradient of the mean loss over all targets of the update, of all processes.
+
+        Args:
+            micro_batches: this process's CPU batches as the collater made them.
+            num_updates: updates done before; it seeds what is random in the model.
+            counts: of all processes together; None: those of these batches.
+        """
+        counts = counts or self.count(micro_batches)
+        seed_update(self.config.common.seed, num_updates, self.world.data_rank, self.world.pipeline_rank)
         self.optimizer.zero_grad(set_to_none=True)
-        sums: dict[str, tuple[Tensor, Tensor]] = {}
         with self.stopwatch.part("forward_backward"):
-            for place, batch in enumerate(micro_batches, start=1):
-                with gradient_sync(self.model, enabled=place == len(micro_batches)):
-                    with autocast(self.device, self.config.training.precision):
-                        output = self.task.train_step(self.model, self.criterion, to_device(batch, self.device))
-                    mean = output.loss / max(1, num_targets)
-                    (mean if self.scaler is None else self.scaler.scaled(mean)).backward()
-                _add(sums, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
+            share = torch.full((), 1.0 / max(1, counts.num_targets), device=self.device)
+            scale = share if self.scaler is None else self.scaler.scaled(share)
+            sums = self.runner.forward_backward(micro_batches, scale)
+            finish_gradients(self.model)
             if self.scaler is not None:
                 self.scaler.unscale(self.parameters)
             multiply_gradients(self.multipliers)
-        return Gradients(sums, sum(count_tokens(batch) for batch in micro_batches), num_targets)
+        return Gradients(sums, counts.num_tokens, counts.num_targets)
 
     def apply(self, gradients: Gradients, lr: float, own_lrs: Mapping[str, float] | None = None) -> Tensor:
         """Take the optimizer's step, unless loss or gradient is infinite or not a number.
@@ -102,9 +122,11 @@ class Update:
         """
         clip_norm = self.config.training.clip_norm
         with self.stopwatch.part("optimizer"):
-            norm = gradient_norm(self.parameters)
-            skip = is_non_finite(gradients.sums["loss"][0], norm)
-            clip_gradients(self.parameters, clip_norm, norm)
+            norm = self.gradients.norm()
+            # Of several processes each knows its own loss alone; one that is bad has made the norm bad (`guarded`).
+            seen = [norm] if self.world.size > 1 else [gradients.sums["loss"][0], norm]
+            skip = is_non_finite(*seen)
+            self.gradients.clip(clip_norm, norm)
             set_lr(self.optimizer, lr, own_lrs)
             step_unless(self.optimizer, skip)
             if self.scaler is not None:
@@ -114,10 +136,3 @@ class Update:
         if clip_norm:
             gradients.sums["clip_share"] = (norm > clip_norm, one)
         return skip
-
-
-def _add(sums: dict[str, tuple[Tensor, Tensor]], more: Sums) -> None:
-    """Add name by name."""
-    for name, (total, count) in more.items():
-        old = sums.get(name)
-        sums[name] = (total, count) if old is None else (old[0] + total, old[1] + count)

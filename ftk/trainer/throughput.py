@@ -25,7 +25,8 @@ class Throughput(Hook):
     """Counts the operations of each update on the host, from shapes alone, and adds what follows to each line.
 
     Fields: `flops_per_second` (for models that offer `training_flops`), `mfu` (its share of the device's peak, where
-    that is known), `peak_memory_bytes`, and on a GPU `peak_reserved_bytes`.
+    that is known), `peak_memory_bytes`, and on a GPU `peak_reserved_bytes`. Of several processes operations are added
+    up, and memory is that of the one that has most.
 
     Args:
         peak: as `--peak-tflops`.
@@ -42,6 +43,7 @@ class Throughput(Hook):
         found = peak_flops(self._option, trainer.device, trainer.config.training.precision)
         if found is not None:
             self._peak, source = found
+            self._peak *= trainer.world.size
             logger.info("MFU is the share of %.4g TFLOP/s (%s)", self._peak / 1e12, source)
 
     def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
@@ -51,14 +53,16 @@ class Throughput(Hook):
     def on_record(self, trainer: Trainer, record: Record) -> None:
         if record["event"] != "train":
             return
-        if self._flops:
-            record["flops_per_second"] = self._flops / max(trainer.figures.last_lap.seconds, 1e-9)
+        world = trainer.world
+        flops = world.sum_host([self._flops if world.counts_loss else 0.0])[0]
+        if flops:
+            record["flops_per_second"] = flops / max(trainer.figures.last_lap.seconds, 1e-9)
             if self._peak is not None:
                 record["mfu"] = record["flops_per_second"] / self._peak
             self._flops = 0
-        record["peak_memory_bytes"] = peak_memory_bytes(trainer.device)
+        record["peak_memory_bytes"] = int(world.max_host([peak_memory_bytes(trainer.device)])[0])
         if trainer.device.type == "cuda":
-            record["peak_reserved_bytes"] = torch.cuda.max_memory_reserved(trainer.device)
+            record["peak_reserved_bytes"] = int(world.max_host([torch.cuda.max_memory_reserved(trainer.device)])[0])
 
 
 def batch_flops(model: CountsFlops, batch: Batch, count_targets: Callable[[Batch], int]) -> int:

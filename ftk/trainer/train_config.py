@@ -9,6 +9,7 @@ from ftk.config import Chosen, section, slot
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
 from ftk.data.dataloader_config import DataloaderConfig
 from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.optim.ema_config import EMAConfig
 from ftk.optim.loss_scale_config import LossScaleConfig
 from ftk.optim.parameters_config import ParametersConfig
@@ -57,6 +58,7 @@ class TrainConfig:
     training: TrainingConfig = section("training")
     ema: EMAConfig = section("moving average of the weights", resume="free")
     engine: EngineConfig = section("engine", resume="free")
+    parallel: ParallelConfig = section("parallel", resume="free")
     loss_scale: LossScaleConfig = section("loss scaling (fp16)", resume="free")
     checkpoint: CheckpointConfig = section("checkpoints", resume="free")
     report: ReportConfig = section("reports", resume="free")

@@ -12,25 +12,25 @@ from torch import nn
 
 from ftk.checkpoint import checkpoint_name, extra_tensor_names, load_extra_tensors, read_config
 from ftk.errors import UserError
-from ftk.model_parallel.engine import prepare_model
+from ftk.model_parallel.together import together
+from ftk.model_parallel.world import World
 from ftk.optim.ema import EMA
 from ftk.optim.group_schedules import group_schedules
-from ftk.optim.parameter_groups import apply_freeze, parameter_groups
-from ftk.report.starts import Starts
+from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
+from ftk.trainer.agreement import Agreement
+from ftk.trainer.building import build_optimizer, spread
 from ftk.trainer.checkpointing import Checkpoints
 from ftk.trainer.continuing import data_identity, describe_stretch
 from ftk.trainer.debugging import debug_hooks
 from ftk.trainer.device import resolve_device
 from ftk.trainer.hooks import Hooks, build_hooks
-from ftk.trainer.log_file import LogFile
 from ftk.trainer.metrics import Stopwatch, TrainingFigures
-from ftk.trainer.progress import make_progress
+from ftk.trainer.output import RunOutput
 from ftk.trainer.records import Record, plain_record
 from ftk.trainer.run_report import report_hooks
 from ftk.trainer.signals import StopSignals
-from ftk.trainer.sinks import open_records
 from ftk.trainer.state import TrainerState
 from ftk.trainer.step import Gradients, Update
 from ftk.trainer.summary import Summary
@@ -40,14 +40,19 @@ from ftk.trainer.validation import validate_splits
 logger = logging.getLogger(__name__)
 
 
+class NoProgress(FloatingPointError):
+    """Updates bring nothing any more; every process of a run finds that at the same time."""
+
+
 class Trainer:
     """Trains a model on a task, from the beginning or from where the run in `save_dir` stopped.
 
     Args:
         config: the whole configuration of the run.
         task: gives the samples and takes the steps.
-        model: on the CPU, with its initial weights.
+        model: on the CPU, with its initial weights; of several processes it may be on the meta device.
         criterion: what the task's steps compute the loss with.
+        world: the processes of the run, each with a Trainer that does the same; None: this one alone.
         clock: seconds, rising; for tests.
     """
 
@@ -58,38 +63,52 @@ class Trainer:
         model: nn.Module,
         criterion: Any,
         *,
+        world: World | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
         self.task = task
         self.criterion = criterion
-        self.device = resolve_device(config.common.device)
+        self.world = world or World.single(resolve_device(config.common.device))
+        self.device = self.world.device
 
         update_freq = config.training.update_freq
-        self.train_iterator = dataloading.train_iterator(config.dataloader, config.common, task, update_freq)
-        self.valid_iterators = dataloading.valid_iterators(config.dataloader, config.common, task)
+        share = {"rank": self.world.data_rank, "ranks": self.world.sizes.data}
+        self.train_iterator = dataloading.train_iterator(config.dataloader, config.common, task, update_freq, **share)
+        self.valid_iterators = dataloading.valid_iterators(config.dataloader, config.common, task, **share)
         self.updates_per_epoch = dataloading.updates_per_epoch(self.train_iterator, update_freq)
         self.total_updates = dataloading.total_updates(config.training, self.updates_per_epoch)
 
-        self.model = model.to(self.device)
-        apply_freeze(self.model, config.parameters)
-        prepare_model(self.model, config.engine)
+        apply_freeze(model, config.parameters)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
-        self.optimizer: torch.optim.Optimizer = config.optimizer.build(
-            param_groups=parameter_groups(self.model, getattr(options, "weight_decay", 0.0), config.parameters)
-        )
+        # By name, and of the whole model: no process may hold all that a rule is about.
+        rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
+        self.num_trained = rules.num_elements
+        self.runner, self.model = spread(config, task, model, criterion, self.world)
+        self.optimizer: torch.optim.Optimizer = build_optimizer(config.optimizer, rules, self.model)
         schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=self.total_updates)
         self.schedule = group_schedules(schedule, self.optimizer, self.total_updates)
 
         self.stopwatch = Stopwatch(clock=clock)
-        self.update = Update(config, task, self.model, criterion, self.optimizer, self.device, self.stopwatch)
+        self.update = Update(
+            config,
+            task,
+            self.model,
+            criterion,
+            self.optimizer,
+            self.device,
+            self.stopwatch,
+            runner=self.runner,
+            world=self.world,
+            multipliers=rules.multipliers_of(self.model),
+        )
 
-        looking = [*report_hooks(config.report), *debug_hooks(config, self.model)]
+        looking = [*report_hooks(config.report, self.world), *debug_hooks(config, self.model, self.world)]
         self.hooks = Hooks([*looking, *task.hooks(), *build_hooks(config.training.hooks)])
 
-        self.checkpoints = Checkpoints(config, task.corpus.tokenizer_folder)
+        self.checkpoints = Checkpoints(config, task.corpus.tokenizer_folder, world=self.world)
         self.ema: EMA | None = None
         try:
             self.state = self._begin_or_continue()
@@ -98,14 +117,12 @@ class Trainer:
             raise
         self.checkpoints.prepare_folder()
         self.stopwatch.start(self.state.seconds)
-        self.figures = TrainingFigures(self.device, self.stopwatch)
+        self.figures = TrainingFigures(self.device, self.stopwatch, self.world)
         if self.state.figures:
             self.figures.load_state_dict(self.state.figures)
-        self.records = open_records(config, self.checkpoints.folder, self.state)
-        self.starts = Starts(self.checkpoints.folder)
-        self.progress = make_progress(config.logging.log_format, self.total_updates)
-        self.log_file = LogFile(config.logging.log_file, self.total_updates)
-        self.signals = StopSignals()
+        self.output = RunOutput(config, self.checkpoints.folder, self.state, self.total_updates, self.world)
+        self.signals = StopSignals(several=self.world.size > 1, speaks=self.world.is_main)
+        self.agreement = Agreement(self.world, self.signals, self._hours_are_over)
 
         self.epoch = self.train_iterator.epoch  # of the last update
         self.lr = 0.0  # of the last update
@@ -130,7 +147,8 @@ class Trainer:
             self.ema = EMA(self.model, self.config.ema)
             if folder is not None and state.num_updates > 0 and "ema" in extra_tensor_names(folder):
                 # Other parameters may be frozen than before (--reset-optimizer).
-                new = load_extra_tensors(folder, "ema", self.ema.state_dict(), strict=False)
+                averages = self.ema.state_dict()
+                new = together(self.world, lambda: load_extra_tensors(folder, "ema", averages, strict=False))
                 if new:
                     logger.info("the moving average begins anew for %s", ", ".join(new))
         elif folder is not None and state.num_updates > 0 and "ema" in extra_tensor_names(folder):
@@ -149,6 +167,7 @@ class Trainer:
         state.iterator = self.train_iterator.state_dict()
         state.seed = self.config.common.seed
         state.tokenizer, state.data = tokenizer, data
+        state.data_processes = self.world.sizes.data
         return state
 
     def train(self) -> Summary:
@@ -160,12 +179,12 @@ class Trainer:
         Raises:
             Exception: whatever went wrong, after a checkpoint of the last whole update was saved if possible.
         """
-        with self.log_file:
+        with self.output:
             self._say_what_begins()
-            self.starts.begin(self.state.num_updates)
+            self.output.begin(self.state.num_updates)
             self.hooks.call("before_train", self)
             summary = self._summary(self._run())
-            self.starts.end(summary.num_updates, summary.reason)
+            self.output.end(summary.num_updates, summary.reason)
             self.hooks.call("after_train", self, summary)
             for line in summary.lines():
                 logger.info("%s", line)
@@ -177,21 +196,20 @@ class Trainer:
         reason = self._limit_reached(end_of_epoch=self.train_iterator.batches_left() == 0)
         try:
             with self.signals:
-                self.progress.start(self.state.num_updates)
+                self.output.start_progress(self.state.num_updates)
                 if self.state.validation_pending:
                     reason = self._validate_and_save(reason, save_due=True)
                 while reason is None:
                     reason = self._train_epoch()
         except Exception as error:
-            self._rescue()
-            self.starts.end(self.state.num_updates, f"failed: {type(error).__name__}: {error}")
+            self._rescue(error)
+            self.output.end(self.state.num_updates, f"failed: {type(error).__name__}: {error}")
             raise
         except BaseException:  # a second signal: at once
             self.checkpoints.abandon()
             raise
         finally:
-            self.progress.close()
-            self.records.close()
+            self.output.close()
             self.checkpoints.release()
         return reason
 
@@ -199,10 +217,9 @@ class Trainer:
         num_updates = self.state.num_updates
         if num_updates > 0:
             logger.info("continuing after %d updates, in epoch %d", num_updates, self.train_iterator.epoch)
-        numbers = sum(parameter.numel() for parameter in self.update.parameters)
         length = f"up to {self.total_updates} updates" if self.total_updates else "no limit of updates"
         precision, folder = self.config.training.precision, self.checkpoints.folder
-        logger.info("training %s parameters on %s in %s", f"{numbers:,}", self.device, precision)
+        logger.info("training %s parameters on %s in %s", f"{self.num_trained:,}", self.device, precision)
         per_epoch = ", ".join(map(str, self.updates_per_epoch))  # of each shard
         logger.info("%s updates an epoch, %s; run folder %s", per_epoch, length, folder)
         if precision == "fp16" and self.device.type == "cpu":
@@ -216,16 +233,19 @@ class Trainer:
             seconds=self.stopwatch.seconds(),
             best=self.state.best,
             reason=reason,
-            signal=self.signals.received,
+            signal=self.agreement.signal,
             folder=self.checkpoints.folder,
             saved=self.checkpoints.last_saved is not None,
             save_failure=self.checkpoints.failure,
             skipped_updates=self.figures.skipped()[0],
         )
 
-    def _rescue(self) -> None:
-        """After a failure: save the last update, if that is not done and it is whole."""
-        if self.in_step or not self.unsaved:
+    def _rescue(self, failure: Exception) -> None:
+        """After a failure: save the last update, if that is not done and it is whole.
+
+        Several processes save together or not at all: not where one has failed and the others know nothing of it.
+        """
+        if self.in_step or not self.unsaved or (self.world.size > 1 and not isinstance(failure, NoProgress)):
             return
         try:
             self._save()
@@ -248,8 +268,11 @@ class Trainer:
                 micro_batches = next(groups, None)
             if micro_batches is None:
                 return None
+            num_updates = self.state.num_updates
             self.train_step(micro_batches)
-            self.progress.update()
+            if self.state.num_updates == num_updates:
+                return self._validate_and_save(self._stop_agreed(), save_due=True)
+            self.output.update()
             if (reason := self._after_update()) is not None:
                 return reason
 
@@ -259,11 +282,16 @@ class Trainer:
         A loss or gradient that is infinite or not a number skips the update: parameters and optimizer stay
         as they were, `num_updates` goes on, the figures leave it out. Nothing here waits for the device.
 
+        Where several processes have just agreed to stop, the update is not taken, and `num_updates` stays.
+
         Args:
-            micro_batches: CPU batches as the collater made them.
+            micro_batches: this process's CPU batches as the collater made them.
         """
+        counts = self.agreement.before_update(self.update.count(micro_batches))
+        if self.world.size > 1 and self._stop_agreed() is not None:
+            return
         self.hooks.call("before_step", self, micro_batches)
-        gradients = self.update.accumulate(micro_batches, self.state.num_updates)
+        gradients = self.update.accumulate(micro_batches, self.state.num_updates, counts)
         self.hooks.call("after_backward", self)
         self.lr = self.schedule.lr(self.state.num_updates)
         self.in_step = True
@@ -307,15 +335,23 @@ class Trainer:
             done = self.epoch if end_of_epoch else self.train_iterator.epoch - 1
             if done >= training.max_epoch:
                 return f"max_epoch {training.max_epoch} is reached"
-        hours = training.stop_time_hours
-        if hours is not None and self.stopwatch.seconds() >= 3600 * hours:
-            return f"stop_time_hours {hours:g} are over"
+        if self.agreement.hours_over:
+            return f"stop_time_hours {training.stop_time_hours:g} are over"
         lr = training.stop_min_lr
         if lr is not None and self.schedule.has_fallen_to(lr, self.state.num_updates):
             return f"the learning rate has fallen to stop_min_lr {lr:g}"
         if training.patience and self.state.validations_without_best >= training.patience:
             return f"no better {self.config.checkpoint.best_metric} in {training.patience} validations"
         return None
+
+    def _hours_are_over(self) -> bool:
+        hours = self.config.training.stop_time_hours
+        return hours is not None and self.stopwatch.seconds() >= 3600 * hours
+
+    def _stop_agreed(self) -> str | None:
+        """Why the processes of the run stop before the next update, None if they go on."""
+        signal = self.agreement.signal
+        return f"{signal} was received" if signal is not None else self._limit_reached(end_of_epoch=False)
 
     def _validate_and_save(self, reason: str | None, save_due: bool) -> str | None:
         """Validate if it is pending; save if due, on a new best and before a stop.
@@ -324,12 +360,12 @@ class Trainer:
         """
         is_best = False
         with self.stopwatch.aside():
-            if self.state.validation_pending and self.signals.received is None:
+            if self.state.validation_pending and self.agreement.signal is None:
                 with self.stopwatch.part("validation"):
                     is_best = self._validate()
                 reason = reason or self._limit_reached(end_of_epoch=False)
-            if self.signals.received is not None:
-                reason = f"{self.signals.received} was received"
+            if self.agreement.signal is not None:
+                reason = f"{self.agreement.signal} was received"
             if save_due or is_best or reason is not None:
                 with self.stopwatch.part("checkpoint"):
                     self._save()
@@ -362,13 +398,12 @@ class Trainer:
     def _validate_splits(self) -> dict[str, Record] | None:
         """The figures of each split with the present weights; None if a signal came."""
         return validate_splits(
-            self.task,
+            self.runner,
             self.model,
-            self.criterion,
             self.valid_iterators,
             device=self.device,
-            precision=self.config.training.precision,
-            should_stop=lambda: self.signals.received is not None,
+            world=self.world,
+            should_stop=self.agreement.should_stop,
         )
 
     def _rank(self, figures: Record) -> bool:
@@ -393,13 +428,13 @@ class Trainer:
         self._write({**record, "seconds": self.stopwatch.seconds()})
         if self.update.scaler is not None and self.update.scaler.overflows_at_floor():
             floor = self.config.loss_scale.fp16_min_scale
-            raise FloatingPointError(
+            raise NoProgress(
                 f"gradients overflow though the loss scale is at its floor of {floor:g}; lower --lr, "
                 f"lengthen --warmup-updates, or take --precision bf16"
             )
         limit = self.config.training.max_nonfinite_updates
         if limit and in_a_row >= limit:
-            raise FloatingPointError(
+            raise NoProgress(
                 f"the last {in_a_row} updates were all skipped, loss or gradient is not finite; lower --lr, "
                 f"lengthen --warmup-updates, or go on from an older checkpoint"
             )
@@ -408,9 +443,7 @@ class Trainer:
         with self.stopwatch.part("log"):
             self.hooks.call("on_record", self, record)
             record = plain_record(record)
-            self.records.write(record)
-            self.progress.show(record)
-            self.log_file.show(record)
+            self.output.show(record)
 
     def _save(self) -> None:
         if not self.unsaved:

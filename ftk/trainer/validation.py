@@ -12,14 +12,18 @@ from torch import nn
 
 from ftk.data.iterator import EpochBatchIterator
 from ftk.errors import UserError
-from ftk.tasks.base import Batch, Task
-from ftk.trainer.device import autocast, to_device
-from ftk.trainer.metrics import Meters, averages, with_perplexities
+from ftk.model_parallel.world import World
+from ftk.modules.evaluation_mode import evaluation_mode
+from ftk.tasks.base import Batch
+from ftk.trainer.metrics import Meters, averages, summed, with_perplexities
 from ftk.trainer.records import Record
+from ftk.trainer.runner import Runner
+
+ASK_EVERY = 8  # batches; of several processes, who would otherwise wait for each other at every one
 
 
 def validate_splits(
-    task: Task, model: nn.Module, criterion: Any, splits: Mapping[str, EpochBatchIterator], **options: Any
+    runner: Runner, model: nn.Module, splits: Mapping[str, EpochBatchIterator], **options: Any
 ) -> dict[str, Record] | None:
     """Evaluate a model on several splits, each time on the same samples.
 
@@ -35,59 +39,55 @@ def validate_splits(
     results: dict[str, Record] = {}
     for split, iterator in splits.items():
         iterator.load_state_dict({"epoch": 1, "samples_consumed": 0})
-        figures = validate(task, model, criterion, iterator.batches(), **options)
-        if figures is None and options["should_stop"]():
-            return None
+        num_batches = iterator.batches_of_all_ranks()
+        figures = validate(runner, model, iterator.batches(), **options)
         if figures is None:
+            return None
+        if not figures["num_targets"]:
             raise UserError(f"split {split!r} has no target token; choose another --valid-subset")
-        results[split] = figures
+        results[split] = {**figures, "num_batches": num_batches}
     return results
 
 
 def validate(
-    task: Task,
+    runner: Runner,
     model: nn.Module,
-    criterion: Any,
     batches: Iterable[Batch],
     *,
     device: torch.device,
-    precision: str = "fp32",
+    world: World | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Record | None:
     """Evaluate a model on a whole split, in evaluation mode and without gradients.
 
     Args:
-        task: offers `valid_step`.
+        runner: computes the loss of a batch.
         model: on `device`; its mode is restored.
-        criterion: as the task's `valid_step` wants it.
-        batches: CPU batches of the split.
+        batches: CPU batches of the split, this process's share; as many on each process.
         device: where the model is.
-        precision: fp32, bf16 or fp16.
-        should_stop: asked before each batch; true ends the pass without a result.
+        world: the processes, whose sums are added; None: this one alone.
+        should_stop: asked before a batch, at the same ones on every process; true ends the pass without a result.
 
     Returns:
         `loss` (nats per target token), `ppl` (exp of it, the loss capped at 20), the criterion's own meters and
-        their perplexities, `num_targets`, `num_batches`, `valid_seconds`. None if it was stopped, or without a target.
+        their perplexities, `num_targets`, `num_batches`, `valid_seconds`. Without a target `num_targets` alone.
+        None if it was stopped.
     """
+    world = world or World.single(device)
     began = time.perf_counter()
     meters = Meters(device)
     num_batches = 0
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                if should_stop():
-                    return None
-                with autocast(device, precision):
-                    output = task.valid_step(model, criterion, to_device(batch, device))
+    with evaluation_mode(model), torch.no_grad():
+        for batch in batches:
+            if (world.size == 1 or num_batches % ASK_EVERY == 0) and should_stop():
+                return None
+            output = runner.evaluate(batch)
+            if output is not None:
                 meters.add({"loss": (output.loss, output.num_targets), **output.meters})
-                num_batches += 1
-    finally:
-        model.train(was_training)
-    sums = meters.read()
+            num_batches += 1
+    sums = summed(meters.read() if world.counts_loss else {}, world)
     if not sums or sums["loss"][1] == 0:
-        return None
+        return {"num_targets": 0}
     losses = averages(sums)
     record: Record = with_perplexities({"loss": losses.pop("loss"), "ppl": math.nan, **losses})
     record["num_targets"] = int(sums["loss"][1])

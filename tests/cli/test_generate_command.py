@@ -7,12 +7,14 @@ import json
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
@@ -40,6 +42,7 @@ def place(tmp_path_factory):
         assert code == 0
     tokenizer = load_tokenizer(folder / "data-bin")
     shape = {"vocab_size": tokenizer.padded_vocab_size(), **SHAPE}
+    torch.manual_seed(0)
     save_checkpoint(
         folder / "run" / "checkpoint_1",
         model=build_model("glm", **shape),
@@ -159,7 +162,9 @@ def test_rows_of_a_task_file_are_answered_as_the_text_they_are_or_named(ask, tes
     if not source.exists():
         pytest.skip(f"{source} is missing")
     rows = source.read_text(encoding="utf-8").splitlines()
-    code, out, err = ask(generate.main, "--path", "run", "--input", str(source), "--max-len", "3")
+    code, out, err = ask(
+        generate.main, "--path", "run", "--input", str(source), "--input-format", "text", "--max-len", "3"
+    )
     named = {number for number in range(len(rows)) for line in err if f"{source}:{number + 1}: the prompt is" in line}
     answered = {int(line.split("\t")[0][2:]) for line in out if line.startswith("S-")}
     assert answered | named == set(range(len(rows)))
@@ -266,6 +271,22 @@ def test_interactive_reads_a_pipe(ask):
     assert only.startswith("  1. [gMASK] = ")
 
 
+@pytest.mark.parametrize("options", [[], ["--beam", "2"], ["--blank-order", "2", "--reencode"]])
+@pytest.mark.parametrize("color", ["never", "always"])
+def test_interactive_prints_the_same_as_it_comes_and_at_once(ask, monkeypatch, options, color):
+    command = (interactive.main, "--path", "run", "--max-len", "4", "--color", color, *options)
+    text = b"the [MASK] fox [MASK] .\n\nshe [MASK]reads"
+    code, at_once, _ = ask(*command, stdin=text)
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True)
+    again, as_it_comes, err = ask(*command, stdin=text)
+    assert code == again == 1
+    assert "line 2: the prompt is empty" in err[0]
+    assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in as_it_comes] == [
+        re.sub(r"\x1b\[[\d;]*m", "", line) for line in at_once
+    ]
+    assert ("\x1b[4;3" in "".join(as_it_comes)) == (color == "always")
+
+
 def test_interactive_shows_n_best_alternatives_and_colors(ask):
     command = (
         interactive.main,
@@ -318,6 +339,31 @@ def test_interactive_has_a_history_and_takes_a_paste_as_one_text(place, tmp_path
     assert history.read_text().splitlines()[:2] == ["old [MASK] friends", "the [MASK] fox"]
 
 
+def test_interactive_on_a_terminal_prints_answers_as_they_come_and_ctrl_c_stops_one(place, tmp_path):
+    command = ("--history", str(tmp_path / "history"), "--max-len", "60", "--min-len", "60", "--color", "never")
+    slowly = (
+        "import time; from ftk.generation.decoder import CachedDecoder as D; step = D.step\n"
+        "D.step = lambda self, tokens: (time.sleep(0.02), step(self, tokens))[1]\n"
+    )
+    with terminal(place, *command, first=slowly) as (process, master):
+        read_until(master, "> ")
+        os.write(master, b"the [MASK] fox\n")
+        begun = read_until(master, "fox\nthe ")
+        assert "1. [MASK]" not in begun
+        reads: list[str] = []
+        read_until(master, "\n> ", reads=reads)
+        assert len(reads) > 10
+        assert "  1. [MASK] = " in "".join(reads)
+        os.write(master, b"the [MASK] fox\n")
+        read_until(master, "fox\nthe ")
+        os.write(master, b"\x03")
+        assert "(stopped)" in read_until(master, "\n> ")
+        os.write(master, b"she reads [MASK]\n")
+        assert "1. [MASK] = " in read_until(master, "\n> ")
+        os.write(master, b"quit\n")
+        assert process.wait(timeout=30) == 0
+
+
 def test_a_history_that_cannot_be_read_is_named(place, tmp_path):
     with terminal(place, "--history", str(tmp_path)) as (process, master):
         assert f"no history: --history {tmp_path}: Is a directory" in read_until(master, "\n> ")
@@ -326,10 +372,15 @@ def test_a_history_that_cannot_be_read_is_named(place, tmp_path):
 
 
 @contextmanager
-def terminal(place, *arguments):
-    """ftk-interactive on a terminal of its own: the process, and the other end of the terminal."""
+def terminal(place, *arguments, first=""):
+    """ftk-interactive on a terminal of its own: the process, and the other end of the terminal.
+
+    `first` is run before; the terminal is the process's own, so that Ctrl-C reaches it.
+    """
     master, own = pty.openpty()
-    command = [sys.executable, "-c", "import sys; from ftk_cli.interactive import main; sys.exit(main())"]
+    claim = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    program = "import sys; from ftk_cli.interactive import main; sys.exit(main())"
+    command = [sys.executable, "-c", claim + first + program]
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     process = subprocess.Popen(
         [*command, "--path", "run", "--max-len", "2", *arguments],
@@ -349,9 +400,14 @@ def terminal(place, *arguments):
         os.close(master)
 
 
-def read_until(master, mark, timeout_seconds=60):
+def read_until(master, mark, timeout_seconds=60, reads=None):
+    """What the terminal shows until `mark` is there; `reads` gets it in the pieces in which it came."""
     shown, started = "", time.monotonic()
     while mark not in re.sub(r"\r|\x1b\[\?2004[hl]", "", shown):
-        assert time.monotonic() - started < timeout_seconds, shown
-        shown += os.read(master, 4096).decode(errors="replace")
+        ready, _, _ = select.select([master], [], [], max(0.0, started + timeout_seconds - time.monotonic()))
+        assert ready, shown
+        new = os.read(master, 4096).decode(errors="replace")
+        shown += new
+        if reads is not None:
+            reads.append(new)
     return shown

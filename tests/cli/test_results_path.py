@@ -6,13 +6,18 @@ import json
 import math
 import re
 import tracemalloc
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
-from ftk.generation.fill import FilledBlank, FillResult
-from ftk.generation.output import colored_text, use_color
+from ftk.generation.output import color_legend, colored_piece, colored_text, use_color
+from ftk.generation.results import FilledBlank, FillResult
+from ftk.generation.streaming import Piece, Span
 from ftk_cli import generate
+from ftk_cli.progress import chunks
+from ftk_cli.prompt_input import prompt_lines
 from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
 
 PROMPTS = [
@@ -53,7 +58,7 @@ def test_a_file_cut_anywhere_is_continued_to_the_same_bytes(generated, tmp_path,
         code, _, err = generated(*command)
         assert code == expected_code
         assert (tmp_path / "results").read_bytes() == whole
-        assert cut < len(whole) // 2 or "of an earlier run" in err[-1 if source is SUBSET else -2]
+        assert cut < len(whole) - 1 or "of an earlier run" in err[-1 if source is SUBSET else -2]
     if source is INPUT:
         assert err[-1] == "ftk-generate: prompts: 3 lines not answered"  # those of earlier runs, too
 
@@ -204,7 +209,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
     path.write_bytes(b"x" * 500_000 + b"\n" + b"the [MASK] fox\n" * 300_000)
     tracemalloc.start()
     with open(path, "rb") as stream:
-        blocks = list(map(len, generate._chunks(generate._prompt_lines(stream), 64)))
+        blocks = list(map(len, chunks(prompt_lines(stream), 64)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(blocks) == 300_001
@@ -230,8 +235,18 @@ def test_alternatives_in_both_formats(ask):  # noqa: F811
     assert shown == [line for line in text if line.startswith("A-")]
 
 
+class WORDS:
+    """Tokens as a byte-level tokenizer decodes them."""
+
+    pieces: ClassVar = {7: b" red", 8: b"\nfox", 9: b" \xe2\x82", 10: b"\xac"}
+
+    @classmethod
+    def decode(cls, tokens):
+        return b"".join(cls.pieces[token] for token in tokens).decode("utf-8", errors="replace")
+
+
 def test_colors_where_they_are_wanted_and_never_in_a_pipe(ask, monkeypatch):  # noqa: F811
-    command = (generate.main, "--path", "run", "--input", "-", "--max-len", "3", "--color")
+    command = (generate.main, "--path", "run", "--input", "-", "--max-len", "3", "--min-len", "1", "--color")
     prompt = b"the [MASK] fox\n"
     plain = [line for line in ask(*command, "never", stdin=prompt)[1] if line[0] == "F"]
     assert "\x1b" not in plain[0]
@@ -239,6 +254,8 @@ def test_colors_where_they_are_wanted_and_never_in_a_pipe(ask, monkeypatch):  # 
     (colored,) = [line for line in ask(*command, "always", stdin=prompt)[1] if line[0] == "F"]
     assert re.sub(r"\x1b\[[\d;]+m", "", colored) == plain[0]
     assert re.search(r"^F-0\tthe \x1b\[4;3[1236]m", colored)
+    for choice, notes in (("never", 0), ("always", 1)):
+        assert sum("probabilities of tokens" in line for line in ask(*command, choice, stdin=prompt)[1]) == notes
 
 
 @pytest.mark.parametrize(
@@ -266,5 +283,23 @@ def test_colors_say_how_probable_a_token_of_the_answer_is(probability, color):
     logprob = math.log(probability) if probability else -math.inf
     answer = FilledBlank("[MASK]", "red\nfox", [7, 8], [logprob, logprob], logprob)
     result = FillResult("a [MASK] b", "a red\nfox b", [answer], ((2, 9),))
-    assert colored_text(result) == f"a \x1b[4;{color}mred\\nfox\x1b[0m b"
-    assert colored_text(result, escape=False) == f"a \x1b[4;{color}mred\nfox\x1b[0m b"
+    assert colored_text(result, WORDS) == f"a \x1b[4;{color}mred\\nfox\x1b[0m b"
+    assert colored_text(result, WORDS, escape=False) == f"a \x1b[4;{color}mred\nfox\x1b[0m b"
+
+
+def test_each_token_has_its_own_color_and_no_character_two():
+    logprobs = [math.log(0.9), math.log(0.3), math.log(0.9), math.log(0.1), math.log(0.01)]  # the last: an end token
+    answer = FilledBlank("[MASK]", "red\nfox €", [7, 8, 9, 10], logprobs, 0.0)
+    result = FillResult("a [MASK]", "a red\nfox €", [answer], ((2, 11),))
+    # The two halves of the euro sign: the square root of 0.9 times 0.1 is 0.3, as yellow as the fox.
+    assert colored_text(result, WORDS) == "a \x1b[4;32mred\x1b[0m\x1b[4;33m\\nfox €\x1b[0m"
+    piece = Piece(0, 0, "red\nfox €", [7, 8, 9, 10], logprobs, " red\nfox € b", (Span(0, 10, 0),))
+    assert colored_piece(piece, {}, WORDS) == "\x1b[4;32m red\x1b[0m\x1b[4;33m\nfox €\x1b[0m b"
+    assert colored_piece(replace(piece, blank=1), {0: answer}, WORDS) == colored_piece(piece, {}, WORDS)
+
+
+def test_the_legend_shows_every_color():
+    legend = color_legend()
+    assert re.findall(r"\x1b\[4;(\d+)m([^\x1b]+)\x1b\[0m", legend) == [
+        *(("32", "0.8 and more"), ("36", "0.5 and more"), ("33", "0.2 and more"), ("31", "less"))
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 
@@ -10,8 +11,9 @@ import torch
 
 import ftk
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.generation import BlankFiller
 from ftk.tasks.restore import restore_task
-from ftk_cli import generate
+from ftk_cli import generate, score_reference
 from tests.cli.test_generate_command import ask, place  # noqa: F401
 
 SCORE = ["--path", "run", "--score-reference"]
@@ -23,7 +25,7 @@ def test_the_sum_over_a_subset_is_the_training_loss(ask, place):  # noqa: F811
     task, _ = restore_task(place / "run", str(place / "data-bin"))
     samples, model = task.load_split("valid"), ftk.load_model(place / "run")
     for record in map(json.loads, out):
-        sample = samples.sample(0, record["id"])
+        sample = samples.sample(1, record["id"])
         batch = {
             name: torch.as_tensor(sample[name])[None]
             for name in ("tokens", "targets", "loss_mask", "position_ids", "context_length")
@@ -132,3 +134,126 @@ def test_mistakes_are_named(ask, arguments, message):  # noqa: F811
     code, out, err = ask(generate.main, *arguments)
     assert (code, out, len(err)) == (2, [], 1)
     assert message in err[0]
+
+
+ANSWERS = [
+    "the quick [MASK] fox [sMASK] .\tbrown\tjumps over",
+    "no answer",
+    json.dumps({"prompt": "the lazy\t[MASK] while", "candidates": ["dog", ["brown fox"], "dog"]}),
+    "[MASK] reads\tshe",
+    '{"prompt": "the [MASK]"}',
+    json.dumps({"prompt": "she reads", "answers": ["long letters"]}),
+] * 2
+SOURCES = {"input": ("--input", "answers"), "subset": ("data-bin", "--max-samples", "6")}
+
+
+@pytest.fixture
+def scored(ask, place, tmp_path, monkeypatch):  # noqa: F811
+    """scored(*arguments) -> (code, stdout, stderr); a block is two samples, the results are in tmp_path/results."""
+    (place / "answers").write_text("\n".join(ANSWERS) + "\n", encoding="utf-8")
+    monkeypatch.setattr(score_reference, "_SAMPLES_AT_ONCE", 2)
+
+    def call(*arguments):
+        return ask(generate.main, *SCORE, *arguments, "--results-path", str(tmp_path / "results"))
+
+    return call
+
+
+def sums(err):
+    """The line with the sums."""
+    (found,) = (line for line in err if "scored" in line and "log-probability" in line)
+    return found
+
+
+@pytest.mark.parametrize("output_format", ["text", "json"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_file_cut_anywhere_is_continued_to_the_same_bytes(scored, tmp_path, source, output_format):
+    command = (*SOURCES[source], "--output-format", output_format)
+    code, out, err = scored(*command)
+    whole, total = (tmp_path / "results").read_bytes(), sums(err)
+    assert (code, out) == (1 if source == "input" else 0, [])
+    for cut in (0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 1, len(whole)):
+        (tmp_path / "results").write_bytes(whole[:cut])
+        again, _, err = scored(*command)
+        assert again == code
+        assert (tmp_path / "results").read_bytes() == whole
+        assert cut < len(whole) // 2 or any("of an earlier run" in line for line in err)
+        assert output_format == "text" or sums(err) == total  # what earlier runs have scored is counted
+    if source == "input":
+        assert err[-1] == "ftk-generate: answers: 4 lines not scored"
+
+
+def test_an_interruption_leaves_whole_records_and_the_rest_is_scored_once(scored, tmp_path, monkeypatch):
+    command = (*SOURCES["input"], "--output-format", "json")
+    scored(*command)
+    whole = (tmp_path / "results").read_bytes()
+    (tmp_path / "results").unlink()
+    blocks, original = [], BlankFiller.score_encoded
+
+    def interrupted(self, prompts, *arguments, **options):
+        blocks.append(prompts)
+        if len(blocks) == 3:
+            raise KeyboardInterrupt
+        return original(self, prompts, *arguments, **options)
+
+    monkeypatch.setattr(BlankFiller, "score_encoded", interrupted)
+    code, _, err = scored(*command)
+    assert (code, err[-1]) == (1, "ftk-generate: interrupted")
+    part = (tmp_path / "results").read_bytes()
+    assert part.count(b"\n") == 4
+    assert whole.startswith(part)
+    assert scored(*command)[0] == 1
+    assert (tmp_path / "results").read_bytes() == whole
+    again = [prompt.prompt for block in blocks[3:] for prompt in block]
+    the_last = ["the quick [MASK] fox [sMASK] .", "the lazy\t[MASK] while", "[MASK] reads", "she reads"]
+    assert again == ["she reads", *the_last]
+
+
+def test_other_answers_and_other_settings_are_refused(scored, place):  # noqa: F811
+    command = (*SOURCES["input"], "--output-format", "json")
+    scored(*command)
+    code, _, err = scored(*command, "--no-score-end")
+    assert code == 2
+    assert "score_end was True and is False" in err[0]
+    (place / "answers").write_text("\n".join([*ANSWERS[:3], "another [MASK]\tshe", *ANSWERS[4:]]) + "\n")
+    code, _, err = scored(*command)
+    assert code == 2
+    assert "answers:4 is not the prompt that" in err[0]
+
+
+def test_a_line_that_cannot_be_scored_is_named_in_its_place_or_stops(ask):  # noqa: F811
+    stdin = ("\n".join(ANSWERS[:4]) + "\n" + "x" * 2_000_000 + "\n" + ANSWERS[3]).encode()
+    code, out, _ = ask(generate.main, *SCORE, "--input", "-", "--output-format", "json", stdin=stdin)
+    assert code == 1
+    assert [(record["id"], "error" in record) for record in map(json.loads, out)] == [
+        *((0, False), (1, True), (2, False), (3, False), (4, True), (5, False))
+    ]
+    assert json.loads(out[1])["line"] == 2
+    assert json.loads(out[4])["error"].startswith("the line is longer than 1048576 bytes")
+    code, out, _ = ask(generate.main, *SCORE, "--input", "-", stdin=stdin)
+    assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0", "E-1", "S-2", "S-3", "E-4", "S-5"]
+    code, out, err = ask(generate.main, *SCORE, "--input", "-", "--on-error", "stop", stdin=stdin)
+    assert code == 2
+    assert err[-1].startswith("ftk-generate: standard input:2: there is no answer")
+    assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0"]
+
+
+@pytest.mark.parametrize("source", ["input", "subset"])
+def test_the_bar_counts_every_sample_once(scored, monkeypatch, source):
+    counts = []
+
+    class Bar(contextlib.nullcontext):
+        def update(self, count):
+            counts.append(count)
+
+        def set_postfix_str(self, text):
+            assert text.endswith(" tokens/s")
+
+    def bar(total, done, unit="prompt"):
+        assert (total, done) == ((None, 0) if source == "input" else (6, 0))
+        return Bar(Bar())
+
+    monkeypatch.setattr(score_reference, "progress_bar", bar)
+    scored(*SOURCES[source])
+    assert sum(counts) == (len(ANSWERS) if source == "input" else 6)
+    assert max(counts) <= 2

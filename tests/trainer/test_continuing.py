@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -16,6 +17,7 @@ from ftk.config.root import slots_of
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.registry import LR_SCHEDULERS
+from ftk.trainer.continuing import agree_on_changes
 from ftk.trainer.train_config import TrainConfig
 from ftk.trainer.trainer import Trainer
 from tests.trainer.test_resume import OPTIONS
@@ -421,3 +423,34 @@ def test_a_bare_checkpoint_has_nothing_to_compare(tmp_path):
     folder = save_checkpoint(tmp_path / "bare", model=ToyModel(), trainer_state={}, config={"optimizer": {"lr": 77}})
     trainer = toy_trainer(tmp_path, checkpoint__restore_from=str(folder))
     assert trainer.state.num_updates == 0
+
+
+def test_the_batch_of_an_update_is_that_of_all_processes(tmp_path):
+    """Another number of processes with the same batches goes on; with others it is refused, with the way out."""
+    donor = toy_trainer(tmp_path, **STOP)
+    before = dump(donor.config)
+    assert donor.state.data_processes == 1
+
+    def agree(processes_before, processes, update_freq):
+        config = copy.deepcopy(donor.config)
+        config.training.update_freq = update_freq
+        return agree_on_changes(
+            config,
+            before,
+            tmp_path,
+            own=False,
+            data_before=None,
+            data=None,
+            processes_before=processes_before,
+            processes=processes,
+        )
+
+    freq = donor.config.training.update_freq
+    assert agree(1, 1, freq) == set()
+    assert agree(4, 2, 2 * freq) == set()
+    with pytest.raises(
+        UserError, match=rf"{2 * freq} -> {freq}; --update-freq {2 * freq} keeps them .*--reset-dataloader"
+    ):
+        agree(2, 1, freq)
+    with pytest.raises(UserError, match=rf"{freq} -> {4 * freq} .*--reset-dataloader"):
+        agree(1, 4, freq)

@@ -1,0 +1,97 @@
+"""All that a run writes of its own accord besides checkpoints: log, progress, records, starts. One process does it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import TracebackType
+
+from ftk.model_parallel.together import together
+from ftk.model_parallel.world import World
+from ftk.report.starts import Starts
+from ftk.trainer.log_file import LogFile
+from ftk.trainer.progress import Progress, make_progress
+from ftk.trainer.records import Record
+from ftk.trainer.sinks import RecordSinks, open_records
+from ftk.trainer.state import TrainerState
+from ftk.trainer.train_config import TrainConfig
+
+
+class RunOutput:
+    """Where a run's log lines and records go; entered, log files are open.
+
+    The main process writes for all. With `--log-all-ranks DIR` each process, the main one too, keeps its own log lines
+    in `DIR/rank_N.log`.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        state: where the run stands.
+        total_updates: its length.
+        world: the processes of the run.
+
+    Raises:
+        UserError: a file cannot be written, or a package that is asked for is missing; on every process.
+    """
+
+    def __init__(
+        self, config: TrainConfig, folder: Path, state: TrainerState, total_updates: int | None, world: World
+    ) -> None:
+        self._progress = Progress()
+        self._records = RecordSinks([])
+        self._starts: Starts | None = None
+        self._log_files: list[LogFile] = []
+
+        def open_all() -> None:
+            logging = config.logging
+            if world.is_main:
+                self._records = open_records(config, folder, state)
+                self._starts = Starts(folder)
+                self._progress = make_progress(logging.log_format, total_updates)
+                self._log_files.append(LogFile(logging.log_file, total_updates))
+            if logging.log_all_ranks is not None:
+                own = str(Path(logging.log_all_ranks) / f"rank_{world.rank}.log")
+                self._log_files.append(LogFile(own, total_updates, flag="--log-all-ranks"))
+
+        together(world, open_all)
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> RunOutput:
+        for log_file in self._log_files:
+            self._open.enter_context(log_file)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def begin(self, num_updates: int) -> None:
+        """This start of the run begins, after so many updates."""
+        if self._starts is not None:
+            self._starts.begin(num_updates)
+
+    def start_progress(self, num_updates: int) -> None:
+        """The first update is about to begin."""
+        self._progress.start(num_updates)
+
+    def update(self) -> None:
+        """One more update is done. Called on every update: costs nothing."""
+        self._progress.update()
+
+    def show(self, record: Record) -> None:
+        """A training or validation record is due."""
+        self._records.write(record)
+        self._progress.show(record)
+        for log_file in self._log_files:
+            log_file.show(record)
+
+    def close(self) -> None:
+        """No more records will come."""
+        self._progress.close()
+        self._records.close()
+
+    def end(self, num_updates: int, reason: str) -> None:
+        """This start of the run has ended."""
+        if self._starts is not None:
+            self._starts.end(num_updates, reason)

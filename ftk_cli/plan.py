@@ -1,0 +1,133 @@
+"""ftk-plan: what ways of spreading a model over GPUs take in memory, messages and time, before any is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ftk.config import Chosen, compose, section, slot
+from ftk.errors import UserError
+from ftk.model_parallel.planner.cluster import PRESETS, ClusterConfig
+from ftk.model_parallel.planner.plan_config import LimitsConfig, WorkConfig
+from ftk.registry import ARCHITECTURES, MODELS, OPTIMIZERS
+from ftk_cli.frame import run
+
+if TYPE_CHECKING:
+    from ftk.model_parallel.planner.layout import Layout
+    from ftk.model_parallel.planner.model_shape import ModelShape
+
+DESCRIPTION = """Ranks the ways of training a model on a cluster: memory by part, messages by collective, time of an
+update. Nothing is run, and no weight exists: the model is built without memory (on the meta device).
+Example: ftk-plan --arch glm_10b --global-batch-size 1024 --cluster h100-80g --gpus 64"""
+
+
+@dataclass(kw_only=True)
+class OutputConfig:
+    top: int = field(default=10, metadata={"help": "so many plans", "unit": "plans"})
+    every: bool = field(default=False, metadata={"help": "list all that fit, not only the best for each T, P, S and R"})
+    json: bool = field(default=False, metadata={"help": "print one JSON object: bytes, seconds, counts"})
+    check: bool = field(
+        default=False,
+        metadata={
+            "help": "lay out the model by the first plan in a process group that sends nothing, and compare what "
+            "PyTorch's DTensor and FSDP2 would hold with what was counted"
+        },
+    )
+    user_dir: str | None = field(
+        default=None, metadata={"help": "a package, folder or file of yours that registers models", "metavar": "PATH"}
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.top < 1:
+            yield f"top is {self.top}; it must be 1 or more"
+
+
+@dataclass(kw_only=True)
+class PlanRoot:
+    model: Chosen = slot(
+        MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model", short="-a"
+    )
+    optimizer: Chosen = slot(OPTIMIZERS, flag="--optimizer", default="adamw", help="optimizer")
+    work: WorkConfig = section("update")
+    cluster: ClusterConfig = section("cluster")
+    limits: LimitsConfig = section("what is looked at")
+    output: OutputConfig = section("output")
+
+    def validate(self) -> Iterator[str]:
+        if self.work.precision == "bf16" and not PRESETS[self.cluster.cluster].has_bf16:
+            yield f"precision is bf16, which {self.cluster.cluster} does not compute in; give --precision fp16"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run("ftk-plan", body, argv)
+
+
+def body(argv: list[str]) -> int:
+    root = compose(PlanRoot, "ftk-plan", DESCRIPTION, argv)
+
+    from ftk.model_parallel.planner import report
+    from ftk.model_parallel.planner.search import search
+
+    if root.work.vocab_size is not None:
+        root.model.config.vocab_size = root.work.vocab_size
+    shape = shape_of(root.model)
+    work = root.work.build(shape.max_positions, getattr(root.optimizer.config, "state_bytes", 8.0))
+    if work.num_tokens > shape.max_positions:
+        raise UserError(
+            f"--seq-length {work.num_tokens} is more than the {shape.max_positions} positions of the model; give "
+            f"--max-positions too"
+        )
+    cluster, gpus = root.cluster.build(), root.cluster.gpus
+    limits = root.limits.build()
+    found = search(shape, work, cluster, gpus, limits, root.work.matmul_efficiency)
+    question = report.Question(_name(root.model), shape, work, cluster, gpus, root.optimizer.name)
+    if root.output.json:
+        print(json.dumps(report.tree(question, found, root.output.top, root.output.every)))
+    else:
+        print(report.text(question, found, root.output.top, root.output.every))
+    if root.output.check and found.plans:
+        return _check(root.model, shape, found.plans[0].layout)
+    return 0 if found.plans else 1
+
+
+def _name(model: Chosen) -> str:
+    """The architecture, with what was given instead of its values."""
+    if model.arch is None:
+        return model.name
+    preset = dataclasses.asdict(ARCHITECTURES.get(model.arch).target())
+    changed = {key: value for key, value in dataclasses.asdict(model.config).items() if value != preset[key]}
+    return model.arch + (f" ({', '.join(f'{key} {value}' for key, value in changed.items())})" if changed else "")
+
+
+def shape_of(model: Chosen) -> ModelShape:
+    """Names and shapes of a model that is built on the meta device."""
+    from ftk.model_parallel.planner.model_shape import model_shape
+
+    return model_shape(_on_meta(model), model.config)
+
+
+def _on_meta(model: Chosen) -> Any:
+    import torch
+
+    with torch.device("meta"):
+        return model.build()
+
+
+def _check(model: Chosen, shape: ModelShape, layout: Layout) -> int:
+    """Say on stderr, beside whatever was printed, whether PyTorch lays out the model as planned."""
+    from ftk.model_parallel.planner.check import check_shapes
+
+    checked = check_shapes(lambda: _on_meta(model), shape, layout)
+    for line in checked.differences[:10]:
+        print(line, file=sys.stderr)
+    verdict = f"{len(checked.differences)} differ from the plan" if checked.differences else "all as planned"
+    print(
+        f"checked {checked.shapes:,} shapes of parameters on {checked.places} of {layout.world:,} processes, as "
+        f"DTensor and FSDP2 hold them: {verdict}",
+        file=sys.stderr,
+    )
+    return 1 if checked.differences else 0

@@ -1,0 +1,103 @@
+"""What commands that fill many blanks tell meanwhile: a bar, rates, and lines that keep out of the bar's way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ftk_cli import launched
+
+if TYPE_CHECKING:
+    from ftk_cli.results import ResultsFile
+
+
+_WIDTH = 80  # columns of a bar on a terminal that does not know its own
+
+BATCHES_AT_ONCE = 4
+"""Prompts of so many batches are sorted by length together, and held in memory."""
+
+
+def chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """`size` items at a time, the rest at the end."""
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+class Meter:
+    """What was done in what time.
+
+    Args:
+        unit: what is counted.
+        earlier: how many of them an earlier run has done.
+        what: was done with them.
+    """
+
+    def __init__(self, unit: str, earlier: int, what: str = "filled") -> None:
+        self.unit, self.earlier, self.what = unit, earlier, what
+        self.count = self.num_tokens = 0
+        self.started = self.loaded = time.perf_counter()
+
+    def begin(self) -> None:
+        """The model is loaded."""
+        self.loaded = time.perf_counter()
+
+    def add(self, num_tokens: int, count: int = 1) -> None:
+        self.num_tokens += num_tokens
+        self.count += count
+
+    def rate(self) -> str:
+        return f"{self.num_tokens / max(time.perf_counter() - self.loaded, 1e-9):.1f} tokens/s"
+
+    def summary(self) -> str:
+        seconds = time.perf_counter() - self.loaded
+        earlier = f", after {self.earlier} of an earlier run" if self.earlier else ""
+        return (
+            f"{self.what} {self.count} {self.unit} ({self.num_tokens} tokens) in {seconds:.1f} s "
+            f"({self.rate()}){earlier}; loading took {self.loaded - self.started:.1f} s"
+        )
+
+
+def progress_bar(total: int | None, done: int, unit: str = "prompt") -> Any:
+    """A bar on stderr with rate and time left; none where stderr is not a terminal, nor from further processes."""
+    from tqdm import tqdm
+
+    disable = None if launched.rank() == 0 else True
+    width = {"dynamic_ncols": True} if _has_a_width(sys.stderr) else {"ncols": _WIDTH}
+    return tqdm(total=total, initial=done, unit=unit, disable=disable, file=sys.stderr, **width)
+
+
+def _has_a_width(stream: TextIO) -> bool:
+    """Whether a terminal knows how wide it is; one that says 0 would be shown a bar of no characters."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):
+        return False
+
+
+def write(lines: Iterable[str], results: ResultsFile | None) -> None:
+    """Complete records: to the file of results, or to stdout where there is none."""
+    if results is None:
+        _print(lines)
+    else:
+        results.write(lines)
+
+
+def _print(lines: Iterable[str], stream: TextIO | None = None) -> None:
+    """Prints at once, out of the way of the bar."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(file=stream or sys.stdout):
+        print("".join(f"{line}\n" for line in lines), end="", file=stream or sys.stdout, flush=True)
+
+
+def say(prog: str, message: str) -> None:
+    """A line on stderr, behind what was printed before; of several processes the first one says it."""
+    if launched.rank() != 0:
+        return
+    sys.stdout.flush()
+    _print([f"{prog}: {message}"], sys.stderr)

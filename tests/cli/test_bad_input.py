@@ -1,0 +1,170 @@
+"""Bad lines and bad options, with every family of strategies: a clear result or a clear error, and the others go on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ftk_cli import generate
+from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
+
+FAMILIES = {
+    "greedy": (),
+    "beam": ("--beam", "3", "--nbest", "2"),
+    "sampling": ("--sampling", "--top-p", "0.9", "--nbest", "2"),
+    "diverse_beam": ("--search", "diverse_beam", "--beam", "4"),
+    "beam_sampling": ("--search", "beam_sampling", "--beam", "3"),
+    "contrastive": ("--search", "contrastive"),
+}
+COMMAND = ("--path", "run", "--output-format", "json", "--max-len", "2")
+
+# A line, and the number of its answers or the beginning of what is said about it. The model has 129 positions.
+LINES: list[tuple[bytes, int | str]] = [
+    (b"the [MASK] fox", 1),
+    (b"", "the prompt is empty; write a text"),
+    (b" \t ", "the prompt is empty; write a text"),
+    (b"the fox " * 12_500, "the prompt is 87502 tokens long, but the model has 129 positions"),
+    (b"x" * (1 << 20) + b" [MASK]", "the line is longer than 1048576 bytes"),
+    (b"no blank", 1),
+    (b"[MASK]" * 200, "the prompt is 202 tokens long, but the model has 129 positions"),
+    (b"[MASK] [sMASK]" * 50, 100),
+    (b"a\0b\x01\x7f [MASK]\0", 1),
+    ("\u202e\U0001f469\u200d\U0001f467 e\u0301\u0301 [MASK] \ufeff\ud7ff\U0010ffff".encode(), 1),
+    (b"\xed\xa0\x80 [MASK]", "not UTF-8 at byte 1 of the line"),  # half a surrogate pair
+    (b"the [MASK] \xff", "not UTF-8 at byte 12 of the line"),
+    (b"a [MASK]\xc3", "not UTF-8 at byte 9 of the line"),  # half a character
+    ("a\u2028b\x0b [MASK]\r".encode(), 1),
+    (b"[gMASK] [gMASK]", 2),
+    (b"[CLS] </s> <|endofpiece|> {} %s [MASK", 1),
+    (b"last [MASK]", 1),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_bad_line_is_named_by_its_number_and_the_others_are_answered(ask, family):  # noqa: F811
+    command = (generate.main, *COMMAND, "--input", "-", *FAMILIES[family])
+    code, out, err = ask(*command, stdin=b"\n".join(line for line, _ in LINES))
+    records = [json.loads(line) for line in out]
+    assert code == 1
+    assert [record["id"] for record in records] == list(range(len(LINES)))
+    said = [line.removeprefix("ftk-generate: standard input:") for line in err if "standard input:" in line]
+    for number, (record, (_, expected)) in enumerate(zip(records, LINES, strict=True), start=1):
+        if isinstance(expected, int):
+            assert len(record["answers"]) == expected
+        else:
+            assert record["line"] == number
+            assert record["error"].startswith(expected)
+            assert said.pop(0) == f"{number}: {record['error']}"
+    assert said == [f" {sum(isinstance(expected, str) for _, expected in LINES)} lines not answered"]
+
+    good = [line for line, expected in LINES if isinstance(expected, int)]
+    code, out, _ = ask(*command, stdin=b"\n".join(good))
+    assert code == 0
+    answered = [record for record in records if "answers" in record]
+    for alone, among_bad in zip(map(json.loads, out), answered, strict=True):
+        assert [one["tokens"] for one in alone["answers"]] == [one["tokens"] for one in among_bad["answers"]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hostile_files_as_input(ask, test_data, family):  # noqa: F811
+    files = [path for path in sorted((test_data / "hostile").iterdir()) if path.name != "README.md"]
+    assert len(files) > 40
+    for path in files:
+        with open(path, "rb") as stream:
+            lines = [line for line, _ in zip(stream, range(12), strict=False)]
+        source = (*COMMAND, "--input", str(path), "--input-format", "text", "--max-samples", "12")
+        code, out, err = ask(generate.main, *source, *FAMILIES[family])
+        records = [json.loads(line) for line in out]
+        assert [record["id"] for record in records] == list(range(len(lines))), path
+        for number, (line, record) in enumerate(zip(lines, records, strict=True), start=1):
+            expected = what_is_wrong(line)
+            if "error" in record:
+                assert expected in record["error"], (path, number)
+                assert any(f"{path}:{number}: {record['error']}" in one for one in err)
+            else:
+                assert expected == "" or expected == "positions", (path, number)
+                assert record["answers"]
+        assert code == (1 if any("error" in record for record in records) else 0)
+        assert not any("Traceback" in line for line in err)
+
+
+@pytest.mark.parametrize("how", ["--input-format json", "--input-format tabs", "--score-reference"])
+def test_hostile_files_as_lines_with_more_than_a_prompt(ask, test_data, how):  # noqa: F811
+    answered = 0
+    for path in sorted((test_data / "hostile").iterdir()):
+        with open(path, "rb") as stream:
+            count = sum(1 for _ in zip(stream, range(12), strict=False))
+        source = (*COMMAND, "--input", str(path), "--max-samples", "12", *how.split())
+        code, out, err = ask(generate.main, *source)
+        records = [json.loads(line) for line in out]
+        assert [record["id"] for record in records] == list(range(count)), path
+        bad = [record for record in records if "error" in record]
+        assert code == (1 if bad else 0), (path, err)
+        assert all(any(f"{path}:{record['line']}: {record['error']}" in line for line in err) for record in bad)
+        assert not any("Traceback" in line for line in err)
+        answered += len(records) - len(bad)
+    assert answered > 0 or how == "--score-reference"  # no file has answers beside its prompts
+
+
+def what_is_wrong(line: bytes) -> str:
+    """What an error must say; "positions" where only the tokenizer can tell whether there is one."""
+    if len(line) > 1 << 20:
+        return "longer than"
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    if not text.removeprefix("\ufeff").strip():
+        return "is empty"
+    return "positions" if len(line) > 60 else ""
+
+
+# Options, and what is said at once (exit code 2, one line, nothing answered), or None: all prompts are answered.
+OPTIONS: list[tuple[str, str | None]] = [
+    ("--beam 1000 --nbest 1000", None),
+    ("--search diverse_beam --beam 1000", None),
+    ("--search beam_sampling --beam 400", None),
+    ("--search contrastive --contrastive-candidates 1000", None),
+    ("--search contrastive --contrastive-candidates 0", "contrastive_candidates is 0; it must be at least 1"),
+    ("--sampling --top-k 100000", None),
+    ("--sampling --top-p 0", "top_p is 0.0; it must be above 0 and at most 1"),
+    ("--sampling --top-p nan", "top_p is nan"),
+    ("--search beam_sampling --beam 2 --top-p 0", "top_p is 0.0"),
+    ("--sampling --top-p 1e-300", None),
+    ("--sampling --temperature 0", "temperature is 0.0; it must be above 0 and finite"),
+    ("--sampling --temperature -1", "temperature is -1.0; it must be above 0 and finite"),
+    ("--sampling --temperature nan", "temperature is nan"),
+    ("--sampling --temperature 1e-310", None),
+    ("--sampling --temperature 1e300", None),
+    ("--sampling --typical-p 0", "typical_p is 0.0"),
+    ("--sampling --min-p 2", "min_p is 2.0; it must be from 0 to 1"),
+    ("--beam 2 --nbest 3", "nbest is 3, but beam is 2"),
+    ("--nbest 3", "nbest is 3, but greedy search does not use it"),
+    ("--search contrastive --nbest 2", "nbest is 2, but contrastive search does not use it"),
+    ("--search diverse_beam --beam 5", "diverse_groups is 2, which does not divide beam 5"),
+    ("--length-penalty nan", "length_penalty is nan; it must be a finite number"),
+    ("--length-penalty inf --beam 2", "length_penalty is inf; it must be a finite number"),
+    ("--sampling --seed -5", None),
+    ("--alternatives 100000", None),
+    ("--batch-size 0", "batch_size is 0; it must be at least 1"),
+    ("--constraints fox --forbid-words fox", "must come, but 'fox' in it is forbidden"),
+    ("--constraints fox --stop o", "constraints 'fox' holds 'o', at which an answer stops"),
+    ("--constraints lettersofoldfriends --max-len 3", "tokens, but an answer has room for 3; raise max_len"),
+    ("--prefix letters --constraints friends --max-len 8", "it and the constraints need"),
+    ("--min-lens 2 --max-lens 1", "min_lens 2 is above max_lens 1"),
+    ("--min-len 9 --max-len 3", "min_len is 9; it must be from 0 to max_len 3"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[options for options, _ in OPTIONS])
+def test_options_without_a_meaning_are_refused_at_once_and_extreme_ones_answered(ask, options, message):  # noqa: F811
+    prompts = b"the [MASK] fox [sMASK] .\n\nold [MASK]\n"
+    code, out, err = ask(generate.main, *COMMAND, "--input", "-", *options.split(), stdin=prompts)
+    if message is None:
+        assert code == 1  # the empty line
+        assert [len(json.loads(line).get("answers", ())) for line in out] == [2, 0, 1]
+        assert "standard input:2: the prompt is empty" in err[0]
+    else:
+        assert (code, out, len(err)) == (2, [], 1)
+        assert message in err[0]

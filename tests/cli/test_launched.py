@@ -1,0 +1,232 @@
+"""Runs of several processes: signals to one of them, one that fails or is killed, mistakes in what is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from ftk.errors import UserError
+from ftk_cli import launched
+from ftk_cli.train import main
+from ftk_cli.validate import main as validate_main
+from tests.torchrun import rank_pid, started, torchrun
+
+PLUGIN = """
+from ftk.registry import register_hook
+from ftk.trainer.hooks import Hook
+
+
+@register_hook("ill")
+class Ill(Hook):
+    def before_step(self, trainer, micro_batches):
+        if trainer.world.rank == 1 and trainer.state.num_updates == 3:
+            raise ValueError("the hardware is ill")
+"""
+
+
+@pytest.fixture
+def arguments(data_bin, tmp_path):
+    words = f"-m ftk_cli.train {data_bin} --arch glm_tiny --num-layers 2 --seq-length 32 --device cpu --batch-size 2 "
+    words += f"--max-update 100000 --log-interval 1 --log-format json --save-dir {tmp_path / 'run'}"
+    return words.split()
+
+
+def wait_for_updates(folder, number):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        path = folder / "metrics.jsonl"
+        if path.exists() and len(path.read_text().splitlines()) >= number:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{folder} has not come to update {number}")
+
+
+def own_lines(stderr):
+    """What our processes say, without torchrun's report and without the log."""
+    return [line for line in stderr.splitlines() if line.startswith("ftk-train:")]
+
+
+def root_cause(stderr):
+    return stderr.partition("Root Cause")[2]
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_update(arguments, tmp_path):
+    with started(2, *arguments) as process:
+        wait_for_updates(tmp_path / "run", 2)
+        os.kill(rank_pid(process.pid, 1), signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert "stopped: SIGTERM was received" in stderr
+    last = max(json.loads(line)["num_updates"] for line in stdout.splitlines())
+    assert (tmp_path / "run" / "checkpoint_last").resolve().name == f"checkpoint_{last}"
+    continued = torchrun(2, *[str(last + 1) if word == "100000" else word for word in arguments])
+    assert continued.returncode == 0, continued.stderr
+    assert f"continuing after {last} updates" in continued.stderr
+    assert json.loads(continued.stdout.splitlines()[0])["num_updates"] == last + 1
+
+
+def test_torchrun_passes_a_signal_on_and_the_run_is_saved(arguments, tmp_path):
+    with started(2, *arguments) as process:
+        wait_for_updates(tmp_path / "run", 2)
+        rank_0 = rank_pid(process.pid, 0)
+        process.send_signal(signal.SIGTERM)  # torchrun passes it on ...
+        os.kill(rank_0, signal.SIGTERM)  # ... as does whoever ends all processes of the job
+        _, stderr = process.communicate(timeout=120)
+    assert stderr.count("SIGTERM: finishing this update") == 1
+    assert "stopped: SIGTERM was received" in stderr
+    assert (tmp_path / "run" / "checkpoint_last").exists()
+
+
+def test_a_killed_process_takes_the_others_along_and_is_named(arguments, tmp_path):
+    with started(2, *arguments) as process:
+        wait_for_updates(tmp_path / "run", 2)
+        killed = rank_pid(process.pid, 1)
+        began = time.monotonic()
+        os.kill(killed, signal.SIGKILL)
+        _, stderr = process.communicate(timeout=60)
+        assert time.monotonic() - began < 60
+    assert process.returncode != 0
+    assert "rank      : 1" in root_cause(stderr)
+    assert f"Signal 9 (SIGKILL) received by PID {killed}" in root_cause(stderr)
+    assert len(own_lines(stderr)) <= 1  # one of those that are left, and it blames no one
+    assert not any("Error" in line for line in own_lines(stderr))
+
+
+def test_a_failure_of_one_process_is_shown_first_and_last(arguments, tmp_path):
+    (tmp_path / "ill.py").write_text(PLUGIN)
+    done = torchrun(2, *arguments, "--user-dir", tmp_path / "ill.py", "--hooks", "ill")
+    assert done.returncode != 0
+    assert [json.loads(line)["num_updates"] for line in done.stdout.splitlines()] == [1, 2, 3]
+    [said] = own_lines(done.stderr)
+    assert said.startswith("ftk-train: process 1: ValueError: the hardware is ill")
+    before, _, after = done.stderr.partition(said)
+    assert "Traceback" not in before
+    assert "rank      : 1" in root_cause(after)
+    assert "the hardware is ill" in root_cause(after)
+
+
+def test_a_mistake_is_said_once_before_anything_starts(arguments, tmp_path):
+    done = torchrun(2, *arguments, "--tensor-parallel-size", 2, "--num-attention-heads", 3, "--hidden-size", 48)
+    assert done.returncode != 0
+    [said] = own_lines(done.stderr)
+    assert "3 attention heads, which 2" in said
+    assert "exitcode  : 2" in root_cause(done.stderr)
+    assert not (tmp_path / "run").exists()
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--tensor-parallel-size 3", "--tensor-parallel-size 3 does not divide the number of processes, 2"),
+        ("--data-parallel-shard-size 2 --data-parallel-replicate-size 2", "is not the number of processes, 2"),
+        ("--tensor-parallel-size 2 --num-attention-heads 3 --hidden-size 48", "3 attention heads, which 2"),
+        ("--pipeline-parallel-size 2 --num-layers 1", "has 1 layers"),
+        ("--pipeline-parallel-size 2", "needs 2 micro-batches an update or more, --update-freq is 1"),
+        ("--pipeline-parallel-size 2 --update-freq 2 --compile model", "--compile model is for whole models"),
+        (
+            "--pipeline-parallel-size 2 --update-freq 2 --freeze *_embedding layers.0",
+            "--freeze leaves process 0 of the pipeline, with the layers 0, nothing to train",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_numbers(arguments, tmp_path, flags, message, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert main([*arguments[2:], *flags.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert not torch.distributed.is_initialized()
+
+
+def test_ftk_validate_counts_every_sample_once(arguments, data_bin, tmp_path, capsys):
+    assert main([*arguments[2:], "--max-update", "1"]) == 0
+    validate = [str(data_bin), "--path", str(tmp_path / "run"), "--batch-size", "3", "--output-format", "json"]
+    validate += ["--device", "cpu", "--max-samples", "13", "--unigram"]
+    capsys.readouterr()
+    assert validate_main(validate) == 0
+    expected = json.loads(capsys.readouterr().out)
+    done = torchrun(2, "-m", "ftk_cli.validate", *validate)
+    assert done.returncode == 0, done.stderr
+    [found] = map(json.loads, done.stdout.splitlines())
+    for figures in (expected, found):
+        figures.pop("valid_seconds")
+        assert figures.pop("subset") == "valid"
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert found["num_batches"] == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "row"),
+    [
+        ("", None),
+        ("--tensor-parallel-size 2 --data-parallel-shard-size 4", "8 (shard 4 x tensor 2), 4 of them"),
+        ("--pipeline-parallel-size 2 --update-freq 2", "2 (pipeline 2), 1 of them"),
+    ],
+)
+def test_a_dry_run_says_what_the_processes_would_be(arguments, flags, row, capsys):
+    assert main([*arguments[2:], *flags.split(), "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.startswith("processes ")]
+    assert (rows == []) if row is None else (row in rows[0])
+    samples = next(line for line in lines if line.startswith("samples per update"))
+    assert samples.split()[-1] == {None: "2"}.get(row, "8" if "shard" in flags else "4")
+
+
+def test_a_process_alone_is_told_how_to_start_several(arguments):
+    done = torchrun(1, *arguments, "--tensor-parallel-size", 2)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("use torchrun --nproc-per-node 2 ...")
+
+
+# -- who speaks: the parts by themselves ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_rank(tmp_path, monkeypatch):
+    """Makes this process one of two."""
+
+    def become(rank):
+        (tmp_path / str(rank)).mkdir(exist_ok=True)
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv(launched.ERROR_FILE, str(tmp_path / str(rank) / "error.json"))
+
+    monkeypatch.setattr(launched, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(launched.time, "sleep", lambda seconds: None)
+    return become
+
+
+def test_the_first_to_fail_speaks_and_the_others_do_not(as_rank, tmp_path):
+    as_rank(1)
+    assert launched.is_to_say(ValueError("a"), "ValueError: a") == "process 1: ValueError: a"
+    as_rank(0)
+    assert launched.is_to_say(ValueError("b"), "ValueError: b") is None
+    for rank, text in ((1, "ValueError: a"), (0, "ValueError: b")):
+        assert json.loads((tmp_path / str(rank) / "error.json").read_text())["message"]["message"] == text
+
+
+def test_a_users_mistake_is_not_one_processs(as_rank):
+    as_rank(1)
+    assert launched.is_to_say(UserError("no such file"), "no such file") == "no such file"
+
+
+def test_a_lost_connection_leaves_the_word_to_the_cause(as_rank, tmp_path):
+    lost = RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
+    as_rank(1)
+    assert "process 1 has lost another process" in launched.is_to_say(lost, "RuntimeError: ...")
+    assert not (tmp_path / "1" / "error.json").exists()
+    as_rank(0)
+    assert launched.is_to_say(lost, "RuntimeError: ...") is None
+
+
+def test_a_signal_is_said_by_the_first_process_alone(as_rank):
+    as_rank(1)
+    assert launched.is_to_say(KeyboardInterrupt(), "interrupted") is None
+    as_rank(0)
+    assert launched.is_to_say(KeyboardInterrupt(), "interrupted") == "interrupted"

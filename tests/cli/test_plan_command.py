@@ -1,0 +1,153 @@
+"""ftk-plan on the command line: its table, its JSON, its check against PyTorch, its errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+SMALL = ("--arch", "glm_tiny", "--global-batch-size", 64)
+
+
+def test_plans_side_by_side_and_the_first_in_detail(command):
+    done = command("ftk-plan", *SMALL, "--gpus", 8, "--cluster", "a100-40g", "--top", 3)
+    assert done.returncode == 0, done.stderr
+    out = done.stdout
+    assert out.startswith(
+        "model    glm_tiny\n         2,223,616 parameters; 4 layers, hidden 64, inner 256, 4 heads, 30592 tokens"
+    )
+    assert "cluster  8 a100, 8 a node; of each 36.8 GiB to use, 312 TFLOP/s, 300 GB/s in the node" in out
+    head = next(line for line in out.splitlines() if line.startswith("T "))
+    assert head.split() == [
+        *("T", "P", "S", "R", "SP", "ZeRO", "checkpointing", "batch"),
+        *("GiB", "step", "s", "MFU", "tokens/s/GPU", "waiting"),
+    ]
+    rows = out.splitlines()[out.splitlines().index(head) + 1 :][:3]
+    assert all(len(row.split()) == 15 for row in rows)
+    for part in (
+        "The first of them:",
+        "memory of a process",
+        "messages of an update",
+        "time of an update",
+        "Left out of",
+    ):
+        assert part in out
+    assert "--tensor-parallel-size 1 --pipeline-parallel-size 1" in out
+    assert "T does not divide 4 attention heads: T 8" not in out  # more than the heads is not tried
+
+
+def test_json_holds_the_same_in_bytes_and_seconds(command):
+    done = command(
+        "ftk-plan",
+        *(*SMALL, "--json", "--top", 2, "--every", "--gpus", 4, "--tensor-parallel-size", 2, "--sequence-parallel"),
+        *("--pipeline-parallel-size", 1, "--data-parallel-shard-size", 2, "--zero-stage", 2, "--batch-size", 8),
+        *("--activation-checkpointing", "full", "--precision", "fp32", "--seq-length", 128, "--optimizer", "lion"),
+        *("--loss-share", 0.5, "--matmul-efficiency", 0.5, "--ema", "--vocab-size", 1000),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["model"]["vocab_size"] == 1000
+    assert found["model"]["name"] == "glm_tiny (vocab_size 1000)"
+    assert found["work"] == {
+        "global_batch": 64,
+        "num_tokens": 128,
+        "loss_share": 0.5,
+        "precision": "fp32",
+        "state_bytes": 4.0,
+        "loss_chunk_tokens": 1024,
+        "average_bytes": 4,
+        "optimizer": "lion",
+    }
+    [plan] = found["plans"]  # everything was given
+    assert found["feasible"] == 1
+    layout = plan["layout"]
+    assert (layout["tensor"], layout["shard"], layout["zero_stage"], layout["micro_batches"]) == (2, 2, 2, 4)
+    memory = plan["memory_bytes"]
+    assert memory["optimizer_state"] == memory["parameters"] == memory["average"] == memory["gradients"]
+    assert memory["total"] == sum(value for name, value in memory.items() if name != "total")
+    assert plan["seconds"]["total"] == pytest.approx(sum(v for k, v in plan["seconds"].items() if k != "total"))
+    gathers = [m for m in plan["messages"] if m["what"] == "inputs of matrices"]
+    assert [(m["count"], m["message_bytes"]) for m in gathers] == [(4 * 2 * 4, 8 * 128 * 64 * 4)]
+    assert "--sequence-parallel" in plan["flags"]
+    assert "--zero-stage 2" in plan["flags"]
+
+
+def test_schedules_and_stages(command):
+    done = command(
+        "ftk-plan",
+        *(*SMALL, "--gpus", 2, "--pipeline-parallel-size", 2, "--json"),
+        *("--pipeline-schedule", "zero-bubble", "--pipeline-stages-per-rank", 2),
+    )
+    assert done.returncode == 0, done.stderr
+    layouts = [plan["layout"] for plan in json.loads(done.stdout)["plans"]]
+    assert {(layout["schedule"], layout["stages_per_rank"]) for layout in layouts} == {("zero-bubble", 2)}
+
+
+def test_check_against_pytorch(command):
+    done = command(
+        "ftk-plan", *SMALL, "--gpus", 16, "--tensor-parallel-size", 2, "--pipeline-parallel-size", 2, "--check"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "as DTensor and FSDP2 hold them: all as planned" in done.stderr
+    assert " of 16 processes" in done.stderr
+
+
+def test_clusters_of_other_makers(command):
+    done = command(
+        "ftk-plan",
+        *(*SMALL, "--gpus", 8, "--gpus-per-node", 4, "--memory-gib", 10, "--memory-reserve", 0, "--peak-tflops", 50),
+        *("--node-bandwidth", 30, "--network-bandwidth", 3, "--memory-bandwidth", 500),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "4 a node; of each 10.0 GiB to use, 50 TFLOP/s, 30 GB/s in the node, 3 GB/s between nodes" in done.stdout
+
+
+def test_nothing_fits(command):
+    done = command("ftk-plan", *SMALL, "--gpus", 3, "--memory-gib", 0.01)
+    assert done.returncode == 1
+    assert "Nothing fits." in done.stdout
+    assert "R x S does not divide the 64 samples of an update: 3" in done.stdout
+    assert "The least memory:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", 8), "ftk-plan: --arch is missing; there are: glm_10b"),
+        (("--arch", "glm_tiny"), "ftk-plan: work.global_batch_size is missing; give --global-batch-size"),
+        ((*SMALL, "--gpus", 12), "ftk-plan: cluster.gpus is 12; more than one node must be whole nodes of 8"),
+        ((*SMALL, "--seq-length", 600), "ftk-plan: --seq-length 600 is more than the 512 positions of the model"),
+        ((*SMALL, "--cluster", "v100-32g"), "ftk-plan: precision is bf16, which v100-32g does not compute in"),
+        ((*SMALL, "--cluster", "h100"), "ftk-plan: --cluster is 'h100'; it must be one of v100-16g, v100-32g"),
+        ((*SMALL, "--num-layers", 0), "ftk-plan: model.num_layers is 0; it must be at least 1"),
+        ((*SMALL, "--top", 0), "ftk-plan: output.top is 0; it must be 1 or more"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(command, arguments, message):
+    done = command("ftk-plan", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(message), done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_models_of_plugins_are_planned_or_refused(command, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from torch import nn\n"
+        "from ftk.registry import register_architecture, register_model\n"
+        "@dataclass(kw_only=True)\n"
+        "class Config:\n"
+        "    width: int = 8\n"
+        "@register_model('mine', config=Config)\n"
+        "class Mine(nn.Module):\n"
+        "    def __init__(self, config):\n"
+        "        super().__init__()\n"
+        "        self.layers = nn.ModuleList([nn.Linear(config.width, config.width)])\n"
+        "@register_architecture('mine_small', model='mine')\n"
+        "def small():\n"
+        "    return Config()\n"
+    )
+    done = command("ftk-plan", "--user-dir", tmp_path, "--arch", "mine_small", "--global-batch-size", 8)
+    assert done.returncode == 2
+    assert "ftk-plan: Mine cannot be planned: it has no num_layers" in done.stderr

@@ -1,0 +1,52 @@
+"""The bar on a terminal, of any width and of none."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import sys
+import termios
+
+import pytest
+
+from ftk_cli.progress import Meter, progress_bar
+
+
+@pytest.mark.parametrize(("columns", "longest"), [(0, 80), (76, 76), (100, 100)])
+@pytest.mark.parametrize("total", [40, None])
+def test_the_bar_shows_counts_rate_and_time_left_on_terminals_of_every_width(monkeypatch, columns, longest, total):
+    master, own = pty.openpty()
+    fcntl.ioctl(own, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
+    with os.fdopen(own, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress_bar(total, 10, "sample") as bar:
+            bar.update(10)
+            bar.set_postfix_str("12.5 tokens/s")
+        stream.flush()
+        shown = os.read(master, 65536).decode()
+    os.close(master)
+    lines = [line for line in shown.replace("\n", "\r").split("\r") if line.strip()]
+    assert any("20/40" in line and "50%" in line if total else "20sample" in line for line in lines)
+    assert any("12.5 tokens/s" in line for line in lines)
+    assert max(map(len, lines)) <= longest
+    if total:
+        assert any("<" in line for line in lines)  # time that it took < time left
+
+
+def test_there_is_none_where_stderr_is_no_terminal(capsys):
+    with progress_bar(40, 0) as bar:
+        bar.update(40)
+        bar.set_postfix_str("12.5 tokens/s")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_meter_says_what_was_done_in_this_run_and_before():
+    meter = Meter("prompts", 3, "went through")
+    meter.begin()
+    meter.add(20)
+    meter.add(5, count=2)
+    assert meter.summary().startswith("went through 3 prompts (25 tokens) in ")
+    assert "tokens/s), after 3 of an earlier run; loading took" in meter.summary()
+    assert "earlier" not in Meter("prompts", 0).summary()

@@ -1,0 +1,108 @@
+"""Every flag of ftk-generate does something: those of the search one by one, and none is without a test."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftk import hub
+from ftk_cli import generate
+from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
+
+PROMPTS = b"the quick [MASK] fox jumps [MASK]\na lazy dog [MASK] long letters\n"
+JSON = ("--path", "run", "--input", "-", "--output-format", "json", "--max-len", "5")
+
+
+@pytest.fixture
+def answers(ask):  # noqa: F811
+    """answers("--beam 3") -> of each blank of all prompts the token lists of its answers, best first."""
+
+    def call(options=""):
+        code, out, err = ask(generate.main, *JSON, *options.split(), stdin=PROMPTS)
+        assert code == 0, err
+        blanks = [answer for line in out for answer in json.loads(line)["answers"]]
+        return [[one["tokens"] for one in (blank, *blank.get("others", ()))] for blank in blanks]
+
+    return call
+
+
+@pytest.mark.parametrize("only", ["--temperature 1e-6", "--top-k 1", "--top-p 1e-9", "--min-p 1"])
+def test_each_filter_alone_can_leave_nothing_but_the_likeliest_token(answers, only):
+    greedy = answers()
+    assert answers("--sampling") != greedy
+    assert answers(f"--sampling {only}") == greedy
+    # Of a beam each hypothesis has one continuation then, so that a single one is alive.
+    assert [blank[0] for blank in answers(f"--search beam_sampling --beam 3 {only}")] == [blank[0] for blank in greedy]
+
+
+def test_typical_sampling_can_leave_one_token_which_no_seed_changes(answers):
+    assert answers("--sampling --seed 3") != answers("--sampling --seed 4")
+    assert answers("--sampling --seed 3 --typical-p 1e-9") == answers("--sampling --seed 4 --typical-p 1e-9")
+
+
+def test_diverse_groups_and_their_strength(answers):
+    command = "--search diverse_beam --beam 4 --nbest 4 --min-len 2"
+    for blank in answers(f"{command} --diverse-groups 4 --diversity-strength 50"):
+        assert len({tokens[0] for tokens in blank}) == 4
+    for blank in answers(f"{command} --diverse-groups 4 --diversity-strength 0"):
+        assert len(set(map(tuple, blank))) == 1
+    for blank in answers(f"{command} --diverse-groups 1 --diversity-strength 50"):
+        assert len(set(map(tuple, blank))) == 4
+
+
+def test_contrastive_candidates_and_alpha(answers):
+    greedy = answers()
+    assert answers("--search contrastive --contrastive-alpha 0") == greedy
+    assert answers("--search contrastive --contrastive-alpha 1 --contrastive-candidates 1") == greedy
+    assert answers("--search contrastive --contrastive-alpha 1 --contrastive-candidates 9") != greedy
+
+
+@pytest.mark.parametrize("rule", ["true", "false", "never"])
+def test_the_rule_of_early_stopping_arrives(answers, monkeypatch, rule):
+    given, load = [], hub.load_generator
+    monkeypatch.setattr(hub, "load_generator", lambda *args, **options: given.append(options) or load(*args, **options))
+    answers(f"--beam 2 --early-stopping {rule}")
+    assert [options["early_stopping"] for options in given] == [rule]
+
+
+def test_long_prompts_are_cut_where_one_wants_it(ask):  # noqa: F811
+    prompt = f"{'the fox ' * 90}[MASK] {'lazy dog ' * 90}".encode()
+    code, out, _ = ask(generate.main, *JSON, stdin=prompt)
+    assert (code, "positions" in json.loads(out[0])["error"]) == (1, True)
+    found = {}
+    for side in ("left", "right", "middle"):
+        code, out, err = ask(generate.main, *JSON, "--truncate", side, stdin=prompt)
+        assert code == 0, err
+        found[side] = json.loads(out[0])["answers"][0]["token_logprobs"]
+    assert len(set(map(tuple, found.values()))) == 3  # each reads another part of the text
+
+
+def test_threads_and_tracebacks(ask):  # noqa: F811
+    before = torch.get_num_threads()
+    try:
+        assert ask(generate.main, *JSON, "--num-threads", "2", stdin=PROMPTS)[0] == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    for flags, has_one in (((), False), (("--traceback",), True)):
+        code, _, err = ask(generate.main, "--path", "nowhere", "--input", "-", *flags)
+        assert (code, any(line.startswith("Traceback") for line in err)) == (2, has_one)
+
+
+def test_no_flag_is_without_a_test(capsys):
+    with pytest.raises(SystemExit) as end:
+        generate.main(["--version"])
+    assert (end.value.code, capsys.readouterr().out.split()[0]) == (0, "ftk")
+    with pytest.raises(SystemExit):
+        generate.main(["--help"])
+    flags = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, flags=re.MULTILINE))
+    assert len(flags) > 50
+    folder = Path(__file__).parent
+    texts = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("test_*.py")))
+    used = set(re.findall(r"--(?:no-)?[a-z-]+", texts))
+    missing = {flag for flag in flags if flag not in used and flag.replace("--", "--no-", 1) not in used}
+    assert not missing
