@@ -21,7 +21,7 @@ class AnswerConfig:
     min_len: int = field(default=0, metadata={"help": "shortest answer of a blank; no end before", "unit": "tokens"})
     length_penalty: float = field(
         default=1.0,
-        metadata={"help": "score = sum of log-probabilities / length ** this; above 1 favours long answers"},
+        metadata={"help": "score = sum of log-probabilities / length ** this, -10 to 10; above 1 favours long answers"},
     )
     nbest: int = field(default=1, metadata={"help": "answers per blank: beam and fewer, or so many samples"})
     nbest_over: str = field(
@@ -43,10 +43,15 @@ class AnswerConfig:
             yield f"min_len is {self.min_len}; it must be from 0 to max_len {self.max_len}"
         if self.nbest_over not in ("blank", "text"):
             yield f"nbest_over is {self.nbest_over!r}; it is blank or text"
-        if not math.isfinite(self.length_penalty):
-            yield f"length_penalty is {self.length_penalty}; it must be a finite number"
+        greatest = self._greatest_length_penalty()
+        if not abs(self.length_penalty) <= greatest:
+            yield f"length_penalty is {self.length_penalty}; it must be from -{greatest} to {greatest}"
         if self.alternatives < 0:
             yield f"alternatives is {self.alternatives}; it must be 0 (none) or more"
+
+    def _greatest_length_penalty(self) -> int:
+        """10 for answers, given ones too, of up to a thousand tokens: a float32 holds length ** this, and 1 / it."""
+        return math.floor(30.0 / math.log10(max(self.max_len, 1000)))
 
 
 @dataclass(kw_only=True)
@@ -80,8 +85,8 @@ class BeamConfig:
         yield from _at_least_one(self, "beam", "diverse_groups")
         if self.early_stopping not in ("true", "false", "never"):
             yield f"early_stopping is {self.early_stopping!r}; it is one of true, false, never"
-        if not self.diversity_strength >= 0.0:
-            yield f"diversity_strength is {self.diversity_strength}; it must be 0 or more"
+        if not 0.0 <= self.diversity_strength < math.inf:
+            yield f"diversity_strength is {self.diversity_strength}; it must be 0 or more, and finite"
 
 
 @dataclass(kw_only=True)

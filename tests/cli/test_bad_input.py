@@ -121,6 +121,7 @@ def what_is_wrong(line: bytes) -> str:
 
 
 # Options, and what is said at once (exit code 2, one line, nothing answered), or None: all prompts are answered.
+_DIVERSE = "--search diverse_beam --beam 4"
 OPTIONS: list[tuple[str, str | None]] = [
     ("--beam 1000 --nbest 1000", None),
     ("--search diverse_beam --beam 1000", None),
@@ -143,8 +144,14 @@ OPTIONS: list[tuple[str, str | None]] = [
     ("--nbest 3", "nbest is 3, but greedy search does not use it"),
     ("--search contrastive --nbest 2", "nbest is 2, but contrastive search does not use it"),
     ("--search diverse_beam --beam 5", "diverse_groups is 2, which does not divide beam 5"),
-    ("--length-penalty nan", "length_penalty is nan; it must be a finite number"),
-    ("--length-penalty inf --beam 2", "length_penalty is inf; it must be a finite number"),
+    ("--length-penalty nan", "length_penalty is nan; it must be from -10 to 10"),
+    ("--length-penalty inf --beam 2", "length_penalty is inf; it must be from -10 to 10"),
+    ("--length-penalty 2000", "length_penalty is 2000.0; it must be from -10 to 10"),
+    ("--length-penalty -2000 --beam 2", "length_penalty is -2000.0; it must be from -10 to 10"),
+    ("--length-penalty 10", None),
+    ("--length-penalty -10 --beam 2", None),
+    (f"{_DIVERSE} --diversity-strength inf", "diversity_strength is inf; it must be 0 or more, and finite"),
+    (f"{_DIVERSE} --diversity-strength 1e30", None),
     ("--sampling --seed -5", None),
     ("--alternatives 100000", None),
     ("--batch-size 0", "batch_size is 0; it must be at least 1"),
