@@ -17,6 +17,7 @@ from ftk.generation.decoder import CachedDecoder
 from ftk.generation.fusion import FusedDecoder, LanguageModelRecord
 from ftk.generation.processors.base import Processors
 from ftk.generation.processors.per_prompt import PerPrompt
+from ftk.generation.reading import CALL_TOKENS_CPU, CALL_TOKENS_GPU, parts
 from ftk.generation.sampling import prompt_key, step_numbers
 from ftk.generation.search import Answer, Move, Search, Strategy, Task
 from ftk.generation.token_stream import NewTokens, TokenStream
@@ -128,6 +129,8 @@ class InFlight:
         self.stream = stream
         # With a stream the host waits for the tokens of each step anyway.
         self.check_every = 1 if decoder.device.type == "cpu" or stream is not None else CHECK_EVERY
+        self.call_tokens = CALL_TOKENS_CPU if decoder.device.type == "cpu" else CALL_TOKENS_GPU
+        self.num_steps = 0  # of the decoder
         self.waiting: deque[Prompt] = deque()
         self.groups: list[_Group] = []
         self.between: dict[int, Prompt] = {}  # row -> prompt that has filled a blank and has more
@@ -168,15 +171,13 @@ class InFlight:
             return
         rows, prompts = list(self.between), list(self.between.values())
         self.between.clear()
-        logits = [self._read(rows, prompts)] if rows else []  # short chunks, not padded to the length of contexts
         if entering:
             self.free.sort()
             new_rows, self.free = self.free[:entering], self.free[entering:]
             new = [self.waiting.popleft() for _ in new_rows]
             self.decoder.enter(new_rows, [len(prompt.context) for prompt in new])
-            logits.append(self._read(new_rows, new))
             rows, prompts = rows + new_rows, prompts + new
-        first = torch.cat(logits)  # [N, V]
+        first = self._read(rows, prompts)  # [N, V]
         if isinstance(self.decoder, FusedDecoder):
             first = self.decoder.beside(first, rows, prompts)  # [N, 2 V]
         group = _Group(self._search(rows, prompts), rows, prompts, self._record(), first[:, None])
@@ -184,7 +185,14 @@ class InFlight:
         self._collect(group, done)
 
     def _read(self, rows: Sequence[int], prompts: Sequence[Prompt]) -> Tensor:
-        return self.decoder.read(rows, [prompt.chunk(self.sop, self.decoder.in_blocks) for prompt in prompts])
+        """Logits [N, V] of the first tokens. Without `refill` a batch is read at once, padded to its longest chunk."""
+        chunks = [prompt.chunk(self.sop, self.decoder.in_blocks) for prompt in prompts]
+        if not self.refill:
+            return self.decoder.read(rows, chunks)
+        together = parts([len(chunk.tokens) for chunk in chunks], self.call_tokens)
+        logits = [self.decoder.read([rows[n] for n in part], [chunks[n] for n in part]) for part in together]
+        places = torch.tensor([n for part in together for n in part]).argsort()  # where each prompt's row is
+        return torch.cat(logits)[places.to(self.decoder.device, non_blocking=True)]
 
     def _record(self) -> LanguageModelRecord | None:
         """Of what a language model says, where there is one."""
@@ -238,6 +246,7 @@ class InFlight:
         if sources is not None:
             self.decoder.reorder(sources)
         logits = self.decoder.step(tokens)  # [R, W, V]
+        self.num_steps += 1
         for group in self.groups:
             group.advance(logits if alone else logits[group.index])
         for group in list(self.groups):
@@ -292,7 +301,7 @@ class InFlight:
         count = len(group.rows)
         if group.num_steps == self.strategy.num_steps:
             return [True] * count
-        if group.num_steps % self.check_every:
+        if self.num_steps % self.check_every:  # the same steps for all groups, so that they wait together
             return [False] * count
         finished: list[bool] = group.search.finished().tolist()
         return finished if self.refill or all(finished) else [False] * count

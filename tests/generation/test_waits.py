@@ -72,10 +72,10 @@ def waits_of_steps(monkeypatch):
     monkeypatch.setattr(InFlight, "__init__", as_on_a_gpu)
     monkeypatch.setattr(InFlight, "_step", watched)
 
-    def run(processors, own=None, **options):
+    def run(processors, own=None, contexts=CONTEXTS, **options):
         steps.clear()
         generator = SequenceGenerator(small_model(), SPECIAL, max_len=MAX_LEN, processors=processors, **options)
-        generator.fill_ids(CONTEXTS, processors=own)
+        generator.fill_ids(contexts, processors=own)
         return list(steps)
 
     return run
@@ -98,9 +98,28 @@ def test_only_every_eighth_step_asks_the_device(waits_of_steps, options, of_each
     own = [None, Processors(without_a_wait()), Processors(without_a_wait())] if of_each else None
     steps = waits_of_steps(without_a_wait(), own, **options)
     # The first token needs no step of the decoder; the last step is followed by the answers.
-    waiting = [number for number, found in enumerate(steps[:-1], start=2) if found]
+    waiting = [number for number, found in enumerate(steps[:-1], start=1) if found]
     assert len(steps) >= MAX_LEN - 1
     assert all(number % CHECK_EVERY == 0 for number in waiting), steps
+    assert any(steps), "the watch sees nothing"
+
+
+def test_all_groups_ask_at_the_same_steps(waits_of_steps, monkeypatch):
+    numbers = []  # of groups, step by step
+    step = InFlight._step
+
+    def counted(self, done):
+        numbers.append(len(self.groups))
+        step(self, done)
+
+    monkeypatch.setattr(InFlight, "_step", counted)
+    lengths = [1 + number % 13 for number in range(20)]  # answers that end at different steps
+    own = [Processors([MinLength([length] * 9, MAX_LEN), MaxLength([length])]) for length in lengths]
+    steps = waits_of_steps(
+        [], own, contexts=[[7, 8 + number % 8, 3, 9 + number // 8] for number in range(20)], batch_size=8
+    )
+    assert max(numbers) > 1
+    assert [number for number, found in enumerate(steps, start=1) if found and number % CHECK_EVERY] == []
     assert any(steps), "the watch sees nothing"
 
 
