@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,21 @@ _ROWS_AT_ONCE = 4096  # of a weight while it is rounded: bounds the memory of th
 _SHRINKS = tuple(1.0 - 0.02 * step for step in range(21))
 
 
-class Int8Linear(nn.Module):
+class _WithScales(nn.Module):
+    """Keeps its scales in bfloat16, the type of the packed kernels, whatever the module is cast to."""
+
+    scales: str  # name of the buffer
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = self.get_buffer(self.scales)
+        super()._apply(fn, recurse)
+        moved = self.get_buffer(self.scales)
+        if moved.dtype != torch.bfloat16:  # the old values: what another type has rounded away is gone
+            setattr(self, self.scales, kept.to(moved.device))
+        return self
+
+
+class Int8Linear(_WithScales):
     """A linear layer with int8 weights and one scale an output row.
 
     Buffers: quantized_weight int8 [O, I], weight_scale bfloat16 [O], bias [O] or None;
@@ -42,6 +57,7 @@ class Int8Linear(nn.Module):
         dtype: of the bias.
     """
 
+    scales = "weight_scale"
     bias: Tensor | None
 
     def __init__(
@@ -72,7 +88,7 @@ class Int8Linear(nn.Module):
         return _with_bias(int8_linear(hidden, self.quantized_weight, self.weight_scale), self.bias)
 
 
-class Int4Linear(nn.Module):
+class Int4Linear(_WithScales):
     """A linear layer with int4 weights, scale and offset for each group of inputs of an output row.
 
     Buffers: quantized_weight uint8 [O, I / 2], two values a byte, the even input in the high half; scale_and_offset
@@ -90,6 +106,7 @@ class Int4Linear(nn.Module):
         UserError: G does not divide I.
     """
 
+    scales = "scale_and_offset"
     bias: Tensor | None
 
     def __init__(
@@ -158,7 +175,7 @@ class Int4Linear(nn.Module):
         return self._packed[1]
 
 
-class Int8TiedEmbedding(nn.Module):
+class Int8TiedEmbedding(_WithScales):
     """A token embedding with int8 rows and a scale a row, whose matrix is the output layer too.
 
     Args:
@@ -167,12 +184,14 @@ class Int8TiedEmbedding(nn.Module):
         dtype: of the embedded tokens.
     """
 
+    scales = "weight_scale"
+
     def __init__(self, num_embeddings: int, embedding_dim: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.register_buffer("quantized_weight", torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8))
         self.register_buffer("weight_scale", torch.ones(num_embeddings, dtype=torch.bfloat16))
-        # Carries the type: module.to(dtype) changes it with the rest of the model, and the scales stay bfloat16.
+        # Carries the type: module.to(dtype) changes it with the rest of the model.
         self.register_buffer("like", torch.zeros(0, dtype=dtype), persistent=False)
         self.quantized_weight: Tensor
         self.weight_scale: Tensor
@@ -209,7 +228,8 @@ def int8_linear(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor) 
         return product.to(hidden.dtype).view(*hidden.shape[:-1], -1)
     dtype = _matmul_dtype(hidden)
     product = F.linear(hidden.to(dtype), quantized_weight.to(dtype))  # every int8 is exact in bfloat16
-    return product.to(hidden.dtype) * weight_scale.to(hidden.dtype)
+    exact = torch.promote_types(dtype, torch.float32)  # unscaled sums are beyond what float16 holds
+    return (product.to(exact) * weight_scale.to(exact)).to(hidden.dtype)
 
 
 def int8_rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -316,7 +336,9 @@ def _matmul_dtype(hidden: Tensor) -> torch.dtype:
     """bfloat16, as in the packed kernels, where the device multiplies it fast; else the input's own type."""
     if torch.compiler.is_compiling() or hidden.requires_grad or hidden.dtype == torch.float64:
         return hidden.dtype
-    return torch.bfloat16 if _has_fast_bfloat16(hidden.device.type) else hidden.dtype
+    if _has_fast_bfloat16(hidden.device.type):
+        return torch.bfloat16
+    return torch.float32 if hidden.dtype == torch.float16 else hidden.dtype
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -174,6 +176,36 @@ def test_quantized_model_is_near_and_fills_a_prepared_one(weights, embedding):
     prepare_quantized(empty, how)
     empty.load_state_dict(model.state_dict())
     assert torch.equal(empty(tokens), found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("packed", [True, False])
+@torch.no_grad()
+def test_a_quantized_model_is_cast_as_any_other(weights, dtype, packed, monkeypatch):
+    model, tokens = small_glm(), torch.arange(24).reshape(2, 12)
+    quantize_model(model, Quantization(weights=weights, group_size=32 if weights == "int4" else None))
+    if not packed:
+        monkeypatch.setattr(quantized_linear, "has_packed_kernel", lambda kind, device: False)
+        monkeypatch.setattr(quantized_linear, "_has_fast_bfloat16", lambda device: False)
+    scales = {name: value for name, value in model.state_dict().items() if "scale" in name}
+    for rows in (tokens[:1, :8], tokens):  # of each kind of product
+        wanted = model(rows)
+        found = copy.deepcopy(model).to(dtype)(rows)
+        assert found.dtype == dtype
+        assert relative_error(found.double(), wanted.double()) < 0.03
+    there_and_back = model.half().float()
+    assert len(scales) == 9
+    for name, value in there_and_back.state_dict().items():
+        assert "scale" not in name or torch.equal(value, scales[name])
+
+
+@torch.no_grad()
+def test_sums_beyond_what_float16_holds_are_scaled_before_they_are_rounded():
+    layer = Int8Linear.of(_with_weight(torch.full((16, 64), 0.01))).half()
+    for rows in (1, PACKED_MAX_ROWS + 1):  # 64 * 50 * 127 is above 65504, times the scale it is 32
+        found = layer(torch.full((rows, 64), 50.0, dtype=torch.float16))
+        torch.testing.assert_close(found.float(), torch.full((rows, 16), 32.0), rtol=0.01, atol=0)
 
 
 def test_a_model_without_layers_is_refused():
