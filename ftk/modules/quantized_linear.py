@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +34,7 @@ class _WithScales(nn.Module):
 
     scales: str  # name of the buffer
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _WithScales:
         kept = self.get_buffer(self.scales)
         super()._apply(fn, recurse)
         moved = self.get_buffer(self.scales)
