@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 _WIDTH = 80  # columns of a bar on a terminal that does not know its own
 
-BATCHES_AT_ONCE = 4
-"""Prompts of so many batches are sorted by length together, and held in memory."""
+BATCHES_AT_ONCE = 8
+"""Prompts of so many batches are sorted by length together, and held in memory. At the end of each block rows stand
+idle: blocks of 4 batches take a fifth more steps, blocks of 16 one in twenty less (real lines, batches of 16)."""
 
 
 def chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

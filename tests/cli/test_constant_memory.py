@@ -12,11 +12,12 @@ import pytest
 
 from ftk.generation.results import EncodedPrompt, FillResult
 from ftk_cli import fill_prompts, generate
+from ftk_cli.progress import BATCHES_AT_ONCE
 
 LINE = b"the [MASK] fox\n"
 NUM_LINES = 20_000
 BATCH_SIZE = 8
-BLOCK = 4 * BATCH_SIZE
+BLOCK = BATCHES_AT_ONCE * BATCH_SIZE
 
 
 class Endless(io.RawIOBase):

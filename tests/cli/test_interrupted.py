@@ -13,6 +13,7 @@ import pytest
 
 from ftk.generation import BlankFiller
 from ftk_cli import generate
+from ftk_cli.progress import BATCHES_AT_ONCE
 from tests.cli.test_generate_command import LINES, ask, place  # noqa: F401  (fixtures)
 
 STRATEGIES = {
@@ -38,7 +39,7 @@ def prompts(count):
 @pytest.fixture
 def command(place):  # noqa: F811
     (place / "many").write_text("\n".join(prompts(60)) + "\n", encoding="utf-8")
-    return ("--path", "run", "--input", "many", "--max-len", "6", "--batch-size", "3", "--output-format", "json")
+    return ("--path", "run", "--input", "many", "--max-len", "6", "--batch-size", "2", "--output-format", "json")
 
 
 @pytest.mark.parametrize("in_flight", ["--in-flight", "--no-in-flight"])
@@ -63,14 +64,14 @@ def test_cut_anywhere_the_same_prompts_are_answered_together_and_the_bytes_are_t
     whole_command = (generate.main, *command, *STRATEGIES[strategy], in_flight, "--results-path", str(path))
     assert ask(*whole_command)[0] == 1
     whole, all_blocks = path.read_bytes(), list(blocks)
-    assert len(all_blocks) == 5
+    assert len(all_blocks) == 4
     for share in (0.03, 0.35, 0.77, 0.999):
         path.write_bytes(whole[: int(len(whole) * share)])
         blocks.clear()
         assert ask(*whole_command)[0] == 1
         assert path.read_bytes() == whole
         assert blocks == all_blocks[-len(blocks) :]
-        assert len(blocks) == 5 - int(whole[: int(len(whole) * share)].count(b"\n") / 12)
+        assert len(blocks) == 4 - whole[: int(len(whole) * share)].count(b"\n") // (2 * BATCHES_AT_ONCE)
     blocks.clear()
     assert ask(*whole_command)[0] == 1
     assert blocks == []

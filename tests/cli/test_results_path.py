@@ -29,7 +29,7 @@ PROMPTS = [
     "old [MASK] .",
 ] * 3
 INPUT = ("--path", "run", "--input", "prompts", "--max-len", "3", "--batch-size", "1")
-SUBSET = ("data-bin", "--path", "run", "--max-samples", "6", "--max-len", "3", "--batch-size", "1")
+SUBSET = ("data-bin", "--path", "run", "--max-samples", "10", "--max-len", "3", "--batch-size", "1")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_an_interruption_leaves_whole_records_and_the_rest_is_answered_once(
     _, _, err = generated(*command)
     assert (tmp_path / "results").read_bytes() == whole
     assert f"filled {15 - len(answered)} prompts" in err[-2]
-    assert "after 4 of an earlier run" in err[-2]
+    assert "after 8 of an earlier run" in err[-2]
 
 
 def test_scores_of_a_continued_run_are_those_of_a_whole_one(generated, tmp_path):
