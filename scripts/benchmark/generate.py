@@ -11,7 +11,8 @@ weights that a token needs (all but the position tables) by a step's time, as a 
 
 Lines: spans of real lines are masked as in training (half of the lines: some short spans, lengths Poisson(3); the other
 half: one long span), and answers are made as long as what was masked. The same lines are answered batch after batch
-(--no-in-flight) and in flight; time is that of all lines, prompts included. Tokens must be the same.
+(--no-in-flight: sorted by length, padded to the longest, until the last answer ends) and in flight; time is that of all
+lines, prompts included. Tokens must be the same.
 """
 
 from __future__ import annotations
@@ -124,7 +125,12 @@ def steps(models: dict[str, nn.Module], options: argparse.Namespace) -> dict[str
     if not options.no_original and "fp32" in models:
         add("original fp32", "fp32", 1, True, lambda: original_steps(models["fp32"], prompts[0], options.tokens))
     for precision, model in models.items():
-        for name, batch, search in (("", 1, {}), (", 8 prompts", 8, {}), (", beam 4", 1, {"beam": 4})):
+        for name, batch, search in (
+            ("", 1, {}),
+            (", 8 prompts", 8, {}),
+            (", 8, top-p 0.9", 8, {"sampling": True, "top_p": 0.9}),
+            (", beam 4", 1, {"beam": 4}),
+        ):
             add(
                 f"ftk {precision}{name}",
                 precision,
@@ -158,7 +164,7 @@ def steps(models: dict[str, nn.Module], options: argparse.Namespace) -> dict[str
     for row in rows:
         ratio = ratios.get(row["way"])
         row["ratio_within_rounds"] = ratio
-        same = "same" if row["same_tokens"] else "differ"
+        same = "drawn" if "top-p" in row["way"] else "same" if row["same_tokens"] else "differ"
         print(
             f"{row['way']:<24}{row['ms_per_step']:>9.2f}{row['tokens_per_second']:>10.1f}"
             f"{'' if ratio is None else f'{ratio:.2f}':>8}{row['gb_per_second']:>7.1f}{row['share_of_read_rate']:>7.0%}"
