@@ -69,7 +69,10 @@ class GlobalGradients:
         self._counted = [names.get(parameter) not in uncounted for parameter in self.parameters]
 
     def norm(self) -> Tensor:
-        """Euclidean norm of all gradients, float32, 0-d, the same on every process; nothing is read by the host."""
+        """Euclidean norm of all gradients, float32, 0-d, the same on every process; nothing is read by the host.
+
+        It lies where the gradients lie: on the host, if they are offloaded.
+        """
         if self.world.mesh is None:
             return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         squares: dict[frozenset[str], Tensor] = {}  # dimensions that are still to be summed over -> 0-d float64
@@ -84,7 +87,9 @@ class GlobalGradients:
             for kind, value in zip(kinds, values.unbind(), strict=True):
                 rest = kind - {dimension}
                 squares[rest] = squares[rest] + value if rest in squares else value
-        total = squares.get(frozenset(), torch.zeros((), dtype=torch.float64, device=self.world.device))
+        # A process that counts none makes its zero where the others have their sums.
+        device = local(self.parameters[0]).device if self.parameters else self.world.device
+        total = squares.get(frozenset(), torch.zeros((), dtype=torch.float64, device=device))
         if self.world.sizes.pipeline > 1:  # stages hold different parameters
             dist.all_reduce(total, group=self.world.group("pipeline"))
         return total.sqrt().float()

@@ -27,9 +27,15 @@ class Meters:
         self._totals: dict[str, Tensor] = {}  # name -> [2] float64: sum, count
 
     def add(self, sums: Sums, unless: Tensor | None = None) -> None:
-        """Add to each named pair, or to none of them where `unless` (0-d bool) is true."""
+        """Add to each named pair, or to none of them where `unless` (0-d bool) is true.
+
+        Args:
+            sums: name -> (0-d sum, 0-d count); a pair may lie on the host, where the others are on a GPU.
+            unless: on this device.
+        """
         for name, (total, count) in sums.items():
             pair = torch.stack([total.detach().double(), count.detach().double()])  # [2]
+            pair = pair.to(self.device, non_blocking=self.device.type != "cpu")  # to the host it would come too late
             if unless is not None:
                 pair = torch.where(unless, 0.0, pair)
             self._totals[name] = self._totals[name] + pair if name in self._totals else pair

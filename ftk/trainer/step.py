@@ -122,15 +122,16 @@ class Update:
         """
         clip_norm = self.config.training.clip_norm
         with self.stopwatch.part("optimizer"):
-            norm = self.gradients.norm()
+            norm = self.gradients.norm()  # on the host, and so all that the optimizer takes, if gradients are offloaded
             # Of several processes each knows its own loss alone; one that is bad has made the norm bad (`guarded`).
-            seen = [norm] if self.world.size > 1 else [gradients.sums["loss"][0], norm]
+            seen = [norm] if self.world.size > 1 else [gradients.sums["loss"][0].to(norm.device), norm]
             skip = is_non_finite(*seen)
             self.gradients.clip(clip_norm, norm)
             set_lr(self.optimizer, lr, own_lrs)
             step_unless(self.optimizer, skip)
             if self.scaler is not None:
                 self.scaler.update(skip)
+        norm, skip = (value.to(self.device, non_blocking=True) for value in (norm, skip))
         one = torch.ones_like(norm)
         gradients.sums["gnorm"] = (norm, one)
         if clip_norm:
