@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ftk.model_parallel.blocks import blocks_of
@@ -55,21 +55,29 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
         module: as it is called in the step; on the meta device, or with equal values on all processes.
         mesh: of one dimension, over which is sharded; or of two, the first of which holds copies.
         config: stage, offload, types, prefetch.
-        precision: of the run; on GPUs with bf16, parameters are gathered in bf16 unless `config` says otherwise.
+        precision: of the run; on GPUs with bf16, the blocks' parameters are gathered in bf16 unless `config` says
+            otherwise. Under bf16 and fp16 autocast chooses what is computed in which type, so that hidden states
+            between blocks stay float32, as on one process; in fp32 all is computed in the gathered type.
     """
     from ftk.model_parallel.fully_sharded import shard_fully
 
     only_dense_gradients(module)
     gathered = _gather_dtype(config, mesh.device_type, precision)
+    blocks = [block for _, block in blocks_of(module)]
+    under_autocast = precision != "fp32"
+    if under_autocast and gathered is not None and mesh.device_type == "cpu":
+        for block in blocks:
+            _cast_inputs_of_norms(block)
     shard_fully(
         module,
-        [block for _, block in blocks_of(module)],
+        blocks,
         mesh,
         zero_stage=config.zero_stage,
         prefetch_blocks=config.prefetch_blocks,
         cpu_offload=config.cpu_offload,
         gather_dtype=gathered,
         reduce_dtype=DTYPES[config.reduce_dtype],
+        under_autocast=under_autocast,
     )
 
 
@@ -78,6 +86,18 @@ def only_dense_gradients(module: nn.Module) -> None:
     for part in module.modules():
         if hasattr(part, "sparse_gradient"):
             part.sparse_gradient = False  # type: ignore[assignment]
+
+
+def _cast_inputs_of_norms(block: nn.Module) -> None:
+    """On a GPU autocast has norms computed in float32, whatever they are given; on a CPU it leaves them alone, where
+    the kernels take no float32 beside weights in bf16."""
+    for norm in block.modules():
+        if isinstance(norm, nn.LayerNorm | nn.GroupNorm) and norm.weight is not None:
+            norm.register_forward_pre_hook(_to_weight_dtype)
+
+
+def _to_weight_dtype(norm: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(argument.to(norm.weight.dtype) for argument in arguments)  # type: ignore[arg-type]
 
 
 def _gather_dtype(config: ParallelConfig, device_type: str, precision: str) -> torch.dtype | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ def shard_fully(
     cpu_offload: bool = False,
     gather_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
+    under_autocast: bool = False,
 ) -> None:
     """Share out a module's parameters over processes, in place: they become DTensors, cut along their first dimension.
 
@@ -44,16 +46,21 @@ def shard_fully(
         cpu_offload: shares live on the host, where the optimizer computes.
         gather_dtype: in which parameters are gathered and computed with; None: their own.
         reduce_dtype: in which gradients are summed; None: that of the gathered parameters.
+        under_autocast: the module is called under autocast. Then what goes into it and its blocks keeps its type, and
+            parameters in no block are gathered in their own: in `gather_dtype` embeddings would make hidden states
+            coarser from the first to the last block, and the output layer the gradient of its matrix.
     """
+    policy = MixedPrecisionPolicy(gather_dtype, reduce_dtype, cast_forward_inputs=not under_autocast)
+    root_policy = dataclasses.replace(policy, param_dtype=None) if under_autocast else policy
     options: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=gather_dtype, reduce_dtype=reduce_dtype),
         # Memory is pinned for a device; without one there is nothing to pin it for, and torch refuses.
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if cpu_offload else OffloadPolicy(),
     }
     for block in blocks:
-        fully_shard(block, reshard_after_forward=zero_stage == 3, **options)
-    fully_shard(module, reshard_after_forward=False, **options)  # the backward pass begins where the forward ends
+        fully_shard(block, reshard_after_forward=zero_stage == 3, mp_policy=policy, **options)
+    # The backward pass begins where the forward ends.
+    fully_shard(module, reshard_after_forward=False, mp_policy=root_policy, **options)
     module.zero_stage = zero_stage  # type: ignore[assignment]  # for `accumulate`
     for part in sharded_parts(module):
         # A sum, by an operation that all backends have: a factor alone asks for one that only NCCL has.

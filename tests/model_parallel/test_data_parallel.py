@@ -184,6 +184,7 @@ def run_further(folder: str) -> dict[str, Any]:
         ("copies", {}, "bf16"),
         ("stage 3", SHARES, "bf16"),
         ("bf16 gathered", {**SHARES, "gather_dtype": "bf16"}, "fp32"),
+        ("bf16, bf16 gathered", {**SHARES, "gather_dtype": "bf16"}, "bf16"),
         ("bf16 summed", {**SHARES, "reduce_dtype": "bf16"}, "fp32"),
         ("bf16 compressed", {"gradient_compression": "bf16"}, "fp32"),
         ("powersgd", {"gradient_compression": "powersgd", "powersgd_after_updates": 2, "powersgd_rank": 4}, "fp32"),
@@ -201,6 +202,7 @@ def run_further(folder: str) -> dict[str, Any]:
     for form in ("chunked", "linear"):
         world, config = world_of(SHARES, 2)
         results[form] = train(world, config, loss_form=form, num_updates=3)[0]
+    results["types"] = types_under_autocast()
     results["stale"] = [loss_after_a_change(stage) for stage in (1, 2, 3)]
     results["frozen"] = frozen_is_left_alone()
     results["peak"] = [peak_bytes(on_meta) for on_meta in (True, False)]
@@ -239,6 +241,30 @@ def compressed_in_several_buckets() -> list[float]:
     for _ in range(8):
         model(torch.randn(4, 256)).square().sum().backward()
     return [parameter.grad.double().sum().item() for parameter in model.parameters()]
+
+
+def types_under_autocast() -> dict[str, list[str]]:
+    """Where blocks are gathered in bf16 and called under autocast, the types of what goes through the model."""
+    world, config = world_of({**SHARES, "gather_dtype": "bf16"}, 2)
+    _, _, module = train(world, config, num_updates=0, precision="bf16")
+    model = module.model
+    types: dict[str, list[str]] = {"hidden": [], "block": [], "rest": []}
+
+    def note(part: nn.Module, arguments: Any, output: Tensor) -> None:
+        types["hidden"].append(str(output.dtype))
+
+    def note_weights(part: nn.Module, arguments: Any, output: Tensor) -> None:
+        types["block" if part is not model.final_norm else "rest"].append(str(part.weight.dtype))
+
+    for layer in model.layers:
+        layer.register_forward_hook(note)
+        layer.attention_norm.register_forward_hook(note_weights)
+    model.final_norm.register_forward_hook(note)
+    model.final_norm.register_forward_hook(note_weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        module(micro_batches(0)[0], True).loss.backward()
+    types["gradients"] = sorted({str(parameter.grad.dtype) for parameter in model.parameters()})
+    return types
 
 
 def loss_after_a_change(stage: int) -> list[float]:
@@ -326,7 +352,7 @@ def peak_bytes(on_meta: bool) -> int:
     return counted.peak
 
 
-@pytest.mark.parametrize("name", ["copies", "stage 3"])
+@pytest.mark.parametrize("name", ["copies", "stage 3", "bf16, bf16 gathered"])
 def test_bf16_is_as_near_as_bf16_sums_allow(further, reference, name):
     assert further[name]["losses"] == pytest.approx(reference[1]["bf16"], rel=1e-3)
     assert further[name]["losses"] != pytest.approx(reference[1]["fp32"], rel=1e-6)
@@ -347,6 +373,16 @@ def test_half_the_bytes_cost_little_exactness(further, reference, name, gathered
     else:
         assert found["bytes"]["_allgather_base_"] == m * (2 * blocks + rest) * gathered // 4
         assert found["bytes"]["_reduce_scatter_base_"] == m * (blocks + rest) * summed // 4
+
+
+def test_under_autocast_hidden_states_stay_float32_whatever_blocks_are_gathered_in(further):
+    types = further["types"]
+    assert types["hidden"] == ["torch.float32"] * 3
+    assert types["block"] == ["torch.bfloat16"] * 2
+    assert types["rest"] == types["gradients"] == ["torch.float32"]
+    blocks, rest = padded_bytes(2)
+    sent = further["bf16, bf16 gathered"]["bytes"]
+    assert sent["_allgather_base_"] == MICRO_BATCHES // 2 * (2 * blocks // 2 + rest)
 
 
 def test_powersgd_sends_two_thin_matrices_and_still_learns_alike(further, reference):

@@ -99,7 +99,7 @@ def test_layer_with_two_byte_numbers_keeps_34_hidden_sizes_of_korthikanti(shape)
     work = Workload(8, 16, precision="bf16")
     norm_statistics, logsumexp = 16, 4 * 4
     whole = memory_of.layer_activations(Layout(shard=2), with_dropout, work)
-    # Autocast's norms keep a float32 copy of their inputs: 2 bytes more for each of two.
+    # The residual path is float32: 2 bytes more for the inputs of each of two norms.
     assert whole == 16 * (34 * 32 + 2 * 2 * 32 + norm_statistics + logsumexp)
     shared = memory_of.layer_activations(Layout(shard=2, tensor=2), with_dropout, work)
     assert shared == 16 * (10 * 32 + 2 * 2 * 32 + norm_statistics + (24 * 32 + logsumexp) / 2)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from ftk.model_parallel.planner.layout import FIRST, Layout, Place, Workload
 from ftk.model_parallel.planner.memory import (
     MASTER_BYTES,
-    embedded_bytes,
     gather_bytes,
     hidden_numel,
     rank_stages,
@@ -114,7 +113,7 @@ def tensor_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Pla
 
 def _embedding_traffic(layout: Layout, shape: ModelShape, work: Workload, count: int) -> Iterator[Traffic]:
     """Each process gives the rows of the vocabulary that it has; they are added."""
-    size = hidden_numel(layout, shape, work) * embedded_bytes(layout, work)
+    size = hidden_numel(layout, shape, work) * MASTER_BYTES
     if layout.sequence_parallel:
         yield Traffic(REDUCE_SCATTER, "tensor", "token embeddings", count, size, "forward")
         yield Traffic(ALL_GATHER, "tensor", "gradients of token embeddings", count, size, "backward")
@@ -178,7 +177,7 @@ def data_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place
     scatter_when = "update" if layout.zero_stage == 1 else "backward"
     for (numel, is_block), number in sorted(units.items(), reverse=True):
         what = "blocks" if is_block else "the rest"
-        size = numel * gather_bytes(work)
+        size = numel * (gather_bytes(work) if is_block else MASTER_BYTES)
         if layout.shard > 1:
             yield Traffic(ALL_GATHER, "shard", f"parameters of {what}", gathers * number, size, gather_when)
             if layout.zero_stage == 3 and is_block:

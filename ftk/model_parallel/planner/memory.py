@@ -109,8 +109,8 @@ def stage_numel(shape: ModelShape, tensor: int, shard: int, first_layer: int, la
 def layer_activations(layout: Layout, shape: ModelShape, work: Workload) -> int:
     """What one layer keeps of one micro-batch from its forward to its backward pass, with fused attention.
 
-    Per token, v the bytes of a matrix product's result and r those of the residual path (float32 under autocast), in
-    the order of the layer: not shared by tensor parallel, but by sequence parallel, the inputs of two norms (2 H r,
+    Per token, v the bytes of a matrix product's result and r those of the residual path (float32, also under autocast),
+    in the order of the layer: not shared by tensor parallel, but by sequence parallel, the inputs of two norms (2 H r,
     and a mean and a deviation each) and two dropout masks of a byte (2 H); shared by neither the inputs of
     the joint projection and of the feed-forward network (2 H v), which are gathered; and shared by tensor parallel
     query, key and value (3 H v), the attended values (H v) with a logarithm for each head, and the inner width before
@@ -123,9 +123,9 @@ def layer_activations(layout: Layout, shape: ModelShape, work: Workload) -> int:
     """
     tokens = layout.batch_size * work.num_tokens
     hidden, inner, heads = shape.hidden_size, shape.inner_size, shape.num_attention_heads
-    value, residual = work.value_bytes, residual_bytes(layout, work)
+    value = work.value_bytes
     apart = layout.tensor if layout.sequence_parallel else 1
-    entry = hidden * residual / apart  # per token: what comes in
+    entry = hidden * MASTER_BYTES / apart  # per token: what comes in
     if layout.checkpointing == "full":
         return math.ceil(tokens * entry)
     attended = (4 * hidden * value + 4 * heads) / layout.tensor
@@ -137,7 +137,7 @@ def layer_activations(layout: Layout, shape: ModelShape, work: Workload) -> int:
         products += 2 * hidden * value / apart if layout.tensor > 1 else 0  # the sums of both, too
         return math.ceil(tokens * (entry + products))
     masks = 2 * hidden / apart if shape.has_dropout else 0
-    norms = (2 * hidden * (MASTER_BYTES if work.value_bytes < MASTER_BYTES else residual) + 4 * 4) / apart
+    norms = (2 * hidden * MASTER_BYTES + 4 * 4) / apart
     inputs = 2 * hidden * value
     return math.ceil(tokens * (norms + inputs + masks + mask + attended + 2 * inner * value / layout.tensor))
 
@@ -156,18 +156,8 @@ def embedding_activations(layout: Layout, shape: ModelShape, work: Workload) -> 
     return math.ceil(tokens * shape.hidden_size / (layout.tensor if layout.sequence_parallel else 1))
 
 
-def residual_bytes(layout: Layout, work: Workload) -> int:
-    """Of a number on the residual path: as the embedding gives it; what comes from another stage is float32."""
-    return embedded_bytes(layout, work) if layout.pipeline == 1 else MASTER_BYTES
-
-
-def embedded_bytes(layout: Layout, work: Workload) -> int:
-    """Of a number of an embedding: float32, unless parameters are gathered in bfloat16."""
-    return gather_bytes(work) if layout.uses_fsdp else MASTER_BYTES
-
-
 def gather_bytes(work: Workload) -> int:
-    """Of a number of a gathered parameter: --gather-dtype auto on a GPU."""
+    """Of a number of a block's gathered parameter: --gather-dtype auto on a GPU. What is in no block stays float32."""
     return work.value_bytes if work.precision == "bf16" else MASTER_BYTES
 
 
@@ -224,12 +214,13 @@ def buffers(layout: Layout, shape: ModelShape, work: Workload, rank: int) -> int
     ]
     rest, blocks = sum(unit.rest for unit in units), sum(sum(unit.blocks) for unit in units)
     largest = max(max(unit.blocks) for unit in units)
-    autocast = work.value_bytes < (gather_bytes(work) if layout.uses_fsdp else MASTER_BYTES)
-    copies = work.value_bytes * (rest + blocks) if autocast else 0
+    block_bytes = gather_bytes(work) if layout.uses_fsdp else MASTER_BYTES
+    copies = work.value_bytes * rest if work.value_bytes < MASTER_BYTES else 0
+    copies += work.value_bytes * blocks if work.value_bytes < block_bytes else 0
     if not layout.uses_fsdp:
         return copies
-    gathered = gather_bytes(work) * (rest + (min(blocks, 2 * largest) if layout.zero_stage == 3 else blocks))
-    scattered = (gather_bytes(work) + MASTER_BYTES) * max(largest, rest)
+    gathered = MASTER_BYTES * rest + block_bytes * (min(blocks, 2 * largest) if layout.zero_stage == 3 else blocks)
+    scattered = max((block_bytes + MASTER_BYTES) * largest, 2 * MASTER_BYTES * rest)
     if layout.zero_stage == 1 and layout.micro_batches(work.global_batch) > 1:
         scattered += MASTER_BYTES * (rest + blocks)
     return copies + gathered + scattered
