@@ -41,13 +41,13 @@ def glm_large() -> GLMConfig:
 
 @register_architecture("glm_large_chinese", model="glm")
 def glm_large_chinese() -> GLMConfig:
-    """335M parameters, Chinese SentencePiece."""
+    """356M parameters (335M in name), Chinese SentencePiece."""
     return _glm(24, 1024, 16, 1024, CHINESE_VOCABULARY)
 
 
 @register_architecture("glm_roberta_large", model="glm")
 def glm_roberta_large() -> GLMConfig:
-    """335M parameters, English, RoBERTa's data and byte pairs."""
+    """355M parameters (335M in name), English, RoBERTa's data and byte pairs."""
     return _glm(24, 1024, 16, 512, GPT2_VOCABULARY)
 
 
