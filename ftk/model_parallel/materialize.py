@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from ftk.model_parallel.naming import canonical_name
+from ftk.model_parallel.shards import local, own_part
 
 InitialValue = Callable[[str, Sequence[int]], Tensor]
 """(a parameter's name, the whole one's shape) -> its whole initial value, on the CPU."""
@@ -60,10 +61,18 @@ def is_on_meta(module: nn.Module) -> bool:
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers with the names that the model gave them, each once."""
-    from ftk.model_parallel.naming import canonical_name
-
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         yield canonical_name(name, model), tensor
+
+
+def non_persistent_buffers(model: nn.Module) -> set[str]:
+    """Names of the buffers that are in no checkpoint."""
+    return {
+        canonical_name(f"{prefix}.{name}" if prefix else name, model)
+        for prefix, part in model.named_modules()
+        for name in part._non_persistent_buffers_set
+        if part._buffers.get(name) is not None
+    }
 
 
 def copy_whole_into(target: Tensor, value: Tensor) -> None:
@@ -73,9 +82,4 @@ def copy_whole_into(target: Tensor, value: Tensor) -> None:
         target: a plain tensor, or a DTensor that is sharded and replicated in any way.
         value: of the same shape, any type and device.
     """
-    if not isinstance(target, DTensor):
-        target.copy_(value)
-        return
-    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-    share = value[tuple(slice(begin, begin + length) for begin, length in zip(offset, shape, strict=True))]
-    target.to_local().copy_(share)
+    local(target).copy_(own_part(value, target))

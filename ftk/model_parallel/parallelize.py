@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.data_parallel import copy_over_processes, share_over_processes, uses_copies, uses_shares
 from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.equal import check_equal, make_equal, mesh_device
 from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import DIMENSIONS, World
@@ -71,14 +71,14 @@ def parallelize(
     """
     data_mesh, tensor_mesh = _split_mesh(mesh, has_plan=plan is not None)
     parallel = ParallelConfig(zero_stage=zero_stage, cpu_offload=cpu_offload, gather_dtype=gather_dtype)
-    _make_equal(model, mesh)
+    make_equal(model, mesh)
     if tensor_mesh is not None:
         _apply_plan(model, plan, tensor_mesh, sequence_parallel)
     prepare_model(model, EngineConfig(activation_checkpointing=activation_checkpointing, compile=compile))
     if data_mesh is not None:
         share_over_processes(model, data_mesh, parallel, precision="fp32")
     offload = cpu_offload and data_mesh is not None
-    _materialize(model, model, _device_of(mesh), None, offload=offload, initial_value=initial_value)
+    _materialize(model, model, mesh_device(mesh), None, offload=offload, initial_value=initial_value)
     return model
 
 
@@ -113,9 +113,10 @@ def parallelize_training(
 
     Raises:
         UserError: the world has tensor parallel, and there is no plan; or the model is on the meta device, and gives
-            no initial values.
+            no initial values; or processes have built it with different values.
     """
     model = module.model if isinstance(module, StepModule) else module
+    check_equal(model, world)
     if world.sizes.tensor > 1:
         plan = getattr(model, "tensor_parallel_plan", None) if plan is None else plan
         if plan is None:
@@ -196,24 +197,3 @@ def _split_mesh(mesh: DeviceMesh, has_plan: bool) -> tuple[DeviceMesh | None, De
     if has_plan and data is not None and data.size() == 1:
         data = None
     return data, mesh["tensor"] if has_plan else None
-
-
-def _device_of(mesh: DeviceMesh) -> torch.device:
-    return (
-        torch.device("cpu")
-        if mesh.device_type == "cpu"
-        else torch.device(mesh.device_type, torch.cuda.current_device())
-    )
-
-
-@torch.no_grad()
-def _make_equal(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Give all processes the values of the first one: shares of different values would make a model of none."""
-    device = _device_of(mesh)
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_meta:
-            continue
-        values = tensor.detach().to(device)
-        for dimension in range(mesh.ndim):
-            dist.broadcast(values, group=mesh.get_group(dimension), group_src=0)
-        tensor.copy_(values)

@@ -107,10 +107,20 @@ def own_part(value: Tensor, tensor: Any) -> Tensor:
     """This process's part of a whole value, as a tensor of its shape is laid out: the inverse of `whole`."""
     if not is_distributed(tensor):
         return value
+    return value[own_places(tensor.shape, tensor.device_mesh, tensor.placements)]
+
+
+def own_places(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> tuple[slice, ...]:
+    """This process's part of a tensor, as the range of each dimension that it has; also of one that is yet to be made.
+
+    Args:
+        shape: of the whole.
+        mesh, placements: as of a DTensor, of any kind but partial.
+    """
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return value[tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))]
+    sizes, start = compute_local_shape_and_global_offset(tuple(shape), mesh, placements)
+    return tuple(slice(first, first + size) for first, size in zip(start, sizes, strict=True))
 
 
 def depth(dimension: str) -> int:

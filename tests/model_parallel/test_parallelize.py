@@ -108,6 +108,29 @@ def refusal(*arguments: Any) -> str:
     return ""
 
 
+def unlike(rank: int, options: dict[str, int], change: str) -> str:
+    """What is said to two processes of training that have built a model alike but for one thing."""
+    from ftk.model_parallel.engine_config import EngineConfig
+    from ftk.model_parallel.parallel_config import ParallelConfig
+    from ftk.model_parallel.parallelize import parallelize_training
+    from ftk.model_parallel.world import make_world, resolve_sizes
+
+    config = ParallelConfig(**options)
+    model = Network(rank if change == "values" else 0)
+    model.register_buffer("scratch", torch.full((3,), float(rank if change == "scratch" else 0)), persistent=False)
+    if change == "buffer":
+        model.scale += rank
+    if change == "names" and rank:
+        model.more = nn.Linear(1, 1)
+    if change == "shape" and rank:
+        model.output.weight = nn.Parameter(model.output.weight.detach().T.contiguous())
+    try:
+        parallelize_training(model, make_world(resolve_sizes(config, 2), "cpu"), config, EngineConfig())
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 def run_two() -> dict[str, Any]:
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (2,))
@@ -143,6 +166,12 @@ def run_two() -> dict[str, Any]:
         parts = [parameter.to_local().numel() for parameter in model.parameters()]
         results[name] = learn(model, loss_of)
         results[f"{name}, share"] = sum(parts) / sum(parameter.numel() for parameter in model.parameters())
+    results["unlike"] = {
+        " x ".join(options): [
+            unlike(rank, options, change) for change in ("", "values", "buffer", "scratch", "names", "shape")
+        ]
+        for options in ({"data_parallel_replicate_size": 2}, {"data_parallel_shard_size": 2})
+    }
     results["refused"] = [
         refusal(nn.Linear(2, 2), mesh),
         refusal(on_meta(), mesh),
@@ -246,6 +275,16 @@ def test_a_plan_halves_what_it_names(two, name):
 )
 def test_what_does_not_go_together_is_refused(two, place, message):
     assert message in two[0]["refused"][place]
+
+
+@pytest.mark.parametrize("kind", ["data_parallel_replicate_size", "data_parallel_shard_size"])
+def test_processes_that_built_different_models_are_refused_on_all_of_them(two, kind):
+    for result in two:
+        alike, values, buffer, scratch, names, shape = result["unlike"][kind]
+        assert alike == scratch == ""
+        for message, name in ((values, "blocks.0.inner.weight"), (buffer, "scale"), (shape, "output.weight")):
+            assert message.startswith(f"{name} differs from process to process; build the model alike on all")
+        assert names.startswith("more.bias differs")
 
 
 def test_offloading_on_one_process_is_said_to_be_left_out(caplog):

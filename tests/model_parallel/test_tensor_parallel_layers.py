@@ -24,7 +24,7 @@ from ftk.model_parallel.tensor_parallel.layers import (
     works_on_sequence,
 )
 from ftk.model_parallel.tensor_parallel.random import RandomStreams
-from ftk.model_parallel.tensor_parallel.sharding import own_part
+from ftk.model_parallel.tensor_parallel.sharding import own_chunk
 from ftk.model_parallel.world import Sizes, make_world
 from tests.distributed import run_ranks
 
@@ -122,7 +122,7 @@ def losses(mesh: Any) -> dict[str, list[float]]:
                     logits.float().flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
                 ).view(3, 5)
                 (wanted,) = torch.autograd.grad((expected * weights).sum(), logits)
-                own = own_part(logits.detach(), mesh, 2).requires_grad_()
+                own = own_chunk(logits.detach(), mesh, 2).requires_grad_()
                 size = {} if vocab_size % 4 == 0 else {"vocab_size": vocab_size}
                 found = vocab_parallel_cross_entropy(
                     own, targets, group, label_smoothing=smoothing, mask=targets != -100, **size
@@ -135,7 +135,7 @@ def losses(mesh: Any) -> dict[str, list[float]]:
                 first = own.grad.clone()
                 (found * weights).sum().backward()  # what is kept is not written over
                 assert torch.equal(own.grad, 2 * first)
-                wanted_part = own_part(wanted, mesh, 2)
+                wanted_part = own_chunk(wanted, mesh, 2)
                 results[f"{vocab_size} {smoothing} {dtype}"] = [
                     (found - expected).abs().max().item(),
                     (first - wanted_part).abs().max().item(),
@@ -161,7 +161,7 @@ def chunked(mesh: Any) -> dict[str, list[float]]:
     for smoothing in (0.0, 0.1):
         expected = chunked_loss(hidden, weight, targets, smoothing, 8)
         wanted = torch.autograd.grad(expected.total, (hidden, weight))
-        own = own_part(weight.detach(), mesh, 0).requires_grad_()
+        own = own_chunk(weight.detach(), mesh, 0).requires_grad_()
         computed = chunked_loss(hidden, own, targets, smoothing, 8, shard)
         found = torch.autograd.grad(computed.total, (hidden, own))
         torch.testing.assert_close(computed.losses, expected.losses)
@@ -169,7 +169,7 @@ def chunked(mesh: Any) -> dict[str, list[float]]:
         results[f"chunked {smoothing}"] = [
             abs(computed.total.item() - expected.total.item()) / expected.total.item(),
             max(
-                (found[0] - wanted[0]).abs().max().item(), (found[1] - own_part(wanted[1], mesh, 0)).abs().max().item()
+                (found[0] - wanted[0]).abs().max().item(), (found[1] - own_chunk(wanted[1], mesh, 0)).abs().max().item()
             ),
         ]
     return results

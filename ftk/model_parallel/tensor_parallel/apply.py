@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ftk.errors import UserError
+from ftk.model_parallel.equal import check_equal_over_mesh
 from ftk.model_parallel.gradients import add_finisher
 from ftk.model_parallel.tensor_parallel.behaviours import Column, Sequence, Styled, adopt
 from ftk.model_parallel.tensor_parallel.functions import all_reduce
@@ -53,7 +53,7 @@ def apply_plan(
     styles = match_plan(model, plan, mesh.size(), sequence_parallel, partial)
     if mesh.size() == 1:
         return
-    _check_equal(model, mesh)
+    check_equal_over_mesh(model, mesh)
     region = TensorRegion(mesh, sequence_parallel)
     known: dict[nn.Parameter, nn.Parameter] = {}
     cut: dict[nn.Parameter, tuple[str, int | None]] = {}
@@ -128,27 +128,3 @@ def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
         whole = whole_value(value)
         state[name] = whole.flatten(fused[name], fused[name] + 1) if name in fused else whole
     return state
-
-
-def _check_equal(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Processes that drew different weights would train nonsense without a word."""
-    parameters = [(name, value) for name, value in model.named_parameters() if type(value.data) is Tensor]
-    parameters = [(name, value) for name, value in parameters if not value.is_meta]
-    if not parameters:
-        return
-    sums = torch.stack([_checksum(value.detach()) for _, value in parameters])
-    gathered = [torch.empty_like(sums) for _ in range(mesh.size())]
-    dist.all_gather(gathered, sums, group=mesh.get_group())
-    for other in gathered:
-        different = (other != sums).nonzero()
-        if len(different):
-            raise UserError(
-                f"{parameters[int(different[0])][0]} differs from process to process; build the model alike on all of "
-                f"them, with one seed (torch.manual_seed) or from one checkpoint"
-            )
-
-
-def _checksum(values: Tensor) -> Tensor:
-    """The sum of the bits taken as whole numbers: in whatever order it is made, it is the same."""
-    whole_number = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(values.element_size(), torch.uint8)
-    return values.contiguous().view(whole_number).sum(dtype=torch.int64)

@@ -28,12 +28,12 @@ def distributed_parameter(whole: nn.Parameter, mesh: DeviceMesh, dim: int | None
     else:
         if fused > 1:
             values, dim = values.unflatten(dim, (fused, -1)), dim + 1
-        local, placement = own_part(values, mesh, dim), Shard(dim)
+        local, placement = own_chunk(values, mesh, dim), Shard(dim)
     distributed = as_dtensor(local, mesh, placement, values.shape)
     return nn.Parameter(distributed, requires_grad=whole.requires_grad)
 
 
-def own_part(whole: Tensor, mesh: DeviceMesh, dim: int) -> Tensor:
+def own_chunk(whole: Tensor, mesh: DeviceMesh, dim: int) -> Tensor:
     """This process's part along `dim`, cut as `torch.chunk` cuts: a copy, so that the whole can be freed."""
     length, size = whole.size(dim), part_size(whole.size(dim), mesh.size())
     start = min(mesh.get_local_rank() * size, length)
