@@ -27,7 +27,7 @@ SMALLER = [
     (r"ftk-validate data-bin", "ftk-validate data-bin --max-samples 4"),
     (r"ftk-hydra-train(.*--config-name glm_tiny)", r"ftk-hydra-train\1 training.max_update=2 task.seq_length=64"),
     (
-        r"ftk-checkpoint convert (?:.|\\\n)*?--arch glm_\w+ (?:.|\\\n)*",
+        r"ftk-checkpoint convert (?:\\\n|.)*?--arch glm_\w+ (?:\\\n|.)*",
         "ftk-checkpoint convert --from glm glm-large-original glm-large --num-attention-heads 4",
     ),
 ]
