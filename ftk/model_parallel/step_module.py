@@ -7,6 +7,18 @@ from typing import Any
 from torch import nn
 
 
+class Untouched:
+    """Something in a batch that wrappers are not to look into: FSDP2 moves every tensor that it finds to the GPU, and
+    waits for it.
+
+    Args:
+        value: what the task finds in its place.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class StepModule(nn.Module):
     """Model, output layer and loss in one forward pass.
 
@@ -30,8 +42,12 @@ class StepModule(nn.Module):
         """The `LossOutput` of a batch on the model's device.
 
         Args:
-            batch: as the task's collater made it.
+            batch: as the task's collater made it; what is `Untouched` is unpacked.
             training: whether this is a step of training or one of validation.
+
+        Returns:
+            Its loss is a sum, 0-d.
         """
+        batch = {name: value.value if isinstance(value, Untouched) else value for name, value in batch.items()}
         step = self._task.train_step if training else self._task.valid_step
         return step(self.model, self._criterion, batch)

@@ -35,9 +35,19 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The batch with its tensors on the device; what is no tensor, and the sample ids, stay where they are."""
+    """The batch with its tensors on the device; what is no tensor, and the sample ids, stay where they are.
+
+    To a GPU they go by page-locked memory, which PyTorch keeps for the next batches: from other memory the host would
+    wait until the GPU has come to the copy.
+    """
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        if device.type == "cuda" and tensor.device.type == "cpu":
+            tensor = tensor.pin_memory()  # itself, if it is
+        return tensor.to(device, non_blocking=True)
+
     return {
-        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) and name != SAMPLE_IDS else value
+        name: moved(value) if isinstance(value, torch.Tensor) and name != SAMPLE_IDS else value
         for name, value in batch.items()
     }
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ftk.criterions.base import LossOutput
+from ftk.data.iterator import SAMPLE_IDS
 from ftk.model_parallel.gradient_sync import gradient_sync
 from ftk.model_parallel.gradients import guarded
+from ftk.model_parallel.step_module import Untouched
 from ftk.tasks.base import Batch
 from ftk.trainer.device import autocast, to_device
 from ftk.trainer.metrics import Sums
@@ -57,14 +59,19 @@ class SequentialRunner:
         for place, batch in enumerate(micro_batches, start=1):
             with gradient_sync(self.module, enabled=place == len(micro_batches)):
                 with autocast(self.device, self.precision):
-                    output = self.module(to_device(batch, self.device), True)
+                    output = self.module(self._given(batch), True)
                 self._scaled(output.loss, backward_scale).backward()
             add_sums(totals, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
         return totals
 
     def evaluate(self, batch: Batch) -> LossOutput:
         with autocast(self.device, self.precision):
-            return self.module(to_device(batch, self.device), False)
+            return self.module(self._given(batch), False)
+
+    def _given(self, batch: Batch) -> Batch:
+        """What the module is called with: the batch on the device, but for the sample ids, which stay on the host."""
+        moved = to_device(batch, self.device)
+        return {name: Untouched(value) if name == SAMPLE_IDS else value for name, value in moved.items()}
 
 
 def add_sums(totals: Totals, more: Sums) -> None:
