@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.data.dataloader_config import DataloaderConfig
+from ftk.model_parallel.inference_config import InferenceParallelConfig
 from ftk_cli.frame import run, said_at_once
 from ftk_cli.inference_options import DeviceConfig
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
+    from ftk.trainer.runner import Runner
 
 DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
-perplexity, and the same for each objective. Several processes (torchrun) share the batches.
-Example: ftk-validate data-bin --path run"""
+perplexity, and the same for each objective. Several processes (torchrun) share the batches, and the model if it is
+given sizes.
+Examples: ftk-validate data-bin --path run;
+torchrun --nproc-per-node 4 --no-python ftk-validate data-bin --path run --tensor-parallel-size 2"""
 
 
 @dataclass(kw_only=True)
@@ -54,6 +60,7 @@ class ValidateConfig:
 @dataclass(kw_only=True)
 class ValidateRoot:
     validation: ValidateConfig = section("validation")
+    parallel: InferenceParallelConfig = section("parallel")
     common: DeviceConfig = section("common")
 
 
@@ -71,25 +78,25 @@ def body(argv: list[str]) -> int:
 
     if root.common.num_threads is not None:
         torch.set_num_threads(root.common.num_threads)
-    with open_world(ParallelConfig(), resolve_device(root.common.device)) as world, said_at_once("ftk-validate"):
+    sizes = ParallelConfig(
+        tensor_parallel_size=root.parallel.tensor_parallel_size,
+        pipeline_parallel_size=root.parallel.pipeline_parallel_size,
+    )
+    with open_world(sizes, resolve_device(root.common.device)) as world, said_at_once("ftk-validate"):
         return evaluate(root, world)
 
 
 def evaluate(root: ValidateRoot, world: World) -> int:
-    """What one process does: of several, each has the whole model and takes its share of the batches."""
+    """What one process does: of several, those of a data rank have one model, and take its share of the batches."""
     from tqdm import tqdm
 
-    from ftk.hub import load_model
-    from ftk.model_parallel.step_module import StepModule
     from ftk.tasks.restore import restore_task
     from ftk.trainer.dataloading import valid_iterators
-    from ftk.trainer.runner import SequentialRunner
     from ftk.trainer.validation import validate
 
     options, device = root.validation, world.device
     task, parts = restore_task(options.path, options.data)
-    model = load_model(options.path, str(device), ema=root.common.ema)
-    runner = SequentialRunner(StepModule(model, task, task.build_criterion(parts.criterion)), device, options.precision)
+    model, runner = load(root, world, task, task.build_criterion(parts.criterion))
     loading = DataloaderConfig(
         batch_size=options.batch_size,
         num_workers=options.num_workers,
@@ -111,6 +118,25 @@ def evaluate(root: ValidateRoot, world: World) -> int:
             figures["unigram_loss"] = _unigram(task, options.train_subset, whole.batches())
         _print({"subset": split, **figures}, options.output_format)
     return 0
+
+
+def load(root: ValidateRoot, world: World, task: Task, criterion: Any) -> tuple[nn.Module, Runner]:
+    """This process's part of the model, in most cases all of it, and what takes batches through it."""
+    import functools
+
+    from ftk.hub import load_model
+    from ftk.model_parallel.pipeline.inference import PipelinedModel
+    from ftk.model_parallel.step_module import StepModule
+    from ftk.trainer.device import to_device
+    from ftk.trainer.runner import SequentialRunner
+
+    device, precision = world.device, root.validation.precision
+    shared = world.sizes.tensor * world.sizes.pipeline > 1
+    model = load_model(root.validation.path, str(device), ema=root.common.ema, world=world if shared else None)
+    if isinstance(model, PipelinedModel):
+        move = functools.partial(to_device, device=device)
+        return model, model.evaluation_runner(task, criterion, device, precision, move)
+    return model, SequentialRunner(StepModule(model, task, criterion), device, precision)
 
 
 def _unigram(task: Task, train_subset: str, batches: Iterator[dict[str, Any]]) -> float:

@@ -23,13 +23,13 @@ def distribute_for_inference(
 
     Args:
         build: builds the whole model.
-        world: of this process, without data parallel.
+        world: of this process; each of its data ranks has the whole model in its parts.
         load: fills the parameters of what it is given, which have the names of the whole model, and are DTensors
             where they are shared.
 
     Returns:
-        What is called as the whole model is, by all processes at once: with the same arguments it gives the same
-        logits on each of them.
+        What is called as the whole model is, by all processes of a data rank at once: with the same arguments it gives
+        the same logits on each of them.
 
     Raises:
         UserError: the model cannot be cut so.
@@ -40,7 +40,7 @@ def distribute_for_inference(
     from ftk.model_parallel.tensor_parallel.apply import apply_plan
 
     assert world.mesh is not None
-    assert world.sizes.data == 1, "generation has no data parallel"
+    assert world.sizes.shard == 1, "parameters are shared out in training only"
     with torch.device("meta"):
         model = build()
     own, part, stages = model, None, world.sizes.pipeline

@@ -9,6 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ftk.model_parallel.pipeline.batches import Batch
+from ftk.model_parallel.pipeline.runner import PipelineRunner
+from ftk.model_parallel.pipeline.stage_module import Stage
 from ftk.model_parallel.pipeline.stages import Part
 
 
@@ -26,6 +29,7 @@ class PipelinedModel(nn.Module):
 
     def __init__(self, part: Part, group: dist.ProcessGroup) -> None:
         super().__init__()
+        self.part = part
         (self.stage,) = part.stages
         self.config: Any = self.stage.config
         self.hidden_size = part.hidden_size
@@ -73,6 +77,38 @@ class PipelinedModel(nn.Module):
             logits = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         dist.broadcast(logits, group=self.group, group_src=self.last_rank)
         return logits
+
+    def evaluation_runner(
+        self, task: Any, criterion: Any, device: torch.device, precision: str, to_device: Callable[[Batch], Batch]
+    ) -> PipelineRunner:
+        """What takes validation steps of the model: the loss is made on the last stage, and no logits are handed on.
+
+        Args:
+            task: takes the steps (`ftk.tasks.Task`).
+            criterion: what the task computes the loss with.
+            device: of this process.
+            precision: fp32, bf16 or fp16, of matrix products.
+            to_device: moves a batch of CPU tensors there.
+        """
+        stage = Stage(
+            self.stage,
+            task,
+            criterion,
+            self.rank,
+            self.part.layout.num_stages,
+            precision=precision,
+            hidden_dtype=self._dtype(),
+        )
+        return PipelineRunner(
+            self.part,
+            [stage],
+            schedule="1f1b",
+            num_micro_batches=1,
+            group=self.group,
+            device=device,
+            to_device=to_device,
+            hidden_dtype=self._dtype(),
+        )
 
     def _handing_on(self, layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def layer_and_send(hidden: Tensor, attend: Any) -> Tensor:
