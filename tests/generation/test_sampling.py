@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.generation import SequenceGenerator
+from ftk.generation import SequenceGenerator, sampling
 from ftk.generation.sampling import draw, prompt_key, step_numbers, token_probabilities, uniform_numbers
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
@@ -103,7 +103,94 @@ def test_the_tightest_filter_leaves_one_token(options):
 
 def test_top_p_works_without_top_k_and_top_k_lets_no_tie_pass():
     assert token_probabilities(LOGITS, 1.0, 0, 0.7).nonzero()[:, 0].tolist() == [0, 2]
-    assert (token_probabilities(torch.zeros(6), 1.0, 3, 1.0) > 0).sum() == 3
+    assert token_probabilities(torch.zeros(6), 1.0, 3, 1.0).nonzero()[:, 0].tolist() == [0, 1, 2]
+
+
+FILTERS = [
+    {"top_p": 0.01},
+    {"top_p": 0.5},
+    {"top_p": 0.97},
+    {"typical_p": 0.3},
+    {"typical_p": 0.95},
+    {"min_p": 0.2},
+    {"temperature": 1.5, "top_p": 0.8, "min_p": 0.01, "typical_p": 0.7},
+    {"top_k": 4500, "top_p": 0.9, "typical_p": 0.9},
+]
+
+
+def rows_of_all_kinds(size=5000):
+    """Logits [6, size] whose likeliest tokens hold nearly all, much and little; in one of them many are equal."""
+    logits = (
+        torch.randn(6, size, generator=torch.Generator().manual_seed(4)) * torch.tensor([9, 4, 2, 1, 0.2, 3])[:, None]
+    )
+    logits[5] = logits[5].round()
+    return logits
+
+
+@pytest.mark.parametrize("options", FILTERS)
+def test_of_many_tokens_few_are_looked_at_and_nothing_changes(options, monkeypatch):
+    logits = rows_of_all_kinds()
+    found = token_probabilities(logits, **options)
+    looked_at = sampling._LOOK_AT
+    assert max(looked_at) * 4 < logits.size(-1)
+    for row, one in enumerate(logits):  # a row alone: the others have no say in how far it is looked
+        assert torch.equal(token_probabilities(one, **options), found[row])
+    monkeypatch.setattr(sampling, "_LOOK_AT", ())
+    assert torch.equal(token_probabilities(logits, **options), found)
+    if "top_k" not in options:  # `slow_filter` takes its time
+        for row in (0, 2):
+            np.testing.assert_allclose(found[row], slow_filter_of_many(logits[row], **options), rtol=0, atol=1e-12)
+    kept = (found > 0).sum(-1)
+    if options in ({"top_p": 0.97}, {"typical_p": 0.95}):  # each way is gone
+        assert kept.min() < looked_at[0] < kept.median()
+        assert kept.max() > looked_at[1]
+
+
+def slow_filter_of_many(logits, temperature=1.0, top_p=1.0, min_p=0.0, typical_p=1.0):
+    """As `slow_filter`, in numpy."""
+    shares = np.exp(np.asarray(logits, dtype=np.float64) / temperature)
+    shares /= shares.sum()
+    if top_p < 1:
+        shares = first_that_hold(shares, np.argsort(-shares, kind="stable"), top_p)
+    shares = np.where(shares >= min_p * shares.max(), shares, 0.0)
+    shares /= shares.sum()
+    if typical_p < 1:
+        information = -np.log(np.where(shares > 0, shares, 1e-300))
+        distance = np.where(shares > 0, np.abs(information - (shares * information).sum()), np.inf)
+        shares = first_that_hold(shares, np.argsort(distance, kind="stable"), typical_p)
+    return shares
+
+
+def first_that_hold(shares, order, limit):
+    count = int(np.searchsorted(np.cumsum(shares[order]), limit)) + 1
+    result = np.zeros_like(shares)
+    result[order[:count]] = shares[order[:count]]
+    return result / result.sum()
+
+
+@pytest.mark.parametrize("size", [20, 100, 5000])
+@pytest.mark.parametrize("as_bfloat16", [True, False])
+def test_of_equally_likely_tokens_the_first_in_the_vocabulary_stay(size, as_bfloat16):
+    if as_bfloat16:  # rounded as the logits of such a model are
+        logits = 20 + torch.randn(3, size, generator=torch.Generator().manual_seed(size))
+        logits = logits.bfloat16().float()
+        assert logits.unique().numel() < logits.numel()
+    else:
+        logits = torch.zeros(3, size)
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    for count in (1, 3, 8, size // 2):
+        kept = token_probabilities(logits, top_k=count) > 0
+        for row in range(3):
+            assert set(kept[row].nonzero()[:, 0].tolist()) == set(order[row, :count].tolist())
+    for options in ({"top_p": 0.3}, {"top_p": 0.8}):
+        kept = token_probabilities(logits, **options) > 0
+        for row in range(3):
+            count = int(kept[row].sum())
+            assert set(kept[row].nonzero()[:, 0].tolist()) == set(order[row, :count].tolist())
+    if not as_bfloat16:  # all are equally typical, too
+        kept = token_probabilities(logits, typical_p=0.25) > 0
+        assert kept.sum(-1).tolist() == [size // 4] * 3
+        assert bool(kept[:, : size // 4].all())
 
 
 def test_draw_takes_the_token_whose_share_holds_the_number():

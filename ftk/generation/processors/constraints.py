@@ -11,6 +11,7 @@ from torch import Tensor
 from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState, keep_only
 from ftk.generation.processors.length import of_blank
 from ftk.generation.processors.progress import Progress
+from ftk.generation.ranking import stable_topk
 
 
 class LexicalConstraints(Processor):
@@ -59,7 +60,7 @@ class LexicalConstraints(Processor):
         if all(self._progress(blank) is None for blank in self._blank):
             return None
         size = totals.size(-1)
-        best = totals.flatten(1).topk(min(count, totals[0].numel())).indices.tolist()  # [N, C]
+        best = stable_topk(totals.flatten(1), min(count, totals[0].numel()))[1].tolist()  # [N, C]
         of_each = totals.argmax(-1).tolist()  # [N, W]
         chosen: list[list[int]] = []
         for prompt, blank in enumerate(self._blank):

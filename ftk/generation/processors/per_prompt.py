@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ftk.generation.processors.base import Processors, SearchState, index_of
+from ftk.generation.ranking import stable_topk
 
 
 class PerPrompt(Processors):
@@ -55,8 +56,6 @@ class PerPrompt(Processors):
                 chosen.update(zip(rows, found, strict=True))
         if not chosen:
             return None
-        from ftk.generation.search.base import stable_topk  # which imports this room
-
         _, best = stable_topk(totals.flatten(1), min(count, totals[0].numel()))
         usual = best.tolist()
         return [chosen.get(row, usual[row]) for row in range(len(self.own))]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
+from ftk.generation.ranking import stable_topk
+
 if TYPE_CHECKING:
     from ftk.generation.search.base import Answer
 
@@ -37,7 +39,7 @@ class LikeliestTokens:
     def add(self, tokens: Tensor, logprobs: Tensor) -> None:
         """One more step: hypotheses [N, W, step], the model's own log-probabilities [N, W, V] of their next tokens."""
         if self.count:
-            values, ids = logprobs.topk(min(self.count, logprobs.size(-1)), dim=-1)
+            values, ids = stable_topk(logprobs, min(self.count, logprobs.size(-1)))
             self._steps.append(_Step(tokens.clone(), ids, values))
 
     def keep(self, rows: Tensor) -> None:

@@ -294,16 +294,6 @@ def ranked(answers: list[Answer]) -> list[Answer]:
     return sorted(answers, key=lambda one: -one.score)
 
 
-def stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` greatest of [N, X], greatest first, equal ones in order; `torch.topk` promises no order."""
-    values, indices = scores.topk(count, dim=-1)
-    # What topk takes among those equal to the last value is open too, but its own choice never depends on the
-    # batch; the order of what it took is settled here.
-    indices = indices.sort(dim=-1).values
-    values, order = scores.gather(-1, indices).sort(dim=-1, descending=True, stable=True)
-    return values, indices.gather(-1, order)
-
-
 def _answer(
     length_penalty: float, tokens: list[int], logprobs: list[float], scores: list[float], length: int, ended: bool
 ) -> Answer:

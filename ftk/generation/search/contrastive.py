@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
+from ftk.generation.ranking import stable_topk
 from ftk.generation.search.base import Answer, Lines, Move, Search, Task
 from ftk.registry import register_search
 
@@ -61,7 +62,7 @@ class ContrastiveSearch(Search):
         """The likeliest next tokens after logits [N, 1, V]."""
         scores, logprobs = self.scored(logits)
         width = min(self.config.contrastive_candidates, scores.size(-1))
-        probabilities, tokens = scores[:, 0].softmax(-1).topk(width, dim=-1)  # [N, W]
+        probabilities, tokens = stable_topk(scores[:, 0].softmax(-1), width)  # [N, W]
         missing = self.config.contrastive_candidates - width
         if missing > 0:  # more candidates than tokens: the first again, which changes nothing
             tokens = torch.cat((tokens, tokens[:, :1].expand(-1, missing)), dim=1)
