@@ -14,9 +14,9 @@ def stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     num_scores = scores.size(-1)
     values, indices = scores.topk(min(count + 1, num_scores), dim=-1)
-    # Whether there is a tie at the edge can be asked of a CPU; a GPU would have to be waited for.
-    if count < num_scores and (scores.device.type != "cpu" or (values[..., -2] == values[..., -1]).any()):
-        found = first_of_ties(scores, values[..., :-1], indices[..., :-1])
+    no_looking = not may_be_asked(scores.device)
+    if count < num_scores and (no_looking or (values[..., -2] == values[..., -1]).any()):
+        found = _first_of_ties(scores, values[..., :-1], indices[..., :-1])
     else:
         found = indices[..., :count]
     found = found.sort(dim=-1).values
@@ -24,7 +24,12 @@ def stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, found.gather(-1, order)
 
 
-def first_of_ties(scores: Tensor, values: Tensor, indices: Tensor) -> Tensor:
+def may_be_asked(device: torch.device) -> bool:
+    """Whether the host may look at values there: a GPU would have to be waited for."""
+    return device.type == "cpu"
+
+
+def _first_of_ties(scores: Tensor, values: Tensor, indices: Tensor) -> Tensor:
     """Where the greatest of [..., X] are, given what `topk` found: of those equal to the last value the first ones.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.generation.ranking import stable_topk
+from ftk.generation.ranking import may_be_asked, stable_topk
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _LOOK_AT = (128, 1024)
@@ -75,8 +75,8 @@ def _fewest(probabilities: Tensor, merits: Tensor, share: float) -> Tensor:
     shape, (probabilities, merits) = probabilities.shape, (one.reshape(-1, num_all) for one in (probabilities, merits))
     kept = torch.zeros_like(probabilities)
     rows = torch.arange(kept.size(0), device=kept.device)  # whose first ones have not been enough
-    # To see whether they are enough is to wait for a GPU, which sorts fast.
-    some = [count for count in _LOOK_AT if 4 * count < num_all] if kept.device.type == "cpu" else []
+    # Whether they are enough has to be seen; a GPU sorts fast.
+    some = [count for count in _LOOK_AT if 4 * count < num_all] if may_be_asked(kept.device) else []
     for count in some:
         _, order = stable_topk(merits, count)
         own, held = _first_ones(probabilities, order, share)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ftk.generation import SequenceGenerator
+from ftk.generation import SequenceGenerator, ranking, sampling
 from ftk.generation.in_flight import CHECK_EVERY, InFlight
 from ftk.generation.processors.base import Processors
 from ftk.generation.processors.forbidden import ForbiddenTokens, NoRepeatNgram
@@ -69,6 +69,8 @@ def waits_of_steps(monkeypatch):
             step(self, done)
         steps.append(waits.found)
 
+    for module in (ranking, sampling):
+        monkeypatch.setattr(module, "may_be_asked", lambda device: False)
     monkeypatch.setattr(InFlight, "__init__", as_on_a_gpu)
     monkeypatch.setattr(InFlight, "_step", watched)
 
