@@ -28,7 +28,7 @@ Example: ftk-plan --arch glm_10b --global-batch-size 1024 --cluster h100-80g --g
 @dataclass(kw_only=True)
 class OutputConfig:
     top: int = field(default=10, metadata={"help": "so many plans", "unit": "plans"})
-    every: bool = field(default=False, metadata={"help": "list all that fit, not only the best for each T, P, S and R"})
+    all: bool = field(default=False, metadata={"help": "list all that fit, not only the best for each T, P, S and R"})
     json: bool = field(default=False, metadata={"help": "print one JSON object: bytes, seconds, counts"})
     check: bool = field(
         default=False,
@@ -70,7 +70,7 @@ def body(argv: list[str]) -> int:
     root = compose(PlanRoot, "ftk-plan", DESCRIPTION, argv)
 
     from ftk.model_parallel.planner import report
-    from ftk.model_parallel.planner.search import search
+    from ftk.model_parallel.planner.search import check_sizes, search
 
     if root.work.vocab_size is not None:
         root.model.config.vocab_size = root.work.vocab_size
@@ -83,12 +83,13 @@ def body(argv: list[str]) -> int:
         )
     cluster, gpus = root.cluster.build(), root.cluster.gpus
     limits = root.limits.build()
+    check_sizes(gpus, limits)
     found = search(shape, work, cluster, gpus, limits, root.work.matmul_efficiency)
     question = report.Question(_name(root.model), shape, work, cluster, gpus, root.optimizer.name)
     if root.output.json:
-        print(json.dumps(report.tree(question, found, root.output.top, root.output.every)))
+        print(json.dumps(report.tree(question, found, root.output.top, root.output.all)))
     else:
-        print(report.text(question, found, root.output.top, root.output.every))
+        print(report.text(question, found, root.output.top, root.output.all))
     if root.output.check and found.plans:
         return _check(root.model, shape, found.plans[0].layout)
     return 0 if found.plans else 1

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from ftk.model_parallel.planner.report import NOT_PLANNED
+
 SMALL = ("--arch", "glm_tiny", "--global-batch-size", 64)
+ALL_SIZES = ("--tensor-parallel-size", 2, "--pipeline-parallel-size", 1, "--data-parallel-shard-size", 2)
+ALL_SIZES += ("--data-parallel-replicate-size", 1)
 
 
 def test_plans_side_by_side_and_the_first_in_detail(command):
@@ -34,12 +39,14 @@ def test_plans_side_by_side_and_the_first_in_detail(command):
         assert part in out
     assert "--tensor-parallel-size 1 --pipeline-parallel-size 1" in out
     assert "T does not divide 4 attention heads: T 8" not in out  # more than the heads is not tried
+    unplanned = out.splitlines()[-1]
+    assert unplanned.startswith("As by default, and not looked at: --cpu-offload, --pipeline-layers, --gradient-comp")
 
 
 def test_json_holds_the_same_in_bytes_and_seconds(command):
     done = command(
         "ftk-plan",
-        *(*SMALL, "--json", "--top", 2, "--every", "--gpus", 4, "--tensor-parallel-size", 2, "--sequence-parallel"),
+        *(*SMALL, "--json", "--top", 2, "--all", "--gpus", 4, "--tensor-parallel-size", 2, "--sequence-parallel"),
         *("--pipeline-parallel-size", 1, "--data-parallel-shard-size", 2, "--zero-stage", 2, "--batch-size", 8),
         *("--activation-checkpointing", "full", "--precision", "fp32", "--seq-length", 128, "--optimizer", "lion"),
         *("--loss-share", 0.5, "--matmul-efficiency", 0.5, "--ema", "--vocab-size", 1000),
@@ -67,6 +74,7 @@ def test_json_holds_the_same_in_bytes_and_seconds(command):
     assert memory["total"] == sum(value for name, value in memory.items() if name != "total")
     assert plan["seconds"]["total"] == pytest.approx(sum(v for k, v in plan["seconds"].items() if k != "total"))
     gathers = [m for m in plan["messages"] if m["what"] == "inputs of matrices"]
+    assert {"--cpu-offload", "--pipeline-layers", "--gradient-compression"} < set(found["not_planned"])
     assert [(m["count"], m["message_bytes"]) for m in gathers] == [(4 * 2 * 4, 8 * 128 * 64 * 4)]
     assert "--sequence-parallel" in plan["flags"]
     assert "--zero-stage 2" in plan["flags"]
@@ -102,6 +110,23 @@ def test_clusters_of_other_makers(command):
     assert "4 a node; of each 10.0 GiB to use, 50 TFLOP/s, 30 GB/s in the node, 3 GB/s between nodes" in done.stdout
 
 
+def test_all_that_fit_are_listed_where_one_asks_for_it(command):
+    lines = {}
+    for flags in ((), ("--all",)):
+        done = command("ftk-plan", *SMALL, "--gpus", 4, "--top", 10000, *flags)
+        assert done.returncode == 0, done.stderr
+        lines[flags] = [
+            line.split()[:4] for line in done.stdout.partition("waiting\n")[2].partition("\n\n")[0].splitlines()
+        ]
+    meshes = {tuple(sizes) for sizes in lines[("--all",)]}
+    assert len(lines[()]) == len(meshes) < len(lines[("--all",)])
+
+
+def test_the_flags_that_are_said_to_be_left_out_are_those_of_ftk_train(command):
+    help_text = command("ftk-train", "--help").stdout
+    assert set(NOT_PLANNED) < set(re.findall(r"^  (--[a-z-]+)", help_text, flags=re.MULTILINE))
+
+
 def test_nothing_fits(command):
     done = command("ftk-plan", *SMALL, "--gpus", 3, "--memory-gib", 0.01)
     assert done.returncode == 1
@@ -120,6 +145,19 @@ def test_nothing_fits(command):
         ((*SMALL, "--cluster", "v100-32g"), "ftk-plan: precision is bf16, which v100-32g does not compute in"),
         ((*SMALL, "--cluster", "h100"), "ftk-plan: --cluster is 'h100'; it must be one of v100-16g, v100-32g"),
         ((*SMALL, "--num-layers", 0), "ftk-plan: model.num_layers is 0; it must be at least 1"),
+        (
+            (*SMALL, "--gpus", 8, "--tensor-parallel-size", 3),
+            "ftk-plan: --tensor-parallel-size 3 does not divide the number of GPUs, 8; give sizes that do",
+        ),
+        (
+            (*SMALL, "--gpus", 8, "--tensor-parallel-size", 2, "--data-parallel-shard-size", 8),
+            "ftk-plan: --tensor-parallel-size 2 x --data-parallel-shard-size 8 = 16 does not divide the number of GPUs",
+        ),
+        (
+            (*SMALL, "--gpus", 8, *ALL_SIZES),
+            "ftk-plan: --tensor-parallel-size 2 x --pipeline-parallel-size 1 x --data-parallel-shard-size 2 x "
+            "--data-parallel-replicate-size 1 = 4 is not the number of GPUs, 8; leave out one size, or give --gpus 4",
+        ),
         ((*SMALL, "--top", 0), "ftk-plan: output.top is 0; it must be 1 or more"),
     ],
 )

@@ -15,6 +15,16 @@ from ftk.model_parallel.planner.search import Found, Plan, best_of_each_mesh, me
 from ftk.model_parallel.planner.step_time import ring
 
 NUMBERS_SHOWN = 8
+NOT_PLANNED = (
+    "--cpu-offload",
+    "--pipeline-layers",
+    "--gradient-compression",
+    "--gather-dtype",
+    "--reduce-dtype",
+    "--compile",
+)
+"""Flags of ftk-train that change memory, messages or time, and that plans know nothing of."""
+
 MEMORY_PARTS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -48,15 +58,15 @@ class Question:
     optimizer: str
 
 
-def text(question: Question, found: Found, top: int, every: bool) -> str:
+def text(question: Question, found: Found, top: int, show_all: bool) -> str:
     """Three parts: the question, the plans with the first one in detail, what was left out.
 
     Args:
         top: so many plans.
-        every: all layouts, not only the best one of each mesh.
+        show_all: all layouts, not only the best one of each mesh.
     """
     lines = [*_question_lines(question), ""]
-    plans = found.plans if every else best_of_each_mesh(found.plans)
+    plans = found.plans if show_all else best_of_each_mesh(found.plans)
     if plans:
         lines += [*_table(_plan_rows(plans[:top], question)), ""]
         if len(plans) > top:
@@ -64,14 +74,14 @@ def text(question: Question, found: Found, top: int, every: bool) -> str:
         lines += [*_detail(plans[0], question), ""]
     else:
         lines += [*_nothing_fits(found), ""]
-    lines += _refused_lines(found)
+    lines += [*_refused_lines(found), f"As by default, and not looked at: {', '.join(NOT_PLANNED)}."]
     return "\n".join(lines).rstrip()
 
 
-def tree(question: Question, found: Found, top: int, every: bool) -> dict[str, Any]:
+def tree(question: Question, found: Found, top: int, show_all: bool) -> dict[str, Any]:
     """The same for programs: bytes, seconds, counts."""
     shape, cluster = question.shape, question.cluster
-    plans = found.plans if every else best_of_each_mesh(found.plans)
+    plans = found.plans if show_all else best_of_each_mesh(found.plans)
     return {
         "model": {
             "name": question.name,
@@ -86,6 +96,7 @@ def tree(question: Question, found: Found, top: int, every: bool) -> dict[str, A
         "cluster": asdict(cluster) | {"gpus": question.gpus},
         "feasible": len(found.plans),
         "plans": [_plan_tree(plan, question) for plan in plans[:top]],
+        "not_planned": list(NOT_PLANNED),
         "refused": {reason: numbers.total() for reason, numbers in found.refused.items()},
     }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from ftk.errors import UserError
 from ftk.model_parallel.planner.cluster import GIB, Cluster
 from ftk.model_parallel.planner.communication import Traffic, traffic
 from ftk.model_parallel.planner.layout import Layout, Place, Workload, misfits
@@ -79,6 +81,28 @@ def search(shape: ModelShape, work: Workload, cluster: Cluster, gpus: int, limit
         found.plans.append(Plan(layout, needed, step_time(layout, shape, work, cluster, efficiency)))
     found.plans.sort(key=lambda plan: (plan.time.total, plan.memory.total))
     return found
+
+
+def check_sizes(gpus: int, limits: Limits) -> None:
+    """Refuse sizes that cannot make so many GPUs, whatever the others are.
+
+    Raises:
+        UserError: with the numbers.
+    """
+    sizes = {
+        "--tensor-parallel-size": limits.tensor,
+        "--pipeline-parallel-size": limits.pipeline,
+        "--data-parallel-shard-size": limits.shard,
+        "--data-parallel-replicate-size": limits.replicate,
+    }
+    given = {flag: size for flag, size in sizes.items() if size is not None}
+    product = math.prod(given.values())
+    if gpus % product == 0 and (len(given) < len(sizes) or product == gpus):
+        return
+    text = " x ".join(f"{flag} {size}" for flag, size in given.items()) + (f" = {product}" if len(given) > 1 else "")
+    if len(given) == len(sizes):
+        raise UserError(f"{text} is not the number of GPUs, {gpus}; leave out one size, or give --gpus {product}")
+    raise UserError(f"{text} does not divide the number of GPUs, {gpus}; give sizes that do")
 
 
 def layouts(shape: ModelShape, work: Workload, gpus: int, limits: Limits) -> Iterator[Layout]:
