@@ -119,7 +119,7 @@ def _write_tensors(folder: Path, snapshot: Snapshot, world: World) -> dict[str, 
     """Write the folders of tensors; return the records of their files by name, of all of them on the main process."""
     files: dict[str, FileRecord] = {}
     for part, content in snapshot.parts.items():
-        written = write_tensors(folder / part, content.tensors, extra=content.extra, process_group=world.host_group)
+        written = write_tensors(folder / part, content.tensors, extra=content.extra, process_group=world.own_host_group)
         files.update({f"{part}/{name}": record for name, record in written.items()})
     return files
 

@@ -103,6 +103,14 @@ class ParallelConfig:
             "unit": "updates",
         },
     )
+    collective_timeout_minutes: float = field(
+        default=10.0,
+        metadata={
+            "help": "a process that has waited so long for another one fails; more, if one alone reads or compiles "
+            "something large meanwhile",
+            "unit": "minutes",
+        },
+    )
 
     def validate(self) -> Iterator[str]:
         for name in (
@@ -116,6 +124,8 @@ class ParallelConfig:
                 yield f"{name} is {size}; it must be 1 or more"
         if self.sequence_parallel and self.tensor_parallel_size == 1:
             yield "sequence_parallel shares sequences over tensor parallel processes; give --tensor-parallel-size too"
+        if not 0 < self.collective_timeout_minutes <= 10080:
+            yield f"collective_timeout_minutes is {self.collective_timeout_minutes}; it must be above 0, at most 10080"
         yield from self._validate_pipeline()
         yield from self._validate_sharding()
         yield from self._validate_compression()

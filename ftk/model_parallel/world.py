@@ -7,7 +7,7 @@ import datetime
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from ftk.errors import UserError
+from ftk.model_parallel.meeting import hangs_named, meet
 from ftk.model_parallel.parallel_config import ParallelConfig
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 """The dimensions of the mesh, the outermost first: neighbouring ranks, which share a machine, talk the most."""
-
-TIMEOUT_SECONDS = 600.0  # of a collective: the slowest rank may compile, or read a large file, meanwhile
 
 
 class Sizes(NamedTuple):
@@ -86,6 +85,8 @@ class World:
         device: of this process's tensors.
         mesh: over all processes, with the dimensions `DIMENSIONS`; None for a process alone.
         host_group: by which all processes tell each other things; None: the default group.
+        timeout_seconds: how long a process waits for others before it fails.
+        store: where these processes have met; None: they were brought together otherwise, or a process is alone.
     """
 
     rank: int
@@ -93,17 +94,26 @@ class World:
     device: torch.device
     mesh: DeviceMesh | None = None
     host_group: dist.ProcessGroup | None = None
+    timeout_seconds: float = 60 * ParallelConfig.collective_timeout_minutes
+    store: dist.Store | None = None
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> World:
         """The world of a process alone."""
         return cls(0, Sizes(), torch.device(device))
 
-    def apart(self) -> World:
+    def with_own_host_group(self) -> World:
         """The same processes with a host group of their own, for use in another thread. All have to call it."""
         if self.mesh is None:
             return self
-        return dataclasses.replace(self, host_group=dist.new_group(backend="gloo"))
+        timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        return dataclasses.replace(self, host_group=dist.new_group(backend="gloo", timeout=timeout))
+
+    @property
+    def own_host_group(self) -> dist.ProcessGroup | None:
+        """The host group that `with_own_host_group` has made; None for a process alone."""
+        assert self.mesh is None or self.host_group is not None, "with_own_host_group() makes one"
+        return self.host_group
 
     @property
     def size(self) -> int:
@@ -162,21 +172,39 @@ class World:
         """What each process gives, by rank; on every process. Values are what JSON holds."""
         if self.mesh is None:
             return [value]
-        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        own = _as_bytes(value)
         longest = int(self.max_host([own.numel()])[0])
         padded = torch.full((longest,), ord(" "), dtype=torch.uint8)
         padded[: own.numel()] = own
         gathered = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(gathered, padded, group=self.host_group)
-        return [json.loads(bytes(part.tolist())) for part in gathered]
+        return [json.loads(part.numpy().tobytes()) for part in gathered]
 
     def broadcast_json(self, value: Any) -> Any:
         """What the main process gives, on every process; what the others give is not looked at."""
-        return self.gather_json(value if self.is_main else None)[0]
+        if self.mesh is None:
+            return value
+        told = _as_bytes(value if self.is_main else None)
+        length = torch.tensor([told.numel()])
+        dist.broadcast(length, src=0, group=self.host_group)
+        if not self.is_main:
+            told = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(told, src=0, group=self.host_group)
+        return json.loads(told.numpy().tobytes())
 
     def barrier(self) -> None:
         """Wait until all processes are here."""
         self.sum_host([0.0])
+
+    def naming_who_hangs(self, hint: str = "") -> AbstractContextManager[None]:
+        """Inside, a time limit that is exceeded is an error that names the processes that did not come.
+
+        Args:
+            hint: the end of its message.
+        """
+        if self.store is None:
+            return nullcontext()
+        return hangs_named(self.store, self.rank, self.size, self.timeout_seconds, hint)
 
     def _reduce_host(self, values: Sequence[float], operation: Any) -> list[float]:
         if self.mesh is None:
@@ -201,50 +229,123 @@ def open_world(config: ParallelConfig, device: torch.device) -> Iterator[World]:
     """The world of this process; inside, its process groups exist.
 
     Args:
-        config: the sizes that were asked for.
+        config: the sizes that were asked for, and how long processes wait for each other.
         device: as `resolve_device` found it; of several processes each takes the GPU of its local rank.
 
     Raises:
-        UserError: the sizes do not go with the number of processes, or there are fewer GPUs; before any connection.
+        UserError: the sizes do not go with the number of processes, or GPUs do not go with them.
+        ProcessHangs: others did not come in time.
     """
     world_size = int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else 1
     sizes = resolve_sizes(config, world_size)
     if world_size == 1:
         yield World.single(device)
         return
-    device = _own_device(device)
+    device = _own_device(device, world_size)
     # A device-bound backend and gloo side by side: tensors on the CPU go by gloo.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
+    seconds = 60 * config.collective_timeout_minutes
+    timeout = datetime.timedelta(seconds=seconds)
     store, rank, _ = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    # torchrun's store outlives the groups of a process: of its second world the first one's addresses would be taken.
-    number = store.add(f"ftk_worlds_of_{rank}", 1)
-    own_store = dist.PrefixStore(f"ftk_world_{number}", store)
+    # Groups leave addresses there, which those of another world in this process, or of a restart, must not find.
+    own_store = dist.PrefixStore(meet(store, rank, world_size, seconds), store)
     dist.init_process_group(backend, timeout=timeout, store=own_store, rank=rank, world_size=world_size)
     try:
-        yield make_world(sizes, device)
+        world = dataclasses.replace(make_world(sizes, device, seconds), store=own_store)
+        if device.type == "cuda":
+            refuse_shared_gpus(world.gather_json(str(torch.cuda.get_device_properties(device).uuid)))
+        yield world
         dist.barrier()  # without it, processes that end at different times abort now and then
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        # NCCL's orderly end waits for the others, which wait for this process: they would not hear that it has failed.
+        with suppress(RuntimeError):  # of a GPU that has failed itself; what is raised already says more
+            dist.distributed_c10d._abort_process_group()
+        raise
+    dist.destroy_process_group()
 
 
-def make_world(sizes: Sizes, device: torch.device | str) -> World:
-    """The world over an existing process group, whose size is that of the mesh."""
+def make_world(sizes: Sizes, device: torch.device | str, timeout_seconds: float | None = None) -> World:
+    """The world over an existing process group, whose size is that of the mesh.
+
+    Args:
+        sizes, device: of the world.
+        timeout_seconds: of its groups; None: as `World` has it.
+    """
     device = torch.device(device)
-    mesh = dist.device_mesh.init_device_mesh(device.type, tuple(sizes), mesh_dim_names=DIMENSIONS)
-    return World(dist.get_rank(), sizes, device, mesh)
+    world = World(dist.get_rank(), sizes, device)
+    if timeout_seconds is not None:
+        world = dataclasses.replace(world, timeout_seconds=timeout_seconds)
+    ranks = torch.arange(sizes.world).reshape(tuple(sizes))
+    groups = _dimension_groups(ranks, world.rank, datetime.timedelta(seconds=world.timeout_seconds))
+    mesh = dist.device_mesh.DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=DIMENSIONS)
+    return dataclasses.replace(world, mesh=mesh)
 
 
-def _own_device(device: torch.device) -> torch.device:
+def refuse_shared_gpus(gpus: Sequence[str]) -> None:
+    """Refuse processes of which two have the same GPU.
+
+    Args:
+        gpus: what identifies it, by rank.
+
+    Raises:
+        UserError: naming two of them.
+    """
+    first = {gpu: rank for rank, gpu in reversed(list(enumerate(gpus)))}
+    for rank, gpu in enumerate(gpus):
+        if first[gpu] != rank:
+            raise UserError(
+                f"processes {first[gpu]} and {rank} have the same GPU; start as many processes on a machine as it has "
+                "GPUs (torchrun --nproc-per-node; with another launcher LOCAL_RANK numbers them), or give --device cpu"
+            )
+
+
+def _dimension_groups(ranks: torch.Tensor, rank: int, timeout: datetime.timedelta) -> list[dist.ProcessGroup]:
+    """The groups of this process, one a dimension of the mesh.
+
+    `init_device_mesh` would give them torch's own time limit, and make one for each process along each dimension of
+    size 1, which all processes have to call for.
+    """
+    alone: dist.ProcessGroup | None = None
+    groups: list[dist.ProcessGroup] = []
+    for dimension, size in enumerate(ranks.shape):
+        group = alone
+        if size == ranks.numel():
+            group = dist.group.WORLD
+        elif size == 1 and alone is None:
+            group = alone = dist.new_group([rank], timeout=timeout, use_local_synchronization=True)
+        elif size > 1:
+            for members in ranks.movedim(dimension, -1).reshape(-1, size).tolist():
+                made = dist.new_group(members, timeout=timeout, group_desc=f"mesh_{DIMENSIONS[dimension]}")
+                group = made if rank in members else group
+        assert group is not None
+        groups.append(group)
+    return groups
+
+
+def _as_bytes(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _own_device(device: torch.device, world_size: int) -> torch.device:
+    """The device of this process, before it has spoken to others.
+
+    Raises:
+        UserError: one GPU was asked for by number, or there are too few.
+    """
     if device.type != "cuda":
         return device
+    if device.index is not None:
+        raise UserError(
+            f"--device {device} is one GPU, and {world_size} processes were started; with --device cuda each takes its "
+            "own (CUDA_VISIBLE_DEVICES chooses among those of a machine)"
+        )
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= count:
+    if local >= count > 1:
         raise UserError(
             f"process {local} of this machine finds {count} GPUs; start one process a GPU "
             f"(torchrun --nproc-per-node {count}), or give --device cpu"
         )
-    own = torch.device("cuda", local)
+    own = torch.device("cuda", local if count > 1 else 0)  # Slurm may show each process none but its own
     torch.cuda.set_device(own)
     return own

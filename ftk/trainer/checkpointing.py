@@ -81,7 +81,7 @@ class Checkpoints:
 
     def __init__(self, run: TrainConfig, tokenizer_folder: Path | None, world: World | None = None) -> None:
         self.world = world or World.single()
-        self._writers = self.world.apart()  # the same processes, for the thread that writes
+        self._writers = self.world.with_own_host_group()  # the same processes, for the thread that writes
         self.run = run
         self.config = config = run.checkpoint
         self.run_config = dump(run)

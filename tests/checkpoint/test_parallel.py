@@ -151,7 +151,7 @@ def chain(folder: str, sizes: dict[str, list[int]]) -> dict[str, Any]:
     for name, numbers in sizes.items():
         world = make_world(Sizes(*numbers), "cpu")
         model, optimizer, wrong = load_into(last, world)
-        writers = world.apart()
+        writers = world.with_own_host_group()
         extra = {"ema": {n: p.detach() + 1 for n, p in model.named_parameters()}}
         snapshot = take_snapshot(
             model=model,
@@ -215,7 +215,9 @@ def bad_things(folder: str) -> dict[str, Any]:
 
     attempt("elsewhere", lambda: together(world, fail))
     snapshot = take_snapshot(model=model, trainer_state={}, config={}, world=world)
-    attempt("in the way", lambda: write_snapshot(Path(folder) / "file" / "c", snapshot, world=world.apart()))
+    attempt(
+        "in the way", lambda: write_snapshot(Path(folder) / "file" / "c", snapshot, world=world.with_own_host_group())
+    )
 
     shorter = Net()
     shorter.embedding = nn.Embedding(5, 4)

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import datetime
+import os
+import time
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from ftk.errors import UserError
+from ftk.model_parallel import meeting, world
+from ftk.model_parallel.meeting import ProcessHangs, meet
 from ftk.model_parallel.parallel_config import ParallelConfig
-from ftk.model_parallel.world import Sizes, World, launched_by_torchrun, make_world, open_world, resolve_sizes
+from ftk.model_parallel.world import (
+    DIMENSIONS,
+    Sizes,
+    World,
+    launched_by_torchrun,
+    make_world,
+    open_world,
+    refuse_shared_gpus,
+    resolve_sizes,
+)
 from tests.distributed import run_ranks
+from tests.torchrun import torchrun
 
 
 @pytest.mark.parametrize(
@@ -60,6 +77,8 @@ def test_options_refuse_what_makes_no_sense():
     assert list(ParallelConfig().validate()) == []
     assert "must be 1 or more" in next(ParallelConfig(tensor_parallel_size=0).validate())
     assert "--tensor-parallel-size" in next(ParallelConfig(sequence_parallel=True).validate())
+    for minutes in (0.0, -1.0, float("nan"), float("inf")):
+        assert "collective_timeout_minutes is" in next(ParallelConfig(collective_timeout_minutes=minutes).validate())
 
 
 def test_a_process_alone_has_no_group_and_talks_to_itself():
@@ -73,13 +92,28 @@ def test_a_process_alone_has_no_group_and_talks_to_itself():
 
 
 def talk() -> dict:
-    world = make_world(Sizes(pipeline=2, replicate=1, shard=1, tensor=2), "cpu")
+    called = []
+    new_group = dist.new_group
+
+    def counted(ranks=None, **options):
+        called.append(ranks)
+        return new_group(ranks, **options)
+
+    dist.new_group = counted
+    copies = make_world(Sizes(replicate=4), "cpu").mesh["replicate", "shard"]
+    assert called == [[dist.get_rank()]]  # the four copies are the default group
+    assert (copies.size(0), copies.size(1), copies.get_local_rank("shard")) == (4, 1, 0)
+    world = make_world(Sizes(pipeline=2, replicate=1, shard=1, tensor=2), "cpu", timeout_seconds=77.0)
     rank = world.rank
     world.barrier()
+    apart = world.with_own_host_group()
+    groups = [*map(world.group, DIMENSIONS), apart.own_host_group]
     return {
+        "seconds": [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups],
+        "members": [torch.distributed.get_process_group_ranks(group) for group in groups],
+        "apart": apart.sum_host([rank]),
         "places": [world.pipeline_rank, world.data_rank, world.tensor_rank],
         "counts": world.counts_loss,
-        "group": torch.distributed.get_process_group_ranks(world.group("tensor")),
         "sum": world.sum_host([rank, 2**53 if rank == 0 else 0]),
         "max": world.max_host([rank, -rank]),
         "gathered": world.gather_json({"名": "x" * rank}),
@@ -91,8 +125,11 @@ def test_four_processes_know_their_places_and_tell_each_other():
     results = run_ranks(talk, 4)
     assert [result["places"] for result in results] == [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]
     assert [result["counts"] for result in results] == [False, False, True, False]
-    assert [result["group"] for result in results] == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    for result in results:
+    for rank, result in enumerate(results):
+        pipeline, tensor = sorted([rank, (rank + 2) % 4]), [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert result["members"] == [pipeline, [rank], [rank], tensor, [0, 1, 2, 3]]
+        assert result["seconds"] == [77.0] * 5
+        assert result["apart"] == [6]
         assert result["sum"] == [6, 2**53]
         assert result["max"] == [3, 0]
         assert result["gathered"] == [{"名": "x" * rank} for rank in range(4)]
@@ -112,3 +149,149 @@ def test_the_first_failing_rank_is_shown():
 
 def test_a_world_of_one():
     assert World.single().sizes.world == 1
+
+
+def test_two_threads_need_two_host_groups():
+    single = World.single()
+    assert single.with_own_host_group().own_host_group is None
+    shared = World(0, Sizes(replicate=2), torch.device("cpu"), mesh=object())
+    with pytest.raises(AssertionError, match="with_own_host_group"):
+        _ = shared.own_host_group
+
+
+# -- GPUs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Makes torch see so many GPUs, and returns which one this process takes."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+
+    def take(count, local_rank, name="cuda"):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+        own = world._own_device(torch.device(name), world_size=2)
+        assert chosen[-1:] == [own]
+        return own
+
+    return take
+
+
+def test_each_process_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(gpus):
+    assert gpus(8, 3) == torch.device("cuda", 3)
+    assert gpus(1, 0) == torch.device("cuda", 0)
+    assert gpus(1, 3) == torch.device("cuda", 0)  # as Slurm's --gpus-per-task shows them
+
+
+def test_gpus_that_do_not_go_with_the_processes_are_refused(gpus):
+    with pytest.raises(UserError, match="process 2 of this machine finds 2 GPUs.*--nproc-per-node 2"):
+        gpus(2, 2)
+    with pytest.raises(UserError, match="--device cuda:3 is one GPU, and 2 processes were started; with --device cuda"):
+        gpus(8, 0, "cuda:3")
+    refuse_shared_gpus(["a", "b", "c"])
+    with pytest.raises(UserError, match="processes 1 and 3 have the same GPU"):
+        refuse_shared_gpus(["a", "b", "c", "b"])
+
+
+# -- finding each other, and missing each other --------------------------------------------------------------
+
+RESTARTED = """
+import os, sys, time
+from pathlib import Path
+
+import torch
+
+from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.world import open_world
+
+mark = Path(sys.argv[1])
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["RANK"] == "1":  # dies before it has come to where the other one waits
+        while not mark.exists():
+            time.sleep(0.02)
+        time.sleep(1.0)
+        os._exit(7)
+    mark.touch()
+for number in range(2):
+    with open_world(ParallelConfig(), torch.device("cpu")) as world:
+        assert world.sum_host([1.0]) == [2.0]
+        (mark.parent / f"{number} on {world.rank}").touch()
+"""
+
+
+def test_a_restart_after_a_process_died_before_it_met_the_others(tmp_path):
+    (tmp_path / "restarted.py").write_text(RESTARTED)
+    done = torchrun(2, tmp_path / "restarted.py", tmp_path / "mark", timeout=120, options=("--max-restarts", "1"))
+    assert done.returncode == 0, done.stderr
+    assert "exitcode: 7" in done.stderr
+    for number in range(2):
+        for rank in range(2):
+            assert (tmp_path / f"{number} on {rank}").exists()
+
+
+def meet_and_hang() -> list[str]:
+    """The name under which three processes meet, and what two of them say when they wait for the third one."""
+    rank = dist.get_rank()
+    store = dist.TCPStore("127.0.0.1", int(os.environ["STORE_PORT"]), is_master=False)
+    for other in range(3):  # what an attempt before has left
+        store.set(f"ftk_asks_{other}", f"left by {other}")
+    dist.barrier()
+    time.sleep(0.1 * rank)
+    name = meet(store, rank, 3, 60.0)
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1.0 + rank))  # the second one waits longer
+    try:
+        with meeting.hangs_named(dist.PrefixStore(name, store), rank, 3, 1.0, "; give it longer"):
+            if rank != 2:
+                dist.barrier(group=group)
+    except ProcessHangs as error:
+        return [name, str(error)]
+    return [name, "nothing"]
+
+
+def test_processes_meet_and_name_the_one_that_hangs(monkeypatch):
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("STORE_PORT", str(server.port))
+    results = run_ranks(meet_and_hang, 3)
+    assert len({name for name, _ in results}) == 1
+    hung = "waited 1 seconds in vain; nothing was heard of process 2, which hangs or has lost the connection; give"
+    assert [said[: len(hung)] for _, said in results] == [hung, hung, "nothing"]
+
+
+def fail(store, rank, error):
+    with meeting.hangs_named(store, rank, 3, 600.0, ""):
+        raise error
+
+
+def test_who_has_failed_otherwise_is_not_said_to_hang(monkeypatch):
+    monkeypatch.setattr(meeting, "ANSWER_SECONDS", 0.2)
+    store = dist.HashStore()
+    in_vain = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 600000ms for recv operation to complete")
+    with pytest.raises(ValueError, match="ill"):
+        fail(store, 1, ValueError("ill"))
+    with pytest.raises(
+        ProcessHangs, match="waited 10 minutes in vain; nothing was heard of process 2, which"
+    ) as raised:
+        fail(store, 0, in_vain)
+    assert raised.value.__cause__ is in_vain
+    with pytest.raises(ProcessHangs, match="so did all others: they wait for each other at different places"):
+        fail(store, 2, in_vain)
+
+
+def test_a_store_that_does_not_answer_is_said(monkeypatch):
+    monkeypatch.setattr(meeting, "ANSWER_SECONDS", 0.1)
+
+    class Lost:
+        def append(self, *words):
+            raise dist.DistNetworkError("connection reset")
+
+    with pytest.raises(ProcessHangs, match="the machine where the processes meet .MASTER_ADDR. does not answer"):
+        fail(Lost(), 0, dist.DistStoreError("wait timeout after 600000ms, keys: 0/1"))
+
+
+def test_who_does_not_come_is_named():
+    store = dist.HashStore()
+    with pytest.raises(ProcessHangs, match="waited 0.06 seconds in vain; nothing was heard of processes 1, 2, which"):
+        meet(store, 0, 3, 0.06)
+    with pytest.raises(ProcessHangs, match="nothing was heard of process 0, which hangs or has lost the connection"):
+        meet(store, 2, 3, 0.06)

@@ -113,7 +113,7 @@ def gone_on(folder, mesh, world):
 
     step(0, 1)
     snapshot = take_snapshot(model=models[0], optimizer=optimizers[0], trainer_state={}, config={}, world=world)
-    saved = write_snapshot(Path(folder) / "saved", snapshot, world=world.apart())
+    saved = write_snapshot(Path(folder) / "saved", snapshot, world=world.with_own_host_group())
     load_model_state(saved, models[1], world=world)
     load_optimizer_state(saved, models[1], optimizers[1], world=world)
     same = []
