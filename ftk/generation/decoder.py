@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ftk.generation.blanks import Chunk
+from ftk.generation.device import sent
 from ftk.generation.hidden_states import HiddenStates
 from ftk.modules.kv_cache import KeyValueCache, Places
 
@@ -223,7 +224,7 @@ class CachedDecoder:
         )
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+        return sent(torch.from_numpy(np.ascontiguousarray(array)), self.device)
 
 
 @dataclass

@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ftk.generation.device import sent
+
 FORBIDDEN = float("-inf")
 _LAST_RESORT = -1e4  # of a token that must come, where the model itself gives it no probability at all
 
@@ -227,7 +229,7 @@ def keep_only(state: SearchState, scores: Tensor, row: Row, tokens: Sequence[int
 
 def index_of(values: Sequence[int], device: torch.device) -> Tensor:
     """Numbers from the host as int64 [n]. A tensor that is made on a GPU at once waits for all that it has to do."""
-    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+    return sent(torch.tensor(values, dtype=torch.int64), device)
 
 
 def _end_scores(state: SearchState) -> Tensor:

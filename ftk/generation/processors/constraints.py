@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState, keep_only
+from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState, index_of, keep_only
 from ftk.generation.processors.length import of_blank
 from ftk.generation.processors.progress import Progress
 from ftk.generation.ranking import stable_topk
@@ -121,7 +120,7 @@ class LexicalConstraints(Processor):
 
 def _by_score(scores: Tensor, pool: set[int]) -> tuple[list[float], list[int]]:
     """The values of `scores` [W V] at `pool`, greatest first, equal ones in order, and where they are."""
-    indices = torch.tensor(sorted(pool), device=scores.device)
+    indices = index_of(sorted(pool), scores.device)
     values, order = scores[indices].sort(descending=True, stable=True)
     return values.tolist(), indices[order].tolist()
 

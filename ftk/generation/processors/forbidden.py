@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ftk.generation.device import sent
 from ftk.generation.processors._ngrams import repeating_tokens
-from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState
+from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState, index_of
 from ftk.generation.processors.phrases import Spelling
 
 
@@ -27,7 +28,7 @@ class ForbiddenTokens(Processor):
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         if self._indices is None or self._indices.device != scores.device:
-            self._indices = torch.tensor(self.tokens, dtype=torch.int64, device=scores.device)
+            self._indices = index_of(self.tokens, scores.device)
         scores.index_fill_(-1, self._indices, FORBIDDEN)
         if self.first_unused is not None:
             scores[..., self.first_unused :] = FORBIDDEN
@@ -80,13 +81,15 @@ class NoRepeatNgram(Processor):
         rows, repeated = repeating_tokens(tokens.reshape(num * width, step), self.size)
         if len(rows):
             flat = scores.view(-1, scores.size(-1))
-            flat[torch.from_numpy(rows).to(scores.device), torch.from_numpy(repeated).to(scores.device)] = FORBIDDEN
+            flat[sent(torch.from_numpy(rows), scores.device), sent(torch.from_numpy(repeated), scores.device)] = (
+                FORBIDDEN
+            )
         return scores
 
 
 def forbid(scores: Tensor, places: Sequence[tuple[int, int, int]]) -> Tensor:
     """-inf at each (prompt, hypothesis, token) of scores [N, W, V]; in place."""
     if places:
-        prompts, hypotheses, tokens = torch.tensor(places, device=scores.device).unbind(-1)
+        prompts, hypotheses, tokens = sent(torch.tensor(places), scores.device).unbind(-1)
         scores[prompts, hypotheses, tokens] = FORBIDDEN
     return scores

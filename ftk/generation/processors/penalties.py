@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ftk.generation.processors.base import Processor, SearchState
+from ftk.generation.processors.base import Processor, SearchState, index_of
+
+_MOST_PROMPTS = 512  # whose tokens are remembered: one byte for each of the vocabulary
 
 
 class RepetitionPenalty(Processor):
@@ -24,13 +26,13 @@ class RepetitionPenalty(Processor):
     def __init__(self, penalty: float, prompt: bool = False) -> None:
         self.penalty = penalty
         self.prompt = prompt
-        self._contexts: list[Sequence[int]] = []
-        self._in_prompt: Tensor | None = None  # bool [N, 1, V]
+        # Of the prompts met last, by identity: the context itself, and bool [V], which tokens it holds.
+        self._known: dict[tuple[int, int, torch.device], tuple[Sequence[int], Tensor]] = {}
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         seen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, state.tokens, True)  # [N, W, V]
         if self.prompt:
-            seen |= self._prompt_tokens(state, scores)
+            seen |= torch.stack([self._prompt_tokens(context, scores) for context in state.contexts])[:, None]
         seen[..., state.end_index] = False
         logits = state.logits
         less = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
@@ -38,20 +40,17 @@ class RepetitionPenalty(Processor):
         # -inf - -inf where the model itself gives no probability: such a token stays as it is.
         return scores + changed.masked_fill(state.logprobs.isneginf(), 0.0)
 
-    def _prompt_tokens(self, state: SearchState, scores: Tensor) -> Tensor:
-        """Which tokens each prompt holds; made anew when other prompts come."""
-        same = len(self._contexts) == len(state.contexts) and all(map(_is, self._contexts, state.contexts))
-        if self._in_prompt is None or not same:
-            self._contexts = list(state.contexts)
-            self._in_prompt = torch.zeros(len(self._contexts), 1, scores.size(-1), dtype=torch.bool)
-            for row, context in zip(self._in_prompt, self._contexts, strict=True):
-                row[0, torch.tensor(list(context), dtype=torch.int64)] = True
-            self._in_prompt = self._in_prompt.to(scores.device)
-        return self._in_prompt
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
+    def _prompt_tokens(self, context: Sequence[int], scores: Tensor) -> Tensor:
+        """bool [V] on the device: the tokens of a prompt, which many searches under way may ask for in turn."""
+        key = (id(context), scores.size(-1), scores.device)
+        known = self._known.pop(key, None)
+        if known is None:
+            row = torch.zeros(scores.size(-1), dtype=torch.bool, device=scores.device)
+            known = (context, row.index_fill_(0, index_of(list(context), scores.device), True))
+            while len(self._known) >= _MOST_PROMPTS:
+                del self._known[next(iter(self._known))]  # the one that was not asked for the longest
+        self._known[key] = known  # holds the context, so that its id means no other
+        return known[1]
 
 
 class UnknownPenalty(Processor):

@@ -9,9 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftk.generation import SequenceGenerator
+from ftk.generation.in_flight import InFlight
+from ftk.generation.processors import penalties
+from ftk.generation.processors.base import Processors, index_of
 from ftk.generation.processors.length import MaxLength, MinLength
 from ftk.generation.processors.penalties import RepetitionPenalty, UnknownPenalty
 from tests.generation.processors.helpers import allowed, run, state_of
+from tests.generation.slow import SPECIAL, small_model
 
 TOKENS = st.integers(0, 7)
 
@@ -65,6 +70,30 @@ def test_other_prompts_are_other_prompts_even_when_they_are_equally_many():
         for row, context in enumerate(contexts):
             less = {token for token in range(8) if scores[row, 0, token] < scores[row, 0].max() - 0.1}
             assert less == {*context, 1}
+
+
+def test_the_tokens_of_a_prompt_are_gathered_once_however_many_searches_are_under_way(monkeypatch):
+    met = []
+
+    def counted(values, device):
+        met.append(values)
+        return index_of(values, device)
+
+    monkeypatch.setattr(penalties, "index_of", counted)
+    lengths = [1 + number % 7 for number in range(20)]  # answers that end at different steps
+    contexts = [[7 + number % 5, 8 + number % 6, 3, *range(7, 7 + number)] for number in range(10)] * 2
+    penalty = RepetitionPenalty(1.7, prompt=True)
+    own = [Processors([MinLength([length]), MaxLength([length]), penalty]) for length in lengths]
+    groups = []
+    step = InFlight._step
+    monkeypatch.setattr(InFlight, "_step", lambda self, done: (groups.append(len(self.groups)), step(self, done)))
+    together = SequenceGenerator(small_model(), SPECIAL, max_len=8, batch_size=4).fill_ids(contexts, processors=own)
+    assert max(groups) > 1
+    assert sorted(met) == sorted(contexts)
+    monkeypatch.setattr(penalties, "_MOST_PROMPTS", 1)  # forgotten again and again, with the same answers
+    again = SequenceGenerator(small_model(), SPECIAL, max_len=8, batch_size=4).fill_ids(contexts, processors=own)
+    assert len(met) > 3 * len(contexts)
+    assert [[a.tokens for a in answers] for answers in again] == [[a.tokens for a in answers] for answers in together]
 
 
 def test_unknown_penalty():
