@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftk.errors import UserError
 from ftk.model_parallel.inference_config import InferenceParallelConfig
 from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.world import World
@@ -34,10 +33,12 @@ def distribute_for_inference(
     Raises:
         UserError: the model cannot be cut so.
     """
+    from ftk.model_parallel.materialize import allocate, fill_unsaved
     from ftk.model_parallel.pipeline.inference import PipelinedModel
     from ftk.model_parallel.pipeline.layout import PipelineLayout, pipeline_layout
     from ftk.model_parallel.pipeline.stages import cut_model
     from ftk.model_parallel.tensor_parallel.apply import apply_plan
+    from ftk.model_parallel.tensor_parallel.plan import plan_of
 
     assert world.mesh is not None
     assert world.sizes.shard == 1, "parameters are shared out in training only"
@@ -50,13 +51,9 @@ def distribute_for_inference(
         part = cut_model(model, layout, world.pipeline_rank)
         own = part.model
     if world.sizes.tensor > 1:
-        plan: Any = getattr(model, "tensor_parallel_plan", None)
-        if plan is None:
-            raise UserError(
-                f"--tensor-parallel-size {world.sizes.tensor}: {type(model).__name__} has no plan for tensor parallel"
-            )
-        apply_plan(own, plan, world.mesh["tensor"], partial=stages > 1)
-    own.to_empty(device=world.device)
+        apply_plan(own, plan_of(model, world.sizes.tensor), world.mesh["tensor"], partial=stages > 1)
+    allocate(own, world.device)
+    fill_unsaved(own)
     load(own)
     if part is None:
         return own.eval()

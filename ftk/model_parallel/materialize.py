@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ftk.errors import UserError
 from ftk.model_parallel.naming import canonical_name
 from ftk.model_parallel.shards import local, own_part
 
@@ -15,7 +17,9 @@ InitialValue = Callable[[str, Sequence[int]], Tensor]
 
 
 @torch.no_grad()
-def materialize(module: nn.Module, model: nn.Module, device: torch.device, initial_value: InitialValue) -> None:
+def materialize(
+    module: nn.Module, model: nn.Module, device: torch.device, initial_value: InitialValue, *, fill: bool = True
+) -> None:
     """Give a module on the meta device memory for what is this process's of it, and the initial values.
 
     As a value is a function of name and shape, it is the same however the model is spread. One whole parameter at a
@@ -26,14 +30,46 @@ def materialize(module: nn.Module, model: nn.Module, device: torch.device, initi
         model: the part of it that names are taken from.
         device: where the shares go.
         initial_value: asked for parameters and buffers alike.
+        fill: off: what is in every checkpoint is left as memory is, because one will fill it. Drawing the numbers of a
+            large model takes minutes.
     """
+    allocate(module, device)
+    unsaved = non_persistent_buffers(model)
+    for name, tensor in named_tensors(model):
+        if fill or name in unsaved:
+            copy_whole_into(tensor, initial_value(name, tuple(tensor.shape)))
+
+
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Give a module on the meta device memory, of no value in particular; what is tied stays tied."""
     tied = _tied_places(module)
     module.to_empty(device=device)
     for (first, own), *others in tied:  # of which torch has made one parameter each
         for other, name in others:
             other._parameters[name] = first._parameters[own]
-    for name, tensor in named_tensors(model):
-        copy_whole_into(tensor, initial_value(name, tuple(tensor.shape)))
+
+
+@torch.no_grad()
+def fill_unsaved(model: nn.Module) -> None:
+    """Fill what no checkpoint will: buffers that are registered with persistent=False.
+
+    Args:
+        model: with memory, which has `initial_value(name, shape, seed)` if it has such buffers.
+
+    Raises:
+        UserError: it has not, so that nobody knows what is to be in them.
+    """
+    buffers = dict(named_tensors(model))
+    for name in sorted(non_persistent_buffers(model)):
+        if not buffers[name].numel():
+            continue
+        initial_value: Any = getattr(model, "initial_value", None)
+        if initial_value is None:
+            raise UserError(
+                f"{type(model).__name__}: the buffer {name} is in no checkpoint, and several processes build the model "
+                f"without values; register it with persistent=True, or give the model initial_value(name, shape, seed)"
+            )
+        copy_whole_into(buffers[name], initial_value(name, tuple(buffers[name].shape), seed=0))
 
 
 def _tied_places(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:

@@ -91,6 +91,7 @@ def parallelize_training(
     precision: str = "fp32",
     plan: Any = None,
     seed: int | None = None,
+    fill: bool = True,
 ) -> nn.Module:
     """Make of a model on one process this process's part of it, ready to be trained.
 
@@ -107,6 +108,7 @@ def parallelize_training(
         precision: of the run.
         plan: of tensor parallel, for worlds that have it; `model.tensor_parallel_plan` if not given.
         seed: of the initial values of a model on the meta device, which `model.initial_value(name, shape, seed)` gives.
+        fill: off: parameters of a model on the meta device get memory and no values, as a checkpoint will fill them.
 
     Returns:
         What to call in the step: the module itself, or where there are copies, DDP around it.
@@ -118,12 +120,9 @@ def parallelize_training(
     model = module.model if isinstance(module, StepModule) else module
     check_equal(model, world)
     if world.sizes.tensor > 1:
-        plan = getattr(model, "tensor_parallel_plan", None) if plan is None else plan
-        if plan is None:
-            raise UserError(
-                f"--tensor-parallel-size {world.sizes.tensor}: {type(model).__name__} has no tensor_parallel_plan; use "
-                f"--data-parallel-shard-size, which needs none"
-            )
+        from ftk.model_parallel.tensor_parallel.plan import plan_of
+
+        plan = plan_of(model, world.sizes.tensor) if plan is None else plan
         assert world.mesh is not None
         # A stage of a pipeline has not all that a plan for the whole model names.
         partial = world.sizes.pipeline > 1
@@ -136,7 +135,7 @@ def parallelize_training(
         assert world.mesh is not None
         over = world.mesh["replicate", "shard"] if world.sizes.replicate > 1 else world.mesh["shard"]
         share_over_processes(module, over, parallel, precision)
-    _materialize(module, model, world.device, seed, offload=shares and parallel.cpu_offload)
+    _materialize(module, model, world.device, seed, offload=shares and parallel.cpu_offload, fill=fill)
     if uses_copies(world, parallel):
         return copy_over_processes(module, world, parallel)
     return module
@@ -155,6 +154,7 @@ def _materialize(
     seed: int | None,
     *,
     offload: bool,
+    fill: bool = True,
     initial_value: Callable[[str, Sequence[int]], Tensor] | None = None,
 ) -> None:
     """Values on the device, in this process's share, for what has none yet; what has some goes there."""
@@ -172,7 +172,7 @@ def _materialize(
                 f"fill it; build it on the CPU"
             )
         initial_value = functools.partial(own, seed=torch.initial_seed() if seed is None else seed)
-    materialize(module, model, torch.device("cpu") if offload else device, initial_value)
+    materialize(module, model, torch.device("cpu") if offload else device, initial_value, fill=fill)
     move_buffers(module, device)
 
 

@@ -131,6 +131,30 @@ def unlike(rank: int, options: dict[str, int], change: str) -> str:
     return ""
 
 
+def names_filled(fill: bool) -> list[str]:
+    """Names that a model on the meta device is asked the values of."""
+    from ftk.model_parallel.engine_config import EngineConfig
+    from ftk.model_parallel.parallel_config import ParallelConfig
+    from ftk.model_parallel.parallelize import parallelize_training
+    from ftk.model_parallel.world import make_world, resolve_sizes
+
+    asked: list[str] = []
+
+    def value_of(name: str, shape: Any, seed: int) -> Tensor:
+        asked.append(name)
+        return torch.full(tuple(shape), 3.0)
+
+    config = ParallelConfig(data_parallel_shard_size=2)
+    with torch.device("meta"):
+        model = Network()
+        model.register_buffer("scratch", torch.zeros(3), persistent=False)
+    model.initial_value = value_of
+    parallelize_training(model, make_world(resolve_sizes(config, 2), "cpu"), config, EngineConfig(), fill=fill)
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    assert model.scratch.tolist() == [3.0] * 3
+    return asked
+
+
 def run_two() -> dict[str, Any]:
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (2,))
@@ -166,6 +190,7 @@ def run_two() -> dict[str, Any]:
         parts = [parameter.to_local().numel() for parameter in model.parameters()]
         results[name] = learn(model, loss_of)
         results[f"{name}, share"] = sum(parts) / sum(parameter.numel() for parameter in model.parameters())
+    results["filled"] = [names_filled(fill) for fill in (True, False)]
     results["unlike"] = {
         " x ".join(options): [
             unlike(rank, options, change) for change in ("", "values", "buffer", "scratch", "names", "shape")
@@ -285,6 +310,13 @@ def test_processes_that_built_different_models_are_refused_on_all_of_them(two, k
         for message, name in ((values, "blocks.0.inner.weight"), (buffer, "scale"), (shape, "output.weight")):
             assert message.startswith(f"{name} differs from process to process; build the model alike on all")
         assert names.startswith("more.bias differs")
+
+
+def test_what_a_checkpoint_will_fill_is_not_drawn_and_what_it_will_not_is(two):
+    for result in two:
+        everything, unsaved = result["filled"]
+        assert everything == [*(name for name, _ in Network().named_parameters()), "scale", "scratch"]
+        assert unsaved == ["scratch"]
 
 
 def test_offloading_on_one_process_is_said_to_be_left_out(caplog):

@@ -36,6 +36,7 @@ def build_pipeline(
     to_device: Callable[[Batch], Batch] = lambda batch: batch,
     plan: Any = None,
     seed: int | None = None,
+    fill: bool = True,
 ) -> PipelineRunner:
     """Cut a model into stages, and make this process's ready to be trained, as `parallelize_training` does.
 
@@ -52,6 +53,7 @@ def build_pipeline(
         to_device: moves a batch of CPU tensors to `world.device`.
         plan: of tensor parallel; `model.tensor_parallel_plan` if not given.
         seed: of the initial values.
+        fill: off: a checkpoint will fill the parameters.
 
     Returns:
         What takes the steps. Its `part.model` has the parameters that are this process's, for the optimizer, by the
@@ -82,7 +84,7 @@ def build_pipeline(
             hidden_dtype=hidden_dtype,
             loss_apart=zero_bubble,
         )
-        parallelize_training(stage, world, shared, engine, precision=precision, plan=plan, seed=seed)
+        parallelize_training(stage, world, shared, engine, precision=precision, plan=plan, seed=seed, fill=fill)
         stages.append(stage)
     _leave_to_the_end(part, group)
     return PipelineRunner(

@@ -27,6 +27,22 @@ Plan = Mapping[str, str | Mapping[str, Any]]
 _ROOT = 'the model itself (pattern "")'
 
 
+def plan_of(model: nn.Module, size: int) -> Plan:
+    """The plan that a model offers.
+
+    Raises:
+        UserError: it offers none.
+    """
+    plan: Plan | None = getattr(model, "tensor_parallel_plan", None)
+    if plan is None:
+        raise UserError(
+            f"--tensor-parallel-size {size}: {type(model).__name__} has no plan for tensor parallel; offer one as its "
+            f"property tensor_parallel_plan, or leave the size at 1: --data-parallel-shard-size shares out the "
+            f"parameters of any model in training, --pipeline-parallel-size layers also in generation"
+        )
+    return plan
+
+
 def match_plan(
     model: nn.Module, plan: Plan, size: int, sequence_parallel: bool = False, partial: bool = False
 ) -> dict[str, Style]:
