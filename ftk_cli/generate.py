@@ -167,6 +167,7 @@ def body(argv: list[str]) -> int:
     device = resolve_device(root.common.device)
     with ExitStack() as stack:
         world = stack.enter_context(open_world(parallel_config(root.parallel), device))
+        stack.enter_context(world.naming_who_hangs())
         if world.size > 1 and root.generate.input == "-":
             raise UserError("--input - cannot be read by several processes; write the prompts to a file")
         if not world.is_main:  # it works along, and the main process speaks

@@ -32,7 +32,6 @@ _LOST = (
     "socket closed",
     "remote process",
     "communicator was aborted",
-    "timed out waiting",
     "recv failed",
 )
 

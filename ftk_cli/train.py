@@ -61,7 +61,8 @@ def train(config: TrainConfig) -> int:
 
         config = range_config(config)
 
-    with open_world(config.parallel, resolve_device(config.common.device)) as world, said_at_once("ftk-train"):
+    device, longer = resolve_device(config.common.device), "; --collective-timeout-minutes gives it longer"
+    with open_world(config.parallel, device) as world, said_at_once("ftk-train"), world.naming_who_hangs(longer):
         return run_training(config, task, world)
 
 

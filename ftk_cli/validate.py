@@ -82,7 +82,8 @@ def body(argv: list[str]) -> int:
         tensor_parallel_size=root.parallel.tensor_parallel_size,
         pipeline_parallel_size=root.parallel.pipeline_parallel_size,
     )
-    with open_world(sizes, resolve_device(root.common.device)) as world, said_at_once("ftk-validate"):
+    device = resolve_device(root.common.device)
+    with open_world(sizes, device) as world, said_at_once("ftk-validate"), world.naming_who_hangs():
         return evaluate(root, world)
 
 
