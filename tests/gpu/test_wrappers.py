@@ -1,0 +1,201 @@
+"""What wraps a model for several processes, on one GPU: a mesh of one process, whose updates are those of the CPU.
+
+Wrappers of a size of one are put on by hand: a run of one process leaves them out.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from step_ways import LEARNING_RATE, SEED, BatchTask, Way, build_step, make_batches, model_config, train_config
+from torch import nn
+
+from ftk.model_parallel.data_parallel import copy_over_processes, share_over_processes
+from ftk.model_parallel.engine import prepare_model
+from ftk.model_parallel.materialize import materialize
+from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.parallelize import parallelize_training
+from ftk.model_parallel.step_module import StepModule
+from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output, vocab_parallel_cross_entropy
+from ftk.model_parallel.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from ftk.model_parallel.world import Sizes, World, make_world
+from ftk.models.glm.model import GLM
+from ftk.optim.parameter_groups import parameter_groups
+from ftk.trainer.metrics import Stopwatch, TrainingFigures
+from ftk.trainer.runner import SequentialRunner
+from ftk.trainer.step import Update
+from tests.gpu.test_gpu import SHAPE, no_waiting
+
+CONFIG = model_config(SHAPE, 256, dropout=0.0)
+BATCHES = [
+    {**batch, "sample_ids": torch.arange(2)}  # as the iterator adds them
+    for batch in make_batches(CONFIG, 2, 256, 4)
+]
+PRECISIONS = ["fp32", "bf16"]
+KINDS = ["copies", "shares", "offload"]
+
+
+@pytest.fixture(scope="module")
+def world(device) -> World:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield make_world(Sizes(), torch.device("cuda", 0) if device.type == "cuda" else device)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The losses of the first updates on the CPU in float32, by a bare model."""
+    step = build_step(Way("ftk", attention="sdpa", loss_form="plain"), CONFIG, torch.device("cpu"))
+    return [step.step(batch).item() for batch in BATCHES]
+
+
+class Wrapped:
+    """The update of ftk's trainer on a model that is wrapped as for several processes.
+
+    Args:
+        kind: "copies": DDP; "shares": FSDP2, from the meta device; "offload": the same with shares on the host.
+    """
+
+    def __init__(self, kind: str, precision: str, world: World, compile: str = "none") -> None:
+        config = train_config(Way("ftk", precision, compile=compile))
+        criterion = config.criterion.build()
+        with torch.device("cpu" if kind == "copies" else "meta"):
+            model = GLM(CONFIG, SEED)
+        step = StepModule(model, BatchTask(), criterion)
+        parallel = ParallelConfig(cpu_offload=kind == "offload")
+        called: nn.Module = step
+        if kind == "offload":
+            called = parallelize_training(step, world, parallel, config.engine, precision=precision, seed=SEED)
+        else:
+            prepare_model(model, config.engine)
+            if kind == "copies":
+                called = copy_over_processes(step.to(world.device), world, parallel)
+            else:
+                share_over_processes(step, world.mesh["shard"], parallel, precision)
+                materialize(step, model, world.device, lambda name, shape: model.initial_value(name, shape, SEED))
+        self.model = model.train()
+        optimizer = config.optimizer.build(param_groups=parameter_groups(model, 0.1))
+        self.update = Update(
+            config, BatchTask(), model, criterion, optimizer, world.device, Stopwatch(),
+            runner=SequentialRunner(called, world.device, precision, several=True), world=world,
+        )  # fmt: skip
+        self.figures = TrainingFigures(world.device, Stopwatch(), world)
+        self.num_updates = 0
+
+    def step(self, batch):
+        gradients = self.update.accumulate([dict(batch)], self.num_updates)
+        skip = self.update.apply(gradients, LEARNING_RATE)
+        self.figures.add(gradients.sums, skip=skip, num_tokens=1, num_targets=1)
+        self.num_updates += 1
+        loss, count = gradients.sums["loss"]
+        return loss / count
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_updates_of_a_wrapped_model_are_those_of_a_bare_one_on_the_cpu(world, expected, kind, precision):
+    step = Wrapped(kind, precision, world)
+    found = [step.step(batch).item() for batch in BATCHES]
+    assert found == pytest.approx(expected, rel={"fp32": 1e-4, "bf16": 1e-2}[precision])
+    record = step.figures.record()
+    assert math.isfinite(record["loss"])
+    assert record["gnorm"] > 0.0
+    assert step.figures.skipped() == (0, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_parameters_and_gradients_are(world, kind):
+    step = Wrapped(kind, "bf16", world)
+    step.step(BATCHES[0])
+    home = "cpu" if kind == "offload" else world.device.type
+    for parameter in step.model.parameters():
+        assert parameter.device.type == parameter.grad.device.type == home
+        assert parameter.dtype == parameter.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_that_is_not_finite_is_skipped(world, kind):
+    step = Wrapped(kind, "fp32", world)
+    step.step(BATCHES[0])
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
+    spoilt = step.update.accumulate([dict(BATCHES[1])], 1)
+    for parameter in step.model.parameters():
+        parameter.grad.fill_(float("nan"))
+    skip = step.update.apply(spoilt, LEARNING_RATE)
+    assert skip.device.type == world.device.type
+    assert bool(skip)
+    assert all(torch.equal(old, new) for old, new in zip(before, step.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", ["copies", "shares"])
+def test_a_wrapped_step_never_waits_for_the_device(world, kind, precision):
+    step = Wrapped(kind, precision, world)
+    for batch in BATCHES[:2]:
+        step.step(batch)
+    with no_waiting(world.device):
+        for batch in BATCHES:
+            step.step(batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_stay_float32_and_matrices_are_gathered_in_bf16(world, kind):
+    step, types = Wrapped(kind, "bf16", world), []
+    for layer in step.model.layers:
+        layer.register_forward_hook(
+            lambda layer, given, hidden: types.append((hidden.dtype, layer.feed_forward.inner.weight.dtype))
+        )
+    step.step(BATCHES[0])
+    gathered = torch.bfloat16 if kind != "copies" and world.device.type == "cuda" else torch.float32
+    assert types == [(torch.float32, gathered)] * CONFIG.num_layers
+
+
+@pytest.mark.parametrize("kind", ["copies", "shares"])
+def test_compiled_blocks_are_wrapped(cuda, world, expected, kind):
+    step = Wrapped(kind, "fp32", world, compile="block")
+    assert [step.step(batch).item() for batch in BATCHES] == pytest.approx(expected, rel=1e-4)
+
+
+def test_layers_of_tensor_parallel_compute_what_plain_ones_do(world, device):
+    torch.manual_seed(0)
+    plain = nn.ModuleList([nn.Embedding(131, 32), nn.Linear(32, 128), nn.Linear(128, 32)])
+    mesh = world.mesh["tensor"]
+    with torch.device(device):
+        shared = nn.ModuleList(
+            [
+                VocabParallelEmbedding(131, 32, mesh),
+                ColumnParallelLinear(32, 128, mesh),
+                RowParallelLinear(128, 32, mesh),
+            ]
+        )
+    with torch.no_grad():
+        for own, value in zip(shared.parameters(), plain.parameters(), strict=True):
+            own.to_local().copy_(value)
+    tokens, targets = torch.randint(131, (2, 3, 16))
+
+    def through(layers, tokens):
+        embedding, inner, outer = layers
+        hidden = embedding(tokens)
+        return hidden + outer(torch.tanh(inner(hidden)))
+
+    hidden = through(plain, tokens)
+    wanted = nn.functional.cross_entropy((hidden @ plain[0].weight.T).flatten(0, 1), targets.flatten())
+    wanted.backward()
+    rows, shard = sharded_output(dict(shared.named_parameters())["0.weight"])
+    logits = through(shared, tokens.to(device)) @ rows.T
+    found = vocab_parallel_cross_entropy(logits, targets.to(device), shard.group, vocab_size=131).mean()
+    found.backward()
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+    for (name, own), value in zip(shared.named_parameters(), plain.parameters(), strict=True):
+        grad = own.grad.full_tensor().cpu()
+        torch.testing.assert_close(grad, value.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
