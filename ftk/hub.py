@@ -15,6 +15,7 @@ from ftk.plugins import import_plugins, naming_plugin
 from ftk.registry import ARCHITECTURES, MODELS
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from ftk.generation import BlankFiller
@@ -36,6 +37,7 @@ def load_model(
     device: str = "cpu",
     *,
     ema: bool = False,
+    dtype: torch.dtype | None = None,
     user_dir: str | Path | None = None,
     world: World | None = None,
 ) -> nn.Module:
@@ -45,6 +47,8 @@ def load_model(
         path: a checkpoint folder, or a run's folder (its best checkpoint, else its last).
         device: where to put it, as for `torch.device`.
         ema: with the moving average of its weights, which training kept beside them (`--ema-decay`).
+        dtype: of its weights and of what is computed, e.g. torch.bfloat16; as they were saved if None (ftk saves
+            float32). Weights in int8 or int4 stay what they are.
         user_dir: the plugin that registers the model, where it is none of ftk's. What a checkpoint says of its
             plugin is never imported by itself.
         world: processes that share the model (`ftk.model_parallel.world.open_world`), each loading its part, and all
@@ -52,12 +56,13 @@ def load_model(
 
     Raises:
         UserError: no checkpoint there, its model is unknown, or `ema` and it has no average; a model that the
-            processes cannot share.
+            processes cannot share; a dtype that is no floating point type.
         BrokenCheckpoint: a file of it is damaged.
     """
     from ftk.checkpoint import load_model_state, read_config, resolve_checkpoint
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
 
+    _check_dtype(dtype)
     folder = resolve_checkpoint(path)
     tree = read_config(folder)
     import_plugins(user_dir)
@@ -72,11 +77,16 @@ def load_model(
         def load(part: nn.Module) -> None:
             together(world, lambda: load_model_state(folder, part, ema=ema, world=world))
 
-        return distribute_for_inference(chosen.build, world, load)
+        return distribute_for_inference(chosen.build, world, load).to(dtype=dtype)
     model: nn.Module = chosen.build()
     prepare_for(tree, model)
     load_model_state(folder, model, ema=ema)
-    return model.to(device).eval()
+    return model.to(device, dtype).eval()
+
+
+def _check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and not getattr(dtype, "is_floating_point", False):
+        raise UserError(f"dtype is {dtype!r}; it must be a floating point type of torch, e.g. torch.bfloat16, or None")
 
 
 def load_tokenizer(path: str | Path, *, user_dir: str | Path | None = None) -> Tokenizer:
@@ -104,6 +114,7 @@ def load_generator(
     device: str = "cpu",
     *,
     ema: bool = False,
+    dtype: torch.dtype | None = None,
     user_dir: str | Path | None = None,
     allowed_tokens: AllowedTokensFunction | None = None,
     world: World | None = None,
@@ -120,6 +131,7 @@ def load_generator(
             are an ensemble: the mean of their probabilities.
         device: where the model runs.
         ema: as for `load_model`.
+        dtype: as for `load_model`, of all models.
         user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
         allowed_tokens: says which tokens may come next, see `ftk.generation.processors.prefix.AllowedTokens`.
         world: as for `load_model`; every process fills the same texts, and gets the same answers.
@@ -159,10 +171,13 @@ def load_generator(
         lm_folders = [resolve_checkpoint(one) for one in checkpoint_paths(config.lm_path)]
         _check_tokenizers(lm_folders, folder, tokenizer, "a language model must have that of the model")
         language_model = LanguageModel(
-            _load_together(lm_folders, device, world=world), tokenizer.special, config.lm_weight, ends=config.lm_ends
+            _load_together(lm_folders, device, dtype=dtype, world=world),
+            tokenizer.special,
+            config.lm_weight,
+            ends=config.lm_ends,
         )
     generator = SequenceGenerator(
-        _load_together(folders, device, ema=ema, world=world),
+        _load_together(folders, device, ema=ema, dtype=dtype, world=world),
         tokenizer.special,
         config,
         processors=steering.processors,
@@ -195,11 +210,18 @@ def _check_pipeline(config: GenerationConfig, num_models: int) -> None:
             raise UserError(f"{what} does not go with a pipeline; use --tensor-parallel-size alone")
 
 
-def _load_together(folders: Sequence[Path], device: str, *, ema: bool = False, world: World | None = None) -> nn.Module:
+def _load_together(
+    folders: Sequence[Path],
+    device: str,
+    *,
+    ema: bool = False,
+    dtype: torch.dtype | None = None,
+    world: World | None = None,
+) -> nn.Module:
     """One model, or several as an ensemble."""
     from ftk.generation.ensemble import Ensemble
 
-    models = [load_model(folder, device, ema=ema, world=world) for folder in folders]
+    models = [load_model(folder, device, ema=ema, dtype=dtype, world=world) for folder in folders]
     return models[0] if len(models) == 1 else Ensemble(models)
 
 
