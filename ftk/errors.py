@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
+
 
 class UserError(Exception):
     """A mistake in what the user gave: a flag, a file, a configuration.
@@ -10,3 +13,10 @@ class UserError(Exception):
     It is raised where the fact is known and printed once, without traceback, by the command
     (`ftk_cli.frame.run`), which then exits with code 2.
     """
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """For messages about an unknown name: the closest of the known ones, if one is close, and all of them."""
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}there are: {', '.join(known) or 'none'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, slot
 from ftk.config.build import build
-from ftk.errors import UserError
+from ftk.errors import UserError, did_you_mean
 from ftk.plugins import import_plugins, naming_plugin
 from ftk.registry import ARCHITECTURES, MODELS
 
@@ -51,8 +50,8 @@ def load_model(
             float32). Weights in int8 or int4 stay what they are.
         user_dir: the plugin that registers the model, where it is none of ftk's. What a checkpoint says of its
             plugin is never imported by itself.
-        world: processes that share the model (`ftk.model_parallel.world.open_world`), each loading its part, and all
-            making the same calls; its device is taken. None: this one alone.
+        world: processes that share the model (`ftk.model_parallel.world.open_world`), each loading its part, and those
+            of a data rank making the same calls; its device is taken. None: this one alone.
 
     Raises:
         UserError: no checkpoint there, its model is unknown, or `ema` and it has no average; a model that the
@@ -66,8 +65,7 @@ def load_model(
     folder = resolve_checkpoint(path)
     tree = read_config(folder)
     import_plugins(user_dir)
-    with naming_plugin((tree.get("common") or {}).get("user_dir")):
-        chosen = build(_ModelSection, {"model": tree.get("model")}).model
+    chosen = _chosen_model(tree)
     if world is not None and world.size > 1:
         from ftk.model_parallel.inference import distribute_for_inference
         from ftk.model_parallel.together import together
@@ -87,6 +85,12 @@ def load_model(
 def _check_dtype(dtype: torch.dtype | None) -> None:
     if dtype is not None and not getattr(dtype, "is_floating_point", False):
         raise UserError(f"dtype is {dtype!r}; it must be a floating point type of torch, e.g. torch.bfloat16, or None")
+
+
+def _chosen_model(tree: dict[str, Any]) -> Chosen:
+    """The model that a checkpoint's configuration names, with its options; its plugins are imported already."""
+    with naming_plugin((tree.get("common") or {}).get("user_dir")):
+        return build(_ModelSection, {"model": tree.get("model")}).model
 
 
 def load_tokenizer(path: str | Path, *, user_dir: str | Path | None = None) -> Tokenizer:
@@ -110,7 +114,7 @@ def load_tokenizer(path: str | Path, *, user_dir: str | Path | None = None) -> T
 
 
 def load_generator(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     device: str = "cpu",
     *,
     ema: bool = False,
@@ -127,8 +131,8 @@ def load_generator(
         for piece in generator.stream("Ng is an adjunct professor at [MASK] ."): ...
 
     Args:
-        path: as for `load_model`; the tokenizer stands beside the model. Several, in one text with colons between,
-            are an ensemble: the mean of their probabilities.
+        path: as for `load_model`; the tokenizer stands beside the model. Several, in a list or in one text with
+            colons between, are an ensemble: the mean of their probabilities.
         device: where the model runs.
         ema: as for `load_model`.
         dtype: as for `load_model`, of all models.
@@ -137,10 +141,11 @@ def load_generator(
         world: as for `load_model`; every process fills the same texts, and gets the same answers.
         options: fields of `ftk.generation.GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed, and of
             `ftk.generation.processors.ProcessorConfig`, e.g. forbid_words, prefix, constraints, stop. `lm_path` and
-            `lm_weight` name a language model that has a say.
+            `lm_weight` name a language model that has a say; `lm_path` is of the same kind as `path`.
 
     Raises:
-        UserError: as `load_model`; the checkpoint has no tokenizer; an unknown option; models with other tokenizers.
+        UserError: as `load_model`; the checkpoint has no tokenizer; an unknown option; models with other tokenizers;
+            answers of `max_len` tokens, which the positions of a model do not reach.
     """
     from ftk.checkpoint import resolve_checkpoint
     from ftk.generation import BlankFiller, SequenceGenerator
@@ -150,6 +155,9 @@ def load_generator(
     from ftk.generation.steering import Steering
 
     steered = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
+    lm_paths = None if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])
+    if lm_paths is not None:
+        options["lm_path"] = ":".join(map(str, lm_paths))
     _check_names(options, [one.name for part in (GenerationConfig, ProcessorConfig) for one in fields(part)])
     config = generation_config(**options)
     # Resolved once, so that a run that goes on saving cannot come between.
@@ -166,9 +174,11 @@ def load_generator(
         allowed_tokens=allowed_tokens,
     )
     _check_tokenizers(folders[1:], folder, tokenizer, "an ensemble needs one tokenizer")
+    _check_longest_answer(config, folders)
     language_model = None
-    if config.lm_path is not None:
-        lm_folders = [resolve_checkpoint(one) for one in checkpoint_paths(config.lm_path)]
+    if lm_paths is not None:
+        lm_folders = [resolve_checkpoint(one) for one in lm_paths]
+        _check_longest_answer(config, lm_folders, "language model: ")
         _check_tokenizers(lm_folders, folder, tokenizer, "a language model must have that of the model")
         language_model = LanguageModel(
             _load_together(lm_folders, device, dtype=dtype, world=world),
@@ -195,6 +205,18 @@ def _check_tokenizers(others: Iterable[Path], folder: Path, tokenizer: Tokenizer
                 f"{other} has another tokenizer ({type(its).__name__}, {its.vocab_size} tokens) than {folder} "
                 f"({type(tokenizer).__name__}, {tokenizer.vocab_size} tokens); {reason}"
             )
+
+
+def _check_longest_answer(config: GenerationConfig, folders: Iterable[Path], whose: str = "") -> None:
+    """Refuses answers that the positions of the models do not reach, before any weights are read."""
+    from ftk.checkpoint import read_config
+    from ftk.generation.sequence_generator import check_longest_answer
+
+    for folder in folders:
+        try:
+            check_longest_answer(config, _chosen_model(read_config(folder)).config)
+        except UserError as error:
+            raise UserError(f"{whose}{error}") from None
 
 
 def _check_pipeline(config: GenerationConfig, num_models: int) -> None:
@@ -225,8 +247,10 @@ def _load_together(
     return models[0] if len(models) == 1 else Ensemble(models)
 
 
-def checkpoint_paths(path: str | Path) -> list[str | Path]:
+def checkpoint_paths(path: str | Path | Sequence[str | Path]) -> list[str | Path]:
     """The checkpoints that a path names: those between its colons, unless something of that very name exists."""
+    if not isinstance(path, (str, Path)):
+        return list(path)
     if Path(path).exists() or ":" not in str(path):
         return [path]
     parts: list[str | Path] = [part for part in str(path).split(":") if part]
@@ -238,6 +262,4 @@ def checkpoint_paths(path: str | Path) -> list[str | Path]:
 def _check_names(options: Iterable[str], known: Sequence[str]) -> None:
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise UserError(f"unknown generation option {name!r}; {hint}there are: {', '.join(known)}")
+            raise UserError(f"unknown generation option {name!r}; {did_you_mean(name, known)}")

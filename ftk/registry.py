@@ -13,14 +13,13 @@ names can be listed without importing torch.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ftk.builtins import BUILTIN_MODULES
-from ftk.errors import UserError
+from ftk.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -83,7 +82,7 @@ class Registry:
         if name not in self._entries and name in self._builtin:
             importlib.import_module(self._builtin[name])
         if name not in self._entries:
-            raise UserError(f"unknown {self.kind} {name!r}; {self._suggest(name)}")
+            raise UserError(f"unknown {self.kind} {name!r}; {did_you_mean(name, self.names())}")
         return self._entries[name]
 
     def names(self) -> list[str]:
@@ -99,11 +98,6 @@ class Registry:
     @property
     def _builtin(self) -> dict[str, str]:
         return BUILTIN_MODULES.get(self.kind, {})
-
-    def _suggest(self, name: str) -> str:
-        close = difflib.get_close_matches(name, self.names(), n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        return f"{hint}there are: {', '.join(self.names()) or 'none'}"
 
 
 def _place(target: Callable[..., Any]) -> str:

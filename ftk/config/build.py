@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from ftk.config.options import MISSING, Option, options_of
@@ -14,12 +16,14 @@ from ftk.registry import Entry
 R = TypeVar("R")
 
 
-def build(root: type[R], tree: Tree) -> R:
+def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None) -> R:
     """The typed configuration of a tree.
 
     Args:
         root: root dataclass (see `ftk.config.root`).
         tree: section key -> values; what is absent takes its default, or its architecture's value.
+        in_file: keys of the options whose values come from a YAML file: what is wrong with them is said by their keys,
+            with others by their flags. None: there is no command line, all are said by their keys.
 
     Raises:
         UserError: unknown sections, options or names, values of a wrong type or out of range, options that
@@ -29,12 +33,12 @@ def build(root: type[R], tree: Tree) -> R:
     errors = [_unknown("section", key, known) for key in tree if key not in known]
     values: dict[str, Any] = {}
     for key, (_, config_type) in sections_of(root).items():
-        values[key] = _build_section(key, config_type, _mapping(key, tree, errors), errors)
+        values[key] = _build_section(key, config_type, _mapping(key, tree, errors), errors, in_file)
     for key, slot in slots_of(root).items():
-        values[key] = _build_slot(key, slot, _mapping(key, tree, errors), errors)
+        values[key] = _build_slot(key, slot, _mapping(key, tree, errors), errors, in_file)
     if not errors:
         config = root(**values)
-        errors.extend(_own_errors(config, ""))
+        errors.extend(_own_errors(config))
     if errors:
         raise UserError(_report(errors))
     return config
@@ -90,7 +94,9 @@ def preset(slot: Slot, arch: str | None) -> Tree:
     return dataclasses.asdict(slot.architectures.get(arch).target())
 
 
-def _build_slot(key: str, slot: Slot, values: Tree, errors: list[str]) -> Chosen | None:
+def _build_slot(
+    key: str, slot: Slot, values: Tree, errors: list[str], in_file: Collection[str] | None
+) -> Chosen | None:
     try:
         entry, arch = chosen_entry(key, slot, values)
     except UserError as error:
@@ -100,11 +106,13 @@ def _build_slot(key: str, slot: Slot, values: Tree, errors: list[str]) -> Chosen
     if entry.config is None:
         errors.extend(_unknown("option", f"{key}.{name}", []) for name in given)
         return Chosen(entry, None, arch)
-    config = _build_section(key, entry.config, preset(slot, arch) | given, errors)
+    config = _build_section(key, entry.config, preset(slot, arch) | given, errors, in_file)
     return Chosen(entry, config, arch) if config is not None else None
 
 
-def _build_section(key: str, config_type: type, values: Tree, errors: list[str]) -> Any:
+def _build_section(
+    key: str, config_type: type, values: Tree, errors: list[str], in_file: Collection[str] | None = None
+) -> Any:
     options = {option.name: option for option in options_of(key, config_type)}
     found = [
         _unknown("option", f"{key}.{name}", [f"{key}.{o}" for o in options]) for name in values if name not in options
@@ -122,14 +130,22 @@ def _build_section(key: str, config_type: type, values: Tree, errors: list[str])
         errors.extend(found)
         return None
     config = config_type(**converted)
-    errors.extend(_own_errors(config, f"{key}."))
+    errors.extend(_placed(key, options, message, in_file) for message in _own_errors(config))
     return config
 
 
-def _own_errors(config: Any, prefix: str) -> list[str]:
-    """What the dataclass's own `validate` has to say, each message beginning with the field's full key."""
+def _own_errors(config: Any) -> list[str]:
+    """What the dataclass's own `validate` has to say, each message beginning with the name of a field."""
     validate = getattr(config, "validate", None)
-    return [prefix + message for message in validate()] if validate is not None else []
+    return list(validate()) if validate is not None else []
+
+
+def _placed(key: str, options: dict[str, Option], message: str, in_file: Collection[str] | None) -> str:
+    """A message of `validate` with the place where its value was given: the key in a file, or the flag."""
+    option = next((options[word] for word in re.findall(r"\w+", message) if word in options), None)
+    if in_file is None or option is None or option.derived or option.key in in_file:
+        return f"{key}.{message}"
+    return f"{option.flag}: {message}"
 
 
 def _mapping(key: str, tree: Tree, errors: list[str]) -> Tree:

@@ -46,9 +46,11 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     names_only = early.version or (early.help and not early.names and not early.config)
     options = [] if names_only else _slot_options(root, tree, complete=not early.help)
     given = flags.parse(root, prog, description, argv, options, names_only=names_only)
+    in_file = {f"{key}.{name}" for key, values in tree.items() for name in _as_mapping(values)}
     for key, values in given.items():
         tree[key] = _as_mapping(tree.get(key)) | values
-    return build(root, tree)
+        in_file -= {f"{key}.{name}" for name in values}
+    return build(root, tree, in_file)
 
 
 def read_config_file(root: type, path: str, user_dir: str | None = None) -> Tree:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from ftk.builtins import BUILTIN_MODULES
-from ftk.errors import UserError
+from ftk.errors import UserError, did_you_mean
 from ftk.generation.config_groups import (
     FILTERS,
     AnswerConfig,
@@ -55,14 +54,10 @@ class GenerationConfig(
 
     def validate(self) -> Iterator[str]:
         """One message for each value, or pair of values, that is not allowed."""
-        yield from AnswerConfig.validate(self)
-        yield from BeamConfig.validate(self)
-        yield from SamplingConfig.validate(self)
-        yield from ContrastiveConfig.validate(self)
-        yield from BlankConfig.validate(self)
-        yield from LanguageModelConfig.validate(self)
-        yield from BatchConfig.validate(self)
-        yield from self._strategy_errors()
+        groups = (AnswerConfig, BeamConfig, SamplingConfig, ContrastiveConfig, BlankConfig, LanguageModelConfig)
+        found = [message for group in (*groups, BatchConfig) for message in group.validate(self)]
+        yield from found
+        yield from self._strategy_errors({message.split()[0] for message in found})
 
     @property
     def strategy(self) -> str:
@@ -71,8 +66,8 @@ class GenerationConfig(
             return self.search.split(maxsplit=1)[0] if self.search.strip() else ""
         return "sampling" if self.sampling else "beam" if self.beam > 1 else "greedy"
 
-    def _strategy_errors(self) -> Iterator[str]:
-        """Options that do not go with the strategy, or with each other."""
+    def _strategy_errors(self, refused: Set[str]) -> Iterator[str]:
+        """Options that do not go with the strategy, or with each other; `refused` ones are wrong by themselves."""
         name = self.strategy
         if name not in SEARCHES:
             yield f"search is {self.search!r}; there are: {', '.join(SEARCHES.names())}"
@@ -84,16 +79,16 @@ class GenerationConfig(
         elif name in _BUILT_IN:
             for option, users in _USERS.items():
                 value, default = getattr(self, option), type(self).__dataclass_fields__[option].default
-                if value != default and name not in users:
+                if value != default and name not in users and option not in refused:
                     yield f"{option} is {value}, but {name} search does not use it; {_turn_on(option, users)}"
-        if name in _BEAMS:
+        if name in _BEAMS and not refused & {"beam", "nbest", "diverse_groups", "blank_order"}:
             if self.nbest_over == "text" and self.blank_order == "confident":
                 yield "nbest_over is text, whose beams compare answers to the same blanks; name the blank_order"
             if self.beam == 1:
                 yield f"search is {name}, but beam is 1; give it more hypotheses, e.g. --beam 4"
             elif self.nbest > self.beam:
                 yield f"nbest is {self.nbest}, but beam is {self.beam}; a beam has no more answers than hypotheses"
-            if name == "diverse_beam" and self.diverse_groups > 0 and self.beam % self.diverse_groups:
+            if name == "diverse_beam" and self.beam % self.diverse_groups:
                 yield f"diverse_groups is {self.diverse_groups}, which does not divide beam {self.beam}"
 
 
@@ -115,9 +110,7 @@ def generation_config(config: GenerationConfig | None = None, **options: Any) ->
     known = [one.name for one in dataclasses.fields(GenerationConfig)]
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise UserError(f"unknown generation option {name!r}; {hint}there are: {', '.join(known)}")
+            raise UserError(f"unknown generation option {name!r}; {did_you_mean(name, known)}")
     result = dataclasses.replace(config or GenerationConfig(), **options)
     errors = list(result.validate())
     if errors:

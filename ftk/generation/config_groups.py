@@ -39,8 +39,8 @@ class AnswerConfig:
 
     def validate(self) -> Iterator[str]:
         yield from _at_least_one(self, "max_len", "nbest")
-        if not 0 <= self.min_len <= self.max_len:
-            yield f"min_len is {self.min_len}; it must be from 0 to max_len {self.max_len}"
+        if not 0 <= self.min_len <= max(self.max_len, 1):
+            yield f"min_len is {self.min_len}; it must be from 0 to max_len {max(self.max_len, 1)}"
         if self.nbest_over not in ("blank", "text"):
             yield f"nbest_over is {self.nbest_over!r}; it is blank or text"
         greatest = self._greatest_length_penalty()

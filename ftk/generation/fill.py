@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ftk.errors import UserError
 from ftk.generation.filled_text import FilledText
 from ftk.generation.given_answers import encode_answers, encoded_with_answers
+from ftk.generation.misspelt_blanks import refuse_misspelt_blanks
 from ftk.generation.results import EncodedPrompt, FilledBlank, FillResult
 from ftk.generation.scoring import score_ids
 from ftk.generation.search import Answer
@@ -59,6 +60,7 @@ class BlankFiller:
         # What is put at the end of a prompt without a blank.
         self._last_blank = self.blanks.get("[gMASK]", next(iter(self.blanks.values())))
         own_names = [tokenizer.token_text(one) for one in self.blanks.values()]
+        self._names = {*self.blanks, *(token.text for token in tokenizer.command_tokens)}
         self._blank_pattern = re.compile("|".join(map(re.escape, {*self.blanks, *own_names})))
 
     def fill(
@@ -81,8 +83,8 @@ class BlankFiller:
                 `ftk.generation.steering.PROMPT_OPTIONS`.
 
         Raises:
-            UserError: a prompt is empty or too long, or has a blank that the tokenizer lacks; its options are not
-                allowed.
+            UserError: a prompt is empty or too long, or has a blank that the tokenizer lacks or that is misspelt
+                ("[mask]"); its options are not allowed.
         """
         if isinstance(prompts, str):
             raise UserError("fill takes a list of prompts; for one, fill([prompt])[0]")
@@ -144,13 +146,15 @@ class BlankFiller:
         for blank in self._missing:
             if blank in text:
                 raise UserError(f"this tokenizer has no {blank}; it has {', '.join(self.blanks)}")
+        refuse_misspelt_blanks(prompt, self._names, list(self.blanks))
         pieces = self._blank_pattern.split(text)
         # "[MASK]" is understood everywhere, also where the tokenizer's own name for it is another.
         for blank, token in self.blanks.items():
             text = text.replace(blank, self.tokenizer.token_text(token))
         ids = self.tokenizer.encode(text, command_tokens=True)
         special = self.tokenizer.special
-        if len(pieces) == 1:
+        continued = len(pieces) == 1
+        if continued:
             ids, pieces = [*ids, self._last_blank], [*pieces, ""]
         if sum(token in self.generator.masks for token in ids) != len(pieces) - 1:
             raise UserError("the prompt holds a command token that counts as a blank here; remove it")
@@ -164,10 +168,11 @@ class BlankFiller:
         if check:
             self.generator.check(ids)
         if not options:
-            return EncodedPrompt(prompt, pieces, ids)
+            return EncodedPrompt(prompt, pieces, ids, continued=continued)
         if self.steering is None:
             raise UserError("prompts have options of their own, but the filler was made without `steering`")
-        return EncodedPrompt(prompt, pieces, ids, seed_of(options), self.steering.of(options, len(pieces) - 1))
+        processors = self.steering.of(options, len(pieces) - 1)
+        return EncodedPrompt(prompt, pieces, ids, seed_of(options), processors, continued)
 
     def fill_encoded(
         self,

@@ -76,6 +76,7 @@ class EncodedPrompt:
         prompt: as given.
         pieces: the text before, between and behind the blanks: one more than there are blanks.
         context: token ids, [CLS] and end of text included.
+        continued: whether it has no blank and is continued at its end, where one was put.
         seed: of its own, if its options give one.
         processors: of its own, if its options ask for any.
     """
@@ -85,3 +86,4 @@ class EncodedPrompt:
     context: list[int]
     seed: int | None = None
     processors: Processors | None = None
+    continued: bool = False

@@ -286,6 +286,14 @@ class SequenceGenerator:
         yield from in_flight.run(prompts, lambda prompt: progress(1))
 
 
+def check_longest_answer(config: GenerationConfig, model_config: Any) -> None:
+    """Raises UserError if answers of max_len tokens fit no prompt of a model with this config; needs no weights."""
+    max_positions = getattr(model_config, "max_positions", None)
+    if max_positions is not None:
+        num_starts = 1 + strategy(config).target.lookahead
+        check_positions(1, num_starts, config.max_len, max_positions, getattr(model_config, "block_positions", True))
+
+
 def _result(steps: Generator[Any, None, list[list[Answer]]]) -> list[list[Answer]]:
     """What an iterator returns in the end."""
     while True:

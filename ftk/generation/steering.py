@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ftk.config.options import Option, options_of
-from ftk.errors import UserError
+from ftk.errors import UserError, did_you_mean
 from ftk.generation.processors.base import Processors
 from ftk.generation.processors.build import build_processors
 from ftk.generation.processors.config import ProcessorConfig
@@ -139,9 +138,7 @@ def _converted(options: PromptOptions) -> dict[str, Any]:
     for name, value in options.items():
         option: Option | None = _SEED if name == _SEED.name else _STEERING.get(name)
         if option is None:
-            close = difflib.get_close_matches(name, PROMPT_OPTIONS, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise UserError(f"a prompt has no option {name!r}; {hint}there are: {', '.join(PROMPT_OPTIONS)}")
+            raise UserError(f"a prompt has no option {name!r}; {did_you_mean(name, PROMPT_OPTIONS)}")
         if value is None:
             continue
         try:

@@ -137,7 +137,7 @@ def test_types_come_from_the_dataclass():
         (["d", "--steps"], "expected one argument"),
         (["d", "e"], "unexpected argument 'e'"),
         (["d", "--part", "cube"], "unknown part 'cube'; .*there are: ball, box, cone"),
-        (["d", "--steps", "0"], "plain.steps is 0; it must be at least 1"),
+        (["d", "--steps", "0"], "^--steps: steps is 0; it must be at least 1$"),
         ([], "plain.data is missing; give the argument DATA"),
         (["d", "--config", "/nowhere.yaml"], "cannot read the configuration /nowhere.yaml: No such file"),
     ],
@@ -145,6 +145,15 @@ def test_types_come_from_the_dataclass():
 def test_a_mistake_is_named_with_its_flag(argv, message):
     with pytest.raises(UserError, match=message):
         run(*argv)
+
+
+def test_a_value_from_a_file_is_named_with_its_key(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("plain:\n  steps: 0\n")
+    with pytest.raises(UserError, match=r"^plain\.steps is 0; it must be at least 1$"):
+        run("d", "--config", str(file))
+    with pytest.raises(UserError, match=r"^--steps: steps is -1; it must be at least 1$"):
+        run("d", "--config", str(file), "--steps", "-1")
 
 
 def test_all_errors_are_reported_at_once():

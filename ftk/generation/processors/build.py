@@ -124,7 +124,7 @@ class _Plan:
         if needed > room:
             raise UserError(
                 f"constraints {', '.join(map(repr, texts))} need {needed} tokens, but {_name(blank)} has room for "
-                f"{room}; raise max_len{' or max_lens' if config.max_lens else ''}, or leave some out"
+                f"{room}; raise max_len (--max-len){' or max_lens' if config.max_lens else ''}, or leave some out"
             )
         return progress
 
@@ -145,7 +145,7 @@ class _Plan:
             what = "it and the constraints need" if progress else "it needs"
             raise UserError(
                 f"prefix {text!r}: {what} {min(needed.values())} tokens, but {_name(blank)} has room for {room}; "
-                f"raise max_len{' or max_lens' if self.config.max_lens else ''}"
+                f"raise max_len (--max-len){' or max_lens' if self.config.max_lens else ''}"
             )
         return fitting
 
