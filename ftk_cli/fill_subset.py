@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ftk_cli.inference_options import open_filler
+from ftk_cli.generate import PROG
+from ftk_cli.inference_options import Checkpoints, open_filler
 from ftk_cli.progress import BATCHES_AT_ONCE, Meter, chunks, progress_bar, say, write
 from ftk_cli.results import earlier_records
 
@@ -14,33 +15,33 @@ if TYPE_CHECKING:
     from ftk_cli.generate import GenerateRoot
     from ftk_cli.results import ResultsFile
 
-PROG = "ftk-generate"
-
 EPOCH = 1  # whose blanks validation looks at, too
 
 
-def fill_subset(root: GenerateRoot, data: str, results: ResultsFile | None, world: World) -> int:
+def fill_subset(
+    root: GenerateRoot, data: str, checkpoints: Checkpoints, results: ResultsFile | None, world: World
+) -> int:
     """Answers the blanks that the task makes in a split; prints them beside the references."""
     from ftk.evaluation.base import build_scorer
     from ftk.generation.output import Way, json_line, note, num_steps, text_lines
     from ftk.generation.samples import question_of
-    from ftk.hub import checkpoint_paths
     from ftk.tasks.restore import restore_task
 
     options = root.generate
-    task, _ = restore_task(checkpoint_paths(options.path)[0], data)
+    task, _ = restore_task(checkpoints.model[0], data)
     subset = options.gen_subset or "valid"
     samples = task.load_split(subset)
     count = min(len(samples), options.max_samples or len(samples))
     scorers = {name: build_scorer(name) for name in options.scoring}
     done, size = 0, root.generation.batch_size * BATCHES_AT_ONCE
-    for old in earlier_records(results, size, count) if results is not None else ():
+    earlier = earlier_records(results, size, len(samples), options.max_samples) if results is not None else ()
+    for old in earlier:
         done += 1
         for text, reference in old.answers:
             for scorer in scorers.values():
                 scorer.add(text, reference)
     meter = Meter("samples", done)
-    filler = open_filler(options.path, root.common, root.generation, root.processors, world)
+    filler = open_filler(checkpoints, root.common, root.generation, root.processors, world)
     as_json, steps = options.output_format == "json", options.print_step
     over_text = root.generation.nbest_over == "text"
     tokenizer, generator = filler.tokenizer, filler.generator
@@ -66,6 +67,7 @@ def fill_subset(root: GenerateRoot, data: str, results: ResultsFile | None, worl
                         scorer.add(blank.text, reference)
             write(lines, results)
             bar.set_postfix_str(meter.rate())
+    write((), results)  # of a split without samples there are results, too
     if not as_json and results is None:
         print(note(root.generation))
     say(PROG, meter.summary())

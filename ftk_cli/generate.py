@@ -17,7 +17,7 @@ from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.inference_config import InferenceParallelConfig
 from ftk.registry import SCORERS
 from ftk_cli.frame import run
-from ftk_cli.inference_options import COLOR, DeviceConfig
+from ftk_cli.inference_options import COLOR, Checkpoints, DeviceConfig, find_checkpoints, given_flags
 
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World
@@ -108,9 +108,14 @@ class GenerateConfig:
             return self.input_format
         return "json" if (self.input or "").endswith((".jsonl", ".json")) else "text"
 
+    def _prints_filled_text(self) -> bool:
+        printed = self.output_format == "text" and self.results_path is None
+        return self.input is not None and printed and not self.score_reference
+
     def validate(self) -> Iterator[str]:
         if (self.data is None) == (self.input is None):
-            yield "data and input: give a preprocessed folder or --input FILE, one of the two"
+            found = "missing, and so is DATA" if self.input is None else "given, and so is DATA"
+            yield f"input is {found}; give a preprocessed folder or --input FILE, one of the two"
         if self.gen_subset is not None and self.data is None:
             yield "gen_subset names a split of DATA; it does not go with --input"
         if self.input_format != "auto" and (self.input is None or self.score_reference):
@@ -130,6 +135,10 @@ class GenerateConfig:
             yield "score_reference finds no answers; scoring does not go with it"
         if self.score_reference and self.print_step:
             yield "score_reference takes no steps; print_step does not go with it"
+        if self.on_error == "stop" and self.input is None:
+            yield "on_error is stop; it goes with --input, whose lines may be wrong"
+        if self.color == "always" and not self._prints_filled_text():
+            yield "color is always; it goes with text lines of --input that are printed"
         if not self.score_end and (not self.score_reference or self.input is None):
             yield "score_end is off; it goes with --score-reference --input"
         for name in self.scoring:
@@ -145,6 +154,18 @@ class GenerateRoot:
     parallel: InferenceParallelConfig = section("parallel")
     common: DeviceConfig = section("common")
 
+    def validate(self) -> Iterator[str]:
+        if self.generate.score_reference:
+            unused = given_flags("generation", self.generation, without=("length_penalty", "truncate"))
+            unused += given_flags("processors", self.processors)
+            if unused:
+                yield (
+                    f"--score-reference asks the model itself about given answers and does not use "
+                    f"{', '.join(unused)}; leave {'it' if len(unused) == 1 else 'them'} out"
+                )
+        if self.generation.truncate != "error" and self.generate.data is not None:
+            yield "--truncate goes with --input; samples of DATA are as long as in training"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     return run(PROG, body, argv)
@@ -152,11 +173,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def body(argv: list[str]) -> int:
     root = compose(GenerateRoot, PROG, DESCRIPTION, argv)
-    scores = root.generate.score_reference
-    if scores and root.generation.alternatives:
-        raise UserError("alternatives is on, but score_reference finds no answers; leave one of them out")
-    if scores and root.generation.lm_path is not None:
-        raise UserError("score_reference gives the model's own log-probabilities; leave out lm_path")
     from ftk.model_parallel.inference import parallel_config
     from ftk.model_parallel.world import open_world
     from ftk.trainer.device import resolve_device
@@ -173,19 +189,23 @@ def body(argv: list[str]) -> int:
         if not world.is_main:  # it works along, and the main process speaks
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(silence))
-        results = _open_results(root, world)
+        options = root.generate
+        checkpoints = find_checkpoints(options.path, root.generation.lm_path, world)
+        results = _open_results(root, checkpoints, world)
         if results is not None:
             stack.enter_context(closing(results))
-        if root.generate.data is not None:
-            return (score_subset if scores else fill_subset)(root, root.generate.data, results, world)
-        assert root.generate.input is not None, "validated"
-        return (score_lines if scores else fill_prompts)(root, root.generate.input, results, world)
+        if options.data is not None:
+            of_data = score_subset if options.score_reference else fill_subset
+            return of_data(root, options.data, checkpoints, results, world)
+        assert options.input is not None, "validated"
+        of_lines = score_lines if options.score_reference else fill_prompts
+        return of_lines(root, options.input, checkpoints, results, world)
 
 
 _DECIDING = ("gen_subset", "output_format", "print_step", "score_reference", "score_end")
 
 
-def _open_results(root: GenerateRoot, world: World) -> ResultsFile | None:
+def _open_results(root: GenerateRoot, checkpoints: Checkpoints, world: World) -> ResultsFile | None:
     """The file of --results-path, if it was given and is of this command."""
     from ftk_cli.results import ResultsFile, checkpoint_identity
 
@@ -196,12 +216,13 @@ def _open_results(root: GenerateRoot, world: World) -> ResultsFile | None:
     for only_speed in dataclasses.fields(BatchConfig):  # no answer depends on it
         del generation[only_speed.name]
     del generation["lm_path"]  # its identity says it better
+    of_lm = checkpoint_identity(checkpoints.language_model) if checkpoints.language_model is not None else {}
     settings = {
         **{name: getattr(options, name) for name in _DECIDING},
         "input_format": options.line_format(),
         **{name: path and os.path.abspath(path) for name, path in (("data", options.data), ("input", options.input))},
-        **checkpoint_identity(options.path),
-        **_language_model_identity(root.generation.lm_path),
+        **checkpoint_identity(checkpoints.model),
+        **{f"lm_{name}": value for name, value in of_lm.items()},
         "ema": root.common.ema,
         **generation,
         **dataclasses.asdict(root.processors),
@@ -210,10 +231,3 @@ def _open_results(root: GenerateRoot, world: World) -> ResultsFile | None:
     return ResultsFile(
         options.results_path, settings, as_json=as_json, overwrite=options.overwrite_results, world=world
     )
-
-
-def _language_model_identity(path: str | None) -> dict[str, list[str]]:
-    """As `checkpoint_identity`, for the language model; nothing where there is none."""
-    from ftk_cli.results import checkpoint_identity
-
-    return {} if path is None else {f"lm_{name}": value for name, value in checkpoint_identity(path).items()}

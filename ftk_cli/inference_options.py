@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ftk.config.common import CommonConfig
+from ftk.config.options import options_of
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,14 +37,63 @@ class DeviceConfig(CommonConfig):
     )
 
 
+@dataclass(frozen=True)
+class Checkpoints:
+    """The folders of the checkpoints that are meant, found once: a run that goes on saving cannot come between.
+
+    Attributes:
+        model: those of --path.
+        language_model: those of --lm-path, if there is one.
+    """
+
+    model: list[Path]
+    language_model: list[Path] | None = None
+
+
+def find_checkpoints(path: str, lm_path: str | None, world: World | None = None) -> Checkpoints:
+    """The newest checkpoints that the paths mean now, of several processes the same ones everywhere.
+
+    Raises:
+        UserError: there is none.
+    """
+    import os
+
+    from ftk.checkpoint import resolve_checkpoint
+    from ftk.hub import checkpoint_paths
+    from ftk.model_parallel.together import on_main
+
+    def find() -> list[list[str] | None]:
+        return [
+            None if one is None else [os.fspath(resolve_checkpoint(part)) for part in checkpoint_paths(one)]
+            for one in (path, lm_path)
+        ]
+
+    own, of_lm = (
+        None if folders is None else [Path(folder) for folder in folders]
+        for folders in (find() if world is None else on_main(world, find))
+    )
+    assert own is not None, "there is a path"
+    return Checkpoints(own, of_lm)
+
+
+def given_flags(section: str, config: Any, without: Collection[str] = ()) -> list[str]:
+    """The flags of the options of a config that differ from their defaults, but for those `without`."""
+    values = [(option, getattr(config, option.name)) for option in options_of(section, type(config))]
+    return [
+        option.flag.replace("--", "--no-", 1) if value is False else option.flag
+        for option, value in values
+        if option.name not in without and value != option.default
+    ]
+
+
 def open_filler(
-    path: str,
+    checkpoints: Checkpoints,
     device: DeviceConfig,
     generation: GenerationConfig,
     processors: ProcessorConfig,
     world: World | None = None,
 ) -> BlankFiller:
-    """The checkpoint at `path` as a filler of blanks, on the device that was asked for, or shared by a world."""
+    """The checkpoints as a filler of blanks, on the device that was asked for, or shared by a world."""
     import dataclasses
 
     import torch
@@ -54,7 +106,8 @@ def open_filler(
     options = {
         one.name: getattr(config, one.name) for config in (generation, processors) for one in dataclasses.fields(config)
     }
-    return load_generator(path, str(resolve_device(device.device)), ema=device.ema, world=world, **options)
+    options["lm_path"] = checkpoints.language_model
+    return load_generator(checkpoints.model, str(resolve_device(device.device)), ema=device.ema, world=world, **options)
 
 
 def decode_line(line: bytes) -> str:

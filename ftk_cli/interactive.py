@@ -17,10 +17,13 @@ from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk_cli.frame import FAILURE, run
-from ftk_cli.inference_options import COLOR, DeviceConfig, decode_line, open_filler
+from ftk_cli.inference_options import COLOR, DeviceConfig, find_checkpoints, given_flags, open_filler
+from ftk_cli.line_blocks import WithoutBlank
+from ftk_cli.prompt_input import line_text, prompt_lines
 
 if TYPE_CHECKING:
     from ftk.generation import BlankFiller, FilledBlank, FillResult
+    from ftk.generation.results import EncodedPrompt
     from ftk.generation.streaming import Piece
 
 PROG = "ftk-interactive"
@@ -49,6 +52,11 @@ class InteractiveRoot:
     processors: ProcessorConfig = section("logits processors")
     common: DeviceConfig = section("common")
 
+    def validate(self) -> Iterator[str]:
+        for flag in given_flags("generation", self.generation):
+            if flag in ("--batch-size", "--no-in-flight"):
+                yield f"{flag} is for many prompts; here one is answered at a time, leave it out"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     return run(PROG, body, argv)
@@ -58,7 +66,8 @@ def body(argv: list[str]) -> int:
     root = compose(InteractiveRoot, PROG, DESCRIPTION, argv)
     from ftk.generation.output import color_legend, use_color
 
-    filler = open_filler(root.interactive.path, root.common, root.generation, root.processors)
+    checkpoints = find_checkpoints(root.interactive.path, root.generation.lm_path)
+    filler = open_filler(checkpoints, root.common, root.generation, root.processors)
     typed, color = sys.stdin.isatty(), use_color(root.interactive.color, sys.stdout)
     if typed:
         print(
@@ -76,33 +85,41 @@ def body(argv: list[str]) -> int:
                 except KeyboardInterrupt:
                     print("(stopped)\n", flush=True)
         return 0
-    failed = False
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        failed |= not _answer(filler, line, f"line {number}: ", color)
+    failed, without_blank = False, WithoutBlank()
+    for index, line in enumerate(prompt_lines(sys.stdin.buffer)):
+        prompt = _answer(filler, line, f"line {index + 1}: ", color)
+        if prompt is None:
+            failed = True
+        else:
+            without_blank.count(index, prompt)
+    note = without_blank.note()
+    if note is not None:
+        print(f"{PROG}: {note}", file=sys.stderr)
     return FAILURE if failed else 0
 
 
-def _answer(filler: BlankFiller, line: str | bytes, place: str, color: bool) -> bool:
-    """Prints the answers to a text, or what is wrong with it; False for the latter."""
+def _answer(filler: BlankFiller, line: str | bytes, place: str, color: bool) -> EncodedPrompt | None:
+    """Prints the answers to a text, which it returns as the model read it, or what is wrong with it."""
     from ftk.generation.output import colored_text
 
     try:
-        text = line if isinstance(line, str) else decode_line(line)
+        text = line if isinstance(line, str) else line_text(line)
+        prompt = filler.encode(text)
         # What came by a pipe has not been seen yet.
-        question = "" if isinstance(line, str) else "> " + text.rstrip("\r\n") + "\n"
+        question = "" if isinstance(line, str) else f"> {text}\n"
         if sys.stdout.isatty():
-            result = _fill_in_sight(filler, text, question, color)
+            result = _fill_in_sight(filler, prompt, question, color)
         else:
-            (result,) = filler.fill([text])
+            (result,) = filler.fill_encoded([prompt])
             print(question + (colored_text(result, filler.tokenizer, escape=False) if color else result.text))
     except UserError as error:
         print(f"{PROG}: {place}{error}", file=sys.stderr, flush=True)
-        return False
+        return None
     print("\n".join(_shown(filler, result)), flush=True)
-    return True
+    return prompt
 
 
-def _fill_in_sight(filler: BlankFiller, text: str, question: str, color: bool) -> FillResult:
+def _fill_in_sight(filler: BlankFiller, prompt: EncodedPrompt, question: str, color: bool) -> FillResult:
     """Prints the filled text as it comes, with the question in front of it."""
     from ftk.generation.output import colored_piece
 
@@ -118,7 +135,7 @@ def _fill_in_sight(filler: BlankFiller, text: str, question: str, color: bool) -
         begun = True
 
     try:
-        (result,) = filler.fill([text], on_piece=show)
+        (result,) = filler.fill_encoded([prompt], on_piece=show)
     finally:
         if begun:
             print(flush=True)

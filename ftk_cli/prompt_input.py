@@ -140,14 +140,15 @@ class Lines:
     """
 
     def __init__(self, stream: BinaryIO, name: str, limit: int | None) -> None:
-        self.name = name
+        self.name, self.limit = name, limit
         self.done = self.failed = 0  # in earlier runs
         self._lines: Iterator[tuple[int, bytes]] = enumerate(itertools.islice(prompt_lines(stream), limit))
 
     def pass_over(self, results: ResultsFile, size: int, source_of: Callable[[str], str]) -> Iterator[OldRecord]:
         """Reads the records of earlier runs, and the lines that they are of; the results go on behind them.
 
-        A block of `size` lines that was begun and not completed is begun anew.
+        A block of `size` lines that was begun and not completed is begun anew. Where all are answered that are asked
+        for, nothing is to be written, and more that an earlier run has answered stay.
 
         Args:
             results: a file that was just opened.
@@ -160,7 +161,8 @@ class Lines:
         Raises:
             UserError: the records are of other lines.
         """
-        for records in results.old_blocks(size):
+        for found in results.old_blocks(size):
+            records = found if self.limit is None else found[: self.limit - self.done]
             lines = list(itertools.islice(self._lines, len(records)))
             if len(lines) < len(records):
                 raise UserError(f"{results.path} holds more samples than {self.name} has lines; was the input changed?")
@@ -170,13 +172,16 @@ class Lines:
                         f"{self.name}:{index + 1} is not the prompt that {results.path} holds there; "
                         "give the same input, another --results-path, or --overwrite-results to begin anew"
                     )
-            following = next(self._lines, None) if len(records) < size else None
+            all_there = self.done + len(records) == self.limit
+            following = next(self._lines, None) if len(records) < size and not all_there else None
             if following is not None:
                 self._lines = itertools.chain(lines, [following], self._lines)
                 break
             self.done += len(records)
             self.failed += sum(old.source is None for old in records)
             yield from records
+            if all_there:
+                return
         results.go_on(self.done)
 
     def blocks(self, size: int) -> Iterator[list[tuple[int, bytes]]]:

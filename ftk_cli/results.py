@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -47,6 +47,8 @@ class ResultsFile:
     Beside it stands FILE.settings.json with the settings. Records are complete samples in input order; what an
     interruption has cut does not count, in text also the last sample of DATA, whose end cannot be seen.
 
+    Nothing on the disk changes before the first `write`: neither is an old file emptied, nor a new one made.
+
     Args:
         path: the file; its folder is made.
         settings: whatever decides the answers; JSON.
@@ -56,7 +58,7 @@ class ResultsFile:
             writes. None: this one alone.
 
     Raises:
-        UserError: the file is of other settings, or of none.
+        UserError: the file is of other settings, or of none, or cannot be written.
     """
 
     def __init__(
@@ -71,30 +73,49 @@ class ResultsFile:
         self.path, self.as_json, self.world = Path(path), as_json, world
         self._settings_path = self.path.with_name(self.path.name + SETTINGS_SUFFIX)
         self._settings = json.loads(json.dumps(settings))
+        self._overwrite = overwrite
         self._ends: dict[int, int] = {}  # number of records -> byte behind them, where `go_on` may begin
+        self._begins_at: int | None = None  # the byte where the first `write` goes
         self._writes = world is None or world.is_main
         if world is None:
-            self._stream = self._open(overwrite)
+            self._stream = self._open()
         else:
             from ftk.model_parallel.together import together
 
-            opened = together(world, lambda: self._open(overwrite) if self._writes else None)
-            self._stream = opened or open(self.path, "rb")  # noqa: SIM115 - the others see what the main one has made
+            self._stream = together(world, self._open)
 
-    def _open(self, overwrite: bool) -> BinaryIO:
-        """The file, to be read and written, with its settings beside it."""
+    def _open(self) -> BinaryIO | None:
+        """The file as it is, if it is there; refuses what could not be written later."""
         try:
             if self.path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if self.path.exists() and self.path.stat().st_size and not overwrite:
+            if self.path.exists() and self.path.stat().st_size and not self._overwrite:
                 self._check_settings()
-                return open(self.path, "r+b")  # `close` closes it
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            stream = open(self.path, "w+b")  # noqa: SIM115
-            self._settings_path.write_text(json.dumps(self._settings, indent=1) + "\n", encoding="utf-8")
-            return stream
+            elif self._writes:
+                _check_writable(self._settings_path)
+            if not self.path.exists():
+                return None
+            return open(self.path, "r+b" if self._writes else "rb")  # `close` closes it
         except OSError as error:
-            raise UserError(f"--results-path {self.path}: {error.strerror}; name a file that can be written") from None
+            raise self._unwritable(error) from None
+
+    def _begin(self) -> None:
+        """Cuts off what is not to stay; of a new file also the settings. An empty file is of any settings."""
+        assert self._begins_at is not None, "go_on says where"
+        try:
+            if self._stream is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._stream = open(self.path, "w+b")  # noqa: SIM115
+            self._stream.seek(self._begins_at)
+            self._stream.truncate()
+            if self._begins_at == 0:
+                self._settings_path.write_text(json.dumps(self._settings, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._begins_at = None
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(f"--results-path {self.path}: {error.strerror}; name a file that can be written")
 
     def old_blocks(self, size: int) -> Iterator[list[OldRecord]]:
         """The records of earlier runs, `size` at a time; the last block may have fewer.
@@ -104,8 +125,10 @@ class ResultsFile:
         """
         records: list[OldRecord] = []
         self._ends = {0: 0}
+        if self._overwrite or self._stream is None:
+            return
         number = 0
-        for end, record in self._json_records() if self.as_json else self._text_records():
+        for end, record in self._json_records(self._stream) if self.as_json else self._text_records(self._stream):
             records.append(record)
             number += 1
             if len(records) == size:
@@ -121,19 +144,22 @@ class ResultsFile:
         """What comes is written behind the first `number` records: all, or those of complete blocks."""
         if self.world is not None:
             self.world.barrier()  # all have read what is there
-        if self._writes:
-            self._stream.seek(self._ends[number])
-            self._stream.truncate()
+        self._begins_at = self._ends[number]
 
     def write(self, lines: Iterable[str]) -> None:
         """Complete records; they are in the file, for any reader, when this returns."""
-        if self._writes:
-            self._stream.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
-            self._stream.flush()
+        if not self._writes:
+            return
+        if self._begins_at is not None:
+            self._begin()
+        assert self._stream is not None, "go_on has been called"
+        self._stream.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
+        self._stream.flush()
 
     def close(self) -> None:
         """Nothing is written any more."""
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
 
     def same_source(self, recorded: str, source: str) -> bool:
         """Whether a record with the source `recorded` is of this source."""
@@ -157,10 +183,10 @@ class ResultsFile:
         if changes:
             raise UserError(f"{self.path} was begun with other settings: {', '.join(changes)}; {remedy}")
 
-    def _json_records(self) -> Iterator[tuple[int, OldRecord]]:
+    def _json_records(self, stream: BinaryIO) -> Iterator[tuple[int, OldRecord]]:
         """Records with the byte behind each."""
         end = 0
-        for number, line in enumerate(self._stream):
+        for number, line in enumerate(stream):
             if not line.endswith(b"\n"):
                 return
             end += len(line)
@@ -177,11 +203,11 @@ class ResultsFile:
             except (ValueError, KeyError, TypeError, IndexError):
                 raise self._foreign(number + 1, f"the record of sample {number}") from None
 
-    def _text_records(self) -> Iterator[tuple[int, OldRecord]]:
+    def _text_records(self, stream: BinaryIO) -> Iterator[tuple[int, OldRecord]]:
         """Records with the byte behind each: E- is one alone, S- begins one and F-, or the next, ends it."""
         number = end = position = 0
         source: str | None = None  # of a record that has begun
-        for line_number, line in enumerate(self._stream, start=1):
+        for line_number, line in enumerate(stream, start=1):
             if not line.endswith(b"\n"):
                 return
             kind = line[:2]
@@ -206,14 +232,25 @@ class ResultsFile:
         )
 
 
-def earlier_records(results: ResultsFile, size: int, count: int) -> Iterator[OldRecord]:
-    """The records of the first of `count` samples, behind which the results go on.
+def earlier_records(results: ResultsFile, size: int, num_samples: int, limit: int | None = None) -> Iterator[OldRecord]:
+    """The records of earlier runs, of the first `limit` samples at most, behind which the results go on.
 
-    A block of `size` samples that was begun and not completed is begun anew.
+    A block of `size` samples that was begun and not completed is begun anew. Where all are there that are asked for,
+    nothing is to be written, and more that an earlier run has added stay.
+
+    Raises:
+        UserError: there are more records than samples.
     """
-    done = 0
+    done, count = 0, min(num_samples, limit or num_samples)
     for records in results.old_blocks(size):
-        if len(records) < size and done + len(records) < count:
+        if done + len(records) > num_samples:
+            raise UserError(
+                f"{results.path} holds more samples than the split, which has {num_samples}; was the data changed?"
+            )
+        if done + len(records) >= count:
+            yield from records[: count - done]
+            return
+        if len(records) < size:
             break
         done += len(records)
         yield from records
@@ -228,12 +265,20 @@ def _likeliest(record: dict[str, Any]) -> tuple[float, int] | None:
     return float(best["logprob"]), sum(len(answer["token_logprobs"]) for answer in best["answers"])
 
 
-def checkpoint_identity(path: str) -> dict[str, list[str]]:
-    """Which checkpoints `path` means now, for the settings of results: folders, and digests of their contents."""
-    from ftk.checkpoint import resolve_checkpoint
+def checkpoint_identity(folders: Sequence[Path]) -> dict[str, list[str]]:
+    """Which checkpoints these are, for the settings of results: folders, and digests of their contents."""
     from ftk.checkpoint.layout import MANIFEST
-    from ftk.hub import checkpoint_paths
 
-    folders = [resolve_checkpoint(part) for part in checkpoint_paths(path)]
     digests = [hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest() for folder in folders]
     return {"checkpoint": [os.fspath(folder) for folder in folders], "checkpoint_digest": digests}
+
+
+def _check_writable(file: Path) -> None:
+    """Raises OSError if a file, which may have to be made, folder and all, cannot be written."""
+    place = file.absolute()
+    while not place.exists():
+        place = place.parent
+    if place != file.absolute() and not place.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(place, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 from ftk.errors import UserError
 from ftk_cli.fill_subset import EPOCH
 from ftk_cli.frame import FAILURE
-from ftk_cli.inference_options import open_filler
+from ftk_cli.generate import PROG
+from ftk_cli.inference_options import Checkpoints, open_filler
+from ftk_cli.line_blocks import Asked, LineBlocks, Record
 from ftk_cli.progress import Meter, chunks, progress_bar, say, write
-from ftk_cli.prompt_input import Lines, input_name, line_text, num_prompts, open_input, parse_object
+from ftk_cli.prompt_input import Lines, input_name, num_prompts, open_input, parse_object
 from ftk_cli.results import OldRecord, earlier_records
 
 if TYPE_CHECKING:
     from ftk.generation import FilledBlank
+    from ftk.generation.config import GenerationConfig
     from ftk.generation.results import EncodedPrompt
     from ftk.model_parallel.world import World
     from ftk_cli.generate import GenerateRoot
     from ftk_cli.results import ResultsFile
-
-PROG = "ftk-generate"
 
 _SAMPLES_AT_ONCE = 256  # sorted by length together, and held in memory
 
@@ -76,19 +78,23 @@ class _Totals:
         self.tokens += tokens
 
 
-def score_subset(root: GenerateRoot, data: str, results: ResultsFile | None, world: World) -> int:
+def score_subset(
+    root: GenerateRoot, data: str, checkpoints: Checkpoints, results: ResultsFile | None, world: World
+) -> int:
     """Scores what stood in the blanks that the task makes in a split, as training predicts it."""
     from ftk.generation.samples import question_of
-    from ftk.hub import checkpoint_paths
     from ftk.tasks.restore import restore_task
 
-    task, _ = restore_task(checkpoint_paths(root.generate.path)[0], data)
-    samples = task.load_split(root.generate.gen_subset or "valid")
-    count = min(len(samples), root.generate.max_samples or len(samples))
+    options = root.generate
+    task, _ = restore_task(checkpoints.model[0], data)
+    samples = task.load_split(options.gen_subset or "valid")
+    count = min(len(samples), options.max_samples or len(samples))
     totals = _Totals(root)
-    done = 0 if results is None else totals.earlier(earlier_records(results, _SAMPLES_AT_ONCE, count))
+    done = 0
+    if results is not None:
+        done = totals.earlier(earlier_records(results, _SAMPLES_AT_ONCE, len(samples), options.max_samples))
     meter = Meter("samples", done, "went through")
-    filler = open_filler(root.generate.path, root.common, root.generation, root.processors, world)
+    filler = open_filler(checkpoints, root.common, _scoring_config(root.generation), root.processors, world)
     special, eop = filler.tokenizer.special, filler.generator.ends[0]
     meter.begin()
     with progress_bar(max(count, done), done, "sample") as bar:
@@ -108,13 +114,15 @@ def score_subset(root: GenerateRoot, data: str, results: ResultsFile | None, wor
                 lines += totals.lines(index, filler.source_text(question.context), found, filler.tokenizer)
             write(lines, results)
             bar.set_postfix_str(meter.rate())
+    write((), results)
     totals.finish(meter, results)
     return 0
 
 
-def score_lines(root: GenerateRoot, source: str, results: ResultsFile | None, world: World) -> int:
+def score_lines(
+    root: GenerateRoot, source: str, checkpoints: Checkpoints, results: ResultsFile | None, world: World
+) -> int:
     """Scores answers that stand beside their prompts. Returns 1 if there were lines that could not be scored."""
-    from ftk.generation.output import error_line
     from ftk.generation.scoring import check_answers
 
     options, name, totals = root.generate, input_name(source), _Totals(root)
@@ -122,46 +130,37 @@ def score_lines(root: GenerateRoot, source: str, results: ResultsFile | None, wo
         lines = Lines(stream, name, options.max_samples)
         if results is not None:
             totals.earlier(lines.pass_over(results, _SAMPLES_AT_ONCE, _prompt_of))
-        failed = lines.failed
+        stop, as_json = options.on_error == "stop", totals.as_json
+        blocks = LineBlocks(PROG, lines, _SAMPLES_AT_ONCE, stop=stop, as_json=as_json, results=results)
         meter = Meter("prompts", lines.done, "went through")
-        filler = open_filler(options.path, root.common, root.generation, root.processors, world)
+        filler = open_filler(checkpoints, root.common, _scoring_config(root.generation), root.processors, world)
+
+        def read(line: str) -> tuple[EncodedPrompt, list[list[list[int]]]]:
+            prompt, own = parse_line(line)
+            encoded = filler.encode(prompt, check=False)
+            ids = [filler.encode_answers(encoded, answers) for answers in own]
+            check_answers(filler.generator, encoded.context, ids, options.score_end)
+            return encoded, ids
+
+        def answers(asked: list[Asked[list[list[list[int]]]]]) -> Iterator[Record]:
+            prompts, candidates = [one.prompt for one in asked], [one.more for one in asked]
+            scored = filler.score_encoded(prompts, candidates, options.score_end, progress=bar.update)
+            for one, found in zip(asked, scored, strict=True):
+                meter.add(sum(len(answer.token_logprobs) for answers in found for answer in answers))
+                yield totals.lines(one.index, one.prompt.prompt, found, filler.tokenizer)
+
         meter.begin()
         with progress_bar(num_prompts(source, options.max_samples), lines.done) as bar:
-            for chunk in lines.blocks(_SAMPLES_AT_ONCE):
-                prompts: list[tuple[int, EncodedPrompt]] = []
-                candidates: list[list[list[list[int]]]] = []
-                records: dict[int, Iterable[str]] = {}
-                stopped_by: UserError | None = None
-                for index, line in chunk:
-                    try:
-                        prompt, own = parse_line(line_text(line))
-                        encoded = filler.encode(prompt, check=False)
-                        ids = [filler.encode_answers(encoded, answers) for answers in own]
-                        check_answers(filler.generator, encoded.context, ids, options.score_end)
-                    except UserError as error:
-                        if options.on_error == "stop":  # behind the answers to the prompts before it
-                            stopped_by = UserError(f"{name}:{index + 1}: {error}")
-                            break
-                        say(PROG, f"{name}:{index + 1}: {error}")
-                        records[index] = [error_line(index, str(error), totals.as_json)]
-                    else:
-                        prompts.append((index, encoded))
-                        candidates.append(ids)
-                bar.update(len(records))
-                failed += len(records)
-                encodings = [encoded for _, encoded in prompts]
-                scored = filler.score_encoded(encodings, candidates, options.score_end, progress=bar.update)
-                for (index, encoded), found in zip(prompts, scored, strict=True):
-                    meter.add(sum(len(answer.token_logprobs) for answers in found for answer in answers))
-                    records[index] = totals.lines(index, encoded.prompt, found, filler.tokenizer)
-                write(itertools.chain.from_iterable(records[index] for index in sorted(records)), results)
-                if stopped_by is not None:
-                    raise stopped_by
-                bar.set_postfix_str(meter.rate())
+            blocks.answer(read, answers, bar, meter.rate)
+    blocks.say_without_blank()
     totals.finish(meter, results)
-    if failed:
-        say(PROG, f"{name}: {failed} line{'s' if failed > 1 else ''} not scored")
-    return FAILURE if failed else 0
+    blocks.say_failed("scored")
+    return FAILURE if blocks.failed else 0
+
+
+def _scoring_config(config: GenerationConfig) -> GenerationConfig:
+    """No answer is found: that of the default length need not fit the model's positions."""
+    return dataclasses.replace(config, max_len=1)
 
 
 def parse_line(line: str) -> tuple[str, list[list[str]]]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ftk.data.composition import ComposedCorpus, CompositionConfig
-from ftk.data.folder_layout import SplitFiles, find_splits
+from ftk.data.folder_layout import NoSplit, SplitFiles, find_splits
 from ftk.data.indexed_check import forget_pages
 from ftk.data.indexed_dataset import IndexedDataset
 from ftk.errors import UserError
@@ -226,10 +226,7 @@ class IndexedFolder:
 
     def _files(self, split: str) -> SplitFiles:
         if split not in self.files:
-            raise UserError(
-                f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())} "
-                f"(--valid-subset none trains without validation)"
-            )
+            raise NoSplit(f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())}")
         return self.files[split]
 
     def _open(self, name: str) -> IndexedDataset | GroupedDocuments:

@@ -13,6 +13,10 @@ _FAIRSEQ = re.compile(r"(?P<split>.+)\.(?P<source>[^.-]+)-(?P<target>[^.-]+)\.(?
 _NO_LANGUAGE = "None"  # fairseq-preprocess writes train.en-None.en for text without a translation
 
 
+class NoSplit(UserError):
+    """A folder has no split of this name."""
+
+
 @dataclass(frozen=True)
 class SplitFiles:
     """The files of one split, by their names without `.bin` and `.idx`.

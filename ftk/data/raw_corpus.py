@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ftk.data._index import flatten
+from ftk.data.folder_layout import NoSplit
 from ftk.data.indexed_dataset import optimal_dtype
 from ftk.data.raw_files import RawFiles, find_raw_files
 from ftk.data.records import is_empty, parse_block, read_documents
@@ -209,10 +210,7 @@ class RawCorpus:
 
     def _files(self, split: str) -> RawFiles:
         if split not in self.files:
-            raise UserError(
-                f"{self.config.data} has no split {split!r}; there are: {', '.join(self.splits())} "
-                f"(--valid-subset none trains without validation)"
-            )
+            raise NoSplit(f"{self.config.data} has no split {split!r}; there are: {', '.join(self.splits())}")
         return self.files[split]
 
 

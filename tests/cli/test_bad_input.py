@@ -37,6 +37,10 @@ LINES: list[tuple[bytes, int | str]] = [
     ("a\u2028b\x0b [MASK]\r".encode(), 1),
     (b"[gMASK] [gMASK]", 2),
     (b"[CLS] </s> <|endofpiece|> {} %s [MASK", 1),
+    (b"the [mask] fox", "'[mask]' at character 5 is no blank; write [MASK] (this tokenizer has"),
+    ("他在［MASK］和 [MASK] 。".encode(), "'［MASK］' at character 3 is no blank; write [MASK] (this"),
+    (b"at [MASK] in [gMAKS] .", "'[gMAKS]' at character 14 is no blank; write [gMASK] (this"),
+    ("【注】 a [1] note [FOO] <b> (mask) （口罩） [MASK]".encode(), 1),
     (b"last [MASK]", 1),
 ]
 
@@ -56,7 +60,10 @@ def test_each_bad_line_is_named_by_its_number_and_the_others_are_answered(ask, f
             assert record["line"] == number
             assert record["error"].startswith(expected)
             assert said.pop(0) == f"{number}: {record['error']}"
-    assert said == [f" {sum(isinstance(expected, str) for _, expected in LINES)} lines not answered"]
+    assert said == [
+        " 2 prompts have no blank and are continued at the end; the first is line 6",
+        f" {sum(isinstance(expected, str) for _, expected in LINES)} lines not answered",
+    ]
 
     good = [line for line, expected in LINES if isinstance(expected, int)]
     code, out, _ = ask(*command, stdin=b"\n".join(good))
@@ -154,7 +161,19 @@ OPTIONS: list[tuple[str, str | None]] = [
     (f"{_DIVERSE} --diversity-strength 1e30", None),
     ("--sampling --seed -5", None),
     ("--alternatives 100000", None),
-    ("--batch-size 0", "batch_size is 0; it must be at least 1"),
+    ("--beam 0", "--beam: beam is 0; it must be at least 1"),
+    ("--search beam --beam 0", "--beam: beam is 0; it must be at least 1"),
+    ("--nbest 0", "--nbest: nbest is 0; it must be at least 1"),
+    ("--beam 3 --nbest 0", "--nbest: nbest is 0; it must be at least 1"),
+    ("--top-p 0", "--top-p: top_p is 0.0; it must be above 0 and at most 1"),
+    ("--temperature -1", "--temperature: temperature is -1.0; it must be above 0"),
+    ("--contrastive-candidates 0", "--contrastive-candidates: contrastive_candidates is 0; it must be at least 1"),
+    ("--diverse-groups 0", "--diverse-groups: diverse_groups is 0; it must be at least 1"),
+    (f"{_DIVERSE} --diverse-groups 0", "--diverse-groups: diverse_groups is 0; it must be at least 1"),
+    ("--max-len 0", "--max-len: max_len is 0; it must be at least 1"),
+    ("--max-len -3", "--max-len: max_len is -3; it must be at least 1"),
+    ("--max-len 5000", "answers of 5000 tokens need 5001 positions within a blank, but the model has 129"),
+    ("--batch-size 0", "--batch-size: batch_size is 0; it must be at least 1"),
     ("--constraints fox --forbid-words fox", "must come, but 'fox' in it is forbidden"),
     ("--constraints fox --stop o", "constraints 'fox' holds 'o', at which an answer stops"),
     ("--constraints lettersofoldfriends --max-len 3", "tokens, but an answer has room for 3; raise max_len"),

@@ -12,6 +12,7 @@ import pytest
 
 from ftk.generation.results import EncodedPrompt, FillResult
 from ftk_cli import fill_prompts, generate
+from ftk_cli.inference_options import Checkpoints
 from ftk_cli.progress import BATCHES_AT_ONCE
 
 LINE = b"the [MASK] fox\n"
@@ -68,7 +69,7 @@ def test_no_more_than_two_blocks_of_prompts_are_held_whatever_the_length_of_the_
     filler = Counting(pipe)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(pipe, 1024)))
     monkeypatch.setattr(fill_prompts, "open_filler", lambda *options: filler)
-    monkeypatch.setattr("ftk_cli.results.checkpoint_identity", lambda path: {})
+    monkeypatch.setattr(generate, "find_checkpoints", lambda *options: Checkpoints([]))
     arguments = ["--path", "none", "--input", "-", "--batch-size", str(BATCH_SIZE), "--output-format", "json"]
     gc.disable()  # nothing may wait for the collector of cycles
     try:

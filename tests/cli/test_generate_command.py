@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from ftk import hub
 from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
@@ -196,7 +197,8 @@ def test_bad_lines_are_named_by_number_and_the_others_answered(ask):
     assert problems[2].startswith("5: the prompt is")
     assert "positions" in problems[2]
     assert problems[3].startswith("7: the prompt is empty")
-    assert problems[4] == " 4 lines not answered"
+    assert problems[4] == " 1 prompt has no blank and is continued at the end: line 4"
+    assert problems[5] == " 4 lines not answered"
     assert any(line.startswith("ftk-generate: filled 3 prompts (") and "tokens/s" in line for line in err)
 
 
@@ -221,11 +223,14 @@ def test_prompts_from_a_file_keep_their_own_text(ask, place):
         (["data-bin", "--path", "run", "--input", "text"], "a preprocessed folder or --input FILE"),
         (["nowhere", "--path", "run"], "nowhere: no such data folder"),
         (["other-bin", "--path", "run"], "other-bin was made with another tokenizer"),
-        (["data-bin", "--path", "run", "--gen-subset", "test"], "no split 'test'; there are: train, valid"),
+        (
+            ["data-bin", "--path", "run", "--gen-subset", "test"],
+            "data-bin has no split 'test'; there are: train, valid",
+        ),
         (["data-bin", "--path", "run", "--scoring", "bleu"], "scoring is 'bleu'; there are: exact_match"),
         (["--path", "run", "--input", "text", "--scoring", "token_f1"], "needs reference answers"),
         (["data-bin", "--path", "run", "--top-k", "5"], "sampling is off"),
-        (["data-bin", "--path", "run", "--max-len", "500"], "max_len can be at most 12"),
+        (["data-bin", "--path", "run", "--max-len", "500"], "max_len (--max-len) can be at most 12"),
         (["data-bin", "--path", "run", "--bean", "5"], "did you mean --beam"),
         (["data-bin"], "--path"),
     ],
@@ -237,6 +242,29 @@ def test_mistakes_are_one_clear_line_and_code_2(ask, arguments, message):
     assert len(err) == 1
     assert err[0].startswith("ftk-generate: ")
     assert message in err[0]
+    assert "valid-subset" not in err[0]  # an option of training
+
+
+@pytest.mark.parametrize(
+    ("command", "path"), [("generate", "run"), ("generate", "run:run"), ("interactive", "run"), ("generate", "lm")]
+)
+def test_answers_longer_than_the_positions_are_refused_before_weights_are_read(ask, place, monkeypatch, command, path):
+    shape = {"vocab_size": load_tokenizer(place / "data-bin").padded_vocab_size(), **SHAPE, "max_positions": 6000}
+    if path == "lm":
+        save_checkpoint(
+            place / "long",
+            model=build_model("glm", **shape),
+            trainer_state={},
+            config={"model": {"_name": "glm", **shape}},
+            tokenizer_folder=place / "data-bin" / "tokenizer",
+        )
+    monkeypatch.setattr(hub, "load_model", pytest.fail)
+    paths = ["--path", "long", "--lm-path", "run"] if path == "lm" else ["--path", path]
+    main, source = (interactive.main, ()) if command == "interactive" else (generate.main, ("--input", "-"))
+    code, out, err = ask(main, *paths, *source, "--max-len", "5000", stdin=b"the [MASK]\n")
+    assert (code, out, len(err)) == (2, [], 1)
+    assert "answers of 5000 tokens need 5001 positions within a blank, but the model has 129" in err[0]
+    assert err[0].endswith("max_len (--max-len) can be at most 128")
 
 
 def test_a_checkpoint_without_a_tokenizer_is_named(ask, place):
@@ -259,7 +287,10 @@ def test_interactive_reads_a_pipe(ask):
         interactive.main, "--path", "run", "--max-len", "3", stdin=b"the [MASK] fox [sMASK] .\n\nshe reads"
     )
     assert code == 1
-    assert err == ["ftk-interactive: line 2: the prompt is empty; write a text, with [MASK] where something is missing"]
+    assert err == [
+        "ftk-interactive: line 2: the prompt is empty; write a text, with [MASK] where something is missing",
+        "ftk-interactive: 1 prompt has no blank and is continued at the end: line 3",
+    ]
     asked, filled, first, second, _, asked_last, opened, only, _ = out
     assert (asked, asked_last) == ("> the [MASK] fox [sMASK] .", "> she reads")
     assert filled.startswith("the ")
@@ -285,6 +316,38 @@ def test_interactive_prints_the_same_as_it_comes_and_at_once(ask, monkeypatch, o
         re.sub(r"\x1b\[[\d;]*m", "", line) for line in at_once
     ]
     assert ("\x1b[4;3" in "".join(as_it_comes)) == (color == "always")
+
+
+def test_interactive_does_not_read_an_endless_line(ask):
+    code, out, err = ask(
+        interactive.main, "--path", "run", "--max-len", "2", stdin=b"x" * 3_000_000 + b"\nthe [MASK]\r\n"
+    )
+    assert code == 1
+    assert err == [
+        "ftk-interactive: line 1: the line is longer than 1048576 bytes; no model reads that much, shorten it"
+    ]
+    assert out[0] == "> the [MASK]"
+
+
+def test_interactive_names_misspelt_blanks_and_counts_prompts_without_one(ask):
+    text = "the [MSAK] fox\nshe reads\n他在【MASK】工作\nold friends\nthe [MASK]\n".encode()
+    code, out, err = ask(interactive.main, "--path", "run", "--max-len", "2", stdin=text)
+    assert code == 1
+    assert [line for line in out if line.startswith("> ")] == ["> she reads", "> old friends", "> the [MASK]"]
+    assert err == [
+        "ftk-interactive: line 1: '[MSAK]' at character 5 is no blank; write [MASK] "
+        "(this tokenizer has [MASK], [sMASK], [gMASK])",
+        "ftk-interactive: line 3: '【MASK】' at character 3 is no blank; write [MASK] "
+        "(this tokenizer has [MASK], [sMASK], [gMASK])",
+        "ftk-interactive: 2 prompts have no blank and are continued at the end; the first is line 2",
+    ]
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--batch-size", ["4"]), ("--no-in-flight", [])])
+def test_interactive_refuses_what_is_for_many_prompts(ask, flag, value):
+    code, out, err = ask(interactive.main, "--path", "run", flag, *value)
+    assert (code, out) == (2, [])
+    assert err == [f"ftk-interactive: {flag} is for many prompts; here one is answered at a time, leave it out"]
 
 
 def test_interactive_shows_n_best_alternatives_and_colors(ask):

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import shutil
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+import torch
+import yaml
 
+from ftk import hub
+from ftk.checkpoint import save_checkpoint
 from ftk.generation.output import color_legend, colored_piece, colored_text, use_color
 from ftk.generation.results import FilledBlank, FillResult
 from ftk.generation.streaming import Piece, Span
+from ftk.models import build_model
 from ftk_cli import generate
 from ftk_cli.progress import chunks
 from ftk_cli.prompt_input import prompt_lines
@@ -158,13 +166,138 @@ def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, plac
         (["--on-error", "ignore"], "on-error"),
         (["--color", "red"], "color"),
         (["--alternatives", "-1"], "alternatives is -1"),
-        (["--alternatives", "2", "--score-reference"], "alternatives is on, but score_reference"),
+        (["--alternatives", "2", "--score-reference"], "does not use --batch-size, --max-len, --alternatives; leave"),
+        (["--color", "always", "--output-format", "json"], "--color: color is always; it goes with text lines"),
     ],
 )
 def test_options_that_do_not_fit(ask, arguments, message):  # noqa: F811
     code, _, err = ask(generate.main, *INPUT, *arguments)
     assert code == 2
     assert message in err[0]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        ["--input", "nowhere"],
+        ["--constraints", "fox", "--forbid-words", "fox"],
+        ["--max-len", "500"],
+        ["--path", "run:broken"],
+        ["--on-error", "stop", "--batch-size", "64"],
+    ],
+)
+def test_a_failed_start_empties_nothing_and_leaves_nothing(generated, place, tmp_path, mistake):  # noqa: F811
+    shutil.copytree(place / "run" / "checkpoint_1", place / "broken", dirs_exist_ok=True)
+    weights = next((place / "broken" / "model").iterdir())
+    weights.write_bytes(weights.read_bytes()[:-5])
+    (place / "prompts").write_text("\n" + "\n".join(PROMPTS))
+    code, _, err = generated(*INPUT, *mistake)
+    assert code in (1, 2), err
+    assert list(tmp_path.iterdir()) == []
+    assert generated(*INPUT)[0] == 1
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(before) == 2
+    assert generated(*INPUT, *mistake, "--overwrite-results")[0] == code
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert generated(*INPUT, "--overwrite-results")[0] == 1
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["prompts/results", "/proc/results"])
+def test_a_file_that_cannot_be_written_is_named_before_the_model_is_loaded(ask, monkeypatch, name):  # noqa: F811
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith("/proc"))
+    monkeypatch.setattr(hub, "load_generator", pytest.fail)
+    code, _, err = ask(generate.main, *INPUT, "--results-path", name)
+    assert (code, len(err)) == (2, 1)
+    assert f"--results-path {name}: " in err[0]
+    assert err[0].endswith("; name a file that can be written")
+
+
+def test_no_prompts_give_a_file_without_results(generated, place, tmp_path):  # noqa: F811
+    (place / "prompts").write_bytes(b"")
+    assert generated(*INPUT)[0] == 0
+    assert (tmp_path / "results").read_bytes() == b""
+    assert (tmp_path / "results.settings.json").exists()
+
+
+@pytest.mark.parametrize("what", [[], ["--score-reference"]], ids=["fill", "score"])
+@pytest.mark.parametrize("output_format", ["text", "json"])
+@pytest.mark.parametrize("source", ["prompts", "data-bin"])
+def test_fewer_samples_may_be_asked_for_later_and_nothing_is_lost(
+    generated,
+    place,  # noqa: F811
+    tmp_path,
+    source,
+    output_format,
+    what,
+):
+    (place / "prompts").write_text("\n".join(f"the [MASK] fox {n}\tred" for n in range(9)))
+    begin = ["data-bin"] if source == "data-bin" else ["--input", "prompts"]
+    command = [*begin, "--path", "run", "--output-format", output_format, *what]
+    assert generated(*command, "--max-samples", "7")[0] == 0
+    whole = (tmp_path / "results").read_bytes()
+    for count in (1, 6):
+        code, out, err = generated(*command, "--max-samples", str(count))
+        assert (code, out) == (0, [])
+        assert f"after {count} of an earlier run" in "".join(err)
+        if what and output_format == "json":
+            assert f"scored {count} samples" in err[-1]
+        assert (tmp_path / "results").read_bytes() == whole
+    assert generated(*command, "--max-samples", "8")[0] == 0
+    longer = (tmp_path / "results").read_bytes()
+    assert longer.startswith(whole)
+    assert len(longer) > len(whole)
+
+
+def test_scores_of_fewer_samples_count_only_these(generated, tmp_path):
+    command = ("data-bin", "--path", "run", "--max-len", "3", "--output-format", "json", "--scoring", "token_f1")
+    generated(*command, "--max-samples", "9")
+    records = list(map(json.loads, (tmp_path / "results").read_text().splitlines()))
+    for answer in records[-1]["answers"]:
+        answer["text"] = answer["reference"] = "right"
+    (tmp_path / "results").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    few, many = (generated(*command, "--max-samples", count)[1] for count in ("8", "9"))
+    assert few == ["Generate valid with beam=1: token_f1 = 0.00 %"]
+    assert float(many[0].split()[-2]) > 0
+
+
+def test_records_of_more_samples_than_a_split_has_are_refused(generated, tmp_path):
+    command = ("data-bin", "--path", "run", "--max-len", "3", "--output-format", "json")
+    generated(*command)
+    records = (tmp_path / "results").read_text().splitlines()
+    more = [json.dumps({**json.loads(records[-1]), "id": len(records) + n}) for n in range(3)]
+    (tmp_path / "results").write_text("\n".join([*records, *more]) + "\n")
+    code, _, err = generated(*command)
+    assert (code, len(err)) == (2, 1)
+    assert f"holds more samples than the split, which has {len(records)}; was the data changed?" in err[0]
+
+
+def test_a_run_that_goes_on_saving_does_not_come_between(generated, place, tmp_path, monkeypatch):  # noqa: F811
+    run = tmp_path / "saving"
+    shutil.copytree(place / "run" / "checkpoint_1", run / "checkpoint_1")
+    original = generate.find_checkpoints
+
+    def then_saved(*arguments):
+        found = original(*arguments)
+        torch.manual_seed(1)
+        config = yaml.safe_load((run / "checkpoint_1" / "config.yaml").read_text())
+        shape = {name: value for name, value in config["model"].items() if name != "_name"}
+        model, tokenizer = build_model("glm", **shape), run / "checkpoint_1" / "tokenizer"
+        save_checkpoint(run / "checkpoint_2", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
+        return found
+
+    command = ("--input", "prompts", "--max-len", "3", "--output-format", "json")
+    monkeypatch.setattr(generate, "find_checkpoints", then_saved)
+    for path in (run, f"{run}:{run}"):
+        generated("--path", str(path), *command, "--overwrite-results")
+        found = (tmp_path / "results").read_bytes()
+        settings = json.loads((tmp_path / "results.settings.json").read_text())
+        assert {Path(one).name for one in settings["checkpoint"]} == {"checkpoint_1"}
+        shutil.rmtree(run / "checkpoint_2")
+        monkeypatch.setattr(generate, "find_checkpoints", original)
+        generated("--path", str(path), *command, "--overwrite-results")
+        assert (tmp_path / "results").read_bytes() == found
+        monkeypatch.setattr(generate, "find_checkpoints", then_saved)
 
 
 def test_scoring_to_a_text_file_is_refused(generated):

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import ftk
+from ftk.config.options import options_of
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
 from ftk.generation import BlankFiller
+from ftk.generation.config import GenerationConfig
+from ftk.generation.processors.config import ProcessorConfig
 from ftk.tasks.restore import restore_task
 from ftk_cli import generate, score_reference
 from tests.cli.test_generate_command import ask, place  # noqa: F401
@@ -257,3 +260,71 @@ def test_the_bar_counts_every_sample_once(scored, monkeypatch, source):
     scored(*SOURCES[source])
     assert sum(counts) == (len(ANSWERS) if source == "input" else 6)
     assert max(counts) <= 2
+
+
+UNUSED = [
+    (option, section)
+    for section, config in (("generation", GenerationConfig), ("processors", ProcessorConfig))
+    for option in options_of(section, config)
+    if option.name not in ("length_penalty", "truncate")
+]
+VALUES = {
+    "search": "sampling",
+    "early_stopping": "never",
+    "nbest_over": "text",
+    "blank_order": "confident",
+    "forbid_words_file": "text",
+    "lm_path": "run",
+}
+
+
+@pytest.mark.parametrize("option", [option for option, _ in UNUSED], ids=lambda option: option.name)
+def test_each_option_that_scoring_does_not_use_is_refused_by_name(ask, option):  # noqa: F811
+    value = VALUES.get(option.name, "0.25" if option.kind is float else "6")
+    words = [option.flag, value]
+    if option.kind is bool:
+        words = [option.flag.replace("--", "--no-", 1) if option.default else option.flag]
+    code, out, err = ask(generate.main, *SCORE, "--input", "-", *words, *TOGETHER_WITH.get(option.name, ()))
+    assert (code, out, len(err)) == (2, [], 1)
+    refused = err[0].partition("does not use ")[2].partition("; leave")[0].split(", ")
+    assert words[0] in refused
+
+
+TOGETHER_WITH = {
+    **dict.fromkeys(["early_stopping", "nbest"], ("--beam", "6")),
+    **dict.fromkeys(["diverse_groups", "diversity_strength"], ("--search", "diverse_beam", "--beam", "6")),
+    **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "typical_p", "nbest_over"], ("--sampling",)),
+    **dict.fromkeys(["contrastive_candidates", "contrastive_alpha"], ("--search", "contrastive")),
+    **dict.fromkeys(["lm_weight", "lm_ends"], ("--lm-path", "run")),
+    **dict.fromkeys(["constraint_blanks", "ordered_constraints"], ("--constraints", "fox")),
+    "repetition_penalty_prompt": ("--repetition-penalty", "2"),
+}
+
+
+def test_what_scoring_uses_may_be_given(ask):  # noqa: F811
+    line = b"the lazy [MASK] while\tdog"
+    used = (
+        "--length-penalty",
+        "0",
+        "--truncate",
+        "left",
+        "--on-error",
+        "stop",
+        "--max-samples",
+        "3",
+        "--num-threads",
+        "1",
+    )
+    code, out, err = ask(generate.main, *SCORE, "--input", "-", *used, stdin=line)
+    assert code == 0, err
+    score, total = (next(line for line in out if line[0] == kind).split("\t")[1] for kind in "HL")
+    assert score == total  # with --length-penalty 0
+
+
+@pytest.mark.parametrize("words", [("--truncate", "left"), ("--on-error", "stop")])
+@pytest.mark.parametrize("what", [(), ("--score-reference",)])
+def test_what_is_about_lines_is_refused_with_data(ask, words, what):  # noqa: F811
+    code, out, err = ask(generate.main, "data-bin", "--path", "run", *words, *what)
+    assert (code, out, len(err)) == (2, [], 1)
+    assert words[0] in err[0]
+    assert "goes with --input" in err[0]
