@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ftk.checkpoint.checking import newest_whole_checkpoint, verify
 from ftk.checkpoint.layout import (
     BEST,
     LAST,
@@ -19,12 +20,10 @@ from ftk.checkpoint.load import (
     load_extra_tensors,
     load_model_state,
     load_model_tensors,
-    load_optimizer_state,
-    newest_whole_checkpoint,
     read_config,
     read_trainer_state,
 )
-from ftk.checkpoint.manifest import verify
+from ftk.checkpoint.load_optimizer import load_optimizer_state
 from ftk.checkpoint.save import save_checkpoint
 from ftk.checkpoint.transfer import transfer_weights
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.encoding import decode, encode
-from ftk.checkpoint.manifest import check_files
 from ftk.checkpoint.snapshot import TensorPart
 from ftk.checkpoint.storage import read_index, read_tensors
 

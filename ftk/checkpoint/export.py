@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.load import check_ema
-from ftk.checkpoint.manifest import check_files, write_file
+from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.storage import read_index, read_tensors, safetensors_header, tensor_bytes
 from ftk.errors import UserError

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.checking import find_problems
 from ftk.checkpoint.layout import BrokenCheckpoint
 from ftk.checkpoint.load import read_config, read_trainer_state
-from ftk.checkpoint.manifest import find_problems, index_folders, read_manifest
+from ftk.checkpoint.manifest import index_folders, read_manifest
 from ftk.checkpoint.storage import StoredTensor, read_index
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

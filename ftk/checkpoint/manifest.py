@@ -1,4 +1,4 @@
-"""The manifest: size and sha256 of every file of a checkpoint; writing it, and checking files against it."""
+"""The manifest: size and sha256 of every file of a checkpoint; files are written with their records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ Buffer = bytes | bytearray | memoryview
 
 _FORMAT = "ftk-checkpoint"
 _VERSION = 1
-_BLOCK_BYTES = 1 << 20
 _WRITE_BYTES = 16 << 20
 _REQUIRED = (CONFIG, TRAINER_STATE, f"{MODEL}/index.json")
 
@@ -28,53 +27,6 @@ class FileRecord:
 
     size: int  # bytes
     sha256: str  # hex
-
-
-def verify(folder: str | Path) -> list[str]:
-    """Check every file of a checkpoint against its manifest, contents included.
-
-    Returns:
-        One line for each problem, beginning with the file's name; none if the checkpoint is whole.
-    """
-    folder = Path(folder)
-    try:
-        files = read_manifest(folder)
-    except BrokenCheckpoint as error:
-        return [str(error).removeprefix(f"{folder}{os.sep}")]
-    return find_problems(folder, files)
-
-
-def check_files(folder: Path, *, prefix: str = "", hashes: bool = True) -> dict[str, FileRecord]:
-    """Check the sizes of all files and the contents of those whose name starts with `prefix`.
-
-    Args:
-        folder: the checkpoint.
-        prefix: for example "model/": the files about to be read.
-        hashes: whether to check contents too; off if they were checked already.
-
-    Returns:
-        The manifest, by file name relative to `folder`, with "/" between parts.
-
-    Raises:
-        BrokenCheckpoint: names each problem.
-    """
-    files = read_manifest(folder)
-    problems = find_problems(folder, files, contents=lambda name: hashes and name.startswith(prefix))
-    if problems:
-        raise BrokenCheckpoint(f"{folder}: is not whole: {'; '.join(problems)}")
-    return files
-
-
-def find_problems(folder: Path, files: dict[str, FileRecord], contents: Any = None) -> list[str]:
-    """Compare files with their records; `contents(name)` tells whether to hash that file (default: all)."""
-    problems = []
-    for name, record in files.items():
-        problem = _size_problem(folder / name, record)
-        if problem is None and (contents is None or contents(name)):
-            problem = _content_problem(folder / name, record)
-        if problem is not None:
-            problems.append(f"{name}: {problem}")
-    return problems
 
 
 def read_manifest(folder: Path) -> dict[str, FileRecord]:
@@ -170,16 +122,6 @@ def _stop_if_told() -> None:
         raise Abandoned
 
 
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file in hex."""
-    digest = hashlib.sha256()
-    block = memoryview(bytearray(_BLOCK_BYTES))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(block[:count])
-    return digest.hexdigest()
-
-
 def json_bytes(content: Any) -> bytes:
     """Return `content` as indented JSON in UTF-8; NaN and infinity are refused (`encoding.encode` them)."""
     return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
@@ -187,25 +129,3 @@ def json_bytes(content: Any) -> bytes:
 
 def _digest(entries: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _size_problem(path: Path, record: FileRecord) -> str | None:
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        return "missing"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    if size == 0 and record.size:
-        return f"empty; {record.size} bytes were written"
-    if size != record.size:
-        return f"has {size} bytes; {record.size} were written"
-    return None
-
-
-def _content_problem(path: Path, record: FileRecord) -> str | None:
-    try:
-        content = hash_file(path)
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    return None if content == record.sha256 else "content differs from what was written (sha256)"

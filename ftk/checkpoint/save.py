@@ -13,6 +13,7 @@ from torch import nn
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.manifest import FileRecord, write_file, write_manifest
+from ftk.checkpoint.shared import check_shared
 from ftk.checkpoint.snapshot import ExtraTensors, Snapshot, take_snapshot
 from ftk.checkpoint.storage import write_tensors
 from ftk.errors import UserError
@@ -99,6 +100,7 @@ def write_snapshot(
 
     try:
         on_main(world, begin)
+        check_shared(temporary, world)
         files = _write_tensors(temporary, snapshot, world)
         size = on_main(world, finish)
     except OSError as error:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.load import check_ema, names_anywhere, some_names, tied_names
-from ftk.checkpoint.manifest import check_files
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.storage import read_index, read_tensors
 from ftk.errors import UserError
+from ftk.model_parallel.shards import local, own_part
+from ftk.model_parallel.together import together
 from ftk.model_parallel.world import World
 
 
@@ -58,22 +58,41 @@ def transfer_weights(
         skip: patterns (`head.*`, `*.bias`) of names that keep their initial values, or are not wanted.
         common_rows: where a tensor differs in its number of rows (the vocabulary), take those that both have.
         ema: take the averaged weights.
-        world: processes that load together, each its part of the model; None: this one alone.
+        world: as of `load_model_state`.
 
     Raises:
         BrokenCheckpoint: the checkpoint is not whole; before any weight is changed.
         UserError: names or shapes differ, and `skip` does not say that this is meant; before any weight is changed.
     """
+    world = world or World.single()
+    tied = tied_names(model)
+    known = names_anywhere({other for name in model_tensors(model)[0] for other in tied.get(name, [name])}, world)
+    source = together(world, lambda: _further_trainable(folder))
+    check_files(source, prefix=f"{layout.MODEL}/", world=world)
+    if ema:
+        check_ema(source, True, world)
+    return together(world, lambda: _fill(source, model, known, skip=skip, common_rows=common_rows, ema=ema))
+
+
+def _further_trainable(path: str | Path) -> Path:
+    folder = layout.resolve_checkpoint(path)
+    refuse_quantized(folder, "further training")
+    return folder
+
+
+def _fill(
+    folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str], common_rows: bool, ema: bool
+) -> Transfer:
+    """Read this process's part of a model.
+
+    Args:
+        folder: a checkpoint whose files are whole.
+        model, skip, common_rows, ema: as of `transfer_weights`.
+        known: the names of all processes' parts.
+    """
     wanted, _ = model_tensors(model)
     tied = tied_names(model)
     names = {name: tied.get(name, [name]) for name in wanted}
-    known = names_anywhere({other for others in names.values() for other in others}, world)
-
-    folder = layout.resolve_checkpoint(folder)
-    refuse_quantized(folder, "further training")
-    check_files(folder, prefix=f"{layout.MODEL}/")
-    if ema:
-        check_ema(folder, True)
     index = read_index(folder / layout.MODEL)
     averaged = read_index(folder / layout.EMA).tensors if ema else {}
     kept_as = {name: name for name in index.tensors} | index.extra["aliases"]  # every name -> the one it is kept under
@@ -126,13 +145,7 @@ def transfer_weights(
 @torch.no_grad()
 def _copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy into the first rows of a tensor, of a sharded one into those rows and columns that are here."""
-    if not isinstance(target, DTensor):
-        target[: len(source)] = source.to(target.dtype)
-        return
-    shard = target.to_local()
-    _, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-    box = tuple(slice(start, start + size) for start, size in zip(offset, shard.shape, strict=True))
-    part = source[box]
+    shard, part = local(target), own_part(source, target)  # a slice ends where the source does
     shard[: len(part)] = part.to(shard.dtype)
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import os
 import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import torch
-import yaml
 from torch import nn
 
 from ftk.checkpoint import (
@@ -37,6 +33,7 @@ from ftk.checkpoint.background import Background
 from ftk.checkpoint.inspect import size_text
 from ftk.checkpoint.manifest import Abandoned
 from ftk.checkpoint.save import write_snapshot
+from ftk.checkpoint.shared import check_shared
 from ftk.checkpoint.snapshot import Buffers, ExtraTensors, Snapshot, take_snapshot
 from ftk.config import dump
 from ftk.errors import UserError
@@ -44,18 +41,11 @@ from ftk.model_parallel.together import on_main, together
 from ftk.model_parallel.world import World
 from ftk.trainer.continuing import agree_on_changes
 from ftk.trainer.retention import Standing, best_of, superfluous
+from ftk.trainer.run_folder import RunFolder
 from ftk.trainer.state import TrainerState
 from ftk.trainer.train_config import TrainConfig
 
-try:
-    import fcntl
-except ImportError:  # not a Unix
-    fcntl = None  # type: ignore[assignment]
-
 logger = logging.getLogger(__name__)
-
-LOCK = ".lock"
-LOCK_WAIT_SECONDS = 12.0  # data workers of a run that was killed hold its lock until they notice, some seconds later
 
 
 @dataclass(frozen=True)
@@ -96,7 +86,7 @@ class Checkpoints:
         self._under_way = (self.folder, 0)  # folder and bytes of the newest save
         self._closing = False  # no further save will come
         self._damaged: set[str] = set()  # checkpoints that were passed over: they count for nothing that is kept
-        self._lock: IO[str] | None = None  # held while this run trains
+        self._run_folder = RunFolder(self.folder)
 
     def prepare_folder(self) -> None:
         """Make the run's folder with its `config.yaml`.
@@ -104,65 +94,18 @@ class Checkpoints:
         Called once the run is known to begin or to go on, so that a refused one changes nothing.
 
         Raises:
-            UserError: `save_dir` cannot be a folder, or another process trains in it.
+            UserError: `save_dir` cannot be a folder, another process trains in it, or not all processes of this run
+                see it.
         """
-        on_main(self.world, self._prepare_folder)
-
-    def _prepare_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise UserError(f"--save-dir {self.folder}: a file is in the way; name a folder") from error
-        except PermissionError as error:
-            raise UserError(f"--save-dir {self.folder}: no permission to write there") from error
-        except FileNotFoundError as error:  # /proc/run, say
-            raise UserError(f"--save-dir {self.folder}: no folder can be made there") from error
-        self._claim()
-        for link in (self.folder / LAST, self.folder / BEST):  # now, and not at the first save
-            if link.exists() and not link.is_symlink():
-                raise UserError(f"{link}: is not a link; move it away, ftk keeps a link of this name")
-        temporary = self.folder / "config.yaml.tmp"
-        temporary.write_text(yaml.safe_dump(self.run_config, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        os.replace(temporary, self.folder / "config.yaml")
-
-    def _claim(self) -> None:
-        """Keep other processes from training in this folder; the system forgets the claim when this one ends.
-
-        Raises:
-            UserError: another process trains in it, or it cannot be written to.
-        """
-        if self._lock is not None or fcntl is None:
-            return
-        try:
-            lock = open(self.folder / LOCK, "w")  # noqa: SIM115
-        except PermissionError as error:
-            raise UserError(f"--save-dir {self.folder}: no permission to write there") from error
-        deadline = time.monotonic() + LOCK_WAIT_SECONDS
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if time.monotonic() < deadline:
-                    time.sleep(0.1)
-                    continue
-                lock.close()
-                raise UserError(
-                    f"--save-dir {self.folder}: another ftk-train is running in it; name another folder"
-                ) from error
-            except OSError as error:  # a file system without locks
-                logger.warning("%s: cannot be locked (%s); do not train in it twice", self.folder, error.strerror)
-            break
-        self._lock = lock
+        on_main(self.world, lambda: self._run_folder.prepare(self.run_config))
+        if self.config.save:
+            check_shared(self.folder, self.world)
 
     def release(self) -> None:
         """Wait for a save that still runs, and let others train in this folder."""
         self._closing = True
         self.collect(wait=True)
-        if self._lock is not None:
-            if fcntl is not None:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: data workers have inherited the file
-            self._lock.close()
-            self._lock = None
+        self._run_folder.release()
 
     def find(self) -> Path | None:
         """The whole checkpoint that this run continues from, None if it begins anew.
@@ -173,28 +116,33 @@ class Checkpoints:
         Raises:
             BrokenCheckpoint: there are checkpoints and none is whole.
         """
-        found = on_main(self.world, self._find)
-        return None if found is None else Path(found)
-
-    def _find(self) -> str | None:
-        if self.folder.is_dir():
-            self._claim()
-            clean_leftovers(self.folder)  # what a killed process left half-written
-        last = self.folder / LAST
-        if is_checkpoint(last) and not verify(last):
-            found: Path | None = last.resolve()
-        else:
-            if last.is_symlink():
-                logger.warning("%s is not whole; looking for the newest checkpoint that is", last)
-            found = newest_whole_checkpoint(self.folder)
-            passed_over = (path.name for path in numbered_checkpoints(self.folder))  # newest first
-            self._damaged = set(itertools.takewhile(lambda name: found is not None and name != found.name, passed_over))
+        last = on_main(self.world, self._last)
+        found = None
+        if last is not None:
+            if not verify(last, world=self.world):
+                found = Path(last)
+            else:
+                logger.warning("%s is not whole; looking for the newest checkpoint that is", self.folder / LAST)
         if found is None:
-            return None if self.config.restore_from is None else str(resolve_checkpoint(self.config.restore_from))
+            found = newest_whole_checkpoint(self.folder, world=self.world)
+            if found is not None:
+                present = on_main(self.world, lambda: [path.name for path in numbered_checkpoints(self.folder)])
+                self._damaged = set(present[: present.index(found.name)])  # newest first
+        if found is None:
+            source = self.config.restore_from
+            return None if source is None else Path(on_main(self.world, lambda: str(resolve_checkpoint(source))))
         for flag in ("restore_from", "finetune_from"):
             if (other := getattr(self.config, flag)) is not None:
                 logger.info("%s holds %s: --%s %s is not used", self.folder, found.name, flag.replace("_", "-"), other)
-        return str(found)
+        return found
+
+    def _last(self) -> str | None:
+        """What `checkpoint_last` points to, if there is such a link."""
+        if self.folder.is_dir():
+            self._run_folder.claim()
+            clean_leftovers(self.folder)  # what a killed process left half-written
+        last = self.folder / LAST
+        return str(last.resolve()) if is_checkpoint(last) or last.is_symlink() else None
 
     def load(
         self,
@@ -222,14 +170,17 @@ class Checkpoints:
         logger.info("loading %s", folder)
         own = folder.parent == self.folder.resolve()
         resets, state = together(self.world, lambda: self._read_state(folder, tokenizer, data, own=own))
-        together(self.world, lambda: load_model_state(folder, model, check_hashes=not own, world=self.world))
+        load_model_state(folder, model, check_hashes=not own, world=self.world)
         if state is None:
             self._take_moments(folder, model, optimizer)
             return TrainerState()
         if "optimizer" not in resets:
-            together(
-                self.world,
-                lambda: load_optimizer_state(folder, model, optimizer, check_hashes=not own, world=self.world),
+            load_optimizer_state(folder, model, optimizer, check_hashes=not own, world=self.world)
+        if self.run.parallel.gradient_compression == "powersgd" and self.world.sizes.replicate > 1:
+            logger.warning(
+                "what --gradient-compression powersgd had put off is in no checkpoint, and is lost; it begins anew after "
+                "%d updates with whole gradients",
+                self.run.parallel.powersgd_after_updates,
             )
         state.forget(resets if own else resets | {"scores"})  # the other run's checkpoints are not ours
         if own:
@@ -265,7 +216,7 @@ class Checkpoints:
         """Take the optimizer's state of a converted checkpoint, if it has one that this run's optimizer understands."""
         adam = isinstance(optimizer, torch.optim.Adam)  # AdamW is one
         if (folder / "optimizer").is_dir() and adam and not self.config.reset_optimizer:
-            together(self.world, lambda: load_optimizer_state(folder, model, optimizer, world=self.world))
+            load_optimizer_state(folder, model, optimizer, world=self.world)
             logger.info("took weights and Adam's moments of %s; a new run begins", folder)
         else:
             logger.info("took the weights of %s and no more; a new run begins", folder)
@@ -281,10 +232,7 @@ class Checkpoints:
             return
         common = options.finetune_vocabulary == "common"
         folder = together(self.world, lambda: self._weights_to_take(tokenizer))
-        done = together(
-            self.world,
-            lambda: transfer_weights(folder, model, skip=options.finetune_skip, common_rows=common, world=self.world),
-        )
+        done = transfer_weights(folder, model, skip=options.finetune_skip, common_rows=common, world=self.world)
         logger.info("a new run begins with %d tensors of %s", len(done.taken), folder)
         for name, (taken, rows) in done.rows.items():
             logger.info("%s: %d of %d rows are taken, the others begin anew", name, taken, rows)

@@ -138,9 +138,9 @@ def load_into(folder: Path, world: World) -> tuple[nn.Module, torch.optim.Optimi
     model = arranged(model, world) if world.mesh is not None else model
     optimizer = make_optimizer(model)
     extra = extra_of(model)
-    together(world, lambda: load_model_state(folder, model, world=world))
-    together(world, lambda: load_optimizer_state(folder, model, optimizer, world=world))
-    together(world, lambda: load_extra_tensors(folder, "ema", extra, strict=False))
+    load_model_state(folder, model, world=world)
+    load_optimizer_state(folder, model, optimizer, world=world)
+    load_extra_tensors(folder, "ema", extra, strict=False, world=world)
     return model, optimizer, differences(model, optimizer, extra)
 
 
@@ -163,7 +163,7 @@ def chain(folder: str, sizes: dict[str, list[int]]) -> dict[str, Any]:
             world=world,
         )
         last = write_snapshot(path / name, snapshot, world=writers)
-        results[name] = wrong + on_main(world, lambda last=last: verify(last))
+        results[name] = wrong + verify(last, world=world)
     return results
 
 
@@ -206,7 +206,7 @@ def bad_things(folder: str) -> dict[str, Any]:
 
     model = arranged(Net(), world)
     model.extra = nn.Linear(2, 2) if world.is_last_stage else nn.Identity()
-    attempt("mismatch", lambda: together(world, lambda: load_model_state(Path(folder) / "one", model, world=world)))
+    attempt("mismatch", lambda: load_model_state(Path(folder) / "one", model, world=world))
     attempt("not there", lambda: on_main(world, lambda: (Path(folder) / "none").read_bytes()))
 
     def fail() -> None:

@@ -217,7 +217,7 @@ def test_a_run_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
     def refuse(path, mode):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("ftk.trainer.checkpointing.open", refuse, raising=False)
+    monkeypatch.setattr("ftk.trainer.run_folder.open", refuse, raising=False)
     with pytest.raises(UserError, match=r"--save-dir .*run: no permission to write there"):
         toy_trainer(tmp_path)
 
@@ -243,7 +243,7 @@ def test_options_out_of_range_are_named(config, error):
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftk.trainer.checkpointing.LOCK_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("ftk.trainer.run_folder.LOCK_WAIT_SECONDS", 0.3)
     first = toy_trainer(tmp_path)
     with pytest.raises(UserError, match="another ftk-train is running in it"):
         toy_trainer(tmp_path)

@@ -1,0 +1,177 @@
+"""Is a checkpoint what was written? Of several processes each reads a part of its files, and all hear what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ftk.checkpoint.layout import BrokenCheckpoint, numbered_checkpoints
+from ftk.checkpoint.manifest import FileRecord, read_manifest
+from ftk.errors import UserError
+from ftk.model_parallel.together import on_main, together
+from ftk.model_parallel.world import World
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 1 << 20
+_MISSING = "missing"
+
+
+def verify(folder: str | Path, *, world: World | None = None) -> list[str]:
+    """Check every file of a checkpoint against its manifest, contents included.
+
+    Args:
+        folder: the checkpoint.
+        world: processes that check together, each calling this; None: this one alone.
+
+    Returns:
+        One line for each problem, beginning with the file's name; none if the checkpoint is whole. The same on every
+        process.
+    """
+    folder = Path(folder)
+    try:
+        files = together(world or World.single(), lambda: read_manifest(folder))
+    except UserError as error:
+        return [str(error).removeprefix(f"{folder}{os.sep}")]
+    return find_problems(folder, files, world=world)
+
+
+def check_files(
+    folder: Path, *, prefix: str = "", hashes: bool = True, world: World | None = None
+) -> dict[str, FileRecord]:
+    """Check the sizes of all files and the contents of those whose name starts with `prefix`.
+
+    Args:
+        folder: the checkpoint.
+        prefix: for example "model/": the files about to be read.
+        hashes: whether to check contents too; off if they were checked already.
+        world: as of `verify`.
+
+    Returns:
+        The manifest, by file name relative to `folder`, with "/" between parts.
+
+    Raises:
+        BrokenCheckpoint: names each problem.
+    """
+    files = together(world or World.single(), lambda: read_manifest(folder))
+    problems = find_problems(folder, files, contents=lambda name: hashes and name.startswith(prefix), world=world)
+    if problems:
+        raise BrokenCheckpoint(f"{folder}: is not whole: {'; '.join(problems)}")
+    return files
+
+
+def find_problems(
+    folder: Path,
+    files: dict[str, FileRecord],
+    contents: Callable[[str], bool] = lambda name: True,
+    *,
+    world: World | None = None,
+) -> list[str]:
+    """Compare files with their records: sizes on every process, contents on one of them.
+
+    Args:
+        folder: the checkpoint.
+        files: by name.
+        contents: whether to hash the file of this name.
+        world: as of `verify`.
+    """
+    world = world or World.single()
+    own = _share(((name, record.size) for name, record in files.items() if contents(name)), world)
+
+    def look() -> dict[str, str]:
+        found = {}
+        for name, record in files.items():
+            problem = _size_problem(folder / name, record)
+            if problem is None and name in own:
+                problem = _content_problem(folder / name, record)
+            if problem is not None:
+                found[name] = problem
+        return found
+
+    problems: dict[str, str] = {}
+    for rank, theirs in enumerate(world.gather_json(together(world, look))):
+        for name, problem in theirs.items():
+            here_only = rank > 0 and problem == _MISSING  # the main process sees it: machines do not share the folder
+            problems.setdefault(name, f"{problem} for process {rank}" if here_only else problem)
+    return [f"{name}: {problems[name]}" for name in sorted(problems)]
+
+
+def newest_whole_checkpoint(run_folder: str | Path, *, world: World | None = None) -> Path | None:
+    """Return the newest `checkpoint_N` of a run that is whole; broken newer ones are logged, with why.
+
+    Every file of the ones looked at is hashed, so that loading it may pass `check_hashes=False`.
+
+    Args:
+        run_folder: of the run.
+        world: as of `verify`.
+
+    Returns:
+        None if the run has no checkpoint.
+
+    Raises:
+        BrokenCheckpoint: the run has checkpoints and none is whole: to begin anew would hide that.
+    """
+    run_folder = Path(run_folder)
+    names = on_main(world or World.single(), lambda: [path.name for path in numbered_checkpoints(run_folder)])
+    for name in names:
+        candidate = run_folder / name
+        problems = verify(candidate, world=world)
+        if not problems:
+            if name != names[0]:
+                logger.warning("continuing from %s, the newest whole checkpoint", candidate)
+            return candidate.resolve()
+        logger.warning("%s: is not whole: %s", candidate, "; ".join(problems))
+    if names:
+        raise BrokenCheckpoint(
+            f"{run_folder}: none of its {len(names)} checkpoints is whole (see ftk-checkpoint verify);"
+            " move them away to begin anew"
+        )
+    return None
+
+
+def _share(sizes: Iterable[tuple[str, int]], world: World) -> set[str]:
+    """The files whose contents this process reads: the largest first, each goes to the one with the least to read."""
+    reading = [(0, rank) for rank in range(world.size)]  # a heap of (bytes, process)
+    own = set()
+    for name, size in sorted(sizes, key=lambda entry: (-entry[1], entry[0])):
+        so_far, rank = reading[0]
+        heapq.heapreplace(reading, (so_far + size, rank))
+        if rank == world.rank:
+            own.add(name)
+    return own
+
+
+def _size_problem(path: Path, record: FileRecord) -> str | None:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return _MISSING
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if size == 0 and record.size:
+        return f"empty; {record.size} bytes were written"
+    if size != record.size:
+        return f"has {size} bytes; {record.size} were written"
+    return None
+
+
+def _content_problem(path: Path, record: FileRecord) -> str | None:
+    try:
+        content = hash_file(path)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None if content == record.sha256 else "content differs from what was written (sha256)"
+
+
+def hash_file(path: Path) -> str:
+    """Return the sha256 of a file in hex."""
+    digest = hashlib.sha256()
+    block = memoryview(bytearray(_BLOCK_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()

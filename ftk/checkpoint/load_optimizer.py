@@ -1,0 +1,171 @@
+"""Load an optimizer's state: matched by the names of the parameters, placed as the optimizer would place it."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from ftk.checkpoint import layout
+from ftk.checkpoint.checking import check_files
+from ftk.checkpoint.encoding import decode
+from ftk.checkpoint.load import mismatch, names_anywhere
+from ftk.checkpoint.naming import parameter_names
+from ftk.checkpoint.storage import StoredTensor, read_index, read_tensors
+from ftk.errors import UserError
+from ftk.model_parallel.shards import own_places
+from ftk.model_parallel.together import together
+from ftk.model_parallel.world import World
+
+# Entries of a parameter group that choose a kernel, not a result: the running optimizer keeps its own.
+_KERNEL_CHOICES = ("foreach", "fused", "capturable", "differentiable")
+
+
+def load_optimizer_state(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    check_hashes: bool = True,
+    world: World | None = None,
+) -> None:
+    """Give an optimizer the state and the hyperparameters of a checkpoint, bit for bit.
+
+    Args:
+        folder: a checkpoint, or what `resolve_checkpoint` makes one of.
+        model: whose parameters the optimizer holds; they are matched by name.
+        optimizer: of the same kind; parameters of one of its groups had the same hyperparameters.
+        check_hashes: off if the checkpoint was verified just now.
+        world: as of `load_model_state`.
+
+    Raises:
+        BrokenCheckpoint: before anything is changed.
+        UserError: the checkpoint has no optimizer, or one with other parameters or groups.
+    """
+    world = world or World.single()
+    names = parameter_names(model)
+    held = names_anywhere({names[id(p)] for group in optimizer.param_groups for p in group["params"]}, world)
+    source = together(world, lambda: layout.resolve_checkpoint(folder))
+    files = check_files(source, prefix=f"{layout.OPTIMIZER}/", hashes=check_hashes, world=world)
+    if f"{layout.OPTIMIZER}/index.json" not in files:
+        raise UserError(f"{source}: has no optimizer state; weights alone can be taken from it")
+    together(world, lambda: _fill(source, optimizer, names, held))
+
+
+def _fill(folder: Path, optimizer: torch.optim.Optimizer, names: dict[int, str], held: set[str]) -> None:
+    """Read this process's part of the state.
+
+    Args:
+        folder: a checkpoint whose files are whole.
+        optimizer: of this process's part of the model.
+        names: of its parameters, by `id`.
+        held: the names of the parameters of all processes.
+    """
+    index = read_index(folder / layout.OPTIMIZER)
+    stored_groups, scalars = decode(index.extra["param_groups"]), decode(index.extra["scalars"])
+    pairs = _match_groups(folder, stored_groups, optimizer, names, held)
+
+    parameters = {names[id(p)]: (p, group) for _, group in pairs for p in group["params"]}
+    elsewhere = {name for group in stored_groups for name in group["params"]} - parameters.keys()  # other stages
+    state: dict[Any, dict[str, Any]] = {}
+    targets = {}
+    for path, stored in index.tensors.items():
+        owner, entry = _owner_and_entry(path, parameters.keys() | elsewhere)
+        if owner in elsewhere:
+            continue
+        parameter, group = parameters[owner]
+        targets[path] = _empty_state(parameter, group, entry, stored)
+        _put(state.setdefault(parameter, {}), entry, targets[path])
+    for path, value in scalars.items():
+        owner, entry = _owner_and_entry(path, parameters.keys() | elsewhere)
+        if owner in elsewhere:
+            continue
+        _put(state.setdefault(parameters[owner][0], {}), entry, value)
+    read_tensors(folder / layout.OPTIMIZER, targets)
+    optimizer.state.clear()
+    optimizer.state.update(state)
+    for stored_group, group in pairs:
+        group.update(stored_group)
+
+
+def _match_groups(
+    folder: Path,
+    stored_groups: list[dict[str, Any]],
+    optimizer: torch.optim.Optimizer,
+    names: dict[int, str],
+    held: set[str],
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Pair each of the optimizer's groups with the hyperparameters that its members had.
+
+    How the parameters were grouped may differ: stages of a pipeline have groups of their own.
+    """
+    members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    options = {
+        name: {key: value for key, value in group.items() if key != "params" and key not in _KERNEL_CHOICES}
+        for group in stored_groups
+        for name in group["params"]
+    }
+    if held != options.keys():
+        difference = mismatch(sorted(held - options.keys()), sorted(options.keys() - held), [])
+        raise UserError(
+            f"{folder}: its optimizer has other parameters: {difference}; only the weights can be taken from it"
+        )
+    pairs = []
+    for group, group_names in zip(optimizer.param_groups, members, strict=True):
+        moved = next((name for name in group_names if options[name] != options[group_names[0]]), None)
+        if moved is not None:
+            raise UserError(
+                f"{folder}: its optimizer groups the parameters otherwise (for example {moved});"
+                " only the weights can be taken from it"
+            )
+        pairs.append((options[group_names[0]] if group_names else {}, group))
+    return pairs
+
+
+def _owner_and_entry(path: str, parameters: Set[str]) -> tuple[str, str]:
+    """Split "PARAMETER/ENTRY"; either part may hold a "/" of its own."""
+    at = path.find("/")
+    while path[:at] not in parameters:
+        at = path.index("/", at + 1)
+    return path[:at], path[at + 1 :]
+
+
+def _empty_state(parameter: torch.Tensor, group: dict[str, Any], entry: str, stored: StoredTensor) -> torch.Tensor:
+    """Return a tensor to read a state entry into, placed as the optimizer would place it."""
+    if stored.shape == tuple(parameter.shape) and entry != "step":
+        return torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
+    if isinstance(parameter, DTensor) and stored.shape:
+        return _empty_statistics(parameter, stored)
+    # As torch.optim does: a step count lives beside its parameter only where a kernel reads it there.
+    on_device = entry != "step" or group.get("fused") or group.get("capturable")
+    return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device if on_device else "cpu")
+
+
+def _empty_statistics(parameter: DTensor, stored: StoredTensor) -> DTensor:
+    """Of rows or columns: cut as the parameter is along the dimensions that they have in full, whole along others."""
+    shape = torch.Size(stored.shape)
+    full = [len(shape) == parameter.ndim and shape[dim] == size for dim, size in enumerate(parameter.shape)]
+    placements = tuple(
+        placement if not placement.is_replicate() and full[placement.dim] else Replicate()  # type: ignore[attr-defined]
+        for placement in parameter.placements
+    )
+    mesh = parameter.device_mesh
+    spec = DTensorSpec(
+        mesh, placements, tensor_meta=TensorMeta(shape, torch.empty(shape, device="meta").stride(), stored.dtype)
+    )
+    own_shape = [place.stop - place.start for place in own_places(shape, mesh, placements)]
+    part = torch.empty(own_shape, dtype=stored.dtype, device=parameter.to_local().device)
+    # By the constructor: `from_local` would take the state of an offloaded parameter to the mesh's device.
+    return DTensor(part, spec, requires_grad=False)
+
+
+def _put(state: dict[str, Any], entry: str, value: Any) -> None:
+    *parents, last = entry.split("/")
+    for parent in parents:
+        state = state.setdefault(parent, {})
+    state[last] = value

@@ -1,0 +1,50 @@
+"""Do all processes see one folder? On a disk of one machine alone, a checkpoint of several would lack files."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+import uuid
+from pathlib import Path
+
+from ftk.checkpoint.layout import TEMPORARY
+from ftk.errors import UserError
+from ftk.model_parallel.together import on_main, together
+from ftk.model_parallel.world import World
+
+WAIT_SECONDS = 20.0  # so long a network's file system may take to show on one machine what another one has made
+
+
+def check_shared(folder: Path, world: World) -> None:
+    """Make sure that every process sees in a folder what the main one makes there. All have to call it.
+
+    Args:
+        folder: that the main process has made.
+        world: the processes.
+
+    Raises:
+        UserError: one of them does not; on all.
+    """
+    if world.size == 1:
+        return
+    # A new name each time: of an old one a machine may remember that it is not there. `clean_leftovers` knows it.
+    name, host = on_main(world, lambda: (f"checkpoint_seen_{uuid.uuid4().hex}{TEMPORARY}", socket.gethostname()))
+    on_main(world, (folder / name).mkdir)
+
+    def look() -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not (folder / name).is_dir():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"--save-dir: {folder.absolute()} is not the same folder for process {world.rank} on "
+                    f"{socket.gethostname()} as for process 0 on {host}; name one on a file system that all machines "
+                    "share"
+                )
+            time.sleep(0.1)
+
+    try:
+        together(world, look)
+    finally:
+        if world.is_main:
+            shutil.rmtree(folder / name, ignore_errors=True)
