@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, redirect_stdout
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config import compose, section
@@ -17,7 +18,7 @@ from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.inference_config import InferenceParallelConfig
 from ftk.registry import SCORERS
 from ftk_cli.frame import run
-from ftk_cli.inference_options import COLOR, Checkpoints, DeviceConfig, find_checkpoints, given_flags
+from ftk_cli.inference_options import COLOR, Checkpoints, DevicePrecisionConfig, find_checkpoints, given_flags
 
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World
@@ -152,7 +153,7 @@ class GenerateRoot:
     generation: GenerationConfig = section("how to search")
     processors: ProcessorConfig = section("logits processors")
     parallel: InferenceParallelConfig = section("parallel")
-    common: DeviceConfig = section("common")
+    common: DevicePrecisionConfig = section("common")
 
     def validate(self) -> Iterator[str]:
         if self.generate.score_reference:
@@ -213,8 +214,6 @@ def _open_results(root: GenerateRoot, checkpoints: Checkpoints, world: World) ->
     if options.results_path is None:
         return None
     generation = dataclasses.asdict(root.generation)
-    for only_speed in dataclasses.fields(BatchConfig):  # no answer depends on it
-        del generation[only_speed.name]
     del generation["lm_path"]  # its identity says it better
     of_lm = checkpoint_identity(checkpoints.language_model) if checkpoints.language_model is not None else {}
     settings = {
@@ -224,10 +223,23 @@ def _open_results(root: GenerateRoot, checkpoints: Checkpoints, world: World) ->
         **checkpoint_identity(checkpoints.model),
         **{f"lm_{name}": value for name, value in of_lm.items()},
         "ema": root.common.ema,
+        "precision": root.common.precision,
         **generation,
         **dataclasses.asdict(root.processors),
     }
+    folders = [*checkpoints.model, *(checkpoints.language_model or ())]
+    if root.common.precision == "fp32" and not _small_weights(folders):
+        for only_speed in dataclasses.fields(BatchConfig):  # no answer depends on it
+            del settings[only_speed.name]
     as_json = options.output_format == "json"
     return ResultsFile(
         options.results_path, settings, as_json=as_json, overwrite=options.overwrite_results, world=world
     )
+
+
+def _small_weights(folders: Sequence[Path]) -> bool:
+    """Whether one of these checkpoints is quantised."""
+    from ftk.checkpoint import read_config
+    from ftk.checkpoint.quantize import quantization_of
+
+    return any(quantization_of(read_config(folder)) is not None for folder in folders)

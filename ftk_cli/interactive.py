@@ -17,7 +17,7 @@ from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk_cli.frame import FAILURE, run
-from ftk_cli.inference_options import COLOR, DeviceConfig, find_checkpoints, given_flags, open_filler
+from ftk_cli.inference_options import COLOR, DevicePrecisionConfig, find_checkpoints, given_flags, open_filler
 from ftk_cli.line_blocks import WithoutBlank
 from ftk_cli.prompt_input import line_text, prompt_lines
 
@@ -50,7 +50,7 @@ class InteractiveRoot:
     interactive: InteractiveConfig = section("model")
     generation: GenerationConfig = section("how to search")
     processors: ProcessorConfig = section("logits processors")
-    common: DeviceConfig = section("common")
+    common: DevicePrecisionConfig = section("common")
 
     def validate(self) -> Iterator[str]:
         for flag in given_flags("generation", self.generation):

@@ -223,11 +223,18 @@ class LanguageModelConfig:
 
 @dataclass(kw_only=True)
 class BatchConfig:
-    """How many prompts are answered at once: speed and memory; no answer depends on it."""
+    """How many prompts are answered at once: speed and memory; in fp32 no answer depends on it.
+
+    Rounded weights (bf16, int8, int4) are multiplied in other ways in small batches and in large ones, so that an
+    answer may differ where two tokens are as good as equally likely.
+    """
 
     group_title: ClassVar[str] = "batches"
 
-    batch_size: int = field(default=16, metadata={"help": "so many are answered at once", "unit": "prompts"})
+    batch_size: int = field(
+        default=16,
+        metadata={"help": "so many are answered at once; in fp32 no answer depends on it", "unit": "prompts"},
+    )
     in_flight: bool = field(
         default=True,
         metadata={"help": "a prompt that is complete leaves the batch and another enters; off: batch after batch"},
