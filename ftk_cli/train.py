@@ -41,8 +41,8 @@ def train(config: TrainConfig) -> int:
         torch.set_num_threads(config.common.num_threads)
 
     from ftk.model_parallel.world import is_main_process, open_world
-    from ftk.trainer.building import check_parallel
     from ftk.trainer.device import resolve_device
+    from ftk.trainer.parallel_check import check_parallel
 
     task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
     config.model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))

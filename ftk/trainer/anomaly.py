@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,13 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from ftk.data.iterator import SAMPLE_IDS
+from ftk.model_parallel.gradients import finish_gradients
 from ftk.model_parallel.naming import canonical_name
-from ftk.optim.clip import gradient_norm
+from ftk.model_parallel.shards import is_distributed, local
+from ftk.model_parallel.world import World
 from ftk.tasks.base import Batch
-from ftk.trainer.device import autocast, to_device
 from ftk.trainer.hooks import Hook
+from ftk.trainer.runner import without_copies
 from ftk.trainer.seeding import seed_update
 from ftk.trainer.step import Update
 
@@ -32,6 +34,7 @@ class DetectAnomaly(Hook):
 
     A skipped update has left the parameters as they were, and its random numbers are fixed by its number, so the
     second pass computes the same as the first; its gradients are thrown away. Then the run goes on as without.
+    All processes of a run skip the same updates, and search together.
     """
 
     def __init__(self) -> None:
@@ -45,66 +48,171 @@ class DetectAnomaly(Hook):
             return
         with trainer.stopwatch.aside():
             number = trainer.state.num_updates
-            found = find_anomaly(trainer.update, self._micro_batches, number - 1)
-        # Of several processes one may have been enough.
-        if found is None and trainer.update.scaler is None and trainer.world.size == 1:
-            found = "a second pass over the same batches gave finite numbers; is something random, or the hardware ill?"
-        for rank, theirs in enumerate(trainer.world.gather_json(found)):
-            if theirs is not None:
-                where = f"process {rank}, " if trainer.world.size > 1 else ""
-                logger.warning("anomaly in update %d, epoch %d: %s%s", number, trainer.epoch, where, theirs)
+            found = find_anomalies(trainer.update, self._micro_batches, number - 1, trainer.gradients.num_targets)
+        several = trainer.world.size > 1
+        told = [f"process {anomaly.rank}, {anomaly.text}" if several else anomaly.text for anomaly in found]
+        if not told and trainer.update.scaler is None:
+            told = [
+                "a second pass over the same batches gave finite numbers; is something random, or the hardware ill?"
+            ]
+        for text in told:
+            logger.warning("anomaly in update %d, epoch %d: %s", number, trainer.epoch, text)
 
 
-def find_anomaly(update: Update, micro_batches: list[Batch], num_updates: int) -> str | None:
+class Anomaly(NamedTuple):
+    """What a process has seen. Of those that have the same batches, the smallest was there first.
+
+    Attributes:
+        micro_batch: in which it was, from 1; 0: in what was there before the pass.
+        backward: whether it was on the way back.
+        stage: of the pipeline; on the way back counted from its end.
+        event: modules and nodes that this process had come by.
+        rank: of the process.
+        text: for a person to read.
+    """
+
+    micro_batch: int
+    backward: bool
+    stage: int
+    event: int
+    rank: int
+    text: str
+
+
+def find_anomalies(update: Update, micro_batches: list[Batch], num_updates: int, num_targets: int) -> list[Anomaly]:
     """Go forward and backward as an update did, and look at each module's inputs, outputs and gradients.
 
     The loss is not scaled: an overflow of fp16 gradients that the loss scale alone has made is none. Waits for the
-    device at each module. The parameters keep their values and lose their gradients.
+    device at each module. The parameters keep their values and lose their gradients. All processes have to call it.
 
     Args:
         update: of the run.
-        micro_batches: CPU batches.
+        micro_batches: this process's CPU batches.
         num_updates: updates done before that one.
+        num_targets: of all processes' batches together.
 
     Returns:
-        What was found, for a person to read; None if everything is finite.
+        What was first, of each data rank that has seen something; empty if everything is finite.
     """
-    for name, parameter in update.model.named_parameters():
-        if _is_bad(parameter):
-            return f"the parameter {canonical_name(name, update.model)} itself has {_count(parameter)}"
-    num_targets = max(1, sum(update.task.count_targets(batch) for batch in micro_batches))
-    seed_update(update.config.common.seed, num_updates, update.world.data_rank, update.world.pipeline_rank)
+    world = update.world
+    if found := _first_of_all(_broken_parameter(update), world):
+        return found[:1]  # copies are equal
+    seed_update(update.config.common.seed, num_updates, world.data_rank, world.pipeline_rank)
     update.optimizer.zero_grad(set_to_none=True)
     try:
-        for number, batch in enumerate(micro_batches, start=1):
-            search = _Search(update.model, batch, update.task.count_targets(batch))
-            with search.watching(), _uncompiled(update.config.engine.compile):
-                batch = to_device(batch, update.device)
-                search.look_at_batch(batch)
-                with autocast(update.device, update.config.training.precision):
-                    loss = update.task.train_step(update.model, update.criterion, batch).loss
-                search.look_at_loss(loss, type(update.criterion).__name__)
-                if search.found is None and loss.requires_grad:
-                    (loss / num_targets).backward()
-            if search.found is not None:
-                place = f"in micro-batch {number} of {len(micro_batches)}, " if len(micro_batches) > 1 else ""
-                return place + search.found
-        return _too_large(update)
+        scale = torch.full((), 1.0 / max(1, num_targets), device=update.device)
+        watch = _Watch(update, micro_batches)
+        with watch.watching(), _uncompiled(update.config.engine.compile):
+            without_copies(update.runner).forward_backward(micro_batches, scale)
+        if found := _first_of_all(watch.first(), world):
+            return found
+        finish_gradients(update.model)
+        return _first_of_all(_too_large(update), world)[:1]
     finally:
         update.optimizer.zero_grad(set_to_none=True)
 
 
-def _too_large(update: Update) -> str | None:
-    """What to say if the gradients of all micro-batches are finite one by one."""
-    grads = {name: parameter.grad for name, parameter in update.model.named_parameters() if parameter.grad is not None}
-    for name, grad in grads.items():
-        if not _is_finite(grad):
-            return f"the sum of the micro-batches' gradients of {canonical_name(name, update.model)} has {_count(grad)}"
-    if grads and not _is_finite(gradient_norm(update.parameters)):
-        name, grad = max(grads.items(), key=lambda item: item[1].abs().max().item())
-        largest = f"the largest is that of {canonical_name(name, update.model)}, {_range(grad)}"
-        return f"each gradient is finite, but not their norm; {largest}"
+def _first_of_all(found: Anomaly | None, world: World) -> list[Anomaly]:
+    """Of each data rank what was first there, from what each process has found; the same on every one."""
+    first: dict[int, Anomaly] = {}
+    for data_rank, told in world.gather_json([world.data_rank, found]):
+        if told is not None:
+            anomaly = Anomaly(*told)
+            first[data_rank] = min(anomaly, first.get(data_rank, anomaly))
+    return [first[data_rank] for data_rank in sorted(first)]
+
+
+def _broken_parameter(update: Update) -> Anomaly | None:
+    for name, parameter in update.model.named_parameters():
+        if _is_bad(parameter):
+            share = " of its share" if is_distributed(parameter) else ""
+            text = f"the parameter {canonical_name(name, update.model)} itself has {_count(parameter)}{share}"
+            return Anomaly(0, False, update.world.pipeline_rank, 0, update.world.rank, text)
     return None
+
+
+def _too_large(update: Update) -> Anomaly | None:
+    """What to say if the gradients of all micro-batches are finite one by one. All processes have to call it."""
+    norm_is_finite = _is_finite(update.gradients.norm())
+    named = update.model.named_parameters()
+    grads = {name: parameter.grad for name, parameter in named if parameter.grad is not None and parameter.grad.numel()}
+    largest = 0.0
+    text = None
+    for name, grad in grads.items():
+        name, grad = canonical_name(name, update.model), local(grad)
+        if not _is_finite(grad):
+            text = f"the sum of the micro-batches' gradients of {name} has {_count(grad)}"
+            return Anomaly(0, True, 0, 0, update.world.rank, text)
+        if not norm_is_finite and grad.numel() and (size := grad.abs().max().item()) > largest:
+            text = f"each gradient is finite, but not their norm; the largest is that of {name}, {_range(grad)}"
+            largest = size
+    return None if text is None else Anomaly(0, True, 1, -round(largest), update.world.rank, text)
+
+
+class _Watch:
+    """Has a search look at each micro-batch that goes through this process, through the whole model or a stage of it.
+
+    Args:
+        update: of the run.
+        micro_batches: CPU batches.
+    """
+
+    def __init__(self, update: Update, micro_batches: list[Batch]) -> None:
+        self._update = update
+        self._micro_batches = micro_batches
+        self._searches: list[_Search] = []
+        self._passes: dict[nn.Module, int] = {}  # forward passes of each stage
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hooks are in the model inside of it."""
+        handles: list[RemovableHandle] = []
+        names: dict[nn.Module, str] = {}  # a module without parameters may be in several stages
+        try:
+            for place, stage in enumerate(self._update.runner.stages):
+                index = getattr(stage, "index", place)  # in a whole pipeline
+                handles.append(stage.register_forward_pre_hook(self._begin(stage.model, index)))
+                handles.append(stage.register_forward_hook(self._end))
+                names |= {module: canonical_name(name, stage.model) for name, module in stage.model.named_modules()}
+            for module, name in names.items():
+                handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
+                handles.append(module.register_forward_hook(self._after(name), with_kwargs=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for search in self._searches:
+                search.forget_graph()
+
+    def first(self) -> Anomaly | None:
+        """What was found first in this process."""
+        return min((search.found for search in self._searches if search.found is not None), default=None)
+
+    def _begin(self, model: nn.Module, index: int) -> Callable[..., None]:
+        def hook(stage: nn.Module, arguments: Any) -> None:
+            number = self._passes[stage] = self._passes.get(stage, 0) + 1
+            count = len(self._micro_batches)
+            batch = self._micro_batches[number - 1 if number <= count else 0]  # a pipeline fills a short update up
+            self._searches.append(_Search(self._update, model, batch, (number, count), index))
+
+        return hook
+
+    def _end(self, stage: nn.Module, arguments: Any, output: Any) -> None:
+        self._searches[-1].look_at_result(output)
+
+    def _before(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: Any, keywords: Any) -> None:
+            if not _goes_backward():
+                self._searches[-1].before_module(name, module, (arguments, keywords))
+
+        return hook
+
+    def _after(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
+            if not _goes_backward():
+                self._searches[-1].after_module(name, module, (arguments, keywords), output)
+
+        return hook
 
 
 class _Search:
@@ -114,73 +222,98 @@ class _Search:
     names the code before it. Backward, every node of the autograd graph is hooked and belongs to the module in whose
     forward it was made: the first that is given finite gradients and returns others is the one. -inf in an
     output may be a mask: it is only named where NaN or +inf follow nowhere.
+
+    Args:
+        update: of the run.
+        model: what this process holds of it, or a stage of that.
+        batch: on the CPU.
+        place: which micro-batch it is, from 1, and of how many.
+        stage: of a pipeline.
     """
 
-    def __init__(self, model: nn.Module, batch: Batch, num_targets: int) -> None:
-        self.found: str | None = None
-        self._model = model
-        self._modules = {module: canonical_name(name, model) for name, module in model.named_modules()}
+    def __init__(self, update: Update, model: nn.Module, batch: Batch, place: tuple[int, int], stage: int) -> None:
+        self.found: Anomaly | None = None
+        self._update = update
+        self._place = place
+        self._stage = stage
         self._parameters = {parameter: canonical_name(name, model) for name, parameter in model.named_parameters()}
         self._sample_ids: Tensor | None = batch.get(SAMPLE_IDS)
         # [N, V] of the N positions with loss is not to be taken for [B, ...]
+        num_targets = update.task.count_targets(batch)
         self._sample_axes = 3 if self._sample_ids is not None and num_targets == len(self._sample_ids) else 2
+        self._events = 0
         self._open: list[str] = []  # modules whose forward we are in, the innermost last
         self._last: str | None = None  # the module that was finished last
         self._minus_infinity: str | None = None  # the first output with -inf
         self._owners: dict[Node, str] = {}
-        self._forward = True
+        self._look_at_batch(batch)
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Hooks are in the model inside of it."""
-        handles: list[RemovableHandle] = []
-        try:
-            for module in self._modules:
-                handles.append(module.register_forward_pre_hook(self._before_module, with_kwargs=True))
-                handles.append(module.register_forward_hook(self._after_module, with_kwargs=True))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._owners.clear()
+    def forget_graph(self) -> None:
+        """The pass is done."""
+        self._owners.clear()
 
-    def look_at_batch(self, batch: Batch) -> None:
+    def _find(self, text: str, *, backward: bool = False) -> None:
+        if self.found is None:
+            number, count = self._place
+            text = f"in micro-batch {number} of {count}, {text}" if count > 1 else text
+            stage = -self._stage if backward else self._stage
+            self.found = Anomaly(number, backward, stage, self._events, self._update.world.rank, text)
+
+    def _look_at_batch(self, batch: Batch) -> None:
         for name, value in batch.items():
             if isinstance(value, Tensor) and _is_bad(value):
-                self.found = f"the batch itself: {name!r} has {_count(value)}{self._rows(value)}"
+                self._find(f"the batch itself: {name!r} has {_count(value)}{self._rows(value)}")
                 return
 
-    def look_at_loss(self, loss: Tensor, criterion: str) -> None:
-        """The forward pass has ended: what no module has made belongs to the loss."""
-        self._forward = False
-        if self.found is None and not _is_finite(loss):
-            self.found = self._minus_infinity
-        if self.found is None and not _is_finite(loss):
-            self.found = f"in the forward pass: the loss ({criterion}) is {loss.item():g}{self._after_last()}"
-        self._claim([loss], f"the loss ({criterion})")
+    def look_at_result(self, output: Any) -> None:
+        """The forward pass has ended: what no module has made belongs to the loss.
 
-    def _before_module(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if not self._forward:  # activation checkpointing computes again
-            return
-        parent, name = self._open[-1] if self._open else "", self._modules[module]
-        inputs = list(_tensors((arguments, keywords)))
+        Args:
+            output: a `LossOutput`; of a stage of a pipeline what it hands on, or the loss.
+        """
+        value: Tensor = getattr(output, "loss", output)
+        is_loss = value.ndim == 0
+        owner = f"the loss ({type(self._update.criterion).__name__})" if is_loss else _shown("")
+        if not _is_finite(value):
+            what = f"{owner} is {value.item():g}" if is_loss else f"what {owner} hands on has {_count(value)}"
+            self._find(self._minus_infinity or f"in the forward pass: {what}{self._after_last()}")
+        self._claim([value], owner)
+
+    def before_module(self, name: str, module: nn.Module, given: Any) -> None:
+        """A module's forward begins.
+
+        Args:
+            given: its arguments.
+        """
+        self._events += 1
+        # Sharded parameters are others while they are whole.
+        for own, parameter in module.named_parameters(recurse=False):
+            self._parameters.setdefault(parameter, f"{name}.{own}" if name else own)
+        parent = self._open[-1] if self._open else ""
+        inputs = list(_tensors(given))
         self._claim(inputs, _shown(parent))
         bad = next((value for value in inputs if _is_bad(value)), None)
-        if self.found is None and bad is not None:
-            self.found = (
+        if bad is not None:
+            self._find(
                 f"in the forward pass, in the code of {_shown(parent)}{self._after_last()}: what goes into "
                 f"{_shown(name)} has {_count(bad)}{self._rows(bad)}"
             )
         self._open.append(name)
 
-    def _after_module(self, module: nn.Module, arguments: Any, keywords: dict[str, Any], output: Any) -> None:
-        if not self._forward:
-            return
-        name = self._open.pop() if self._open else self._modules[module]
+    def after_module(self, name: str, module: nn.Module, given: Any, output: Any) -> None:
+        """It has ended.
+
+        Args:
+            given: its arguments.
+            output: what it returned.
+        """
+        self._events += 1
+        if self._open:
+            self._open.pop()
         outputs = list(_tensors(output))
         self._claim(outputs, _shown(name))
         if self.found is None:
-            inputs = list(_tensors((arguments, keywords)))
+            inputs = list(_tensors(given))
             for value in outputs:
                 if not _is_finite(value):
                     found = (
@@ -188,7 +321,7 @@ class _Search:
                         f"{_count(value)}{self._rows(value)}; its input: {_ranges(inputs)}"
                     )
                     if _is_bad(value):
-                        self.found = found
+                        self._find(found)
                         break
                     self._minus_infinity = self._minus_infinity or found
         self._last = name
@@ -201,7 +334,7 @@ class _Search:
         ids = self._sample_ids
         if ids is None or value.ndim < self._sample_axes or len(value) != len(ids):
             return ""
-        bad = (~value.detach().isfinite()).flatten(1).any(1).cpu()
+        bad = (~_numbers(value).isfinite()).flatten(1).any(1).cpu()
         return f", of {len(ids)} samples in {', '.join(map(str, ids[bad][:32].tolist()))}"
 
     # -- backward -------------------------------------------------------------------------------------------
@@ -219,6 +352,7 @@ class _Search:
 
     def _watch_node(self, operation: str, owner: str, nexts: list[Node | None]) -> Callable[..., None]:
         def hook(made: Any, given: Any) -> None:
+            self._events += 1
             if self.found is not None:
                 return
             made, given = ([_values(grad) for grad in grads] for grads in (made, given))
@@ -228,14 +362,15 @@ class _Search:
             sources = [grad for grad in given if grad is not None]
             if any(not _is_finite(grad) for grad in sources):
                 what = f"the sum of the gradients that come to {owner} ({operation}) has"
-                self.found = f"in the backward pass: {what} {_count(sources[0])}"
+                self._find(f"in the backward pass: {what} {_count(sources[0])}", backward=True)
                 return
             target = self._name_of(nexts[bad]) if bad < len(nexts) else None
             what = f"{target or 'its input'} has {_count(made[bad])}"
             rows = "" if target else self._rows(made[bad])
-            self.found = (
+            self._find(
                 f"in the backward pass of {owner} ({operation}): the gradient of {what}{rows}; "
-                f"the gradient that it was given: {_ranges(sources)}"
+                f"the gradient that it was given: {_ranges(sources)}",
+                backward=True,
             )
 
         return hook
@@ -259,6 +394,11 @@ def _uncompiled(mode: str) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if mode == "none" else torch.compiler.set_stance("force_eager")
 
 
+def _goes_backward() -> bool:
+    """Whether a module is called in a backward pass: activation checkpointing computes it again."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def _shown(name: str) -> str:
     return name or "the model"
 
@@ -280,17 +420,23 @@ def _values(gradient: Tensor | None) -> Tensor | None:
     return gradient.coalesce().values() if gradient is not None and gradient.is_sparse else gradient
 
 
+def _numbers(value: Tensor) -> Tensor:
+    """Those that this process has."""
+    with torch.no_grad():
+        return local(value.detach())
+
+
 def _is_finite(value: Tensor) -> bool:
-    return not value.is_floating_point() or bool(value.detach().isfinite().all())
+    return not value.is_floating_point() or bool(_numbers(value).isfinite().all())
 
 
 def _is_bad(value: Tensor) -> bool:
     """Whether there is NaN or +inf in it; -inf is common in masks."""
-    return not _is_finite(value) and bool((value.detach().isnan() | value.detach().isposinf()).any())
+    return not _is_finite(value) and bool((_numbers(value).isnan() | _numbers(value).isposinf()).any())
 
 
 def _count(value: Tensor) -> str:
-    value = value.detach()
+    value = _numbers(value)
     counts = {"NaN": int(value.isnan().sum()), "inf": int(value.isposinf().sum()), "-inf": int(value.isneginf().sum())}
     return f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)} of {value.numel()} numbers"
 
@@ -300,7 +446,8 @@ def _range(value: Tensor) -> str:
         return "no number"
     if value.dtype == torch.bool:
         return "bool"
-    finite = value.detach()[value.detach().isfinite()] if value.is_floating_point() else value
+    value = _numbers(value)
+    finite = value[value.isfinite()] if value.is_floating_point() else value
     return f"{finite.min().item():g} to {finite.max().item():g}" if finite.numel() else "nothing finite"
 
 

@@ -54,7 +54,10 @@ class Hook:
         """The validation splits are about to be gone through."""
 
     def after_validation(self, trainer: Trainer, results: dict[str, Record]) -> None:
-        """They have been: split -> figures. Figures that are added can rank checkpoints (--best-metric)."""
+        """They have been: split -> figures. Figures that are added can rank checkpoints (--best-metric).
+
+        Of several processes those of the main one count.
+        """
 
     def before_checkpoint(self, trainer: Trainer) -> None:
         """A checkpoint of the present state is about to be written."""

@@ -12,7 +12,7 @@ from ftk.criterions.base import LossOutput
 from ftk.data.iterator import SAMPLE_IDS
 from ftk.model_parallel.gradient_sync import gradient_sync
 from ftk.model_parallel.gradients import guarded
-from ftk.model_parallel.step_module import Untouched
+from ftk.model_parallel.step_module import StepModule, Untouched
 from ftk.tasks.base import Batch
 from ftk.trainer.device import autocast, to_device
 from ftk.trainer.metrics import Sums
@@ -21,7 +21,14 @@ Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (0-d sum, 0-d count) on the
 
 
 class Runner(Protocol):
-    """Goes forward and backward; the trainer divides, clips and steps."""
+    """Goes forward and backward; the trainer divides, clips and steps.
+
+    Attributes:
+        stages: what is called for each micro-batch: the whole model with its loss, or this process's stages of it.
+    """
+
+    @property
+    def stages(self) -> Sequence[StepModule]: ...
 
     def forward_backward(self, micro_batches: Sequence[Batch], backward_scale: Tensor) -> Totals:
         """Leave in the parameters the gradient of the summed loss times a factor, summed over the data ranks too.
@@ -54,6 +61,10 @@ class SequentialRunner:
         self.precision = precision
         self._scaled: Callable[[Tensor, Tensor], Tensor] = guarded if several else torch.mul
 
+    @property
+    def stages(self) -> Sequence[StepModule]:
+        return [module for module in self.module.modules() if isinstance(module, StepModule)]
+
     def forward_backward(self, micro_batches: Sequence[Batch], backward_scale: Tensor) -> Totals:
         totals: Totals = {}
         for place, batch in enumerate(micro_batches, start=1):
@@ -72,6 +83,13 @@ class SequentialRunner:
         """What the module is called with: the batch on the device, but for the sample ids, which stay on the host."""
         moved = to_device(batch, self.device)
         return {name: Untouched(value) if name == SAMPLE_IDS else value for name, value in moved.items()}
+
+
+def without_copies(runner: Runner) -> Runner:
+    """The same, but where there are copies of the model (DDP) they are told nothing: gradients are of this one."""
+    if isinstance(runner, SequentialRunner) and isinstance(runner.module, nn.parallel.DistributedDataParallel):
+        return SequentialRunner(runner.module.module, runner.device, runner.precision)
+    return runner
 
 
 def add_sums(totals: Totals, more: Sums) -> None:

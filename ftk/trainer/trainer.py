@@ -336,7 +336,7 @@ class Trainer:
             if done >= training.max_epoch:
                 return f"max_epoch {training.max_epoch} is reached"
         if self.agreement.hours_over:
-            return f"stop_time_hours {training.stop_time_hours:g} are over"
+            return self._hours_reason()
         lr = training.stop_min_lr
         if lr is not None and self.schedule.has_fallen_to(lr, self.state.num_updates):
             return f"the learning rate has fallen to stop_min_lr {lr:g}"
@@ -349,9 +349,17 @@ class Trainer:
         return hours is not None and self.stopwatch.seconds() >= 3600 * hours
 
     def _stop_agreed(self) -> str | None:
-        """Why the processes of the run stop before the next update, None if they go on."""
-        signal = self.agreement.signal
-        return f"{signal} was received" if signal is not None else self._limit_reached(end_of_epoch=False)
+        """Why the processes of the run have just agreed to stop before the next update, None if they go on.
+
+        Only of what they tell each other: the run's other limits were looked at after the last update, and the epoch
+        may have ended with the batches of this one.
+        """
+        if self.agreement.signal is not None:
+            return f"{self.agreement.signal} was received"
+        return self._hours_reason() if self.agreement.hours_over else None
+
+    def _hours_reason(self) -> str:
+        return f"stop_time_hours {self.config.training.stop_time_hours:g} are over"
 
     def _validate_and_save(self, reason: str | None, save_due: bool) -> str | None:
         """Validate if it is pending; save if due, on a new best and before a stop.
@@ -387,6 +395,8 @@ class Trainer:
         if results is None:
             return False  # still pending: done from the start when the run continues
         self.hooks.call("after_validation", self, results)
+        # A hook may add a figure on one process alone, or another one on each; what it decides is decided by all.
+        results = self.world.broadcast_json({split: plain_record(figures) for split, figures in results.items()})
         is_best = self._rank(next(iter(results.values())))
         self.state.validation_pending = False
         self.unsaved = True

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.model_parallel.parallel_config import ParallelConfig
-from ftk.model_parallel.world import Sizes, World, make_world
-from ftk.trainer import building
+from ftk.model_parallel.world import Sizes, make_world
+from ftk.trainer import parallel_check
+from ftk.trainer.hooks import Hook
 from ftk.trainer.lr_range import lr_range_test, range_config
 from ftk.trainer.metrics import summed
 from ftk.trainer.seeding import mix, seed_update
@@ -84,8 +85,32 @@ def on_each_process(folder):
 
     config = toy_config(folder / "range", lr_range__lr_range_test=True, lr_range__lr_range_updates=12, **options)
     task = ToyTask(folder)
+    torch.manual_seed(0)
     trainer = Trainer(range_config(config), task, ToyModel(0.0), CrossEntropy(CrossEntropyConfig()), world=world)
     found["range"] = lr_range_test(trainer).losses
+
+    class Graded(ToyTask):
+        """Its hook grades validations: where `mine`, each process by a figure of its own, else the main one alone."""
+
+        def __init__(self, tmp_path, mine):
+            super().__init__(tmp_path)
+            self.mine = mine
+
+        def hooks(self):
+            mine = self.mine
+
+            class Grade(Hook):
+                def after_validation(self, trainer, results):
+                    if mine or trainer.world.is_main:
+                        updates = trainer.state.num_updates
+                        results["valid"]["grade"] = torch.tensor(float(-updates if trainer.world.rank else updates))
+
+            return (Grade(),)
+
+    for name in ("mine", "main"):
+        task = Graded(folder, name == "mine")
+        trainer, summary = train(folder, world, name, task=task, checkpoint__best_metric="grade", **options)
+        found[name] = [summary.best.value, summary.best.num_updates]
 
     # The same names need not be known to all.
     found["summed"] = summed({"loss": (1.5, 2.0), **({"late": (0.1, 1.0)} if world.rank else {})}, world)
@@ -98,7 +123,7 @@ def on_each_process(folder):
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    return folder, run_ranks(on_each_process, 2, str(folder))
+    return folder, run_ranks(on_each_process, 2, str(folder), timeout=240.0)
 
 
 def records(folder, name, event="train"):
@@ -160,6 +185,13 @@ def test_the_range_test_finds_the_same_on_all(processes):
     assert len(found[0]["range"]) >= 3
 
 
+@pytest.mark.parametrize("name", ["mine", "main"])
+def test_figures_of_hooks_rank_checkpoints_by_what_the_main_process_says(processes, name):
+    folder, found = processes
+    assert [each[name] for each in found] == [[5.0, 5], [5.0, 5]]
+    assert [record["grade"] for record in records(folder, name, "valid")] == [5.0, 10.0]
+
+
 def test_sums_and_signals_are_those_of_all(processes):
     _, found = processes
     for each in found:
@@ -197,16 +229,6 @@ def test_a_signal_that_comes_twice_at_once_is_one_where_there_are_several_proces
         alone._handle(15, None)
 
 
-def test_what_needs_the_whole_model_is_refused_where_no_process_has_it(tmp_path):
-    from ftk.errors import UserError
-    from ftk.trainer.debugging import debug_hooks
-
-    world = World(0, Sizes(shard=2), torch.device("cpu"))
-    for option in ({"debug__detect_anomaly": True}, {"debug__inspect_interval": 5}):
-        with pytest.raises(UserError, match="looks at the whole model"):
-            debug_hooks(toy_config(tmp_path, **option), ToyModel(), world)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"training__precision": "fp16"}, "use --precision bf16"), ({"optimizer": "muon"}, "use --optimizer adamw")],
@@ -218,7 +240,45 @@ def test_what_offloading_on_a_gpu_cannot_do_is_refused(monkeypatch, change, mess
         training=SimpleNamespace(precision=change.get("training__precision", "bf16")),
         optimizer=SimpleNamespace(name=change.get("optimizer", "adamw")),
     )
-    building._check_offload(config)  # on a CPU all is in one place
-    monkeypatch.setattr(building, "resolve_device", lambda name: torch.device("cuda"))
+    parallel_check._check_offload(config)  # on a CPU all is in one place
+    monkeypatch.setattr(parallel_check, "resolve_device", lambda name: torch.device("cuda"))
     with pytest.raises(UserError, match=message):
-        building._check_offload(config)
+        parallel_check._check_offload(config)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "option", "message"),
+    [
+        (Sizes(shard=2), {"gradient_compression": "bf16"}, "copies of the whole model, and the processes are shard 2"),
+        (Sizes(replicate=2, tensor=2), {"gradient_compression": "bf16"}, "give --data-parallel-replicate-size 4"),
+        (Sizes(replicate=2), {"zero_stage": 2}, "--zero-stage 2 is for parameters that are shared out"),
+        (Sizes(replicate=2), {"reduce_dtype": "bf16"}, "and the processes are replicate 2"),
+        (Sizes(tensor=2), {"gather_dtype": "bf16"}, "give --data-parallel-shard-size"),
+        (Sizes(pipeline=2), {"prefetch_blocks": 0}, "--prefetch-blocks 0 is for"),
+        (Sizes(pipeline=2, shard=2), {"zero_stage": 2}, "use --zero-stage 1"),
+    ],
+)
+def test_options_for_another_way_of_sharing_are_refused_once_the_sizes_are_known(sizes, option, message):
+    with pytest.raises(UserError, match=message):
+        parallel_check._check_that_all_counts(ParallelConfig(**option), sizes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "option"),
+    [
+        (Sizes(replicate=2), {"gradient_compression": "powersgd"}),
+        (Sizes(shard=2), {"zero_stage": 2, "reduce_dtype": "bf16", "prefetch_blocks": 0}),
+        (Sizes(replicate=2, tensor=2), {"gather_dtype": "bf16"}),  # copies of a part are shares of size 1
+        (Sizes(replicate=2), {"cpu_offload": True, "reduce_dtype": "bf16"}),
+        (Sizes(pipeline=2, shard=2), {"zero_stage": 1}),
+        (Sizes(pipeline=2, tensor=2), {}),
+    ],
+)
+def test_options_that_count_are_taken(sizes, option, caplog):
+    parallel_check._check_that_all_counts(ParallelConfig(**option), sizes)
+    assert caplog.text == ""
+
+
+def test_options_for_several_processes_are_said_to_do_nothing_on_one(caplog):
+    parallel_check._check_that_all_counts(ParallelConfig(gradient_compression="bf16", zero_stage=1), Sizes())
+    assert "--gradient-compression bf16, --zero-stage 1: for several processes" in caplog.text

@@ -1,0 +1,168 @@
+"""`--inspect-interval` and `--detect-anomaly` on several processes see what they see on one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+
+import pytest
+
+from tests.torchrun import torchrun
+
+FLAGS = (
+    "--arch glm_tiny --device cpu --num-layers 4 --hidden-size 32 --dropout 0 --attention-dropout 0 "
+    "--embedding-dropout 0 --lr 1e-3 --warmup-updates 1 --seq-length 32 --log-interval 1 --log-format json --no-save "
+    "--max-update 3 --valid-subset '' --batch-size 4"
+)
+LOOK = "--inspect-interval 3"
+BREAK = "--max-update 2 --detect-anomaly --user-dir {plugin} --hooks"
+FORWARD = f"{BREAK} 'break_at module=layers.2.feed_forward place=forward'"
+BACKWARD = f"{BREAK} 'break_at module=layers.1.attention place=backward'"
+
+# Name: processes, flags.
+ONE, R, S = "--update-freq 2", "", "--data-parallel-shard-size 2"
+T, P = "--update-freq 2 --tensor-parallel-size 2", "--update-freq 2 --pipeline-parallel-size 2"
+INTERLEAVED = f"{P} --pipeline-schedule interleaved --pipeline-stages-per-rank 2"
+ZERO_BUBBLE = f"{P} --pipeline-schedule zero-bubble"
+RUNS = {
+    "look": (1, f"{ONE} {LOOK}"),
+    "look R2": (2, f"{R} {LOOK}"),
+    "look S2": (2, f"{S} {LOOK}"),
+    "look T2": (2, f"{T} {LOOK}"),
+    "look T2 sequence": (2, f"{T} --sequence-parallel {LOOK}"),
+    "look P2": (2, f"{P} {LOOK}"),
+    "look P2 interleaved": (2, f"{INTERLEAVED} {LOOK} --activation-checkpointing full"),
+    # The third update is the epoch's last, of one batch in place of two.
+    "look short": (1, f"{ONE} {LOOK} --batch-size {{fifth}}"),
+    "look short P2": (2, f"{P} {LOOK} --batch-size {{fifth}}"),
+    "look at four": (1, f"--update-freq 4 {LOOK}"),
+    "look at four P2 S2": (4, f"{P} {S} {LOOK}"),
+    "look T2 R2": (4, f"--tensor-parallel-size 2 {LOOK}"),
+    "forward": (1, f"{ONE} {FORWARD}"),
+    "backward": (1, f"{ONE} {BACKWARD}"),
+}
+for name, flags in {"R2": R, "S2": S, "S2 zero 1": f"{S} --zero-stage 1", "T2": T, "P2": P}.items():
+    RUNS |= {f"forward {name}": (2, f"{flags} {FORWARD}"), f"backward {name}": (2, f"{flags} {BACKWARD}")}
+RUNS["backward P2 interleaved"] = (2, f"{INTERLEAVED} {BACKWARD}")
+RUNS["backward P2 zero-bubble"] = (2, f"{ZERO_BUBBLE} {BACKWARD}")
+RUNS["forward S2 once"] = (2, f"{S} {FORWARD[:-1]} data_rank=1'")
+RUNS["backward S2 checkpointed"] = (2, f"{S} {BACKWARD} --activation-checkpointing full")
+
+PLUGIN = """
+from dataclasses import dataclass, field
+
+import torch
+
+from ftk.model_parallel.naming import canonical_name
+from ftk.registry import register_hook
+from ftk.trainer.hooks import Hook
+
+
+@dataclass(kw_only=True)
+class BreakAtConfig:
+    module: str = field(default="", metadata={"help": "which one breaks in the second update"})
+    place: str = field(default="forward", metadata={"help": "forward or backward"})
+    data_rank: int = field(default=-1, metadata={"help": "where alone it does; -1: everywhere"})
+
+
+class Explode(torch.autograd.Function):
+    @staticmethod
+    def forward(context, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * float("inf")
+
+
+@register_hook("break_at", config=BreakAtConfig)
+class BreakAt(Hook):
+    def __init__(self, config):
+        self.config = config
+        self.on = False
+
+    def before_train(self, trainer):
+        for name, module in trainer.model.named_modules():
+            if canonical_name(name, trainer.model) == self.config.module:
+                module.register_forward_hook(self.broken)
+
+    def broken(self, module, arguments, output):
+        if not self.on:
+            return output
+        return output * float("inf") if self.config.place == "forward" else Explode.apply(output)
+
+    def before_step(self, trainer, micro_batches):
+        here = self.config.data_rank in (-1, trainer.world.data_rank)
+        self.on = here and trainer.state.num_updates == 1
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(data_bin, tmp_path_factory, command):
+    """Folder of all runs, each of which has its own with its log in it."""
+    folder = tmp_path_factory.mktemp("looking")
+    (folder / "plugin.py").write_text(PLUGIN)
+    told = command("ftk-train", data_bin, *shlex.split(FLAGS), "--save-dir", folder / "none", "--dry-run").stdout
+    samples = next(line for line in told.splitlines() if line.startswith("samples per epoch")).split()[-1]
+    values = {"plugin": folder / "plugin.py", "fifth": math.ceil(int(samples.replace(",", "")) / 5)}
+    for size in (1, 2, 4):
+        names = [name for name, (of, _) in RUNS.items() if of == size]
+        jobs = []
+        for name in names:
+            flags = shlex.split(f"{FLAGS} {RUNS[name][1]}".format(**values))
+            log = ["--log-file", str(folder / name / "log.txt")]
+            jobs.append([str(data_bin), *flags, "--save-dir", str(folder / name), *log])
+        done = torchrun(size, "-m", "tests.trainer.parallel_jobs", json.dumps(jobs), timeout=600)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def inspected(folder, name):
+    (line,) = (folder / name / "inspect.jsonl").read_text().splitlines()
+    return json.loads(line)
+
+
+@pytest.mark.parametrize("name", [name for name, (size, _) in RUNS.items() if name.startswith("look") and size > 1])
+def test_the_figures_of_all_processes_are_those_of_one(runs, name):
+    alone = " ".join(word for word in name.split() if word in ("look", "short", "at", "four"))
+    one, several = inspected(runs, alone), inspected(runs, name)
+    assert one["num_updates"] == several["num_updates"] == 3
+    for kind in ("parameters", "modules"):
+        assert set(several[kind]) == set(one[kind])
+        assert len(one[kind]) > 20
+        for row, figures in one[kind].items():
+            scale = max(abs(figures["min"]), abs(figures["max"]))
+            gradients = max(abs(figures.get("grad_min", 0.0)), abs(figures.get("grad_max", 0.0)))
+            for figure, value in figures.items():
+                size = gradients if figure.startswith("grad") else scale
+                close = math.isclose(several[kind][row][figure], value, rel_tol=2e-4, abs_tol=2e-4 * size + 1e-9)
+                assert close, (row, figure, several[kind][row][figure], value)
+    shown = re.findall(r"^layers\.3\.feed_forward\S* \d\S+", (runs / name / "log.txt").read_text(), re.MULTILINE)
+    assert shown == re.findall(
+        r"^layers\.3\.feed_forward\S* \d\S+", (runs / alone / "log.txt").read_text(), re.MULTILINE
+    )
+    assert len(shown) > 2  # with the shapes of whole parameters
+
+
+def anomalies(folder, name):
+    lines = (folder / name / "log.txt").read_text().splitlines()
+    return [line.partition("anomaly in ")[2] for line in lines if "anomaly in " in line]
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if re.match("(for|back)ward", name)])
+def test_the_module_that_breaks_is_named(runs, name):
+    alone = "2" not in name
+    found = anomalies(runs, name)
+    ranks = [0, 1] if re.search("[RS]2", name) else [0]  # each with its own batches
+    if name in ("forward P2", "backward P2 interleaved") or name.endswith("once"):
+        ranks = [1]
+    place = "" if re.search("[RS]2", name) else "in micro-batch 1 of 2, "
+    what = "in the forward pass: the output of layers.2.feed_forward (FeedForward) has "
+    if name.startswith("backward"):
+        what = "in the backward pass of layers.1.attention (ExplodeBackward): the gradient of its input has "
+    wheres = [""] if alone else [f"process {rank}, " for rank in ranks]
+    assert len(found) == len(wheres), found
+    for where, text in zip(wheres, found, strict=True):
+        assert text.startswith(f"update 2, epoch 1: {where}{place}{what}")
