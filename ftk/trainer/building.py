@@ -45,7 +45,9 @@ class Spread(NamedTuple):
     model: nn.Module
 
 
-def spread(config: TrainConfig, task: Task, model: nn.Module, criterion: Any, world: World) -> Spread:
+def spread(
+    config: TrainConfig, task: Task, model: nn.Module, criterion: Any, world: World, *, fill: bool = True
+) -> Spread:
     """Spread a model over the processes, in place, and say how micro-batches go through it.
 
     Args:
@@ -54,6 +56,7 @@ def spread(config: TrainConfig, task: Task, model: nn.Module, criterion: Any, wo
         model: as `build_model` made it, frozen where it is to be.
         criterion: what the task computes the loss with.
         world: the processes.
+        fill: off: what has no values yet gets none, as a checkpoint will fill it.
     """
     precision, seed = config.training.precision, config.common.seed
     if world.sizes.pipeline > 1:
@@ -70,10 +73,13 @@ def spread(config: TrainConfig, task: Task, model: nn.Module, criterion: Any, wo
             precision=precision,
             to_device=functools.partial(to_device, device=world.device),
             seed=seed,
+            fill=fill,
         )
         return Spread(pipeline, pipeline.part.model)
     step = StepModule(model, task, criterion)
-    module = parallelize_training(step, world, config.parallel, config.engine, precision=precision, seed=seed)
+    module = parallelize_training(
+        step, world, config.parallel, config.engine, precision=precision, seed=seed, fill=fill
+    )
     return Spread(SequentialRunner(module, world.device, precision, several=world.size > 1), model)
 
 

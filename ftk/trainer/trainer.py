@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,39 +80,13 @@ class Trainer:
         self.updates_per_epoch = dataloading.updates_per_epoch(self.train_iterator, update_freq)
         self.total_updates = dataloading.total_updates(config.training, self.updates_per_epoch)
 
-        apply_freeze(model, config.parameters)
-        options = config.optimizer.config
-        if not hasattr(options, "lr"):
-            raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
-        # By name, and of the whole model: no process may hold all that a rule is about.
-        rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
-        self.num_trained = rules.num_elements
-        self.runner, self.model = spread(config, task, model, criterion, self.world)
-        self.optimizer: torch.optim.Optimizer = build_optimizer(config.optimizer, rules, self.model)
-        schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=self.total_updates)
-        self.schedule = group_schedules(schedule, self.optimizer, self.total_updates)
-
         self.stopwatch = Stopwatch(clock=clock)
-        self.update = Update(
-            config,
-            task,
-            self.model,
-            criterion,
-            self.optimizer,
-            self.device,
-            self.stopwatch,
-            runner=self.runner,
-            world=self.world,
-            multipliers=rules.multipliers_of(self.model),
-        )
-
-        looking = [*report_hooks(config.report, self.world), *debug_hooks(config, self.model, self.world)]
-        self.hooks = Hooks([*looking, *task.hooks(), *build_hooks(config.training.hooks)])
-
         self.checkpoints = Checkpoints(config, task.corpus.tokenizer_folder, world=self.world)
         self.ema: EMA | None = None
         try:
-            self.state = self._begin_or_continue()
+            found = self.checkpoints.find()
+            self._build(model, fill=found is None)
+            self.state = self._begin_or_continue(found)
         except BaseException:
             self.checkpoints.release()
             raise
@@ -133,11 +108,50 @@ class Trainer:
 
     # -- beginning and end ----------------------------------------------------------------------------------
 
-    def _begin_or_continue(self) -> TrainerState:
-        """The state of a new run, or that of a checkpoint, with model and optimizer filled from it."""
+    def _build(self, model: nn.Module, fill: bool) -> None:
+        """What takes the updates, around the model, which is spread over the processes.
+
+        Args:
+            model: as the constructor was given it.
+            fill: off: a checkpoint overwrites all its values, which need not be drawn.
+        """
+        config, task, criterion = self.config, self.task, self.criterion
+        apply_freeze(model, config.parameters)
+        options = config.optimizer.config
+        if not hasattr(options, "lr"):
+            raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
+        # By name, and of the whole model: no process may hold all that a rule is about.
+        rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
+        self.num_trained = rules.num_elements
+        self.runner, self.model = spread(config, task, model, criterion, self.world, fill=fill)
+        self.optimizer: torch.optim.Optimizer = build_optimizer(config.optimizer, rules, self.model)
+        schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=self.total_updates)
+        self.schedule = group_schedules(schedule, self.optimizer, self.total_updates)
+
+        self.update = Update(
+            config,
+            task,
+            self.model,
+            criterion,
+            self.optimizer,
+            self.device,
+            self.stopwatch,
+            runner=self.runner,
+            world=self.world,
+            multipliers=rules.multipliers_of(self.model),
+        )
+
+        looking = [*report_hooks(config.report, self.world), *debug_hooks(config, self.model, self.world)]
+        self.hooks = Hooks([*looking, *task.hooks(), *build_hooks(config.training.hooks)])
+
+    def _begin_or_continue(self, folder: Path | None) -> TrainerState:
+        """The state of a new run, or that of a checkpoint, with model and optimizer filled from it.
+
+        Args:
+            folder: the checkpoint that `Checkpoints.find` has found.
+        """
         tokenizer = self.task.tokenizer.fingerprint
         data = data_identity(self.task, self.config.dataloader.train_subset)
-        folder = self.checkpoints.find()
         state = TrainerState()
         if folder is not None:
             state = self.checkpoints.load(folder, self.model, self.optimizer, tokenizer, data)
