@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -20,14 +21,33 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-UPDATES = 40
-SAVED_EVERY = 10
-KILLED_AFTER = 23
 DEADLINE_SECONDS = 300.0
 SAME = ("num_updates", "loss", "gnorm", "lr", "epoch")  # of a record; the others are of the machine
+
+
+@dataclass(frozen=True)
+class Play:
+    """What is played.
+
+    Attributes:
+        updates: of the run.
+        saved_every: updates between checkpoints.
+        killed_after: updates, and a checkpoint.
+        lost_after_seconds: without a sign of life an agent is taken for lost.
+        flags: more of the run.
+    """
+
+    updates: int = 40
+    saved_every: int = 10
+    killed_after: int = 23
+    lost_after_seconds: int = 15  # torchrun's own
+    flags: tuple[str, ...] = ()
 
 
 def main() -> int:
@@ -35,70 +55,95 @@ def main() -> int:
     parser.add_argument("data", help="folder written by ftk-preprocess")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        found = lose_and_return(Path(options.data), Path(folder))
+    with tempfile.TemporaryDirectory() as folder, machines(Path(options.data), Path(folder) / "whole", Play()) as start:
+        first, second = two_agents(start)
+        wait_for_end([first, second])
+        undisturbed = records(Path(folder) / "whole")
+        found = lose_and_return(Path(options.data), Path(folder) / "run", Play())
+        disturbed = records(Path(folder) / "run")
+    pairs = itertools.zip_longest(undisturbed, disturbed, fillvalue={})
+    found["records"] = len(disturbed)
+    found["records_differ"] = sum(any(one.get(name) != other.get(name) for name in SAME) for one, other in pairs)
     print(json.dumps(found) if options.json else "\n".join(f"{name:<28} {value}" for name, value in found.items()))
     return 0 if found["records_differ"] == 0 and found["exit_codes"] == [0, 0] else 1
 
 
-def lose_and_return(data: Path, folder: Path) -> dict[str, object]:
-    """Play it; returns what was found."""
-    endpoint = f"127.0.0.1:{free_port()}"
-    wait_for_end(two_agents(data, folder / "whole", endpoint, folder))
-    endpoint = f"127.0.0.1:{free_port()}"
-    first, second = two_agents(data, folder / "run", endpoint, folder)
-    try:
-        wait_until(lambda: len(records(folder / "run")) >= KILLED_AFTER, first, second)
+def lose_and_return(data: Path, run: Path, play: Play) -> dict[str, Any]:
+    """Play it; returns what was found.
+
+    Args:
+        data: folder written by ftk-preprocess.
+        run: its --save-dir; logs of the agents are put beside it.
+        play: what is played.
+    """
+    with machines(data, run, play) as start:
+        first, second = two_agents(start)
+        saved = run / "checkpoint_last"
+        wait_until(lambda: len(records(run)) >= play.killed_after and saved.exists(), run, first, second)
         killed = time.monotonic()
         kill_machine(second)
-        wait_until(lambda: "ftk-train:" in log(folder, "first"), first)
+        wait_until(lambda: "ftk-train:" in log(run, "first"), run, first)
         noticed = time.monotonic() - killed
-        second = agent(data, folder / "run", endpoint, folder, "second-again")
-        wait_until(lambda: "continuing after" in log(folder, "first") + log(folder, "second-again"), first, second)
+        second = start("second-again")
+        wait_until(lambda: "continuing after" in log(run, "first") + log(run, "second-again"), run, first, second)
         back = time.monotonic() - killed
         codes = wait_for_end([first, second])
-    finally:
-        for process in (first, second):
-            kill_machine(process)
-    undisturbed, disturbed = records(folder / "whole"), records(folder / "run")
-    pairs = zip(undisturbed, disturbed, strict=False)
-    differ = sum(any(one[name] != other[name] for name in SAME) for one, other in pairs)
-    said = (log(folder, "first") + log(folder, "second-again")).splitlines()
+    said = (log(run, "first") + log(run, "second-again")).splitlines()
     return {
-        "updates": UPDATES,
-        "second_agent_killed_at": KILLED_AFTER,
+        "updates": play.updates,
+        "second_agent_killed_at": play.killed_after,
         "went_on_from": next(line.rpartition("| ")[2] for line in said if "continuing after" in line),
         "loss_noticed_after_seconds": round(noticed, 1),
         "went_on_after_seconds": round(back, 1),
-        "records": len(disturbed),
-        "records_differ": differ + abs(len(undisturbed) - len(disturbed)),
         "exit_codes": codes,
     }
 
 
-def two_agents(data: Path, save_dir: Path, endpoint: str, folder: Path) -> list[subprocess.Popen[bytes]]:
+class Start:
+    """Starts agents of one run. The command is the same on all machines, and the same when one comes back."""
+
+    def __init__(self, data: Path, run: Path, play: Play) -> None:
+        self.run, self.started = run, list[subprocess.Popen[bytes]]()
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", self.endpoint, "--rdzv-id", "ftk"]
+        torchrun += ["--rdzv-conf", f"keep_alive_interval={play.lost_after_seconds // 3},keep_alive_max_attempt=3"]
+        torchrun += ["--max-restarts", "3", "--local-addr", "127.0.0.1"]
+        train = ["-m", "ftk_cli.train", str(data), "--arch", "glm_tiny", "--seq-length", "64", "--batch-size", "4"]
+        train += ["--device", "cpu", "--max-update", str(play.updates), "--save-dir", str(run), "--log-interval", "1"]
+        train += ["--save-interval-updates", str(play.saved_every), "--validate-interval-updates", "0"]
+        self.command = [*torchrun, *train, *play.flags]
+
+    def __call__(self, name: str) -> subprocess.Popen[bytes]:
+        """A machine's torchrun, with one process; what it says goes into a file of that name beside the run."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        # Else an agent that has stayed tells its address in the first round alone, and one that is new in a later round
+        # waits for it in vain (torch 2.13, DynamicRendezvousHandler.next_rendezvous).
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        with open(f"{self.run}-{name}.log", "wb") as stream:
+            agent = subprocess.Popen(
+                self.command, env=environment, stdout=stream, stderr=stream, start_new_session=True
+            )
+        self.started.append(agent)
+        return agent
+
+
+@contextlib.contextmanager
+def machines(data: Path, run: Path, play: Play) -> Iterator[Start]:
+    """What starts them; none is left afterwards."""
+    start = Start(data, run, play)
+    try:
+        yield start
+    finally:
+        for agent in start.started:
+            kill_machine(agent)
+
+
+def two_agents(start: Start) -> list[subprocess.Popen[bytes]]:
     """The first keeps the rendezvous, so that it has to be there before the second one."""
-    first = agent(data, save_dir, endpoint, folder, "first")
-    wait_until(lambda: is_listening(endpoint), first)
-    return [first, agent(data, save_dir, endpoint, folder, "second")]
-
-
-def agent(data: Path, save_dir: Path, endpoint: str, folder: Path, name: str) -> subprocess.Popen[bytes]:
-    """A machine's torchrun, with one process. The command is the same on both, and the same when one comes back."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "ftk", "--max-restarts", "3"]
-    torchrun += ["--local-addr", "127.0.0.1"]
-    train = ["-m", "ftk_cli.train", str(data), "--arch", "glm_tiny", "--seq-length", "64", "--batch-size", "4"]
-    train += ["--device", "cpu", "--max-update", str(UPDATES), "--save-interval-updates", str(SAVED_EVERY)]
-    train += ["--log-interval", "1", "--validate-interval-updates", "0", "--save-dir", str(save_dir)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    # Else an agent that has stayed tells its address in the first round alone, and one that is new in a later round
-    # waits for it in vain (torch 2.13, DynamicRendezvousHandler.next_rendezvous).
-    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    with open(folder / f"{save_dir.name}-{name}.log", "wb") as stream:
-        return subprocess.Popen(
-            [*torchrun, *train], env=environment, stdout=stream, stderr=stream, start_new_session=True
-        )
+    first = start("first")
+    wait_until(lambda: is_listening(start.endpoint), start.run, first)
+    return [first, start("second")]
 
 
 def kill_machine(process: subprocess.Popen[bytes]) -> None:
@@ -117,11 +162,12 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def wait_until(happens, *alive: subprocess.Popen[bytes]) -> None:
+def wait_until(happens: Callable[[], bool], run: Path, *alive: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not happens():
         if any(process.poll() is not None for process in alive) or time.monotonic() > deadline:
-            raise SystemExit("an agent has ended too early, or it takes too long; its log says why")
+            logs = "\n".join(path.read_text(errors="replace") for path in run.parent.glob(f"{run.name}-*.log"))
+            raise SystemExit(f"{logs}\nan agent has ended too early, or it takes too long; its log above says why")
         time.sleep(0.05)
 
 
@@ -129,15 +175,15 @@ def wait_for_end(agents: list[subprocess.Popen[bytes]]) -> list[int]:
     return [process.wait(timeout=DEADLINE_SECONDS) for process in agents]
 
 
-def records(run: Path) -> list[dict[str, object]]:
-    """The training records of a run, as far as it has come."""
+def records(run: Path) -> list[dict[str, Any]]:
+    """The training records of a run, as far as it has come; what is being written is left out."""
     path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [record for record in map(json.loads, lines) if record["event"] == "train"]
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [record for record in map(json.loads, whole.splitlines()) if record["event"] == "train"]
 
 
-def log(folder: Path, name: str) -> str:
-    path = folder / f"run-{name}.log"
+def log(run: Path, name: str) -> str:
+    path = Path(f"{run}-{name}.log")
     return path.read_text(errors="replace") if path.exists() else ""
 
 
