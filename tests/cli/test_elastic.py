@@ -14,7 +14,7 @@ from elastic_test import Play, lose_and_return, machines, records
 
 
 def test_a_machine_that_is_lost_and_comes_back_goes_on_from_the_last_checkpoint(data_bin, tmp_path):
-    exact = tuple("--dropout 0 --attention-dropout 0 --embedding-dropout 0".split())
+    exact = ("--dropout", "0", "--attention-dropout", "0", "--embedding-dropout", "0")
     play = Play(updates=30, saved_every=5, killed_after=8, lost_after_seconds=9, flags=exact)
     found = lose_and_return(data_bin, tmp_path / "run", play)
     assert found["exit_codes"] == [0, 0]
