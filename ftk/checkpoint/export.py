@@ -161,7 +161,8 @@ def _program(model: nn.Module) -> torch.export.ExportedProgram:
         torch.ones(num_batch, dtype=torch.int64),
     )
     batch = torch.export.Dim("batch", min=1)
-    length = torch.export.Dim("length", min=1, max=getattr(config, "max_positions", None))
+    # Not bounded by max_positions: a context may have so many tokens, and answers, whose places repeat, come behind it.
+    length = torch.export.Dim("length", min=1)
     shapes = ({0: batch, 1: length}, {0: batch, 2: length}, {0: batch})
     with torch.no_grad(), _quiet():
         return torch.export.export(Step(model).eval(), example, dynamic_shapes=shapes)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -16,6 +21,7 @@ from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk_cli.checkpoint import main
 
+ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"vocab_size": 256, "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_positions": 64}
 
 
@@ -37,13 +43,16 @@ def trained(tmp_path_factory):
 def inputs(num_batch: int, num_tokens: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(num_batch)
     tokens = torch.randint(0, 256, (num_batch, num_tokens), generator=generator)
-    text = torch.arange(num_tokens).expand(num_batch, -1)
-    block = (text - num_tokens // 2).clamp(min=0)
-    context = torch.randint(0, num_tokens, (num_batch,), generator=generator)
+    num_context = min(num_tokens, OPTIONS["max_positions"])  # behind it an answer to a blank at place 5
+    number = torch.arange(num_tokens).expand(num_batch, -1)
+    text = number.where(number < num_context, 5)
+    block = (number - (num_tokens // 2 if num_tokens == num_context else num_context - 1)).clamp(min=0)
+    context = torch.randint(0, num_context, (num_batch,), generator=generator)
     return {"tokens": tokens, "position_ids": torch.stack((text, block), dim=1), "context_length": context}
 
 
-SIZES = [(1, 1), (2, 8), (3, 37), (1, 64)]  # batch, tokens: other sizes than the export's example, the largest too
+# Batch, tokens: other sizes than the export's example; a context that takes all places, alone and with an answer.
+SIZES = [(1, 1), (2, 8), (3, 37), (1, 64), (2, 64 + 9)]
 
 
 def check(path, run) -> None:
@@ -53,6 +62,26 @@ def check(path, run) -> None:
         with torch.no_grad():
             wanted = model(step["tokens"], position_ids=step["position_ids"], context_length=step["context_length"])
         torch.testing.assert_close(run(step), wanted, rtol=1e-4, atol=1e-4)
+
+
+def check_example(path, folder, file) -> None:
+    """What docs/export.md does with this file in the folder runs by itself, and gives the model's logits."""
+    document = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    _, _, behind = document.partition(f"After `ftk-checkpoint export run {file} ")
+    example = textwrap.dedent(
+        "\n".join(line for line in behind.partition("After `")[0].split("\n") if line[:4] == "    ")
+    )
+    same_inputs = [line for line in document.split("\n") if line.startswith(("context = ", "positions = "))]
+    assert file in example
+    assert len(same_inputs) == 2
+    result = "import numpy\nnumpy.save('logits.npy', numpy.asarray(logits))"
+    (folder / "example.py").write_text("\n".join(["import torch", *same_inputs, example, result]))
+    done = subprocess.run([sys.executable, "example.py"], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    context, places = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[[0, 1, 2, 3], [0, 0, 0, 0]]])
+    with torch.no_grad():
+        wanted = ftk.load_model(path)(context, position_ids=places, context_length=torch.tensor([4]))
+    np.testing.assert_allclose(np.load(folder / "logits.npy"), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_torch_export_gives_the_same_logits(trained, tmp_path):
@@ -65,10 +94,11 @@ def test_torch_export_gives_the_same_logits(trained, tmp_path):
 def test_aot_inductor_gives_the_same_logits(trained, tmp_path):
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("needs a C++ compiler")
-    output = tmp_path / "model.pt2"
+    output = tmp_path / "model-cpu.pt2"
     assert main(["export", str(trained), str(output), "--format", "aoti"]) == 0
     compiled = torch._inductor.aoti_load_package(str(output))
     check(trained, lambda step: compiled(*step.values()))
+    check_example(trained, tmp_path, output.name)
 
 
 @pytest.mark.parametrize("max_bytes", [10**9, 10**5], ids=["one file", "weights beside it"])
@@ -86,6 +116,7 @@ def test_onnx_gives_the_same_logits(trained, tmp_path, monkeypatch, max_bytes):
         return torch.from_numpy(session.run(["logits"], {name: value.numpy() for name, value in step.items()})[0])
 
     check(trained, run)
+    check_example(trained, tmp_path, output.name)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
