@@ -127,6 +127,8 @@ def said_at_once(prog: str) -> Iterator[None]:
     """What fails inside is said there and then, before this process leaves the others: they fail in their turn."""
     try:
         yield
+    except BrokenPipeError:  # `run` ends without a word
+        raise
     except (Exception, KeyboardInterrupt, Terminated) as error:
         say(prog, error, TRACEBACK in sys.argv)
         raise

@@ -12,6 +12,7 @@ import torch
 
 from ftk.errors import UserError
 from ftk_cli import launched
+from ftk_cli.frame import said_at_once
 from ftk_cli.train import main
 from ftk_cli.validate import main as validate_main
 from tests.torchrun import rank_pid, started, torchrun
@@ -257,6 +258,14 @@ def test_a_time_limit_is_not_a_lost_connection(as_rank, tmp_path):
     in_vain = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 600000ms for recv operation to complete")
     assert launched.is_to_say(in_vain, "in vain") == "process 0: in vain"
     assert json.loads((tmp_path / "0" / "error.json").read_text())["message"]["message"] == "in vain"
+
+
+def test_a_reader_of_the_output_who_has_gone_is_not_said(capsys):
+    with pytest.raises(BrokenPipeError), said_at_once("ftk-train"):
+        raise BrokenPipeError(32, "Broken pipe")
+    with pytest.raises(ValueError), said_at_once("ftk-train"):
+        raise ValueError("ill")
+    assert capsys.readouterr().err == "ftk-train: ValueError: ill (--traceback shows where)\n"
 
 
 def test_a_signal_is_said_by_the_first_process_alone(as_rank):

@@ -213,6 +213,13 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         time.sleep(1.0)
         os._exit(7)
     mark.touch()
+try:
+    with open_world(ParallelConfig(), torch.device("cpu")) as world:
+        world.barrier()
+        time.sleep(0.5)
+        raise ValueError("ill")
+except ValueError:
+    assert not torch.distributed.is_initialized()  # and another world can be opened
 for number in range(2):
     with open_world(ParallelConfig(), torch.device("cpu")) as world:
         assert world.sum_host([1.0]) == [2.0]
