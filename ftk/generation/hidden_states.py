@@ -25,9 +25,11 @@ class HiddenStates:
         self.buffer: Tensor | None = None  # float32 [rows, capacity, H]
         self.there: Tensor | None = None  # bool [rows, capacity]
         self.newest: Tensor | None = None  # float32 [rows in use, W, H]
+        self._nearest: Tensor | None = None  # of `newest`, once somebody has asked
 
     def clear(self, rows: Sequence[int]) -> None:
         """Forgets what these rows have settled."""
+        self._nearest = None
         if self.there is not None:
             self.there[list(rows)] = False
 
@@ -37,13 +39,29 @@ class HiddenStates:
             shape = (self.num_rows, self.capacity, hidden.size(-1))
             self.buffer = torch.zeros(shape, dtype=torch.float32, device=hidden.device)
             self.there = torch.zeros(shape[:2], dtype=torch.bool, device=hidden.device)
+        self._nearest = None
         rows, slots, members, columns = places
         self.buffer[rows, slots] = F.normalize(hidden[members, columns].float(), dim=-1)
         self.there[rows, slots] = True
 
     def look(self, hidden: Tensor) -> None:
         """Takes the states of the newest token of each hypothesis, [R, W, H]; they are not settled."""
-        self.newest = F.normalize(hidden.float(), dim=-1)
+        self.newest, self._nearest = F.normalize(hidden.float(), dim=-1), None
+
+    @property
+    def nearest(self) -> Tensor:
+        """float32 [rows in use, W]: of the newest tokens the greatest cosine to anything that is settled in their row.
+
+        For all rows at once and in place: the searches under way share it, and nothing large is copied.
+        """
+        if self._nearest is None:
+            assert self.newest is not None, "no step was made"
+            assert self.buffer is not None, "nothing was read"
+            assert self.there is not None, "nothing was read"
+            num_rows = self.newest.size(0)
+            cosines = self.newest @ self.buffer[:num_rows].mT  # [R, W, capacity]
+            self._nearest = cosines.masked_fill(~self.there[:num_rows, None], -1.0).amax(-1)
+        return self._nearest
 
     def of(self, rows: Tensor) -> RowStates:
         """What there is of some rows, int64 [N]."""
@@ -72,6 +90,11 @@ class RowStates:
         """bool [N, capacity]: where there is a token."""
         assert self._states.there is not None, "nothing was read"
         return self._states.there[self._rows]
+
+    @property
+    def nearest(self) -> Tensor:
+        """float32 [N, W]: of `last` the greatest cosine to anything in `settled`."""
+        return self._states.nearest[self._rows]
 
     @property
     def last(self) -> Tensor:

@@ -250,12 +250,23 @@ class SequenceGenerator:
                 )
 
     def longest_context(self, num_blanks: int) -> int | None:
-        """Most tokens of a context with so many blanks; None where there is no limit."""
+        """Most tokens of a context with so many blanks; None where there is no limit.
+
+        Raises:
+            UserError: with `reencode`, if so many answers take all positions by themselves.
+        """
         if self.max_positions is None:
             return None
         num_rows = self.max_positions + 1 if self.in_blocks else self.max_positions
         # With reencode each blank but the last grows to an answer before the context is read for the last time.
         growth = (num_blanks - 1) * (self.config.max_len - 1) if self.config.reencode and num_blanks else 0
+        if growth and num_rows - growth < num_blanks:
+            most = 1 + (num_rows - num_blanks) // (num_blanks - 1)
+            lower = f"max_len (--max-len) can be at most {most}, or " if most >= 1 else ""
+            raise UserError(
+                f"{num_blanks} answers of up to {self.config.max_len} tokens, written back, do not fit the model's "
+                f"{num_rows} positions; {lower}ask for fewer at once"
+            )
         return num_rows - growth
 
     @torch.inference_mode()

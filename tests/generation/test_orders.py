@@ -170,3 +170,12 @@ def test_answers_written_back_must_fit():
     generator.fill_ids([[6] * 24 + [3, 3, 3]])  # 65 positions: 24, two answers of 20, and a blank
     with pytest.raises(UserError, match="28 tokens long; with 3 answers of up to 20 tokens .* positions for 27"):
         generator.fill_ids([[6] * 25 + [3, 3, 3]])
+
+
+def test_answers_that_take_all_positions_by_themselves_are_refused_with_what_would_fit():
+    context = [6] + [3] * 10
+    with pytest.raises(UserError, match="10 answers of up to 20 tokens, .* 65 positions; .* can be at most 7, or ask"):
+        SequenceGenerator(small_model(), SPECIAL, max_len=20, reencode=True).check(context)
+    with pytest.raises(UserError, match="at most 7"):
+        SequenceGenerator(small_model(), SPECIAL, max_len=8, reencode=True).check(context)
+    SequenceGenerator(small_model(), SPECIAL, max_len=7, reencode=True).check(context)

@@ -76,7 +76,7 @@ class ContrastiveSearch(Search):
         states = self.task.states
         assert states is not None, "contrastive search needs hidden states"
         candidates = states.last  # [N, W, H], of length 1
-        similarity = (candidates @ states.settled.mT).masked_fill(~states.mask[:, None], -1.0).amax(-1)  # [N, W]
+        similarity = states.nearest  # [N, W]
         if self.written:
             similarity = torch.maximum(similarity, (candidates @ torch.stack(self.written, dim=2)).amax(-1))
         alpha = self.config.contrastive_alpha
