@@ -21,6 +21,7 @@ NOT_PLANNED = (
     "--gradient-compression",
     "--gather-dtype",
     "--reduce-dtype",
+    "--prefetch-blocks",
     "--compile",
 )
 """Flags of ftk-train that change memory, messages or time, and that plans know nothing of."""
