@@ -69,8 +69,3 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
         if isinstance(parameter, DTensor):
             assert parameter.grad.placements == parameter.placements, name
     return {name: whole(parameter.grad).clone() for name, parameter in model.named_parameters()}
-
-
-def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max((one[name] - other[name]).abs().max().item() for name in one)

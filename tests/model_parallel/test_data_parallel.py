@@ -22,6 +22,7 @@ from tests.model_parallel.small_steps import (
     Volume,
     largest_difference,
     micro_batches,
+    relative_difference,
     small_glm,
     train,
     whole,
@@ -54,6 +55,8 @@ EXACT = {
     },
 }
 EACH_EXACT = [(size, name) for size, cases in EXACT.items() for name in cases]
+# torch has linear_cross_entropy from 2.13 on; what is said before that, tests/criterions asks.
+LOSS_FORMS = ["chunked", "linear"] if hasattr(torch.nn, "LinearCrossEntropyOptions") else ["chunked"]
 
 
 def world_of(options: dict[str, Any], size: int) -> tuple[World, ParallelConfig]:
@@ -121,7 +124,7 @@ def further(results):
 def test_ten_losses_and_the_first_gradients_are_those_of_one_process(exact, reference, size, name):
     for result in exact[size]:
         assert result[name]["losses"] == pytest.approx(reference[1]["fp32"], rel=1e-5)
-        assert result[name]["difference"] < 1e-5
+        assert result[name]["difference"] < 1e-5, name
 
 
 @pytest.mark.parametrize(("size", "name"), EACH_EXACT)
@@ -199,7 +202,7 @@ def run_further(folder: str) -> dict[str, Any]:
         world, config = world_of(SHARES, 2)
         engine = EngineConfig(activation_checkpointing=mode)
         results[mode] = train(world, config, engine=engine, num_updates=3)[0]
-    for form in ("chunked", "linear"):
+    for form in LOSS_FORMS:
         world, config = world_of(SHARES, 2)
         results[form] = train(world, config, loss_form=form, num_updates=3)[0]
     results["types"] = types_under_autocast()
@@ -304,8 +307,8 @@ def frozen_is_left_alone() -> list[float]:
                     called(batch, True).loss.backward()
             grads = {name: parameter.grad for name, parameter in model.named_parameters()}
             assert all((grads[name] is None) == ("position" in name) for name in grads)
-            made.append([g.full_tensor() if isinstance(g, DTensor) else g for g in grads.values() if g is not None])
-        worst.append(max((a - b).abs().max().item() for a, b in zip(*made, strict=True)))
+            made.append({name: whole(grad) for name, grad in grads.items() if grad is not None})
+        worst.append(relative_difference(*made))
     return worst
 
 
@@ -359,13 +362,13 @@ def test_bf16_is_as_near_as_bf16_sums_allow(further, reference, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "gathered", "summed"),
-    [("bf16 gathered", 2, 4), ("bf16 summed", 4, 2), ("bf16 compressed", None, 2)],
+    ("name", "gathered", "summed", "limit"),
+    [("bf16 gathered", 2, 4, 3e-2), ("bf16 summed", 4, 2, 1e-2), ("bf16 compressed", None, 2, 1e-2)],
 )
-def test_half_the_bytes_cost_little_exactness(further, reference, name, gathered, summed):
+def test_half_the_bytes_cost_little_exactness(further, reference, name, gathered, summed, limit):
     found = further[name]
     assert found["losses"] == pytest.approx(reference[1]["fp32"], rel=1e-3)
-    assert 1e-5 < found["difference"] < 3e-3
+    assert 1e-4 < found["difference"] < limit
     blocks, rest = padded_bytes(2)
     m = MICRO_BATCHES // 2
     if gathered is None:
@@ -402,7 +405,7 @@ def test_checkpointed_blocks_are_shared_out_too(further, reference, mode):
     assert further[mode] == pytest.approx(reference[1]["fp32"][:3], rel=1e-5)
 
 
-@pytest.mark.parametrize("form", ["chunked", "linear"])
+@pytest.mark.parametrize("form", LOSS_FORMS)
 def test_losses_that_read_the_output_matrix_find_it_whole(further, reference, form):
     assert further[form] == pytest.approx(reference[1]["fp32"][:3], rel=1e-5)
 

@@ -22,13 +22,13 @@ from ftk.models.glm.model import GLM
 from ftk.modules import linear
 from ftk.optim.clip import clip_gradients, gradient_norm
 from tests.distributed import run_ranks
+from tests.model_parallel.small_steps import relative_difference
 from tests.model_parallel.tensor_models import (
     HIDDEN,
     LAYERS,
     SEQUENCE,
     VOCAB,
     batch_of,
-    difference,
     gradients,
     loss_of,
     parallel,
@@ -108,7 +108,7 @@ def compare() -> dict[str, Any]:
             results[f"{case}, sequence {sequence}"] = {
                 "loss": max(abs(a - b) / b for a, b in zip(losses, expected[0], strict=True)),
                 "learned": abs(expected[0][0] - expected[0][-1]),
-                "gradient": difference(first, expected[1]),
+                "gradient": relative_difference(first, expected[1]),
                 "norm": abs(norm - expected[2]) / expected[2],
             }
     # The same values in validation and generation, where sequences are not shared.
@@ -121,7 +121,7 @@ def compare() -> dict[str, Any]:
                 (model(batch["tokens"], **inputs) - one(batch["tokens"], **inputs)).abs().max().item()
             )
         state = whole_state_dict(model)
-        results[f"state, sequence {sequence}"] = difference(dict(one.state_dict()), state)
+        results[f"state, sequence {sequence}"] = relative_difference(state, dict(one.state_dict()))
     results["local rows"] = model.token_embedding.weight.to_local().size(0)
     return results
 
@@ -151,7 +151,6 @@ def ways() -> dict[str, Any]:
     reference = GLM(shape(), seed=1)
     loss_of(reference, batch).backward()
     exact = gradients(reference)
-    scale = max(value.abs().max().item() for value in exact.values())
     for sequence in SEQUENCE:
         errors = {}
         for name, model in ("one", GLM(shape(), seed=1)), ("parallel", parallel(sequence)):
@@ -160,7 +159,7 @@ def ways() -> dict[str, Any]:
             loss.backward()
             finish_gradients(model)
             assert all(value.dtype == torch.float32 for value in gradients(model).values())
-            errors[name] = difference(gradients(model), exact) / scale
+            errors[name] = relative_difference(gradients(model), exact)
         results[f"bf16, sequence {sequence}"] = errors
 
         # With dropout: what is computed again draws the same numbers, and whatever is drawn, a seed gives it again.
@@ -176,7 +175,7 @@ def ways() -> dict[str, Any]:
         results[f"checkpointing, sequence {sequence}"] = {
             mode: [
                 abs(found[mode][0] - found["none"][0]),
-                difference(found[mode][1], found["none"][1]),
+                relative_difference(found[mode][1], found["none"][1]),
                 abs(found[mode][2] - found["none"][2]),
             ]
             for mode in ("selective", "full")
@@ -194,7 +193,7 @@ def test_bf16_checkpointing_and_dropout(two: list[dict[str, Any]]) -> None:
     for results in ranks:
         for sequence in SEQUENCE:
             errors = results[f"bf16, sequence {sequence}"]
-            assert errors["parallel"] < 1.5 * errors["one"] + 1e-3, errors
+            assert errors["parallel"] < 2.0 * errors["one"], errors  # rounded sums of two rounded halves
             for mode, differences in results[f"checkpointing, sequence {sequence}"].items():
                 assert differences == [0.0, 0.0, 0.0], (mode, sequence)
     for sequence in SEQUENCE:
@@ -259,7 +258,7 @@ def compiled() -> dict[str, Any]:
             loss.backward()
             finish_gradients(model)
             found.append((loss.item(), gradients(model)))
-        differences += [abs(found[0][0] - found[1][0]), difference(found[0][1], found[1][1])]
+        differences += [abs(found[0][0] - found[1][0]), relative_difference(found[1][1], found[0][1])]
     model = parallel(False, dropout=0.3)  # a switch of random streams is no graph
     for block in model.layers:
         block.compile(backend="aot_eager")
@@ -272,7 +271,7 @@ def compiled() -> dict[str, Any]:
 
 def test_compiled_blocks_equal_eager_ones(two: list[dict[str, Any]]) -> None:
     one, other = (results["compiled"] for results in two)
-    assert max(one["differences"] + other["differences"]) < 2e-6
+    assert max(one["differences"] + other["differences"]) < 1e-5
     assert one["losses"] == other["losses"]  # with dropout
     assert one["losses"][0] == one["losses"][1] != one["losses"][2]
 
@@ -316,14 +315,14 @@ def frozen() -> list[Any]:
         finish_gradients(model)
         found = {name: whole(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
         expected = expected or found
-        results.append([len(found), difference(found, expected)])
+        results.append([len(found), relative_difference(found, expected)])
     return results
 
 
 def test_frozen_parameters_and_copies(two: list[dict[str, Any]]) -> None:
     for results in two:
         assert [count for count, _ in results["frozen"]] == [6 * LAYERS] * 3
-        assert max(error for _, error in results["frozen"]) < 1e-6
+        assert max(error for _, error in results["frozen"]) < 1e-5
 
 
 def whole_vocabulary() -> list[float]:
@@ -338,13 +337,13 @@ def whole_vocabulary() -> list[float]:
         for each in (one, model):
             each.zero_grad(set_to_none=True)
             loss_of(each, batch_of(0), loss_form=form).backward()
-        results.append(difference(gradients(model), gradients(one)))
+        results.append(relative_difference(gradients(model), gradients(one)))
     return results
 
 
 def test_the_vocabulary_may_stay_whole(two: list[dict[str, Any]]) -> None:
     for results in two:
-        assert max(results["whole vocabulary"]) < 1e-6
+        assert max(results["whole vocabulary"]) < 1e-5
 
 
 def generation() -> dict[str, Any]:
