@@ -16,8 +16,9 @@ def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise UserError(
-            f"{type(model).__name__} has no nn.ModuleList of blocks; keep its layers in one, or leave out "
-            f"--activation-checkpointing, --compile block and --data-parallel-shard-size"
+            f"{type(model).__name__} has no nn.ModuleList of blocks; keep its layers in one, or do without what goes "
+            f"by blocks: --activation-checkpointing, --compile block, --data-parallel-shard-size (in ftk.parallelize "
+            f'activation_checkpointing="none", compile="none" or "model", and a plan instead of shares)'
         )
     name, blocks = max(lists, key=lambda named: sum(parameter.numel() for parameter in named[1].parameters()))
     return [(f"{name}.{place}", block) for place, block in blocks.named_children()]  # a stage has not all of them

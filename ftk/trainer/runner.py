@@ -34,7 +34,7 @@ class Runner(Protocol):
         """Leave in the parameters the gradient of the summed loss times a factor, summed over the data ranks too.
 
         Args:
-            micro_batches: CPU batches as the collater made them; as many on every data rank.
+            micro_batches: CPU batches as the collater made them, tokens [B, T]; as many on every data rank.
             backward_scale: 0-d, on the device.
 
         Returns:

@@ -66,6 +66,8 @@ def build_pipeline(
     group = world.group("pipeline")
     assert group is not None
     part = cut_model(model, layout, world.pipeline_rank)
+    # The residual path is float32 under every precision, as on one process: rounded at the border of a stage to what
+    # bf16 leaves of it, losses would be other ones. (Megatron, whose residual path is bf16 by default, sends half.)
     hidden_dtype = next(model.parameters()).dtype
     # The gradients of an update stay whole on their processes until its last micro-batch, and so do the parameters:
     # torch's schedules keep FSDP2 from gathering them anew for each of the passes, which do not come in pairs.

@@ -105,7 +105,7 @@ class PipelineRunner:
         the stages work side by side.
 
         Args:
-            batch: on the CPU.
+            batch: on the CPU; its tensors are [B, T], [B, 2, T] or [B].
         """
         shape = batch_shape(batch)  # whole: sequences are shared between stages in training only
         batch, scale = self._to_device(batch), torch.ones((), device=self._device)

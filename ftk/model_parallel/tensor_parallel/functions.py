@@ -19,22 +19,23 @@ from torch.nn import functional as F
 
 
 def copy_to_region(values: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """f: the same on every process, into layers that are shared; gradients are summed over the group."""
+    """f: values [...] that are the same on every process, into layers that are shared; gradients are summed."""
     return values if group.size() == 1 else _Copy.apply(values, group)
 
 
 def reduce_from_region(values: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """g: the sum of what the processes have, on every one of them; gradients pass as they are."""
+    """g: the sum of the values [...] of all processes, on every one of them; gradients pass as they are."""
     return values if group.size() == 1 else _Reduce.apply(values, group)
 
 
 def scatter_to_region(values: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """Own part along `dim` of what every process has whole, [.., n, ..]; gradients are gathered."""
+    """Own part along `dim` of what every process has whole, [.., T, ..] -> [.., n, ..]; gradients are gathered."""
     return values if group.size() == 1 else _Share.apply(values, group, dim % values.dim(), False)
 
 
 def gather_from_region(values: Tensor, group: dist.ProcessGroup, dim: int, length: int | None = None) -> Tensor:
-    """The whole of parts along `dim`, for what every process then does alike: each takes its part of the gradient.
+    """The whole of parts along `dim`, [.., n, ..] -> [.., T, ..], for what every process then does alike: each takes
+    its part of the gradient.
 
     Args:
         values: [.., n or less, ..]; less where this process's part is the short last one.
@@ -48,7 +49,8 @@ def gather_from_region(values: Tensor, group: dist.ProcessGroup, dim: int, lengt
 def gather_from_sequence_region(
     values: Tensor, group: dist.ProcessGroup, dim: int = 1, length: int | None = None
 ) -> Tensor:
-    """The whole of parts along `dim`, into layers that are shared: gradients are summed and cut into parts again.
+    """The whole of parts along `dim`, [.., n, ..] -> [.., T, ..], into layers that are shared: gradients are summed and
+    cut into parts again.
 
     Args: as `gather_from_region`.
     """
@@ -56,7 +58,7 @@ def gather_from_sequence_region(
 
 
 def reduce_scatter_to_sequence_region(values: Tensor, group: dist.ProcessGroup, dim: int = 1) -> Tensor:
-    """Own part along `dim` of the sum of what the processes have; gradients are gathered."""
+    """Own part along `dim` of the sum over processes, [.., T, ..] -> [.., n, ..]; gradients are gathered."""
     return values if group.size() == 1 else _Share.apply(values, group, dim % values.dim(), True)
 
 

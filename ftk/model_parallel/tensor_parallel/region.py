@@ -72,7 +72,7 @@ class TensorRegion:
         return reduce_from_region(partial, self.group)
 
     def sum(self, partial: Tensor) -> Tensor:
-        """The sum of what the processes have, of whole sequences."""
+        """The sum of what the processes have, of whole sequences: partial [B, T, ...] -> [B, T, ...]"""
         return reduce_from_region(partial, self.group)
 
     def share(self, values: Tensor) -> Tensor:
