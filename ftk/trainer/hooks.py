@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config.choice import choice
+from ftk.errors import UserError
 from ftk.registry import HOOKS
 from ftk.tasks.base import Batch
 from ftk.trainer.records import Record
@@ -14,6 +16,8 @@ from ftk.trainer.records import Record
 if TYPE_CHECKING:
     from ftk.trainer.summary import Summary
     from ftk.trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 class Hook:
@@ -79,9 +83,25 @@ class Hooks:
         return iter(self._hooks)
 
     def call(self, place: str, *arguments: object) -> None:
-        """Calls the method named `place` of each hook."""
+        """Calls the method named `place` of each hook. Which hook of others' code fails is said, beside its error."""
         for hook in self._hooks:
-            getattr(hook, place)(*arguments)
+            try:
+                getattr(hook, place)(*arguments)
+            except UserError:
+                raise
+            except Exception:
+                if _is_of_others(hook):
+                    kind = type(hook)
+                    logger.error("the hook %s (%s) failed in %s", kind.__qualname__, kind.__module__, place)
+                raise
+
+    def may_add_figures(self) -> bool:
+        """Whether there is code of others that a validation's figures are shown to, which may add some."""
+        return any(_is_of_others(hook) and type(hook).after_validation is not Hook.after_validation for hook in self)
+
+
+def _is_of_others(hook: Hook) -> bool:
+    return type(hook).__module__.partition(".")[0] != "ftk"
 
 
 def build_hooks(lines: list[str]) -> list[Hook]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
+from ftk.model_parallel.together import on_main
 from ftk.model_parallel.world import World
 from ftk.report.config import ReportConfig
 from ftk.report.page import write_report
 from ftk.report.runs import read_run
 from ftk.trainer.hooks import Hook
 from ftk.trainer.records import Record
+from ftk.trainer.sinks import check_packages
 from ftk.trainer.throughput import Throughput
 
 if TYPE_CHECKING:
@@ -22,7 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 def report_hooks(config: ReportConfig, world: World) -> list[Hook]:
-    """The hooks of what a run tells about itself; the main process writes the page."""
+    """The hooks of what a run tells about itself; the main process writes the page.
+
+    Raises:
+        UserError: a package is missing for where records are to go.
+    """
+    on_main(world, functools.partial(check_packages, config))
     return [Throughput(config.peak_tflops), *([RunReport()] if config.report and world.is_main else [])]
 
 

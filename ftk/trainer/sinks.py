@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 
 from ftk.config import dump
 from ftk.errors import UserError
+from ftk.report.config import ReportConfig
 from ftk.trainer.records import Record, RecordFile
 from ftk.trainer.state import TrainerState
 from ftk.trainer.train_config import TrainConfig
@@ -72,14 +74,8 @@ class TensorBoardSink:
     """
 
     def __init__(self, folder: str, num_updates: int = 0) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError(
-                "--tensorboard-dir needs the package tensorboard; install it by: pip install 'ftk[tensorboard]'"
-            ) from error
         # An event file of its own for every process; steps from purge_step on are taken out of the earlier ones.
-        self._writer = SummaryWriter(folder, purge_step=num_updates + 1 if num_updates else None)
+        self._writer = _tensorboard().SummaryWriter(folder, purge_step=num_updates + 1 if num_updates else None)
 
     def write(self, record: Record) -> None:
         for name, value in figures(record).items():
@@ -105,12 +101,7 @@ class WandbSink:
     """
 
     def __init__(self, project: str, folder: Path, config: dict[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(
-                "--wandb-project needs the package wandb; install it by: pip install 'ftk[wandb]'"
-            ) from error
+        wandb = _wandb()
         known = folder / "wandb_run.json"
         options: dict[str, Any] = {"project": project, "name": folder.resolve().name, "dir": str(folder)}
         options |= {"config": config, "resume": "allow", "id": _read_id(known, project)}
@@ -141,6 +132,18 @@ def figures(record: Record) -> dict[str, float]:
     }
 
 
+def check_packages(config: ReportConfig) -> None:
+    """Refuse a run whose records go where a package is missing, before it leaves a trace.
+
+    Raises:
+        UserError: names the package and what installs it.
+    """
+    if config.tensorboard_dir is not None:
+        _tensorboard()
+    if config.wandb_project is not None:
+        _wandb()
+
+
 def open_records(config: TrainConfig, folder: Path, state: TrainerState) -> RecordSinks:
     """`metrics.jsonl`, and the sinks that a configuration asks for; their packages are imported only then.
 
@@ -159,6 +162,22 @@ def open_records(config: TrainConfig, folder: Path, state: TrainerState) -> Reco
     if config.report.wandb_project is not None:
         sinks.append(WandbSink(config.report.wandb_project, folder, dump(config)))
     return RecordSinks(sinks)
+
+
+def _tensorboard() -> Any:
+    try:
+        return importlib.import_module("torch.utils.tensorboard")
+    except ImportError as error:
+        raise UserError(
+            "--tensorboard-dir needs the package tensorboard; install it by: pip install 'ftk[tensorboard]'"
+        ) from error
+
+
+def _wandb() -> Any:
+    try:
+        return importlib.import_module("wandb")
+    except ImportError as error:
+        raise UserError("--wandb-project needs the package wandb; install it by: pip install 'ftk[wandb]'") from error
 
 
 def _read_id(path: Path, project: str) -> str | None:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ftk.checkpoint import checkpoint_name, extra_tensor_names, load_extra_tensors, read_config
+from ftk.checkpoint import checkpoint_name
 from ftk.errors import UserError
-from ftk.model_parallel.together import together
 from ftk.model_parallel.world import World
-from ftk.optim.ema import EMA
 from ftk.optim.group_schedules import group_schedules
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
 from ftk.trainer.agreement import Agreement
+from ftk.trainer.beginning import begin, say_what_begins
 from ftk.trainer.building import build_optimizer, spread
 from ftk.trainer.checkpointing import Checkpoints
-from ftk.trainer.continuing import data_identity, describe_stretch
 from ftk.trainer.debugging import debug_hooks
 from ftk.trainer.device import resolve_device
 from ftk.trainer.hooks import Hooks, build_hooks
@@ -32,7 +29,6 @@ from ftk.trainer.output import RunOutput
 from ftk.trainer.records import Record, plain_record
 from ftk.trainer.run_report import report_hooks
 from ftk.trainer.signals import StopSignals
-from ftk.trainer.state import TrainerState
 from ftk.trainer.step import Gradients, Update
 from ftk.trainer.summary import Summary
 from ftk.trainer.train_config import TrainConfig
@@ -82,11 +78,10 @@ class Trainer:
 
         self.stopwatch = Stopwatch(clock=clock)
         self.checkpoints = Checkpoints(config, task.corpus.tokenizer_folder, world=self.world)
-        self.ema: EMA | None = None
         try:
             found = self.checkpoints.find()
             self._build(model, fill=found is None)
-            self.state = self._begin_or_continue(found)
+            self.state, self.ema = begin(self, found)
         except BaseException:
             self.checkpoints.release()
             raise
@@ -144,46 +139,6 @@ class Trainer:
         looking = [*report_hooks(config.report, self.world), *debug_hooks(config, self.model, self.world)]
         self.hooks = Hooks([*looking, *task.hooks(), *build_hooks(config.training.hooks)])
 
-    def _begin_or_continue(self, folder: Path | None) -> TrainerState:
-        """The state of a new run, or that of a checkpoint, with model and optimizer filled from it.
-
-        Args:
-            folder: the checkpoint that `Checkpoints.find` has found.
-        """
-        tokenizer = self.task.tokenizer.fingerprint
-        data = data_identity(self.task, self.config.dataloader.train_subset)
-        state = TrainerState()
-        if folder is not None:
-            state = self.checkpoints.load(folder, self.model, self.optimizer, tokenizer, data)
-        else:
-            self.checkpoints.take_weights(self.model, tokenizer)
-        if self.config.ema.ema_decay:
-            self.ema = EMA(self.model, self.config.ema)
-            if folder is not None and state.num_updates > 0 and "ema" in extra_tensor_names(folder):
-                # Other parameters may be frozen than before (--reset-optimizer).
-                averages = self.ema.state_dict()
-                new = together(self.world, lambda: load_extra_tensors(folder, "ema", averages, strict=False))
-                if new:
-                    logger.info("the moving average begins anew for %s", ", ".join(new))
-        elif folder is not None and state.num_updates > 0 and "ema" in extra_tensor_names(folder):
-            logger.warning("%s has averaged weights; without --ema-decay they are not kept on", folder)
-        if folder is not None and state.num_updates > 0:
-            stretch = describe_stretch(self.config, read_config(folder), self.updates_per_epoch, state.num_updates)
-            if stretch is not None:
-                logger.warning("%s", stretch)
-            if state.iterator:
-                self.train_iterator.load_state_dict(state.iterator)
-            if state.lr_scheduler:
-                self.schedule.load_state_dict(state.lr_scheduler)
-            if self.update.scaler is not None and state.loss_scale:
-                self.update.scaler.load_state_dict(state.loss_scale)
-        state.validation_pending = state.validation_pending and bool(self.valid_iterators)
-        state.iterator = self.train_iterator.state_dict()
-        state.seed = self.config.common.seed
-        state.tokenizer, state.data = tokenizer, data
-        state.data_processes = self.world.sizes.data
-        return state
-
     def train(self) -> Summary:
         """Train until a limit is reached or a signal comes, and leave a checkpoint of the last update.
 
@@ -194,7 +149,7 @@ class Trainer:
             Exception: whatever went wrong, after a checkpoint of the last whole update was saved if possible.
         """
         with self.output:
-            self._say_what_begins()
+            say_what_begins(self)
             self.output.begin(self.state.num_updates)
             self.hooks.call("before_train", self)
             summary = self._summary(self._run())
@@ -226,19 +181,6 @@ class Trainer:
             self.output.close()
             self.checkpoints.release()
         return reason
-
-    def _say_what_begins(self) -> None:
-        num_updates = self.state.num_updates
-        if num_updates > 0:
-            logger.info("continuing after %d updates, in epoch %d", num_updates, self.train_iterator.epoch)
-        length = f"up to {self.total_updates} updates" if self.total_updates else "no limit of updates"
-        precision, folder = self.config.training.precision, self.checkpoints.folder
-        logger.info("training %s parameters on %s in %s", f"{self.num_trained:,}", self.device, precision)
-        per_epoch = ", ".join(map(str, self.updates_per_epoch))  # of each shard
-        logger.info("%s updates an epoch, %s; run folder %s", per_epoch, length, folder)
-        if precision == "fp16" and self.device.type == "cpu":
-            logger.warning("fp16 is slow on a CPU, several times slower than fp32; --precision bf16 is faster")
-        logger.info("losses are in nats (natural logarithm) per target token; ppl is exp(loss)")
 
     def _summary(self, reason: str) -> Summary:
         return Summary(

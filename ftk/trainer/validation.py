@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -49,6 +50,22 @@ def validate_splits(
     return results
 
 
+def figures_to_come(runner: Runner, model: nn.Module, iterator: EpochBatchIterator, *, world: World) -> list[str]:
+    """Names of the figures that a validation can give, by the first batch; also of what that batch has none of.
+
+    Args:
+        iterator: of the split; the rest as of `validate`.
+    """
+    iterator.load_state_dict({"epoch": 1, "samples_consumed": 0})
+    names: list[str] = []
+    with evaluation_mode(model), torch.no_grad():
+        for batch in itertools.islice(iterator.batches(), 1):
+            output = runner.evaluate(batch)
+            names += [] if output is None else output.meters
+    meters = averages(summed(dict.fromkeys(names, (0.0, 1.0)), world))
+    return [*with_perplexities({"loss": 0.0, "ppl": 0.0, **meters}), "num_targets", "num_batches", "valid_seconds"]
+
+
 def validate(
     runner: Runner,
     model: nn.Module,
@@ -94,3 +111,9 @@ def validate(
     record["num_batches"] = num_batches
     record["valid_seconds"] = time.perf_counter() - began
     return record
+
+
+def with_averages(names: Iterable[str], averages: bool) -> list[str]:
+    """Names of a validation's figures, and of those of the averaged weights where there are some."""
+    names = list(names)
+    return [*names, *(f"ema_{name}" for name in names if averages and "num_" not in name)]

@@ -140,6 +140,18 @@ def test_mistakes_in_hooks_are_named(label_hook, line, message):
     assert message in str(caught.value)
 
 
+def test_a_hook_that_fails_is_named(tmp_path, caplog):
+    class Absent(Hook):
+        def after_step(self, trainer):
+            return {}["absent"]
+
+    with pytest.raises(KeyError, match="absent"):
+        toy_trainer(tmp_path, task=WithHooks(tmp_path, Absent())).train()
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert line.startswith("the hook ")
+    assert line.endswith("Absent (tests.trainer.test_hooks) failed in after_step")
+
+
 def test_figures_of_hooks_may_be_tensors_and_others_are_named(tmp_path, caplog):
     class Figures(Hook):
         def on_record(self, trainer, record):

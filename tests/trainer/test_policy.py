@@ -12,8 +12,10 @@ from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
+from ftk.trainer.hooks import Hook
 from ftk.trainer.trainer import Trainer
-from tests.trainer.toy import ToyModel, ToyTask, toy_config, toy_trainer
+from tests.trainer.test_hooks import WithHooks
+from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
 
 class Scripted(CrossEntropy):
@@ -77,10 +79,33 @@ def test_another_metric_can_rank_and_be_maximised(tmp_path):
     assert trainer.train().best.num_updates == 2
 
 
-def test_an_unknown_metric_is_named_with_the_known_ones(tmp_path):
-    trainer = toy_trainer(tmp_path, criterion=Scripted([1.0]), checkpoint__best_metric="bleu", **EACH)
+def test_an_unknown_metric_is_refused_with_the_known_ones_before_anything_is_written(tmp_path):
     with pytest.raises(UserError, match=r"--best-metric bleu is none .*: loss, ppl, accuracy"):
+        toy_trainer(tmp_path, criterion=Scripted([1.0]), checkpoint__best_metric="bleu", **EACH)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_a_hook_may_add_is_wondered_at_and_refused_at_the_first_validation(tmp_path, caplog):
+    class Bleu(Hook):
+        def after_validation(self, trainer, results):
+            results["valid"]["blue"] = 1.0
+
+    task = WithHooks(tmp_path, Bleu())
+    trainer = toy_trainer(tmp_path, task=task, checkpoint__best_metric="bleu", **EACH)
+    assert "if no hook adds it, the run ends at its first validation" in caplog.text
+    with pytest.raises(UserError, match=r"--best-metric bleu is none .*, blue"):
         trainer.train()
+
+
+@pytest.mark.parametrize("name", ["accuracy", "ema_accuracy"])
+def test_a_figure_of_the_criterion_can_rank_and_looking_for_it_changes_no_bit(tmp_path, name):
+    options = {"training__max_update": 4, "ema__ema_decay": 0.9, **EACH}
+    looking = {"save_dir": "looking", "checkpoint__best_metric": name}
+    ranked = toy_trainer(tmp_path, criterion=Scripted([1.0] * 99), **looking, **options)
+    assert ranked.train().best.metric == name
+    plain = toy_trainer(tmp_path, criterion=Scripted([1.0] * 99), **options)
+    plain.train()
+    assert_same(ranked, plain)
 
 
 @pytest.mark.parametrize(

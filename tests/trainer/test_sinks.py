@@ -138,6 +138,7 @@ def test_a_missing_package_is_answered_by_its_extra(tmp_path, monkeypatch, modul
     monkeypatch.setitem(sys.modules, module, None)  # so that importing it fails
     with pytest.raises(UserError, match=rf"needs the package {extra}; install it by: pip install 'ftk\[{extra}\]'"):
         toy_trainer(tmp_path, **options)
+    assert not (tmp_path / "run").exists()  # the run was refused
 
 
 def test_nothing_is_imported_unless_it_is_asked_for(tmp_path, monkeypatch):
