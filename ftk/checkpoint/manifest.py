@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,16 +92,22 @@ def write_file(path: Path, pieces: Iterable[Buffer]) -> FileRecord:
     size, digest = 0, hashlib.sha256()
     with open(path, "xb") as file:
         for piece in pieces:
-            whole = memoryview(piece).cast("B")
-            for start in range(0, len(whole), _WRITE_BYTES):
+            for block in _blocks(piece):
                 _stop_if_told()
-                block = whole[start : start + _WRITE_BYTES]
                 file.write(block)
                 digest.update(block)
-            size += len(whole)
+                size += len(block)
+                del block
+            del piece  # it may be a large tensor's memory, and the next one is about to be made
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(size, digest.hexdigest())
+
+
+def _blocks(piece: Buffer) -> Iterator[memoryview]:
+    whole = memoryview(piece).cast("B")
+    for start in range(0, len(whole), _WRITE_BYTES):
+        yield whole[start : start + _WRITE_BYTES]
 
 
 class Abandoned(Exception):
