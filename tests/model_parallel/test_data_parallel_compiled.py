@@ -1,4 +1,4 @@
-"""Compiled blocks, checkpointed or not, are shared out over processes as eager ones are."""
+"""Compiled blocks, checkpointed or not, are shared out over processes, or copied, as eager ones are."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ def run_compiled(folder: str) -> list[tuple[list[float], float]]:
     from torch._dynamo.utils import counters
 
     results = []
-    for checkpointing in ("none", "full"):
-        config = ParallelConfig(data_parallel_shard_size=2)
+    for options, checkpointing in (
+        ({"data_parallel_shard_size": 2}, "none"),
+        ({"data_parallel_shard_size": 2}, "full"),
+        ({"data_parallel_replicate_size": 2}, "none"),
+    ):
+        config = ParallelConfig(**options)
         world = make_world(resolve_sizes(config, 2), "cpu")
         engine = EngineConfig(compile="block", activation_checkpointing=checkpointing)
         counters.clear()
@@ -26,7 +30,7 @@ def run_compiled(folder: str) -> list[tuple[list[float], float]]:
     return results
 
 
-def test_compiled_blocks_are_shared_out(tmp_path, monkeypatch):
+def test_compiled_blocks_are_shared_out_and_copied(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of processes would only wait for the two cores
     expected = write_reference(tmp_path)["fp32"][:2]
     for ranks in zip(*run_ranks(run_compiled, 2, str(tmp_path), timeout=400), strict=True):
