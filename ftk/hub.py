@@ -68,12 +68,11 @@ def load_model(
     chosen = _chosen_model(tree)
     if world is not None and world.size > 1:
         from ftk.model_parallel.inference import distribute_for_inference
-        from ftk.model_parallel.together import together
 
         refuse_quantized(folder, "sharing by several processes")
 
         def load(part: nn.Module) -> None:
-            together(world, lambda: load_model_state(folder, part, ema=ema, world=world))
+            load_model_state(folder, part, ema=ema, world=world)
 
         return distribute_for_inference(chosen.build, world, load).to(dtype=dtype)
     model: nn.Module = chosen.build()
