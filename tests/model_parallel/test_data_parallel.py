@@ -219,16 +219,23 @@ def compressed_bytes() -> int:
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64, bias=False))
     sum_gradients(model, "powersgd", rank=2, after_updates=2)
-    counter = Volume()
+    sizes = []
+    all_reduce = torch.distributed.all_reduce
+
+    def counted(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        sizes.append(tensor.nbytes)
+        return all_reduce(tensor, *arguments, **options)
+
     for update in range(4):
         gradients = [torch.randn(64, 1) @ torch.randn(1, 64) for _ in range(2)]  # of rank 2 together
         loss = (model.module.weight * gradients[torch.distributed.get_rank()]).sum() + 0 * model(torch.ones(64)).sum()
-        if update < 3:
+        if update == 3:  # what the hook sends next it sends in threads of gloo, which no dispatch mode follows
+            torch.distributed.all_reduce = counted
+        try:
             loss.backward()
-        else:
-            with counter:
-                loss.backward()
-    return counter.bytes["allreduce_"]
+        finally:
+            torch.distributed.all_reduce = all_reduce
+    return sum(sizes)
 
 
 def compressed_in_several_buckets() -> list[float]:
