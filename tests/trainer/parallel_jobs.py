@@ -1,25 +1,48 @@
 """Several `ftk-train` runs one after the other in the same processes, whose start takes longer than a small run.
 
 torchrun ... -m tests.trainer.parallel_jobs '[["DATA", "--save-dir", ...], ...]'; each job's JSON log goes to stdout of
-the main process, after a line with the job's number.
+the main process, before it a line with the job's number, after it one with the number of graphs that it compiled.
+
+Graphs are compiled by AOTAutograd alone: Inductor's C++ takes a minute for the blocks of one job, and knows nothing of
+processes. (`tests/model_parallel/test_data_parallel_compiled.py` has it.)
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
+
+import torch
+from torch import nn
 
 from ftk_cli.train import main
 
 
 def run_all(jobs: list[list[str]]) -> int:
+    speaks = os.environ.get("RANK", "0") == "0"
+    nn.Module.compile = functools.partialmethod(nn.Module.compile, backend="aot_eager")
     for number, job in enumerate(jobs):
-        if os.environ.get("RANK", "0") == "0":
+        if speaks:
             print(json.dumps({"job": number}), flush=True)
         if (code := main(job)) != 0:
             return code
+        if speaks:
+            print(json.dumps({"graphs": graphs_compiled()}), flush=True)
     return 0
+
+
+def graphs_compiled() -> int:
+    """Since the last call."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    graphs = counters["stats"]["unique_graphs"]
+    counters.clear()
+    torch._dynamo.reset()
+    return graphs
 
 
 if __name__ == "__main__":
