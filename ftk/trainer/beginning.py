@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftk.checkpoint import extra_tensor_names, load_extra_tensors, read_config
 from ftk.errors import UserError
-from ftk.model_parallel.together import together
 from ftk.model_parallel.world import World
 from ftk.optim.ema import EMA
 from ftk.trainer.continuing import data_identity, describe_stretch
@@ -75,7 +74,7 @@ def _take_average(folder: Path, ema: EMA | None, world: World) -> None:
         return
     averages = ema.state_dict()
     # Other parameters may be frozen than before (--reset-optimizer).
-    new = together(world, lambda: load_extra_tensors(folder, "ema", averages, strict=False))
+    new = load_extra_tensors(folder, "ema", averages, strict=False, world=world)
     if new:
         logger.info("the moving average begins anew for %s", ", ".join(new))
 
