@@ -155,7 +155,7 @@ def test_of_several_prompts_the_bad_one_is_named(own_tokenizer):
         "x" * 100_000 + "[MASK]",
         "[MASK]" * 200,
         "<|endoftext|> [MASK] [CLS]",
-        "[mask] [MASK",
+        "[note] [MASK",
         "大学[MASK]在北京",
     ],
 )
