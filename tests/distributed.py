@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 
-def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 120.0) -> list[Any]:
+def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 300.0) -> list[Any]:
     """Run `function(*arguments)` in `size` processes that are ranks of one gloo group on this machine.
 
     The function stands at the top of a module; it finds the group by `torch.distributed`, and RANK, WORLD_SIZE,

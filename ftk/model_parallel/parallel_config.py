@@ -53,14 +53,17 @@ class ParallelConfig:
     )
     data_parallel_replicate_size: int | None = field(
         default=None,
-        metadata={"help": "copies of the model, each with data of its own (DDP); default: what the other sizes leave"},
+        metadata={
+            "help": "copies of the model, each with data of its own (DDP; FSDP2 where another size is above 1); "
+            "default: what the other sizes leave"
+        },
     )
     zero_stage: int = field(
         default=3,
         metadata={
             "help": "what is sharded over --data-parallel-shard-size: 1: optimizer state; 2: and gradients; 3: and "
-            "parameters, each block whole only while it is computed (Rajbhandari et al. 2020). 1 and 2 send 2 numbers "
-            "a parameter and update where 3 sends 3",
+            "parameters, each block whole only while it is computed (Rajbhandari et al. 2020). With m micro-batches "
+            "an update 1 sends 2 numbers a parameter, 2 sends 1 + m and 3 sends 3 m",
             "choices": (1, 2, 3),
         },
     )

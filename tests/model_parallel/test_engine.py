@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.load import load_model_state
@@ -137,6 +139,17 @@ def test_compiled_equals_eager(mode, checkpointing, tmp_path, monkeypatch):
     actual = loss.detach(), {name: parameter.grad for name, parameter in compiled.named_parameters()}
     assert_same(expected, actual, rtol=1e-4, atol=1e-5)
     assert any(tmp_path.iterdir())  # kept for the next run
+
+
+def test_an_old_torch_that_compiles_shared_sequences_wrongly_is_refused(monkeypatch):
+    model = tiny(num_layers=1)
+    model.layers[0].tensor_region = SimpleNamespace(sequence_parallel=True)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cpu"))
+    with pytest.raises(UserError, match=r"--sequence-parallel needs torch 2\.13 or newer: 2\.11\.0\+cpu may"):
+        compile_model(model, "block")
+    model.layers[0].tensor_region.sequence_parallel = False
+    compile_model(model, "block")
+    assert model.layers[0]._compiled_call_impl is not None
 
 
 def test_a_model_without_blocks_is_named():

@@ -247,7 +247,8 @@ def test_dropout_is_equal_where_values_are_whole_and_differs_where_they_are_shar
 
 def compiled() -> dict[str, Any]:
     differences = []
-    for sequence in SEQUENCE:
+    # Shared sequences are refused with --compile before torch 2.13 (test_engine).
+    for sequence in SEQUENCE if torch.__version__ >= "2.13" else (False,):
         found = []
         for compiles in (False, True):
             model = parallel(sequence)
