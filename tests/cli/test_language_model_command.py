@@ -73,7 +73,7 @@ def test_the_note_says_what_counts(ask, second):  # noqa: F811
         (("--lm-path", "run", "--lm-weight", "-1"), "lm_weight is -1.0; it must be 0 or more"),
         (("--no-lm-ends",), "lm_ends is off, but there is no language model; name one by --lm-path"),
         (("--lm-weight", "0.5"), "lm_weight is 0.5, but there is no language model; name one by --lm-path"),
-        (("--lm-path", "run", "--score-reference"), "leave out lm_path"),
+        (("--lm-path", "run", "--score-reference"), "does not use --lm-path; leave it out"),
     ],
 )
 def test_what_does_not_fit_is_named(ask, second, options, message):  # noqa: F811
