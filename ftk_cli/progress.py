@@ -57,8 +57,9 @@ class Meter:
     def summary(self) -> str:
         seconds = time.perf_counter() - self.loaded
         earlier = f", after {self.earlier} of an earlier run" if self.earlier else ""
+        unit = self.unit.removesuffix("s") if self.count == 1 else self.unit
         return (
-            f"{self.what} {self.count} {self.unit} ({self.num_tokens} tokens) in {seconds:.1f} s "
+            f"{self.what} {self.count} {unit} ({self.num_tokens} tokens) in {seconds:.1f} s "
             f"({self.rate()}){earlier}; loading took {self.loaded - self.started:.1f} s"
         )
 

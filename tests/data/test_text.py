@@ -171,7 +171,7 @@ def test_zstandard_without_its_library_names_the_extra(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        (gzip.compress(b"x"), "gzip data; rename the file to end in .gz"),
+        (gzip.compress(b"x", mtime=0), "gzip data; rename the file to end in .gz"),
         (bz2.compress(b"x"), "bzip2 data"),
         (lzma.compress(b"x"), "xz data"),
         (b"\x28\xb5\x2f\xfd....", "Zstandard data"),
