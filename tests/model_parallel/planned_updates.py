@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -99,8 +100,15 @@ class Updated(NamedTuple):
     received_bytes: int = 0  # places for what comes from other stages
 
 
-def update(world: World, layout: Layout, config: GLMConfig, micro_batches: int, loss_form: str = "plain") -> Updated:
-    """One update by the real engine, its messages counted."""
+def update(
+    world: World,
+    layout: Layout,
+    config: GLMConfig,
+    micro_batches: int,
+    loss_form: str = "plain",
+    watch: AbstractContextManager[Any] | None = None,
+) -> Updated:
+    """One update by the real engine, its messages counted; `watch` is open in that update, not while all is built."""
     torch.manual_seed(0)
     with torch.device("meta"):
         model = GLM(config, 1)
@@ -115,7 +123,7 @@ def update(world: World, layout: Layout, config: GLMConfig, micro_batches: int, 
         runner.forward_backward(batches, torch.ones(()))  # torch's stages tell each other shapes in the first one
         finish_gradients(own)
         own.zero_grad()
-        with CountMessages() as counted:
+        with watch or nullcontext(), CountMessages() as counted:
             runner.forward_backward(batches, torch.ones(()))
             finish_gradients(own)
         return Updated(counted.counts, own, received_bytes(runner))
@@ -125,7 +133,7 @@ def update(world: World, layout: Layout, config: GLMConfig, micro_batches: int, 
         for _ in range(2):
             called(batches[0], True).loss.backward()
         model.zero_grad(set_to_none=False)
-    with CountMessages() as counted:
+    with watch or nullcontext(), CountMessages() as counted:
         for place, batch in enumerate(batches, start=1):
             with gradient_sync(called, enabled=place == micro_batches):
                 called(batch, True).loss.backward()

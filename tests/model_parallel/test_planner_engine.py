@@ -176,8 +176,9 @@ def test_one_process_sends_nothing_and_holds_the_whole_model():
 
 def test_counts_agree_with_those_of_comm_debug_mode():
     layout = Layout(tensor=2, shard=2, replicate=2, sequence_parallel=True, checkpointing="full")
-    with fake_world(layout) as world, Volume() as debug:
-        counted, *_ = update(world, layout, config_of(), 2)
+    debug = Volume()
+    with fake_world(layout) as world:
+        counted, *_ = update(world, layout, config_of(), 2, watch=debug)
     during = Counter({str(name): count for name, count in debug.get_comm_counts().items()})
     by_collective: Counter[str] = Counter()
     for message, count in counted.items():
