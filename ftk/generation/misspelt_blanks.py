@@ -16,15 +16,19 @@ _BRACKETED = re.compile(
 )
 _BESIDE_LETTERS = re.compile(r"[\s\d|*_.:\\'\"`\u00ad\u200b-\u200f\u2060\ufeff-]")  # what cannot be seen, too
 _WORDS = ("MASK", "sMASK", "gMASK")
-# Each one letter from MASK.
-_OTHER_WORDS = frozenset(["BASK", "CASK", "TASK", "MUSK", "MARK", "MACK", "MASH", "MASS", "MAST", "MASC"])
+# Each one letter from the word of a blank.
+_OTHER_WORDS = frozenset(
+    ["BASK", "CASK", "TASK", "MUSK", "MARK", "MACK", "MASH", "MASS", "MAST", "MASC", "MAS", "SMASH", "SMACK", "UMASK"]
+)
+_INDEXED = re.compile(r"[A-Za-z0-9_)]\[\s*mask\s*\]$")  # data[mask] in a program
 
 
 def refuse_misspelt_blanks(text: str, names: Collection[str], blanks: Sequence[str]) -> None:
     """Refuses a prompt with something that was surely meant as a blank and is none.
 
     That is the word of a blank in brackets, whatever its case, its brackets, and the spaces or digits beside it; in
-    round brackets, which stand in ordinary text, only in capitals. And what is one letter from it in capitals.
+    round brackets, which stand in ordinary text, only in capitals. And what is one letter from it in capitals. An index
+    of a program, data[mask], is left alone.
 
     Args:
         text: a prompt.
@@ -35,7 +39,7 @@ def refuse_misspelt_blanks(text: str, names: Collection[str], blanks: Sequence[s
         UserError: with the spelling, its place, and the right one.
     """
     for match in _BRACKETED.finditer(text):
-        if match[0] in names:
+        if match[0] in names or _INDEXED.search(text, max(0, match.start() - 1), match.end()):
             continue
         meant = _meant(_BESIDE_LETTERS.sub("", unicodedata.normalize("NFKC", match[2])), match[1] in _ROUND)
         if meant is not None:

@@ -17,7 +17,8 @@ MISSPELT = {
     "[gMASK]": "[gmask] [GMASK] [gmASK] ［gMASK］ (gMASK) [gMAKS] <|gmask|>",
 }
 ORDINARY = """[1] [12] [Note] [FOO] [] <b> </s> <mask id=3> (mask) (masks) (mask?) [masks] [masked] [TASK] [MARK] [ASK]
-[S] [UNK] [MASK MASK] (the_MASK) 【注】 【面具】 （口罩） 《面具》 ［注释］ ［１］ 〔二〕 「mask」 [aMASKa] {x} {} <>"""
+[S] [UNK] [MASK MASK] (the_MASK) 【注】 【面具】 （口罩） 《面具》 ［注释］ ［１］ 〔二〕 「mask」 [aMASKa] {x} {} <>
+data[mask] f(x)[mask] row_1[mask] [MAS] [SMASH] [SMACK] ${UMASK}"""
 
 
 @pytest.mark.parametrize(("word", "meant"), [(word, name) for name in MISSPELT for word in MISSPELT[name].split()])
