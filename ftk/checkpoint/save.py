@@ -74,7 +74,7 @@ def write_snapshot(
 
     Args:
         world: processes that write together, each its shards, into a file system that all of them see; with a host
-            group that nobody else uses meanwhile (`World.apart`). None: this process alone.
+            group that nobody else uses meanwhile (`World.with_own_host_group`). None: this process alone.
     """
     folder = Path(folder)
     world = world or World.single()
