@@ -14,6 +14,7 @@ from torch import Tensor
 from ftk.errors import UserError
 from ftk.generation.blanks import Chunk, context_chunk, find_blanks, next_chunk
 from ftk.generation.decoder import CachedDecoder
+from ftk.generation.device import sent
 from ftk.generation.fusion import FusedDecoder, LanguageModelRecord
 from ftk.generation.processors.base import Processors
 from ftk.generation.processors.per_prompt import PerPrompt
@@ -192,7 +193,7 @@ class InFlight:
         together = parts([len(chunk.tokens) for chunk in chunks], self.call_tokens)
         logits = [self.decoder.read([rows[n] for n in part], [chunks[n] for n in part]) for part in together]
         places = torch.tensor([n for part in together for n in part]).argsort()  # where each prompt's row is
-        return torch.cat(logits)[places.to(self.decoder.device, non_blocking=True)]
+        return torch.cat(logits)[sent(places, self.decoder.device)]
 
     def _record(self) -> LanguageModelRecord | None:
         """Of what a language model says, where there is one."""
