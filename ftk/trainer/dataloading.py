@@ -11,7 +11,6 @@ import numpy as np
 
 from ftk.config.common import CommonConfig
 from ftk.data.dataloader_config import DataloaderConfig
-from ftk.data.folder_layout import NoSplit
 from ftk.data.iterator import EpochBatchIterator
 from ftk.data.sample_dataset import lengths_of, samples_of
 from ftk.tasks.base import Batch, SampleDataset, Task
@@ -43,10 +42,7 @@ def valid_iterators(
 ) -> dict[str, EpochBatchIterator]:
     """Batches of each validation split, in order, by the split's name; empty if there is none."""
     splits = [name.strip() for name in (config.valid_subset or "").split(",") if name.strip()]
-    try:
-        datasets = {split: _first(config, task.load_split(split)) for split in splits}
-    except NoSplit as error:
-        raise NoSplit(f"{error} (--valid-subset none trains without validation)") from None
+    datasets = {split: _first(config, task.load_split(split)) for split in splits}
     return {
         split: batch_iterator(config, common, task, dataset, shuffle=False, rank=rank, ranks=ranks)
         for split, dataset in datasets.items()

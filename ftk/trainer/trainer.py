@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ftk.checkpoint import checkpoint_name
+from ftk.data.folder_layout import NoSplit
 from ftk.errors import UserError
 from ftk.model_parallel.world import World
 from ftk.optim.group_schedules import group_schedules
@@ -72,7 +73,10 @@ class Trainer:
         update_freq = config.training.update_freq
         share = {"rank": self.world.data_rank, "ranks": self.world.sizes.data}
         self.train_iterator = dataloading.train_iterator(config.dataloader, config.common, task, update_freq, **share)
-        self.valid_iterators = dataloading.valid_iterators(config.dataloader, config.common, task, **share)
+        try:
+            self.valid_iterators = dataloading.valid_iterators(config.dataloader, config.common, task, **share)
+        except NoSplit as error:
+            raise NoSplit(f"{error} (--valid-subset none trains without validation)") from None
         self.updates_per_epoch = dataloading.updates_per_epoch(self.train_iterator, update_freq)
         self.total_updates = dataloading.total_updates(config.training, self.updates_per_epoch)
 

@@ -159,6 +159,10 @@ USER_ERRORS = [
     (["ftk-train", "DATA", "--arch", "glm_tiny", "--max-update", "1", "--seq-length", "1024"], "512 positions"),
     (["ftk-train", "DATA/preprocess.json", "--arch", "glm_tiny", "--max-update", "1"], "holds no .idx file"),
     (["ftk-train", "DATA", "--arch", "glm_tiny", "--max-update", "1", "--train-subset", "tain"], "no split 'tain'"),
+    (
+        ["ftk-train", "DATA", "--arch", "glm_tiny", "--max-update", "1", "--valid-subset", "vald"],
+        "valid (--valid-subset none trains without validation)\n",
+    ),
     (["ftk-train", "DATA", "--arch", "glm_tiny", "--max-update", "1", "--device", "tpu"], "device is 'tpu'"),
     (["ftk-train", "DATA", "--config", "DATA"], "is a folder"),
     (["ftk-generate", "DATA", "--path", "/nowhere"], "/nowhere"),
@@ -168,6 +172,7 @@ USER_ERRORS = [
     (["ftk-generate", "--path", "RUN"], "--input FILE"),
     (["ftk-validate", "DATA", "--path", "DATA"], "checkpoint"),
     (["ftk-validate", "/nowhere", "--path", "RUN"], "no such data folder"),
+    (["ftk-validate", "DATA", "--path", "RUN", "--valid-subset", "vald"], "no split 'vald'; there are: train, valid\n"),
     (["ftk-interactive", "--path", "/nowhere"], "/nowhere"),
     (["ftk-checkpoint", "verify", "/nowhere"], "/nowhere"),
     (["ftk-checkpoint", "explode"], "unknown command 'explode'"),
