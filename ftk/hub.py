@@ -249,10 +249,11 @@ def _load_together(
 def checkpoint_paths(path: str | Path | Sequence[str | Path]) -> list[str | Path]:
     """The checkpoints that a path names: those between its colons, unless something of that very name exists."""
     if not isinstance(path, (str, Path)):
-        return list(path)
-    if Path(path).exists() or ":" not in str(path):
+        parts = list(path)
+    elif Path(path).exists() or ":" not in str(path):
         return [path]
-    parts: list[str | Path] = [part for part in str(path).split(":") if part]
+    else:
+        parts = [part for part in str(path).split(":") if part]
     if not parts:
         raise UserError(f"{path} names no checkpoint; give folders, with colons between for an ensemble")
     return parts

@@ -9,6 +9,7 @@ import torch
 
 from ftk import hub
 from ftk.checkpoint import save_checkpoint
+from ftk.errors import UserError
 from ftk.generation.ensemble import Ensemble
 from ftk.generation.scoring import score_ids
 from ftk.models import build_model
@@ -64,3 +65,8 @@ def test_what_cannot_be_together_is_named(ask, second, path, message):  # noqa: 
     assert code == 2
     assert len(err) == 1
     assert message in err[0]
+
+
+def test_a_list_without_a_checkpoint_is_refused():
+    with pytest.raises(UserError, match="names no checkpoint; give folders"):
+        hub.load_generator([])
