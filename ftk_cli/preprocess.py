@@ -41,7 +41,10 @@ def body(argv: list[str]) -> int:
     if train and training.vocab_size is None:
         raise UserError("give --tokenizer-path (a vocabulary), or --vocab-size to train one on --trainpref")
     if not train and training.vocab_size is not None:
-        raise UserError("--vocab-size is for training a SentencePiece model; leave out it or --tokenizer-path")
+        raise UserError(
+            "--vocab-size is for training a SentencePiece model, --tokenizer-path names one that is there; "
+            "leave out one of the two"
+        )
 
     from ftk.data.preprocess import preprocess
 
@@ -56,7 +59,7 @@ def body(argv: list[str]) -> int:
 
 def _with_path(argv: list[str]) -> list[str]:
     """The arguments with an empty --tokenizer-path where a model is to be trained and none is given."""
-    given = {flag: value for flag, value in zip(argv, [*argv[1:], ""], strict=True) if "=" not in flag}
+    given = {flag: value for flag, value in zip(argv, (*argv, "")[1:], strict=True) if "=" not in flag}
     given |= dict(argument.split("=", 1) for argument in argv if "=" in argument)
     if given.get("--tokenizer", "sentencepiece") != "sentencepiece" or "--tokenizer-path" in given:
         return argv

@@ -65,10 +65,11 @@ class _Totals:
 
             print(f"{NOTE.format(length_penalty=self.length_penalty)}, L the sum over all blanks")
         mean = self.logprob / max(self.tokens, 1)
+        samples = "sample" if self.samples == 1 else "samples"
         say(PROG, meter.summary())
         say(
             PROG,
-            f"scored {self.samples} samples ({self.tokens} tokens): log-probability {self.logprob:.4f}, "
+            f"scored {self.samples} {samples} ({self.tokens} tokens): log-probability {self.logprob:.4f}, "
             f"{mean:.4f} a token, perplexity {math.exp(min(-mean, 700.0)):.4f}",
         )
 

@@ -12,6 +12,7 @@ from typing import IO, Any
 import yaml
 
 from ftk.checkpoint import BEST, LAST
+from ftk.data.output_folder import RECORD
 from ftk.errors import UserError
 
 try:
@@ -36,7 +37,7 @@ class RunFolder:
         """Make the folder with its `config.yaml`.
 
         Raises:
-            UserError: it cannot be a folder, or another process trains in it.
+            UserError: it cannot be a folder, it is a data folder, or another process trains in it.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -58,8 +59,10 @@ class RunFolder:
         """Keep other processes from training in this folder; the system forgets the claim when this one ends.
 
         Raises:
-            UserError: another process trains in it, or it cannot be written to.
+            UserError: it is a data folder, another process trains in it, or it cannot be written to.
         """
+        if (self.path / RECORD).exists():
+            raise UserError(f"--save-dir {self.path}: it holds data, of which {RECORD} says all; name another folder")
         if self._lock is not None or fcntl is None:
             return
         try:

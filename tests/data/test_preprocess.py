@@ -220,7 +220,7 @@ USER_ERRORS = {
     "missing file": (["--trainpref", "nowhere.txt", "--vocab-size", "280"], "nowhere.txt: no such file"),
     "folder": (["--trainpref", ".", "--vocab-size", "280"], ".: a folder, not a file"),
     "no vocabulary": (["--trainpref", "a.txt"], "give --tokenizer-path (a vocabulary), or --vocab-size"),
-    "both": (["--trainpref", "a.txt", "--vocab-size", "9", "--tokenizer-path", "m"], "leave out it"),
+    "both": (["--trainpref", "a.txt", "--vocab-size", "9", "--tokenizer-path", "m"], "leave out one of the two"),
     "other tokenizer": (["--trainpref", "a.txt", "--tokenizer", "gpt2_bpe"], "give --tokenizer-path"),
     "unknown tokenizer": (["--trainpref", "a.txt", "--tokenizer", "gpt3"], "unknown tokenizer 'gpt3'"),
     "training without text": (["--validpref", "a.txt", "--vocab-size", "300"], "give --trainpref"),
@@ -237,6 +237,13 @@ USER_ERRORS = {
         "is a file, not",
     ),
 }
+
+
+def test_the_command_alone_says_what_it_needs(capsys):
+    assert run() == 2
+    shown = capsys.readouterr().err
+    assert "give at least one" in shown
+    assert "give --destdir" in shown
 
 
 @pytest.mark.parametrize("case", USER_ERRORS)

@@ -236,6 +236,14 @@ def test_a_file_in_the_place_of_the_run_folder_is_named(tmp_path):
         toy_trainer(tmp_path)
 
 
+def test_a_data_folder_is_no_run_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "preprocess.json").write_text("{}")
+    with pytest.raises(UserError, match=r"--save-dir .*run: it holds data"):
+        toy_trainer(tmp_path)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["preprocess.json"]
+
+
 def test_a_run_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
 

@@ -161,7 +161,8 @@ def _detail(plan: Plan, question: Question) -> Iterator[str]:
     yield "The first of them:"
     layout, count = plan.layout, plan.layout.micro_batches(question.work.global_batch)
     accumulated = f" --update-freq {count}" if count > 1 else ""
-    yield f"  {layout.flags()}{accumulated}"
+    work = question.work
+    yield f"  --seq-length {work.num_tokens} --precision {work.precision} {layout.flags()}{accumulated}"
     yield ""
     rows = [["memory of a process", "GiB"]]
     rows += [
