@@ -100,7 +100,7 @@ class FlexAttention(NamedTuple):
     mask: BlockMask
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if query.requires_grad and not query.is_cuda:
+        if not query.is_cuda:
             raise UserError(f"--attention flex trains on CUDA only, this is {query.device.type}; use --attention auto")
         return _compiled_flex_attention()(query, key, value, block_mask=self.mask)
 
@@ -136,10 +136,13 @@ def sequence_attention(
 def attention_form(
     form: str, device: torch.device, dtype: torch.dtype, num_tokens: int, head_size: int, dropout: float
 ) -> str:
-    """What "auto" stands for; other forms as they are.
+    """What "auto" stands for, and "sdpa" for a "flex" that only scores, not on CUDA; other forms as they are.
 
-    CUDA: flex, where it compiles and there is no dropout; a mask rules out the flash kernels of SDPA, while flex
-    makes one for it. Else SDPA. CPU, forward and backward of 8 heads of 64 on one thread (milliseconds of SDPA
+    A model trained by flex is so scored on a laptop too: torch 2.13's compiled flex kernel for CPUs has no backward
+    and gives NaN in about one process of three.
+
+    "auto" on CUDA: flex, where it compiles and there is no dropout; a mask rules out the flash kernels of SDPA, while
+    flex makes one for it. Else SDPA. CPU, forward and backward of 8 heads of 64 on one thread (milliseconds of SDPA
     against eager): float32 at 256 tokens 24 against 24, at 1024 92 against 142; bfloat16 at 256 25 against 9, at
     1024 75 against 38; with dropout, for which SDPA has no fused kernel, 40 against 29 and 39 against 14. So eager
     in bfloat16 and with dropout, as long as the [T, T] weights it keeps for the backward are small.
@@ -152,6 +155,8 @@ def attention_form(
         head_size: D.
         dropout: of attention weights as configured for training, so that validation takes the same form.
     """
+    if form == "flex" and device.type != "cuda" and not torch.is_grad_enabled():
+        return "sdpa"
     if form != "auto":
         return form
     if device.type == "cuda":
