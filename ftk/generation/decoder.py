@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from ftk.generation.blanks import Chunk
 from ftk.generation.device import sent
 from ftk.generation.hidden_states import HiddenStates
-from ftk.modules.kv_cache import KeyValueCache, Places
+from ftk.generation.reading import Where, read_packed, read_padded
+from ftk.modules.kv_cache import KeyValueCache
 
 
 class DecodableModel(Protocol):
@@ -50,6 +51,7 @@ class CachedDecoder:
         device: where tokens go.
         in_blocks: whether places within a blank are counted (2-D positions) or always 1.
         states: takes the hidden states of all that is read, for strategies that want them.
+        packed: whether `read` reads chunks one behind the other, without padding; else side by side.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class CachedDecoder:
         device: torch.device,
         in_blocks: bool = True,
         states: HiddenStates | None = None,
+        packed: bool = False,
     ) -> None:
         self.model = model
         self.num_rows = num_rows
@@ -70,6 +73,7 @@ class CachedDecoder:
         self.device = device
         self.in_blocks = in_blocks
         self.states = states
+        self.packed = packed
         self.caches = [KeyValueCache(num_rows, self.capacity) for _ in model.layers]
         # Of each row, on the host: nothing here waits for the device.
         self.context_lengths = np.zeros(num_rows, dtype=np.int64)  # what all its tokens see
@@ -105,30 +109,16 @@ class CachedDecoder:
             logits [n, V] of the token after each chunk.
         """
         index = np.asarray(rows)
-        lengths = np.array([len(chunk.tokens) for chunk in chunks])  # [n]
-        starts = self.prefix_lengths[index]
-        ends = starts + lengths
-        columns = np.arange(lengths.max())  # [T]
-        slots = starts[:, None] + columns  # [n, T]
-        members, real = np.nonzero(columns < lengths[:, None])
-        places = Places(*(self._to_device(part) for part in (index[members], slots[members, real], members, real)))
-        keys = np.arange(ends.max())  # [S]
-        visible = (keys < self.context_lengths[index][:, None, None]) | (keys <= slots[:, :, None])  # [n, T, S]
-        mask = self._to_device(visible)[:, None]  # [n, 1, T, S]
-        earlier = self._to_device(index) if starts.any() else None
-
-        tokens = self._to_device(_pad([chunk.tokens for chunk in chunks]))  # [n, T]
-        text, block = _pad([c.text_positions for c in chunks]), _pad([c.block_positions for c in chunks])
-        position_ids = self._to_device(np.stack((text, block), axis=1))  # [n, 2, T]
-        hidden = self.model.embed(tokens, position_ids)  # [n, T, H]
+        where = Where(index, self.prefix_lengths[index], self.context_lengths[index])
+        reading = (read_packed if self.packed else read_padded)(chunks, where, self.device)
+        hidden = self.model.embed(reading.tokens, reading.position_ids)  # [B, T, H]
         for layer, cache in zip(self.model.layers, self.caches, strict=True):
-            hidden = layer(hidden, _ChunkAttention(cache, places, mask, earlier))
+            hidden = layer(hidden, reading.attend(cache))
         if self.states is not None:
-            self.states.settle(self.model.final_norm(hidden), places)
-        last = self._to_device(lengths - 1)
-        hidden = hidden[torch.arange(len(chunks), device=self.device), last]  # [n, H]
+            self.states.settle(self.model.final_norm(hidden), reading.places)
+        hidden = hidden[reading.last]  # [n, H]
 
-        self.prefix_lengths[index] = ends
+        self.prefix_lengths[index] += [len(chunk.tokens) for chunk in chunks]
         self.branch_lengths[index] = 0
         self.blanks[index] = [chunk.text_positions[-1] for chunk in chunks]
         self.live[index] = 1
@@ -248,22 +238,6 @@ class _Pointers:
         self.position_ids[:, 1].add_(self.block_step)
 
 
-class _ChunkAttention(NamedTuple):
-    """`attend` for chunks: writes them behind what their rows hold, then each sees its row through the mask."""
-
-    cache: KeyValueCache
-    places: Places
-    mask: Tensor  # [n, 1, T, S]
-    rows: Tensor | None  # [n]; None where the chunks are all that their rows hold
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query, key, value [n, A, T, D] -> [n, A, T, D]"""
-        self.cache.write(key, value, self.places)
-        if self.rows is not None:
-            key, value = self.cache.gather(self.rows, self.mask.size(-1))  # [n, A, S, D]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=self.mask)
-
-
 class _StepAttention(NamedTuple):
     """`attend` for one token of each hypothesis: the W of a row stand side by side as queries over its one buffer."""
 
@@ -285,11 +259,3 @@ class _StepAttention(NamedTuple):
         if self.mask is not None:
             scores += self.mask
         return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
-
-
-def _pad(lists: Sequence[list[int]]) -> np.ndarray:
-    """Rows of one length, filled up with zeros, whose results nobody reads: int64 [N, T]."""
-    padded = np.zeros((len(lists), max(map(len, lists))), dtype=np.int64)
-    for row, one in zip(padded, lists, strict=True):
-        row[: len(one)] = one
-    return padded

@@ -39,7 +39,7 @@ class FusedDecoder:
         self.decoder = decoder
         self.language_model = language_model
         self.other = language_model.decoder(
-            decoder.num_rows, decoder.width, prefix_capacity, branch_capacity, decoder.device
+            decoder.num_rows, decoder.width, prefix_capacity, branch_capacity, decoder.device, decoder.packed
         )
         self.num_rows, self.device = decoder.num_rows, decoder.device
         self.in_blocks, self.states = decoder.in_blocks, decoder.states

@@ -34,7 +34,7 @@ class HiddenStates:
             self.there[list(rows)] = False
 
     def settle(self, hidden: Tensor, places: Places) -> None:
-        """Adds the real tokens of a padded chunk [n, T, H]."""
+        """Adds the real tokens of a chunk [n, T, H]."""
         if self.buffer is None or self.there is None:
             shape = (self.num_rows, self.capacity, hidden.size(-1))
             self.buffer = torch.zeros(shape, dtype=torch.float32, device=hidden.device)

@@ -14,11 +14,9 @@ from torch import Tensor
 from ftk.errors import UserError
 from ftk.generation.blanks import Chunk, context_chunk, find_blanks, next_chunk
 from ftk.generation.decoder import CachedDecoder
-from ftk.generation.device import sent
 from ftk.generation.fusion import FusedDecoder, LanguageModelRecord
 from ftk.generation.processors.base import Processors
 from ftk.generation.processors.per_prompt import PerPrompt
-from ftk.generation.reading import CALL_TOKENS_CPU, CALL_TOKENS_GPU, parts
 from ftk.generation.sampling import prompt_key, step_numbers
 from ftk.generation.search import Answer, Move, Search, Strategy, Task
 from ftk.generation.token_stream import NewTokens, TokenStream
@@ -130,7 +128,6 @@ class InFlight:
         self.stream = stream
         # With a stream the host waits for the tokens of each step anyway.
         self.check_every = 1 if decoder.device.type == "cpu" or stream is not None else CHECK_EVERY
-        self.call_tokens = CALL_TOKENS_CPU if decoder.device.type == "cpu" else CALL_TOKENS_GPU
         self.num_steps = 0  # of the decoder
         self.waiting: deque[Prompt] = deque()
         self.groups: list[_Group] = []
@@ -178,22 +175,13 @@ class InFlight:
             new = [self.waiting.popleft() for _ in new_rows]
             self.decoder.enter(new_rows, [len(prompt.context) for prompt in new])
             rows, prompts = rows + new_rows, prompts + new
-        first = self._read(rows, prompts)  # [N, V]
+        chunks = [prompt.chunk(self.sop, self.decoder.in_blocks) for prompt in prompts]
+        first = self.decoder.read(rows, chunks)  # [N, V]
         if isinstance(self.decoder, FusedDecoder):
             first = self.decoder.beside(first, rows, prompts)  # [N, 2 V]
         group = _Group(self._search(rows, prompts), rows, prompts, self._record(), first[:, None])
         self.groups.append(group)
         self._collect(group, done)
-
-    def _read(self, rows: Sequence[int], prompts: Sequence[Prompt]) -> Tensor:
-        """Logits [N, V] of the first tokens. Without `refill` a batch is read at once, padded to its longest chunk."""
-        chunks = [prompt.chunk(self.sop, self.decoder.in_blocks) for prompt in prompts]
-        if not self.refill:
-            return self.decoder.read(rows, chunks)
-        together = parts([len(chunk.tokens) for chunk in chunks], self.call_tokens)
-        logits = [self.decoder.read([rows[n] for n in part], [chunks[n] for n in part]) for part in together]
-        places = torch.tensor([n for part in together for n in part]).argsort()  # where each prompt's row is
-        return torch.cat(logits)[sent(places, self.decoder.device)]
 
     def _record(self) -> LanguageModelRecord | None:
         """Of what a language model says, where there is one."""

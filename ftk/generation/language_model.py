@@ -91,12 +91,20 @@ class LanguageModel:
         return 1 + (longest if self._num_rows is None else min(longest, self._num_rows))
 
     def decoder(
-        self, num_rows: int, width: int, prefix_capacity: int, branch_capacity: int, device: torch.device
+        self,
+        num_rows: int,
+        width: int,
+        prefix_capacity: int,
+        branch_capacity: int,
+        device: torch.device,
+        packed: bool = False,
     ) -> CachedDecoder | UncachedDecoder:
         """A decoder of its own; arguments as for `CachedDecoder`."""
         if hasattr(self.model, "layers") and hasattr(self.model, "embed"):
             model: Any = self.model
-            return CachedDecoder(model, num_rows, width, prefix_capacity, branch_capacity, device, self.in_blocks)
+            return CachedDecoder(
+                model, num_rows, width, prefix_capacity, branch_capacity, device, self.in_blocks, packed=packed
+            )
         return UncachedDecoder(self.model, num_rows, width, branch_capacity, device, self.in_blocks)
 
     @property

@@ -246,7 +246,8 @@ class SequenceGenerator:
             if self.config.reencode and longest is not None and len(context) > longest:
                 raise UserError(
                     f"the prompt is {len(context)} tokens long; with {num_blanks} answers of up to "
-                    f"{self.config.max_len} tokens written back the model has positions for {longest}; shorten it"
+                    f"{self.config.max_len} tokens written back the model has positions for {longest}; "
+                    "shorten it, or cut it with truncate (--truncate)"
                 )
 
     def longest_context(self, num_blanks: int) -> int | None:
@@ -287,6 +288,8 @@ class SequenceGenerator:
             next(self.model.parameters()).device,
             self.in_blocks,
             HiddenStates(num_rows, capacity) if self.strategy.target.reads_states else None,
+            # Prompts that enter together are of any lengths; a batch is sorted, and read as the usual way is.
+            packed=self.config.in_flight,
         )
         decoder: CachedDecoder | FusedDecoder = own
         if self.language_model is not None:

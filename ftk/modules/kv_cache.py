@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Places(NamedTuple):
-    """Where the tokens of a padded chunk go: P real tokens, all int64 [P].
+    """Where the tokens of a chunk go: P real tokens, all int64 [P].
 
     Token `columns[i]` of the chunk's row `members[i]` is written to slot `slots[i]` of the cache's row `rows[i]`.
     Padding has no place, so rows of different lengths lie without holes, each at its own write position.
@@ -40,7 +40,7 @@ class KeyValueCache:
         self._values: Tensor | None = None
 
     def write(self, key: Tensor, value: Tensor, places: Places) -> None:
-        """Writes the real tokens of a padded chunk: key and value [n, A, T, D]."""
+        """Writes the real tokens of a chunk: key and value [n, A, T, D]."""
         keys, values = self._buffers(key)
         rows, slots, members, columns = places
         keys[rows, :, slots] = key[members, :, columns]  # [P, A, D]
@@ -64,6 +64,11 @@ class KeyValueCache:
         assert length <= self.capacity, f"{length} slots asked of {self.capacity}"
         keys, values = self._written()
         return keys[:num_rows, :, :length], values[:num_rows, :, :length]
+
+    def row(self, row: int, length: int) -> tuple[Tensor, Tensor]:
+        """Views of the first slots of one row: keys and values, each [1, A, length, D]."""
+        keys, values = self.read(self.num_rows, length)
+        return keys[row : row + 1], values[row : row + 1]
 
     def gather(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Copies of the first slots of some rows, int64 [n]: keys and values, each [n, A, length, D]."""

@@ -37,8 +37,8 @@ def decoders(monkeypatch):
     made = []
 
     class Recorded(CachedDecoder):
-        def __init__(self, *given):
-            super().__init__(*given)
+        def __init__(self, *given, **options):
+            super().__init__(*given, **options)
             self.num_step_rows = 0
             made.append(self)
 

@@ -1,67 +1,63 @@
-"""Which chunks are read together."""
+"""Chunks that are read padded or packed: the same logits, caches and hidden states, and packed without padding."""
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
+import torch
 
 from ftk.generation import SequenceGenerator
+from ftk.generation.blanks import context_chunk, next_chunk
 from ftk.generation.decoder import CachedDecoder
-from ftk.generation.reading import parts
+from ftk.generation.hidden_states import HiddenStates
 from tests.generation.slow import SPECIAL, small_model
 
-
-def cost(split, lengths, call_tokens):
-    return sum(call_tokens + len(part) * max(lengths[number] for number in part) for part in split)
+SOP, DEVICE = SPECIAL.sop, torch.device("cpu")
 
 
-def all_splits(numbers):
-    """Every way to put these into sets."""
-    if not numbers:
-        yield []
-        return
-    first, *rest = numbers
-    for size in range(len(rest) + 1):
-        for chosen in itertools.combinations(rest, size):
-            others = [number for number in rest if number not in chosen]
-            for split in all_splits(others):
-                yield [[first, *chosen], *split]
+def decoder(packed):
+    return CachedDecoder(small_model(), 5, 1, 40, 8, DEVICE, states=HiddenStates(5, 40), packed=packed)
 
 
-@pytest.mark.parametrize("call_tokens", [0, 1, 16, 1000])
-@pytest.mark.parametrize("seed", range(5))
-def test_no_other_split_costs_less(call_tokens, seed):
-    lengths = np.random.default_rng(seed).integers(1, 60, 7).tolist()
-    split = parts(lengths, call_tokens)
-    assert sorted(number for part in split for number in part) == list(range(7))
-    assert cost(split, lengths, call_tokens) == min(
-        cost(one, lengths, call_tokens) for one in all_splits(list(range(7)))
-    )
+@pytest.mark.parametrize("seed", range(4))
+@torch.inference_mode()
+def test_packed_is_what_padded_is(seed):
+    random = np.random.default_rng(seed)
+    contexts = [random.integers(6, 20, size).tolist() for size in random.integers(2, 24, 4)]
+    rows, logits = random.permutation(5)[:4].tolist(), {}
+    one, other = decoder(packed=False), decoder(packed=True)
+    for each in (one, other):
+        each.enter(rows[:3], [len(context) for context in contexts[:3]])
+        first = each.read(rows[:3], [context_chunk(context, SOP, 1) for context in contexts[:3]])
+        steps = [each.step(torch.full((5, 1), 7)) for _ in range(3)]
+        # A row that goes on behind what it holds, beside one that begins.
+        each.leave([rows[0]])
+        each.enter([rows[3]], [len(contexts[3])])
+        later = [next_chunk([7, 7], 1, SOP, 0, True), context_chunk(contexts[3], SOP, 0)]
+        second = each.read([rows[0], rows[3]], later)
+        steps += [each.step(torch.full((5, 1), 9)) for _ in range(2)]
+        logits[each] = first, second, *(step[rows if n > 2 else rows[:3]] for n, step in enumerate(steps))
+    torch.testing.assert_close(logits[other], logits[one], rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(other.caches, one.caches, strict=True):
+        torch.testing.assert_close(mine.read(5, 40), theirs.read(5, 40), rtol=1e-5, atol=1e-5)
+    assert torch.equal(other.states.there, one.states.there)
+    torch.testing.assert_close(other.states.buffer, one.states.buffer, rtol=1e-5, atol=1e-5)
 
 
-def test_alike_chunks_are_one_part():
-    assert parts([5, 5, 5], 1) == [[0, 1, 2]]
-    assert parts([3], 16) == [[0]]
-    assert parts([200, 4, 190, 5], 16) == [[0, 2], [3, 1]]
-    assert parts([4, 200], 10_000) == [[1, 0]]
+def test_rows_in_flight_read_no_padding(monkeypatch):
+    model = small_model()
+    shapes, embed = [], model.embed
 
+    def watched(tokens, *positions):
+        shapes.append(tuple(tokens.shape))
+        return embed(tokens, *positions)
 
-def test_rows_in_flight_read_long_and_short_contexts_apart(monkeypatch):
-    reads = []
-    read = CachedDecoder.read
-
-    def watched(self, rows, chunks):
-        reads.append(sorted(len(chunk.tokens) for chunk in chunks))
-        return read(self, rows, chunks)
-
-    monkeypatch.setattr(CachedDecoder, "read", watched)
+    monkeypatch.setattr(model, "embed", watched)
     contexts = [[7, 3, 8], [9] * 39 + [3], [10, 3], [11] * 37 + [3]]
     answers = {}
     for in_flight in (True, False):
-        reads.clear()
-        generator = SequenceGenerator(small_model(), SPECIAL, max_len=5, in_flight=in_flight, batch_size=4)
+        shapes.clear()
+        generator = SequenceGenerator(model, SPECIAL, max_len=5, in_flight=in_flight, batch_size=4)
         answers[in_flight] = [[answer.tokens for answer in row] for row in generator.fill_ids(contexts)]
-        assert reads[0] == ([39, 41] if in_flight else [3, 4, 39, 41])
+        assert shapes[0] == ((1, 4 + 41 + 3 + 39) if in_flight else (4, 41))
     assert answers[True] == answers[False]
