@@ -17,7 +17,7 @@ from ftk.generation.config_groups import BatchConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.inference_config import InferenceParallelConfig
 from ftk.registry import SCORERS
-from ftk_cli.frame import run
+from ftk_cli.frame import Terminated, run
 from ftk_cli.inference_options import COLOR, Checkpoints, DevicePrecisionConfig, find_checkpoints, given_flags
 
 if TYPE_CHECKING:
@@ -157,15 +157,20 @@ class GenerateRoot:
 
     def validate(self) -> Iterator[str]:
         if self.generate.score_reference:
-            unused = given_flags("generation", self.generation, without=("length_penalty", "truncate"))
+            unused = given_flags(
+                "generation", self.generation, without=("length_penalty", "truncate", "misspelt_blanks")
+            )
             unused += given_flags("processors", self.processors)
             if unused:
                 yield (
                     f"--score-reference asks the model itself about given answers and does not use "
                     f"{', '.join(unused)}; leave {'it' if len(unused) == 1 else 'them'} out"
                 )
-        if self.generation.truncate != "error" and self.generate.data is not None:
-            yield "--truncate goes with --input; samples of DATA are as long as in training"
+        if self.generate.data is not None:
+            if self.generation.truncate != "error":
+                yield "--truncate goes with --input; samples of DATA are as long as in training"
+            if self.generation.misspelt_blanks != "refuse":
+                yield "--misspelt-blanks goes with --input; samples of DATA have no text that could hold them"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -179,6 +184,7 @@ def body(argv: list[str]) -> int:
     from ftk.trainer.device import resolve_device
     from ftk_cli.fill_prompts import fill_prompts
     from ftk_cli.fill_subset import fill_subset
+    from ftk_cli.progress import say
     from ftk_cli.score_reference import score_lines, score_subset
 
     device = resolve_device(root.common.device)
@@ -195,12 +201,18 @@ def body(argv: list[str]) -> int:
         results = _open_results(root, checkpoints, world)
         if results is not None:
             stack.enter_context(closing(results))
-        if options.data is not None:
-            of_data = score_subset if options.score_reference else fill_subset
-            return of_data(root, options.data, checkpoints, results, world)
-        assert options.input is not None, "validated"
-        of_lines = score_lines if options.score_reference else fill_prompts
-        return of_lines(root, options.input, checkpoints, results, world)
+        try:
+            if options.data is not None:
+                of_data = score_subset if options.score_reference else fill_subset
+                return of_data(root, options.data, checkpoints, results, world)
+            assert options.input is not None, "validated"
+            of_lines = score_lines if options.score_reference else fill_prompts
+            return of_lines(root, options.input, checkpoints, results, world)
+        except (KeyboardInterrupt, Terminated):
+            if results is not None and results.path.exists():
+                again = "the same command" + (" without --overwrite-results" if options.overwrite_results else "")
+                say(PROG, f"{results.path} keeps the answers so far; {again} goes on behind them")
+            raise
 
 
 _DECIDING = ("gen_subset", "output_format", "print_step", "score_reference", "score_end")

@@ -91,7 +91,8 @@ def check_positions(context_length: int, num_blanks: int, max_len: int, max_posi
     num_rows = max_positions + 1 if in_blocks else max_positions
     if context_length > num_rows:
         raise UserError(
-            f"the prompt is {context_length} tokens long, but the model has {num_rows} positions; shorten the prompt"
+            f"the prompt is {context_length} tokens long, but the model has {num_rows} positions; "
+            "shorten the prompt, or cut it with truncate (--truncate)"
         )
     last = max_len + (1 if num_blanks > 1 else 0)  # a full answer is read whole only if another blank follows
     if in_blocks and last >= num_rows:

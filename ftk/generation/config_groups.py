@@ -178,10 +178,19 @@ class BlankConfig:
             "choices": ("error", "left", "right", "middle"),
         },
     )
+    misspelt_blanks: str = field(
+        default="refuse",
+        metadata={
+            "help": "prompts with what is nearly a blank, [mask], <mask>, 【MASK】: refused, or read as text",
+            "choices": ("refuse", "text"),
+        },
+    )
 
     def validate(self) -> Iterator[str]:
         if self.truncate not in ("error", "left", "right", "middle"):
             yield f"truncate is {self.truncate!r}; it is one of error, left, right, middle"
+        if self.misspelt_blanks not in ("refuse", "text"):
+            yield f"misspelt_blanks is {self.misspelt_blanks!r}; it is one of refuse, text"
         if self.blank_order not in ("left", "confident"):
             numbers = [one.strip() for one in self.blank_order.split(",")]
             if not all(one.isdecimal() and int(one) > 0 for one in numbers):

@@ -146,7 +146,8 @@ class BlankFiller:
         for blank in self._missing:
             if blank in text:
                 raise UserError(f"this tokenizer has no {blank}; it has {', '.join(self.blanks)}")
-        refuse_misspelt_blanks(prompt, self._names, list(self.blanks))
+        if self.generator.config.misspelt_blanks == "refuse":
+            refuse_misspelt_blanks(prompt, self._names, list(self.blanks))
         pieces = self._blank_pattern.split(text)
         # "[MASK]" is understood everywhere, also where the tokenizer's own name for it is another.
         for blank, token in self.blanks.items():

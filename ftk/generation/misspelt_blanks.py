@@ -15,11 +15,7 @@ _BRACKETED = re.compile(
     f"([{re.escape(_STRAIGHT + _ROUND)}])([^{re.escape(_STRAIGHT + _ROUND + _CLOSING)}]{{1,20}})[{re.escape(_CLOSING)}]"
 )
 _BESIDE_LETTERS = re.compile(r"[\s\d|*_.:\\'\"`\u00ad\u200b-\u200f\u2060\ufeff-]")  # what cannot be seen, too
-_WORDS = ("MASK", "sMASK", "gMASK")
-# Each one letter from the word of a blank.
-_OTHER_WORDS = frozenset(
-    ["BASK", "CASK", "TASK", "MUSK", "MARK", "MACK", "MASH", "MASS", "MAST", "MASC", "MAS", "SMASH", "SMACK", "UMASK"]
-)
+_WORDS = {"mask": "MASK", "smask": "sMASK", "gmask": "gMASK"}
 _INDEXED = re.compile(r"[A-Za-z0-9_)]\[\s*mask\s*\]$")  # data[mask] in a program
 
 
@@ -27,8 +23,7 @@ def refuse_misspelt_blanks(text: str, names: Collection[str], blanks: Sequence[s
     """Refuses a prompt with something that was surely meant as a blank and is none.
 
     That is the word of a blank in brackets, whatever its case, its brackets, and the spaces or digits beside it; in
-    round brackets, which stand in ordinary text, only in capitals. And what is one letter from it in capitals. An index
-    of a program, data[mask], is left alone.
+    round brackets, which stand in ordinary text, only in capitals. An index of a program, data[mask], is left alone.
 
     Args:
         text: a prompt.
@@ -45,26 +40,14 @@ def refuse_misspelt_blanks(text: str, names: Collection[str], blanks: Sequence[s
         if meant is not None:
             name, known = f"[{meant}]", ", ".join(blanks)
             remedy = f"write {name} (this tokenizer has {known})" if name in blanks else f"this tokenizer has {known}"
-            raise UserError(f"{match[0]!r} at character {match.start() + 1} is no blank; {remedy}")
+            raise UserError(
+                f"{match[0]!r} at character {match.start() + 1} is no blank; {remedy}, "
+                "or have it read as text with misspelt_blanks (--misspelt-blanks text)"
+            )
 
 
 def _meant(word: str, is_in_round_brackets: bool) -> str | None:
     """The word of a blank that `word` was meant as, if any."""
-    for blank in _WORDS:
-        if word.casefold() == blank.casefold():
-            return None if is_in_round_brackets and not word.endswith("MASK") else blank
-    if is_in_round_brackets or not word[1:].isupper() or word in _OTHER_WORDS:
+    if is_in_round_brackets and not word.endswith("MASK"):
         return None
-    near = [blank for blank in _WORDS if _is_one_typo_from(word.upper(), blank.upper())]
-    return min(near, key=lambda blank: abs(len(blank) - len(word)), default=None)
-
-
-def _is_one_typo_from(word: str, blank: str) -> bool:
-    """Whether a letter is missing (not the first one), is too much, is another, or two have changed places."""
-    if len(word) == len(blank):
-        places = [index for index, pair in enumerate(zip(word, blank, strict=True)) if pair[0] != pair[1]]
-        first, last = places[0], places[-1]
-        return first == last or (last == first + 1 and word[first] == blank[last] and word[last] == blank[first])
-    short, long = sorted((word, blank), key=len)
-    without = [long[:index] + long[index + 1 :] for index in range(1 if long == blank else 0, len(long))]
-    return short in without
+    return _WORDS.get(word.casefold())

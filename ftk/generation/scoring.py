@@ -201,7 +201,8 @@ def _check(context_length: int, branches: Sequence[_Branch], num_rows: int) -> N
     """Refuses what the position tables, of `num_rows` rows, do not reach."""
     if context_length > num_rows:
         raise UserError(
-            f"the prompt is {context_length} tokens long, but the model has {num_rows} positions; shorten the prompt"
+            f"the prompt is {context_length} tokens long, but the model has {num_rows} positions; "
+            "shorten the prompt, or cut it with truncate (--truncate)"
         )
     longest = max((max(branch.block_positions, default=0) for branch in branches), default=0)
     if longest >= num_rows:

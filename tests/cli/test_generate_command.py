@@ -330,17 +330,29 @@ def test_interactive_does_not_read_an_endless_line(ask):
 
 
 def test_interactive_names_misspelt_blanks_and_counts_prompts_without_one(ask):
-    text = "the [MSAK] fox\nshe reads\n他在【MASK】工作\nold friends\nthe [MASK]\n".encode()
+    text = "the [gmask ] fox\nshe reads\n他在【MASK】工作\nold friends\nthe [MASK]\n".encode()
     code, out, err = ask(interactive.main, "--path", "run", "--max-len", "2", stdin=text)
     assert code == 1
     assert [line for line in out if line.startswith("> ")] == ["> she reads", "> old friends", "> the [MASK]"]
     assert err == [
-        "ftk-interactive: line 1: '[MSAK]' at character 5 is no blank; write [MASK] "
-        "(this tokenizer has [MASK], [sMASK], [gMASK])",
+        "ftk-interactive: line 1: '[gmask ]' at character 5 is no blank; write [gMASK] "
+        "(this tokenizer has [MASK], [sMASK], [gMASK]), "
+        "or have it read as text with misspelt_blanks (--misspelt-blanks text)",
         "ftk-interactive: line 3: '【MASK】' at character 3 is no blank; write [MASK] "
-        "(this tokenizer has [MASK], [sMASK], [gMASK])",
+        "(this tokenizer has [MASK], [sMASK], [gMASK]), "
+        "or have it read as text with misspelt_blanks (--misspelt-blanks text)",
         "ftk-interactive: 2 prompts have no blank and are continued at the end; the first is line 2",
     ]
+
+
+def test_misspelt_blanks_are_text_where_that_is_asked_for(ask):
+    options = ["--path", "run", "--max-len", "2", "--misspelt-blanks", "text"]
+    code, out, err = ask(interactive.main, *options, stdin=b"the <mask> [mask] [MASK]\n")
+    assert (code, err) == (0, [])
+    assert out[0] == "> the <mask> [mask] [MASK]"
+    code, _, err = ask(generate.main, "data-bin", *options)
+    assert code == 2
+    assert err[0].endswith("--misspelt-blanks goes with --input; samples of DATA have no text that could hold them")
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--batch-size", ["4"]), ("--no-in-flight", [])])
