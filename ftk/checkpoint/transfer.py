@@ -102,6 +102,7 @@ def _fill(
 
     sources: dict[str, str] = {}  # name in the model -> the name it is kept under
     missing, skipped, wrong = [], [], []
+    only_rows_differ = True
     rows: dict[str, tuple[int, int]] = {}
     for name, others in names.items():
         found = next((other for other in others if other in kept_as), None)
@@ -117,12 +118,13 @@ def _fill(
             if common_rows and ours and theirs and theirs[1:] == ours[1:]:
                 rows[name] = (min(theirs[0], ours[0]), ours[0])
             else:
+                only_rows_differ = only_rows_differ and bool(ours) and theirs[1:] == ours[1:]
                 wrong.append(f"{name} is {list(theirs)} in the checkpoint, {list(ours)} in the model")
     others_there = [name for name in kept_as if name not in known]
     unused = [name for name in others_there if meant_to_differ(name)]
     unexpected = [name for name in others_there if not meant_to_differ(name)]
     idle = [pattern for pattern in skip if not _matches(pattern, [*kept_as, *known])]
-    _refuse(folder, missing, unexpected, wrong, idle)
+    _refuse(folder, missing, unexpected, wrong, only_rows_differ, idle)
 
     def read(targets: Mapping[str, torch.Tensor]) -> None:
         read_tensors(folder / layout.MODEL, {n: target for n, target in targets.items() if n not in averaged})
@@ -149,14 +151,22 @@ def _copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
     shard[: len(part)] = part.to(shard.dtype)
 
 
-def _refuse(folder: Path, missing: list[str], unexpected: list[str], wrong: list[str], idle: list[str]) -> None:
+def _refuse(
+    folder: Path,
+    missing: list[str],
+    unexpected: list[str],
+    wrong: list[str],
+    only_rows_differ: bool,
+    idle: list[str],
+) -> None:
     reasons = []
     if missing:
         reasons.append(f"the model has, and it has not: {some_names(missing)}")
     if unexpected:
         reasons.append(f"it has, and the model has not: {some_names(unexpected)}")
     if wrong:
-        reasons.append(f"{'; '.join(wrong[:4])} (a vocabulary of another size: --finetune-vocabulary common)")
+        hint = " (a vocabulary of another size: --finetune-vocabulary common)" if only_rows_differ else ""
+        reasons.append(f"{'; '.join(wrong[:4])}{hint}")
     if idle:
         reasons.append(f"no name is like {', '.join(idle)}")
     if reasons:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import tempfile
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,7 @@ def preprocess(
     """
     documents = documents or DocumentConfig()
     files = {split: expand_paths(names, inputs.document_separator) for split, names in inputs.files().items()}
+    _check_text_key(inputs, itertools.chain.from_iterable(files.values()))
     destination = Path(output.destdir)
     try:
         with whole_folder(destination, output.overwrite) as folder:
@@ -146,6 +148,16 @@ def preprocess(
             raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
         raise
     return _table(reports, destination)
+
+
+def _check_text_key(inputs: InputConfig, paths: Iterable[str]) -> None:
+    """Refuses a --text-key where no file has fields."""
+    is_default = inputs.text_key == InputConfig.text_key
+    if not is_default and all(kind_of(path, inputs.format) != "jsonl" for path in paths):
+        raise UserError(
+            f"text_key is {inputs.text_key!r}, but no input is read as JSON lines; give --format jsonl, "
+            "or leave --text-key out"
+        )
 
 
 def _end_token(tokenizer: Tokenizer) -> int:

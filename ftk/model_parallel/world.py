@@ -43,6 +43,17 @@ class Sizes(NamedTuple):
         """Processes that each take batches of their own."""
         return self.replicate * self.shard
 
+    def describe(self) -> str:
+        """For people: what the processes do, e.g. "4 processes: tensor parallel 2, sharded data parallel 2"."""
+        kinds = {
+            "tensor parallel": self.tensor,
+            "pipeline parallel": self.pipeline,
+            "sharded data parallel": self.shard,
+            "replicated data parallel": self.replicate,
+        }
+        parts = ", ".join(f"{kind} {size}" for kind, size in kinds.items() if size > 1)
+        return f"{self.world} processes: {parts}" if parts else "1 process"
+
 
 def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
     """The sizes of all dimensions, those that were not given derived from the number of processes.

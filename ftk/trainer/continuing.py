@@ -144,7 +144,9 @@ def _refusal(folder: Path, refused: Sequence[Change], others: Sequence[Change]) 
     for change in refused:
         way = "another model or run" if change.resume == FIXED else f"{_flag(change.resume)} lets its state begin anew"
         lines.append(f"  {change}   ({way})")
-    lines += [f"  {change}   (could be taken)" for change in others]
+    if others:
+        lines.append("these, given as well, could be taken:")
+        lines += [f"  {change}" for change in others]
     lines.append(
         f"give the old values (they are in {folder / 'config.yaml'}), the flags named above, or another --save-dir, "
         f"with --finetune-from {folder} for its weights"

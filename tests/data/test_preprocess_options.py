@@ -271,3 +271,17 @@ def test_one_line_of_two_megabytes_is_no_problem(tmp_path, model):
     assert main([str(a) for a in ("--destdir", out, "--tokenizer-path", model, "--trainpref", tmp_path / "a.txt")]) == 0
     tokenizer = load_tokenizer(out)
     assert documents(out) == [tokenizer.encode(text) for text in ("one bird", line, "two trees")]
+
+
+def test_a_text_key_where_no_file_has_fields_is_refused(tmp_path, model, capsys):
+    lines, texts = tmp_path / "lines.jsonl", tmp_path / "texts.txt"
+    lines.write_text('{"body": "the cat sat"}\n')
+    texts.write_text('{"body": "the cat sat"}\n')
+    assert run(tmp_path / "out", model, "--trainpref", texts, "--text-key", "body") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "ftk-preprocess: text_key is 'body', but no input is read as JSON lines; give --format jsonl, "
+        "or leave --text-key out"
+    )
+    assert not (tmp_path / "out").exists()
+    assert run(tmp_path / "out", model, "--trainpref", f"{lines},{texts}", "--text-key", "body") == 0
+    assert run(tmp_path / "out2", model, "--trainpref", texts, "--format", "jsonl", "--text-key", "body") == 0

@@ -65,6 +65,12 @@ def test_sizes_that_cannot_be_are_refused_with_the_numbers(options, world_size, 
         resolve_sizes(ParallelConfig(**options), world_size)
 
 
+def test_sizes_are_told_to_people():
+    assert Sizes().describe() == "1 process"
+    assert Sizes(tensor=2, shard=3).describe() == "6 processes: tensor parallel 2, sharded data parallel 3"
+    assert Sizes(2, 4).describe() == "8 processes: pipeline parallel 2, replicated data parallel 4"
+
+
 def test_processes_without_a_size_for_them_are_refused():
     alone = ParallelConfig(data_parallel_shard_size=1, data_parallel_replicate_size=1)
     with pytest.raises(

@@ -73,8 +73,12 @@ def match_plan(
             if name in by:
                 mistakes.append(f"{name} is named twice, by {by[name]!r} and {pattern!r}; let one pattern match it")
             found[name], by[name] = style, pattern
+    same: dict[str, list[str]] = {}  # mistake -> modules; that of a layer is that of all layers
     for name, style in found.items():
-        mistakes += [f"{name or _ROOT} {text}" for text in style.check(model.get_submodule(name), size)]
+        for text in style.check(model.get_submodule(name), size):
+            same.setdefault(text, []).append(name or _ROOT)
+    for text, modules in same.items():
+        mistakes.append(f"{modules[0]} {text}" + (f"; so with {len(modules) - 1} more" if len(modules) > 1 else ""))
     mistakes += _dropout_mistakes(model, found)
     if sequence_parallel:
         mistakes += _sequence_mistakes(model, found, partial)
