@@ -1,5 +1,6 @@
 """Names the packages and builds the Cython extensions; everything else stands in pyproject.toml."""
 
+import sys
 from pathlib import Path
 
 import numpy
@@ -7,17 +8,22 @@ from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).parent
+THREADED = ("_few_rows",) if sys.platform == "linux" else ()
+"""Extensions that share torch's threads: at run time their OpenMP library is the one that torch has loaded before."""
 
 
 def extension(source: Path) -> Extension:
     """One extension module for one .pyx file, named after its place in the package."""
     relative = source.relative_to(ROOT).with_suffix("")
+    openmp = ["-fopenmp"] if source.stem in THREADED else []
     return Extension(
         ".".join(relative.parts),
         [str(source.relative_to(ROOT))],
-        include_dirs=[numpy.get_include()],
+        include_dirs=[numpy.get_include(), str(source.parent)],
+        depends=[str(header.relative_to(ROOT)) for header in source.parent.glob("*.h")],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-        extra_compile_args=["-O3", "-g0"],
+        extra_compile_args=["-O3", "-g0", *openmp],
+        extra_link_args=openmp,
     )
 
 

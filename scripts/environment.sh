@@ -13,7 +13,7 @@ ftk_environment() {
     # shellcheck disable=SC1091
     source "$venv/bin/activate"
     stamp="$venv/.ftk-installed${extra:+-$extra}"
-    wanted="$(cat pyproject.toml setup.py constraints.txt $(find ftk -name '*.pyx' -o -name '*.pxd' | sort) | cksum) $PWD"
+    wanted="$(cat pyproject.toml setup.py constraints.txt $(find ftk -name '*.pyx' -o -name '*.pxd' -o -name '*.h' | sort) | cksum) $PWD"
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         echo "installing ftk${extra:+[$extra]} (a few minutes the first time)" >&2
         python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \

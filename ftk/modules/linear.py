@@ -7,9 +7,12 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from ftk.modules.few_rows import few_rows_linear, most_rows
 
 FEW_ROWS = 64
-"""Up to so many rows (tokens) oneDNN is asked.
+"""Up to so many rows (tokens) another kernel is asked: our own where it is the fastest (`few_rows`), else oneDNN's.
 
 `F.linear` in float32 goes to MKL, which packs the weights anew for every product of more than one row. Milliseconds of
 MKL against oneDNN for the linear layers of six layers of glm_base (170 MB; one thread, AMD EPYC with AVX-512): 1 row
@@ -28,26 +31,31 @@ class Linear(nn.Linear):
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """hidden [..., I] times weight [O, I] transposed, plus bias [O]: [..., O]; as `F.linear`, which it mostly is."""
     if _has_few_rows(hidden, weight):
+        if hidden.numel() <= most_rows() * hidden.size(-1):
+            return few_rows_linear(hidden, weight, bias)
         return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
     return F.linear(hidden, weight, bias)
 
 
 def _has_few_rows(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether this is a step of generation in float32 on a CPU, and oneDNN is there."""
+    """Whether this is a step of generation in float32 on a CPU, which nobody records, and there is a kernel for it."""
     return (
-        not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and not is_in_torch_dispatch_mode()
+        and not torch.is_grad_enabled()
         and hidden.device.type == "cpu"
         and hidden.dtype == weight.dtype == torch.float32
         and 0 < hidden.numel() <= FEW_ROWS * hidden.size(-1)
         and type(weight.data) is Tensor
+        and hidden.size(-1) == weight.size(1)
         and not torch.is_autocast_enabled("cpu")
-        and _has_kernel()
+        and (most_rows() > 0 or _has_onednn())
     )
 
 
 @cache
-def _has_kernel() -> bool:
+def _has_onednn() -> bool:
     """Asked once: the operator is torch's own, for compiled models, and promised to nobody."""
     try:
         given, weight = torch.ones(1, 2, 3), torch.ones(4, 3)

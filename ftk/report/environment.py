@@ -31,7 +31,7 @@ PACKAGES = (
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
 )
-EXTENSION_FOLDERS = ("data", "tokenizers")  # of ftk, where Cython sources lie
+EXTENSION_FOLDERS = ("data", "modules", "tokenizers")  # of ftk, where Cython sources lie
 _SETTINGS = re.compile(
     r"^(FTK|OMP|MKL|KMP|GOMP|TORCH|PYTORCH|CUDA|CUBLAS|NCCL|GLOO|TRITON|WANDB|LOCAL|MASTER|SLURM_JOB)_|"
     r"^(RANK|WORLD_SIZE|PYTHONPATH|PYTHONHASHSEED|LD_PRELOAD)$"

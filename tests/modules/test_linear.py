@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ftk.modules import linear as module
 from ftk.modules.linear import FEW_ROWS, Linear, linear
@@ -38,8 +39,8 @@ def calls(monkeypatch):
 
 
 def test_few_rows_without_gradients_take_the_other_kernel(calls):
-    if not module._has_kernel():
-        pytest.skip("this build of torch has no oneDNN")
+    if not (module.most_rows() or module._has_onednn()):
+        pytest.skip("neither our own kernel nor oneDNN is there")
     layer = Linear(24, 10)
     with torch.inference_mode():
         layer(torch.randn(8, 24))
@@ -57,8 +58,23 @@ def test_training_many_rows_and_autocast_take_torchs_own(calls):
     assert len(calls) == 3
 
 
-def test_without_the_kernel_the_layer_works(monkeypatch):
-    monkeypatch.setattr(module, "_has_kernel", lambda: False)
+@pytest.mark.parametrize("has_onednn", [True, False])
+def test_without_our_kernel_the_layer_works(monkeypatch, has_onednn):
+    monkeypatch.setattr(module, "most_rows", lambda: 0)
+    if not has_onednn:
+        monkeypatch.setattr(module, "_has_onednn", lambda: False)
     layer, hidden = Linear(24, 10), torch.randn(2, 24)
     with torch.no_grad():
         torch.testing.assert_close(layer(hidden), hidden @ layer.weight.T + layer.bias)
+
+
+def test_what_records_operators_sees_torchs_own(calls):
+    layer = Linear(24, 10).requires_grad_(False)
+    with torch.no_grad():
+        recorded = make_fx(lambda hidden: layer(hidden))(torch.zeros(2, 24))
+        traced = torch.jit.trace(layer, torch.zeros(2, 24), check_trace=False)
+    hidden = torch.randn(2, 24)
+    expected = hidden @ layer.weight.T + layer.bias
+    torch.testing.assert_close(recorded(hidden), expected)
+    torch.testing.assert_close(traced(hidden), expected)
+    assert calls
