@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError
 
 ROOT = Path(__file__).parent
 THREADED = ("_few_rows",) if sys.platform == "linux" else ()
@@ -27,7 +29,22 @@ def extension(source: Path) -> Extension:
     )
 
 
+class BuildExtensions(build_ext):
+    """Builds what wants OpenMP without it where the compiler has none; nobody asks for that extension then."""
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            super().build_extension(ext)
+        except (CompileError, LinkError):
+            if "-fopenmp" not in ext.extra_compile_args:
+                raise
+            ext.extra_compile_args.remove("-fopenmp")
+            ext.extra_link_args = []
+            super().build_extension(ext)
+
+
 setup(
+    cmdclass={"build_ext": BuildExtensions},
     packages=[*find_packages(include=["ftk*", "ftk_cli*"]), "ftk.recipes"],
     package_dir={"ftk.recipes": "configs"},  # in a checkout the recipes are a folder of their own
     package_data={"ftk.recipes": ["*.yaml"]},

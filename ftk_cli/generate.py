@@ -209,7 +209,7 @@ def body(argv: list[str]) -> int:
             of_lines = score_lines if options.score_reference else fill_prompts
             return of_lines(root, options.input, checkpoints, results, world)
         except (KeyboardInterrupt, Terminated):
-            if results is not None and results.path.exists():
+            if results is not None and results.is_ours:
                 again = "the same command" + (" without --overwrite-results" if options.overwrite_results else "")
                 say(PROG, f"{results.path} keeps the answers so far; {again} goes on behind them")
             raise

@@ -76,6 +76,7 @@ class ResultsFile:
         self._overwrite = overwrite
         self._ends: dict[int, int] = {}  # number of records -> byte behind them, where `go_on` may begin
         self._begins_at: int | None = None  # the byte where the first `write` goes
+        self._has_begun = False  # there was a `write`
         self._writes = world is None or world.is_main
         if world is None:
             self._stream = self._open()
@@ -112,7 +113,7 @@ class ResultsFile:
                 self._settings_path.write_text(json.dumps(self._settings, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise self._unwritable(error) from None
-        self._begins_at = None
+        self._begins_at, self._has_begun = None, True
 
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(f"--results-path {self.path}: {error.strerror}; name a file that can be written")
@@ -155,6 +156,11 @@ class ResultsFile:
         assert self._stream is not None, "go_on has been called"
         self._stream.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
         self._stream.flush()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether what is on the disk is of this command: gone on with, or begun by a `write`."""
+        return self._has_begun or (self._stream is not None and not self._overwrite)
 
     def close(self) -> None:
         """Nothing is written any more."""

@@ -83,8 +83,8 @@ class BlankFiller:
                 `ftk.generation.steering.PROMPT_OPTIONS`.
 
         Raises:
-            UserError: a prompt is empty or too long, or has a blank that the tokenizer lacks or that is misspelt
-                ("[mask]"); its options are not allowed.
+            UserError: a prompt is empty or too long, or has a blank that the tokenizer lacks or, unless
+                `misspelt_blanks` is "text", one that is misspelt ("[mask]"); its options are not allowed.
         """
         if isinstance(prompts, str):
             raise UserError("fill takes a list of prompts; for one, fill([prompt])[0]")

@@ -69,7 +69,7 @@ def read_padded(chunks: Sequence[Chunk], where: Where, device: torch.device) -> 
         lines[members, real] = np.concatenate(lists)
         return lines
 
-    tokens, text, block = (pad([chunk[number] for chunk in chunks]) for number in range(3))
+    tokens, text, block = (pad(lists) for lists in zip(*chunks, strict=True))
     return Reading(
         _to(device, tokens),
         _to(device, np.stack((text, block), axis=1)),
@@ -94,7 +94,7 @@ def read_packed(chunks: Sequence[Chunk], where: Where, device: torch.device) -> 
         keys = np.arange(start + length)  # [S]
         visible = (keys < context) | (keys <= keys[start:, None])  # [length, S]
         spans.append(_Span(int(row), slice(int(end - length), int(end)), _to(device, visible)))
-    tokens, text, block = (np.concatenate([chunk[number] for chunk in chunks])[None] for number in range(3))
+    tokens, text, block = (np.concatenate(lists)[None] for lists in zip(*chunks, strict=True))
     return Reading(
         _to(device, tokens),
         _to(device, np.stack((text, block), axis=1)),

@@ -217,7 +217,8 @@ class SequenceGenerator:
         stream: TokenStream | None = None,
     ) -> Iterator[NewTokens]:
         """Fills the blanks that prompts ask for, in their order; each keeps its answers. Yields what `stream` has."""
-        # The longest work first, so that few rows stand idle at the end; alike prompts together: little is padded.
+        # The longest work first, so that few rows stand idle at the end; alike prompts together, so that without
+        # `in_flight` little is padded.
         waiting = sorted((p for p in prompts if p.blanks), key=lambda p: (len(p.blanks), len(p.context)), reverse=True)
         models = [self.model, *([self.language_model.model] if self.language_model is not None else [])]
         with evaluation_mode(*models):

@@ -101,7 +101,10 @@ class FlexAttention(NamedTuple):
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if not query.is_cuda:
-            raise UserError(f"--attention flex trains on CUDA only, this is {query.device.type}; use --attention auto")
+            raise UserError(
+                f"--attention flex trains on CUDA only, this is {query.device.type}; use --attention auto, or "
+                "torch.no_grad() where nothing is trained"
+            )
         return _compiled_flex_attention()(query, key, value, block_mask=self.mask)
 
 

@@ -1,4 +1,4 @@
-"""Products of a few rows with a matrix on a CPU, at the rate at which memory gives the matrix."""
+"""Products of a few rows with a matrix on a CPU, nearly at the rate at which memory gives the matrix."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ftk.modules import _few_rows
 
@@ -15,24 +17,27 @@ _PRODUCTS_OF_A_THREAD = 1 << 16
 """Multiplications for which it is worth to wake one more thread (20 microseconds of one)."""
 
 
-def few_rows_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `F.linear`: hidden [..., I] times weight [O, I] transposed, plus bias [O]: [..., O].
+def few_rows_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """As `F.linear`: hidden [..., I] times weight [O, I] transposed, times scale [O], plus bias [O]: [..., O].
 
     What a row gives does not depend on the other rows, nor on the number of threads.
 
     Args:
-        hidden, weight, bias: contiguous or not, float32, on the CPU; nothing here has gradients.
+        hidden, weight, bias: contiguous or not; float32, of these shapes; `may_be_read_by_address` was asked before.
+        scale: float32, one an output, of a weight that is int8.
     """
     (outputs, inputs), num_rows = weight.shape, hidden.numel() // weight.size(1)
     assert hidden.size(-1) == inputs, f"{hidden.size(-1)} inputs for a weight of {inputs}"
+    assert weight.dtype == (torch.float32 if scale is None else torch.int8), f"a weight of {weight.dtype}"
     hidden, weight = hidden.contiguous(), weight.contiguous()
-    bias = None if bias is None else bias.contiguous()
-    result = torch.empty(*hidden.shape[:-1], outputs)
+    scale, bias = (None if part is None else part.contiguous() for part in (scale, bias))
+    result = hidden.new_empty(*hidden.shape[:-1], outputs)
     num_products = num_rows * outputs * inputs
     _few_rows.product(
         hidden.data_ptr(),
         num_rows,
         weight.data_ptr(),
+        0 if scale is None else scale.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         outputs,
         inputs,
@@ -42,24 +47,68 @@ def few_rows_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) 
     return result
 
 
+def may_be_read_by_address(*tensors: Tensor | None) -> bool:
+    """Whether these are plain memory of the CPU, and what is computed with them is nobody's business.
+
+    A kernel that gets addresses sees no gradients, no transforms of functions, no tensors of other kinds (DTensor,
+    fake, sparse), and is seen by nobody who records operators; in all these cases the answer is no.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and not is_in_torch_dispatch_mode()
+        and not torch.is_grad_enabled()
+        and forward_ad._current_level < 0
+        and not torch._C._are_functorch_transforms_active()
+        and not torch.is_autocast_enabled("cpu")
+        and all(tensor is None or _is_plain(tensor) for tensor in tensors)
+    )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        type(tensor.data) is Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not tensor.is_neg()
+    )
+
+
+@cache
+def most_int8_rows() -> int:
+    """As `most_rows`, for int8 weights, beside PyTorch's packed kernel, which is made for AVX-512 and bfloat16.
+
+    Milliseconds of both on that EPYC, twelve layers of glm_base: 1 row 6.4 and 10.3, 4 rows 8.3 and 15.6, 16 rows 20.0
+    and 45.4.
+    """
+    return 16 if most_rows() and not _has_avx512() else 0
+
+
 @cache
 def most_rows() -> int:
     """Up to so many rows this is the fastest way on this processor; 0 where it cannot be had.
 
-    AVX2 (EPYC without AVX-512), the linear layers of six layers of glm_base, 170 MB, milliseconds of oneDNN and of this
-    on two threads: 1 row 9.4 and 7.5, 2 rows 14.7 and 7.7, 4 rows 16.4 and 9.6, 8 rows 20.7 and 13.2, 16 rows 23.1 and
-    14.7, 32 rows 32.7 and 25.8, 64 rows 50.9 and 45.6. Where oneDNN has AVX-512 it multiplies twice as fast, so that it
-    is ahead as soon as multiplying, not reading, takes the time.
+    Milliseconds of this, oneDNN and MKL by `scripts/benchmark/few_rows.py` on two threads with AVX2 (an EPYC with noisy
+    neighbours): 1 row 11.0, 11.9, 15.0; 2 rows 8.7, 17.1, 29.9; 4 rows 11.2, 25.4, 29.6; 8 rows 11.9, 20.7, 34.6; 16
+    rows 19.5, 24.6, 33.7; 32 rows 29.0, 33.1, 43.6; 64 rows 55.7, 49.7, 60.1. Where oneDNN has AVX-512 it multiplies
+    twice as fast, so that it is ahead as soon as multiplying, not reading, takes the time.
     """
     if not (_few_rows.is_supported() and _few_rows.is_threaded() and _has_one_openmp()):
         return 0
-    return 8 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 64
+    return 8 if _has_avx512() else 32
+
+
+def _has_avx512() -> bool:
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def _has_one_openmp() -> bool:
     """Whether torch and this extension share the threads of one OpenMP library; those of two would wait for cores."""
     if not sys.platform.startswith("linux"):
         return False
-    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:  # a sandbox without /proc
+        return False
     names = ("libgomp", "libomp", "libiomp5")
     return len({line.split(maxsplit=5)[5] for line in lines if line.rpartition("/")[2].startswith(names)}) == 1

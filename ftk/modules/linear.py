@@ -7,9 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from ftk.modules.few_rows import few_rows_linear, most_rows
+from ftk.modules.few_rows import few_rows_linear, may_be_read_by_address, most_rows
 
 FEW_ROWS = 64
 """Up to so many rows (tokens) another kernel is asked: our own where it is the fastest (`few_rows`), else oneDNN's.
@@ -30,27 +29,23 @@ class Linear(nn.Linear):
 
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """hidden [..., I] times weight [O, I] transposed, plus bias [O]: [..., O]; as `F.linear`, which it mostly is."""
-    if _has_few_rows(hidden, weight):
-        if hidden.numel() <= most_rows() * hidden.size(-1):
+    if _has_few_rows(hidden, weight, bias):
+        if hidden.numel() <= most_rows() * hidden.size(-1) and weight.is_contiguous():
             return few_rows_linear(hidden, weight, bias)
-        return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
+        if _has_onednn():
+            return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
     return F.linear(hidden, weight, bias)
 
 
-def _has_few_rows(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether this is a step of generation in float32 on a CPU, which nobody records, and there is a kernel for it."""
+def _has_few_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether this is a step of generation, in float32, that a kernel may make."""
     return (
-        not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
-        and not is_in_torch_dispatch_mode()
-        and not torch.is_grad_enabled()
-        and hidden.device.type == "cpu"
-        and hidden.dtype == weight.dtype == torch.float32
+        hidden.dtype == weight.dtype == torch.float32
         and 0 < hidden.numel() <= FEW_ROWS * hidden.size(-1)
-        and type(weight.data) is Tensor
+        and weight.dim() == 2
         and hidden.size(-1) == weight.size(1)
-        and not torch.is_autocast_enabled("cpu")
-        and (most_rows() > 0 or _has_onednn())
+        and (bias is None or (bias.dtype == torch.float32 and bias.shape == weight.shape[:1]))
+        and may_be_read_by_address(hidden, weight, bias)
     )
 
 

@@ -1,7 +1,8 @@
-"""Linear layers and the tied embedding with int8 or int4 weights: plain tensors, on PyTorch's packed kernels.
+"""Linear layers and the tied embedding with int8 or int4 weights: plain tensors, on packed kernels.
 
-Weights alone are rounded; activations stay floating point. The packed kernels take bfloat16 activations (in float32
-they are slower than no quantisation at all), so each layer rounds what it reads, and the residual path keeps its type.
+Weights alone are rounded; activations stay floating point. PyTorch's packed kernels take bfloat16 activations (in
+float32 they are slower than no quantisation at all), so each layer rounds what it reads, and the residual path keeps
+its type. Our own for int8, on CPUs without AVX-512, takes float32.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ftk.errors import UserError
+from ftk.modules.few_rows import few_rows_linear, may_be_read_by_address, most_int8_rows
 
 GROUP_SIZES = (32, 64, 128, 256)
 """Inputs that share a scale in int4; what the packed kernels take."""
@@ -84,7 +86,7 @@ class Int8Linear(_WithScales):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., I] -> [..., O], in the type of `hidden`"""
-        return _with_bias(int8_linear(hidden, self.quantized_weight, self.weight_scale), self.bias)
+        return int8_linear(hidden, self.quantized_weight, self.weight_scale, self.bias)
 
 
 class Int4Linear(_WithScales):
@@ -219,8 +221,14 @@ class Int8TiedEmbedding(_WithScales):
         return int8_linear(hidden, self.quantized_weight, self.weight_scale)
 
 
-def int8_linear(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """hidden [..., I] times int8 [O, I] with a scale a row, bfloat16 [O] -> [..., O], in the type of `hidden`."""
+def int8_linear(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """hidden [..., I] times int8 [O, I] with a scale a row, bfloat16 [O], plus bias -> [..., O], in its type."""
+    if _own_kernel_fits(hidden, quantized_weight, weight_scale, bias):
+        return few_rows_linear(hidden, quantized_weight, bias, weight_scale.float())
+    return _with_bias(_int8_product(hidden, quantized_weight, weight_scale), bias)
+
+
+def _int8_product(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor) -> Tensor:
     if _packed_kernel_fits(hidden) and has_packed_kernel("int8", hidden.device.type):
         rows = hidden.reshape(-1, hidden.size(-1)).to(torch.bfloat16)
         product = torch._weight_int8pack_mm(rows, quantized_weight, weight_scale)
@@ -322,6 +330,15 @@ def _probe_int4(device: torch.device) -> tuple[Tensor, Tensor]:
     packed_mm = torch._weight_int4pack_mm_for_cpu if device.type == "cpu" else torch._weight_int4pack_mm
     found = packed_mm(hidden, packed_int4(layer.quantized_weight), 32, layer.scale_and_offset)
     return found, hidden.float() @ layer.weight.T
+
+
+def _own_kernel_fits(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> bool:
+    return (
+        hidden.dtype == torch.float32
+        and 0 < hidden.numel() <= most_int8_rows() * hidden.size(-1)
+        and (bias is None or bias.dtype == torch.float32)
+        and may_be_read_by_address(hidden, quantized_weight, weight_scale, bias)
+    )
 
 
 def _packed_kernel_fits(hidden: Tensor) -> bool:

@@ -101,12 +101,13 @@ def extensions() -> dict[str, str]:
     root = Path(__file__).resolve().parents[1]
     states = {}
     for folder in EXTENSION_FOLDERS:
+        headers = [header.stat().st_mtime for header in (root / folder).glob("*.h")]
         for source in sorted((root / folder).glob("*.pyx")):
             name = f"ftk.{folder}.{source.stem}"
             spec = importlib.util.find_spec(name)
             if spec is None or spec.origin is None:
                 states[name] = "missing"
-            elif os.path.getmtime(spec.origin) < source.stat().st_mtime:
+            elif os.path.getmtime(spec.origin) < max([source.stat().st_mtime, *headers]):
                 states[name] = "older than its source"
             else:
                 states[name] = "built"

@@ -39,7 +39,8 @@ LINES: list[tuple[bytes, int | str]] = [
     (b"[CLS] </s> <|endofpiece|> {} %s [MASK", 1),
     (b"the [mask] fox", "'[mask]' at character 5 is no blank; write [MASK] (this tokenizer has"),
     ("他在［MASK］和 [MASK] 。".encode(), "'［MASK］' at character 3 is no blank; write [MASK] (this"),
-    (b"at [MASK] in [gMAKS] .", "'[gMAKS]' at character 14 is no blank; write [gMASK] (this"),
+    (b"at [MASK] in [GMASK] .", "'[GMASK]' at character 14 is no blank; write [gMASK] (this"),
+    (b"at [MASK] in [gMAKS] .", 1),
     ("【注】 a [1] note [FOO] <b> (mask) （口罩） [MASK]".encode(), 1),
     (b"last [MASK]", 1),
 ]

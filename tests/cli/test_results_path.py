@@ -92,9 +92,18 @@ def test_an_interruption_leaves_whole_records_and_the_rest_is_answered_once(
     monkeypatch.setattr(BlankFiller, "fill_encoded", interrupted)
     code, _, err = generated(*command)
     assert (code, err[-1]) == (1, "ftk-generate: interrupted")
+    assert err[-2].endswith("results keeps the answers so far; the same command goes on behind them")
     part = (tmp_path / "results").read_bytes()
     assert part
     assert whole.startswith(part)
+    # Begun anew, and interrupted before the first answer: the old answers are still there, and not this command's.
+    code, _, err = generated(*command, "--overwrite-results")
+    assert (code, err[-1]) == (1, "ftk-generate: interrupted")
+    assert "keeps the answers" not in "".join(err)
+    assert (tmp_path / "results").read_bytes() == part
+    answered.clear()
+    code, _, err = generated(*command, "--overwrite-results")
+    assert err[-2].endswith("the same command without --overwrite-results goes on behind them")
     monkeypatch.setattr(BlankFiller, "fill_encoded", original)
     _, _, err = generated(*command)
     assert (tmp_path / "results").read_bytes() == whole

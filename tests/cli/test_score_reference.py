@@ -266,7 +266,7 @@ UNUSED = [
     (option, section)
     for section, config in (("generation", GenerationConfig), ("processors", ProcessorConfig))
     for option in options_of(section, config)
-    if option.name not in ("length_penalty", "truncate")
+    if option.name not in ("length_penalty", "truncate", "misspelt_blanks")
 ]
 VALUES = {
     "search": "sampling",
@@ -308,6 +308,8 @@ def test_what_scoring_uses_may_be_given(ask):  # noqa: F811
         "0",
         "--truncate",
         "left",
+        "--misspelt-blanks",
+        "text",
         "--on-error",
         "stop",
         "--max-samples",

@@ -105,7 +105,7 @@ COMMANDS = [
             "--search diverse_beam --beam 4 --diverse-groups 4 --diversity-strength 1 --output-format json",
             "--sampling --temperature 2 --top-k 5 --top-p 0.9 --min-p 0.01 --typical-p 0.9 --seed 3 --color always",
             "--search contrastive --contrastive-candidates 3 --contrastive-alpha 0.5",
-            "--lm-path run --lm-weight 0.1 --no-lm-ends",
+            "--lm-path run --lm-weight 0.1 --no-lm-ends --misspelt-blanks text",
             "--min-lens 1 --max-lens 9 --repetition-penalty 1.2 --repetition-penalty-prompt --unk-penalty 1",
             "--no-repeat-ngram-size 2 --forbid-words red --forbid-words-file words --prefix the --stop .",
             "--constraints fox --constraint-blanks 1 --ordered-constraints",

@@ -180,14 +180,13 @@ def changed(**entries: Any) -> Plan:
             changed(),
             4,
             False,
-            "layers.0.attention.qkv has 6 attention heads, which 4 tensor parallel processes (--tensor-parallel-size) "
-            "do not divide (1, 2",
+            "layers.0.attention.qkv has 6 attention heads, which 4 tensor parallel processes do not divide (1, 2",
         ),
         (
             {"layers.*.feed_forward.inner": "column"},
             5,
             False,
-            "layers.0.feed_forward.inner has 192 outputs, which 5 tensor parallel processes (--tensor-parallel-size) ",
+            "layers.0.feed_forward.inner has 192 outputs, which 5 tensor parallel processes do not divide (1, 2, 3, 4,",
         ),
         ({"layers.*.attention.output": "row"}, 5, False, "layers.0.attention.output has 48 inputs, which 5 tensor par"),
         (
@@ -221,8 +220,8 @@ def changed(**entries: Any) -> Plan:
             {"layers.*.attention": {"style": "sharded", "divide": ["head_size", "num_heads"]}},
             3,
             False,
-            "layers.0.attention head_size is 8, which 3 tensor parallel processes (--tensor-parallel-size) do not "
-            "divide (1, 2, 4, 8 would); so with 1 more\n  layers.0.attention has no whole number 'num_heads' to divide",
+            "layers.0.attention head_size is 8, which 3 tensor parallel processes do not divide "
+            "(1, 2, 4, 8 would); so with 1 more\n  layers.0.attention has no whole number 'num_heads' to divide",
         ),
         (
             changed(final_norm=None),

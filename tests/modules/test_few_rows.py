@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ftk.modules import few_rows
-from ftk.modules.few_rows import few_rows_linear, most_rows
+from ftk.modules.few_rows import few_rows_linear, most_int8_rows, most_rows
 
 pytestmark = pytest.mark.skipif(not few_rows._few_rows.is_supported(), reason="this processor has no AVX2")
 
@@ -36,14 +36,29 @@ def test_it_is_the_product(inputs, outputs, num_threads, threads):
         torch.testing.assert_close(with_bias.double(), exact + bias, rtol=1e-5, atol=1e-5 * inputs**0.5)
 
 
-def test_a_row_gives_the_same_bits_alone_and_among_others(threads):
+@pytest.mark.parametrize("inputs", [5, 200, 203])  # with and without a rest of a vector
+def test_a_row_gives_the_same_bits_alone_and_among_others(inputs, threads):
     torch.manual_seed(0)
-    hidden, weight, bias = torch.randn(13, 200), torch.randn(500, 200), torch.randn(500)
+    hidden, weight, bias = torch.randn(13, inputs), torch.randn(500, inputs), torch.randn(500)
     threads(1)
     alone = torch.cat([few_rows_linear(row[None], weight, bias) for row in hidden])
     for num_threads in (1, 2, 5):
         threads(num_threads)
         assert torch.equal(few_rows_linear(hidden, weight, bias), alone)
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3, 4, 7, 48, 301])
+@pytest.mark.parametrize("inputs", [1, 5, 8, 23, 64, 1000])
+def test_int8_weights_with_a_scale_an_output(inputs, outputs):
+    torch.manual_seed(inputs * outputs)
+    weight = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
+    scale, bias = torch.rand(outputs) / 100, torch.randn(outputs)
+    for num_rows in (1, 2, 3, 4, 5, 11):
+        hidden = torch.randn(num_rows, inputs)
+        exact = hidden.double() @ weight.double().T * scale
+        for given in (None, bias):
+            found = few_rows_linear(hidden, weight, given, scale).double()
+            torch.testing.assert_close(found, exact + (0.0 if given is None else given), rtol=1e-5, atol=1e-4)
 
 
 def test_views_and_any_number_of_dimensions_are_read_right():
@@ -65,21 +80,27 @@ def test_nan_and_infinity_stay_what_they_are():
 
 @pytest.mark.parametrize("lacking", ["is_supported", "is_threaded"])
 def test_it_is_not_taken_where_something_lacks(monkeypatch, lacking):
+    monkeypatch.setattr(few_rows, "_has_one_openmp", lambda: True)
     monkeypatch.setattr(few_rows._few_rows, lacking, lambda: False)
     assert most_rows.__wrapped__() == 0
+    monkeypatch.setattr(few_rows, "most_rows", most_rows.__wrapped__)
+    assert most_int8_rows.__wrapped__() == 0
 
 
 def test_it_is_not_taken_beside_another_openmp(monkeypatch):
+    monkeypatch.setattr(few_rows._few_rows, "is_threaded", lambda: True)
     monkeypatch.setattr(few_rows, "_has_one_openmp", lambda: False)
     assert most_rows.__wrapped__() == 0
 
 
-@pytest.mark.parametrize(("capability", "rows"), [("AVX2", 64), ("AVX512", 8), ("AVX512_BF16", 8)])
+@pytest.mark.parametrize(("capability", "rows"), [("AVX2", 32), ("AVX512", 8), ("AVX512_BF16", 8)])
 def test_how_many_rows_depends_on_what_onednn_can_do(monkeypatch, capability, rows):
     monkeypatch.setattr(few_rows, "_has_one_openmp", lambda: True)
     monkeypatch.setattr(few_rows._few_rows, "is_threaded", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert most_rows.__wrapped__() == rows
+    monkeypatch.setattr(few_rows, "most_rows", most_rows.__wrapped__)
+    assert (most_int8_rows.__wrapped__() > 0) is (capability == "AVX2")
 
 
 @pytest.mark.parametrize(
@@ -99,3 +120,11 @@ def test_libraries_of_threads_are_counted(monkeypatch, paths, one):
     monkeypatch.setattr(few_rows.sys, "platform", "linux")
     monkeypatch.setattr(few_rows.Path, "read_text", lambda self, **options: maps)
     assert few_rows._has_one_openmp() is one
+
+
+def test_without_a_list_of_libraries_it_is_not_taken(monkeypatch):
+    def unreadable(self, **options):
+        raise PermissionError
+
+    monkeypatch.setattr(few_rows.Path, "read_text", unreadable)
+    assert few_rows._has_one_openmp() is False

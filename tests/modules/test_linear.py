@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ftk.modules import linear as module
+from ftk.modules.few_rows import most_rows as own_rows
 from ftk.modules.linear import FEW_ROWS, Linear, linear
 
 
@@ -58,14 +60,17 @@ def test_training_many_rows_and_autocast_take_torchs_own(calls):
     assert len(calls) == 3
 
 
+@pytest.mark.parametrize("most_rows", [0, 8])
 @pytest.mark.parametrize("has_onednn", [True, False])
-def test_without_our_kernel_the_layer_works(monkeypatch, has_onednn):
-    monkeypatch.setattr(module, "most_rows", lambda: 0)
+def test_without_one_kernel_or_both_the_layer_works(monkeypatch, most_rows, has_onednn):
+    monkeypatch.setattr(module, "most_rows", lambda: min(most_rows, own_rows()))
     if not has_onednn:
         monkeypatch.setattr(module, "_has_onednn", lambda: False)
-    layer, hidden = Linear(24, 10), torch.randn(2, 24)
+    layer = Linear(24, 10)
     with torch.no_grad():
-        torch.testing.assert_close(layer(hidden), hidden @ layer.weight.T + layer.bias)
+        for num_rows in (2, 8, 9, FEW_ROWS):
+            hidden = torch.randn(num_rows, 24)
+            torch.testing.assert_close(layer(hidden), hidden @ layer.weight.T + layer.bias)
 
 
 def test_what_records_operators_sees_torchs_own(calls):
@@ -78,3 +83,60 @@ def test_what_records_operators_sees_torchs_own(calls):
     torch.testing.assert_close(recorded(hidden), expected)
     torch.testing.assert_close(traced(hidden), expected)
     assert calls
+
+
+def test_defaults_of_the_process_do_not_matter():
+    layer, hidden = Linear(24, 10), torch.randn(2, 24)
+    with torch.no_grad():
+        expected = layer(hidden)
+        for default in (torch.float64, torch.bfloat16):
+            torch.set_default_dtype(default)
+            try:
+                found = layer(hidden)
+            finally:
+                torch.set_default_dtype(torch.float32)
+            assert torch.equal(found, expected)
+        with torch.device("meta"):
+            found = layer(hidden)
+    assert torch.equal(found, expected)
+
+
+class Marked(torch.Tensor):
+    """A tensor of another kind."""
+
+
+def strange():
+    """Inputs that a kernel which reads memory by address must not see."""
+    hidden, weight, bias = torch.randn(2, 24), torch.randn(10, 24), torch.randn(10)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(hidden)
+    return {
+        "weight elsewhere": (hidden, weight.to("meta"), bias),
+        "bias elsewhere": (hidden, weight, bias.to("meta")),
+        "bias in doubles": (hidden, weight, bias.double()),
+        "bias too short": (hidden, weight, bias[:3]),
+        "bias for all": (hidden, weight, bias[:1]),
+        "other inputs": (hidden[:, :23], weight, bias),
+        "a vector as weight": (hidden, weight[0], None),
+        "another kind": (hidden.as_subclass(Marked), weight, bias),
+        "fake": (fake, weight, bias),
+        "lazily negated": (torch._neg_view(hidden), weight, bias),
+        "sparse": (hidden.to_sparse(), weight, bias),
+    }
+
+
+@pytest.mark.parametrize("name", strange())
+def test_what_is_no_plain_memory_is_left_to_torch(name):
+    plain = torch.randn(2, 24), torch.randn(10, 24), torch.randn(10)
+    with torch.no_grad():
+        assert module._has_few_rows(*plain)
+        assert not module._has_few_rows(*strange()[name])
+
+
+def test_transforms_of_functions_go_through():
+    layer, hidden = Linear(24, 10).requires_grad_(False), torch.randn(3, 2, 24)
+    direction = torch.randn(3, 2, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.vmap(layer)(hidden), layer(hidden))
+        _, change = torch.func.jvp(layer, (hidden,), (direction,))
+        torch.testing.assert_close(change, direction @ layer.weight.T)

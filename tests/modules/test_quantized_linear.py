@@ -12,6 +12,7 @@ from ftk.errors import UserError
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.modules import quantized_linear
+from ftk.modules._few_rows import is_supported
 from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.quantization import Quantization, prepare_quantized, quantize_model
 from ftk.modules.quantized_linear import (
@@ -44,8 +45,11 @@ def quantized(kind: str, layer: nn.Linear) -> Int8Linear | Int4Linear:
 @pytest.mark.parametrize("kind", ["int8", "int4/32", "int4/64", "int4/128"])
 @pytest.mark.parametrize("rows", [1, 3, PACKED_MAX_ROWS, PACKED_MAX_ROWS + 1])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("own", [True, False])
 @torch.no_grad()
-def test_product_is_that_of_the_weights_they_stand_for(kind, rows, bias):
+def test_product_is_that_of_the_weights_they_stand_for(kind, rows, bias, own, monkeypatch):
+    if not own:
+        monkeypatch.setattr(quantized_linear, "most_int8_rows", lambda: 0)
     original = linear(bias=bias)
     layer = quantized(kind, original)
     hidden = torch.randn(2, rows, 128)[:1]  # [1, T, I]
@@ -53,6 +57,19 @@ def test_product_is_that_of_the_weights_they_stand_for(kind, rows, bias):
     found = layer(hidden)
     assert (found.shape, found.dtype) == (wanted.shape, torch.float32)
     assert relative_error(found, wanted) < BFLOAT16_ERROR
+
+
+@pytest.mark.skipif(not is_supported(), reason="this processor has no AVX2")
+@torch.no_grad()
+def test_our_kernel_for_int8_does_not_round_what_it_reads(monkeypatch):
+    monkeypatch.setattr(quantized_linear, "most_int8_rows", lambda: 16)
+    original = linear()
+    layer, hidden = quantized("int8", original), torch.randn(2, 3, 128)
+    wanted = nn.functional.linear(hidden, layer.weight, original.bias)
+    torch.testing.assert_close(layer(hidden), wanted, rtol=1e-5, atol=1e-5)
+    found = layer.to(torch.bfloat16)(hidden.bfloat16())  # by another way
+    assert found.dtype == torch.bfloat16
+    assert relative_error(found.float(), wanted) < BFLOAT16_ERROR
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4/32"])

@@ -220,4 +220,4 @@ def _check_rows(rows: int, size: int) -> Iterator[str]:
 def _not_divided(count: int, size: int) -> str:
     fitting = [str(number) for number in range(1, count + 1) if count % number == 0]
     shown = ", ".join(fitting) if len(fitting) <= 12 else f"{', '.join(fitting[:12])}, ..."
-    return f"which {size} tensor parallel processes (--tensor-parallel-size) do not divide ({shown} would)"
+    return f"which {size} tensor parallel processes do not divide ({shown} would)"
