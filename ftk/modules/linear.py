@@ -40,12 +40,12 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 def _has_few_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether this is a step of generation, in float32, that a kernel may make."""
     return (
-        hidden.dtype == weight.dtype == torch.float32
+        may_be_read_by_address(hidden, weight, bias)  # first: sizes that are asked for would be guards of an export
+        and hidden.dtype == weight.dtype == torch.float32
         and 0 < hidden.numel() <= FEW_ROWS * hidden.size(-1)
         and weight.dim() == 2
         and hidden.size(-1) == weight.size(1)
         and (bias is None or (bias.dtype == torch.float32 and bias.shape == weight.shape[:1]))
-        and may_be_read_by_address(hidden, weight, bias)
     )
 
 

@@ -334,10 +334,10 @@ def _probe_int4(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _own_kernel_fits(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> bool:
     return (
-        hidden.dtype == torch.float32
+        may_be_read_by_address(hidden, quantized_weight, weight_scale, bias)  # first, as in `linear`
+        and hidden.dtype == torch.float32
         and 0 < hidden.numel() <= most_int8_rows() * hidden.size(-1)
         and (bias is None or bias.dtype == torch.float32)
-        and may_be_read_by_address(hidden, quantized_weight, weight_scale, bias)
     )
 
 
