@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ftk.model_parallel.naming import canonical_name
+from ftk.model_parallel.norms import square_sums
 from ftk.model_parallel.shards import depth, local, shard_groups
 from ftk.model_parallel.world import World
 
@@ -48,6 +49,11 @@ def finish_gradients(model: nn.Module) -> None:
         finisher()
 
 
+def is_non_finite(*values: Tensor) -> Tensor:
+    """Whether any of the given 0-d tensors is infinite or not a number: a 0-d bool tensor on their device."""
+    return ~torch.stack([value.detach().float() for value in values]).isfinite().all()
+
+
 class GlobalGradients:
     """The gradients of a model as one vector, wherever its parts lie.
 
@@ -73,13 +79,10 @@ class GlobalGradients:
 
         It lies where the gradients lie: on the host, if they are offloaded.
         """
-        if self.world.mesh is None:
-            return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         squares: dict[frozenset[str], Tensor] = {}  # dimensions that are still to be summed over -> 0-d float64
         groups: dict[str, dist.ProcessGroup] = {}
         for dimensions, gradients in self._by_dimensions(groups).items():
-            norms = torch.stack(torch._foreach_norm(gradients))
-            squares[dimensions] = norms.double().square().sum()
+            squares[dimensions] = square_sums(gradients).sum()
         for dimension in sorted(groups, key=depth, reverse=True):
             kinds = sorted((kind for kind in squares if dimension in kind), key=sorted)
             values = torch.stack([squares.pop(kind) for kind in kinds])
@@ -101,13 +104,8 @@ class GlobalGradients:
             max_norm: the largest norm that is left alone.
             norm: from `norm`.
         """
-        if max_norm <= 0.0:
-            return
-        if self.world.mesh is None:
-            nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
-            return
         gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
-        if gradients:
+        if max_norm > 0.0 and gradients:
             torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch does
 
     def _by_dimensions(self, groups: dict[str, dist.ProcessGroup]) -> dict[frozenset[str], list[Tensor]]:

@@ -126,16 +126,3 @@ def own_places(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> tu
 def depth(dimension: str) -> int:
     """Where a dimension lies in the mesh, 0 the outermost; one that is not of ours counts as outermost."""
     return DIMENSIONS.index(dimension) if dimension in DIMENSIONS else -1
-
-
-def norms(parts: Sequence[Tensor], tensors: Sequence[Any]) -> Tensor:
-    """The Euclidean norms, [N], of values that are laid out as tensors are.
-
-    Args:
-        parts: this process's part of each value.
-        tensors: N of them, distributed or not.
-    """
-    own = torch.stack(torch._foreach_norm(list(parts)))
-    if not any(is_distributed(tensor) for tensor in tensors):
-        return own
-    return sum_over_shards(own.double().square(), tensors).sqrt().to(own.dtype)

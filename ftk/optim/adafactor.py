@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftk.model_parallel.shards import is_distributed, norms, sum_over_dimension
+from ftk.model_parallel.norms import norms
+from ftk.model_parallel.shards import is_distributed, sum_over_dimension
 from ftk.optim.base import OptimizerConfig
 from ftk.optim.foreach import ForeachOptimizer, State
 from ftk.registry import register_optimizer

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftk.model_parallel.shards import norms
+from ftk.model_parallel.norms import norms
 from ftk.optim.base import OptimizerConfig, not_negative, two_betas
 from ftk.optim.foreach import ForeachOptimizer, State, bias_corrections
 from ftk.registry import register_optimizer

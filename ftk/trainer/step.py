@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ftk.model_parallel.gradients import GlobalGradients, finish_gradients
+from ftk.model_parallel.gradients import GlobalGradients, finish_gradients, is_non_finite
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
-from ftk.optim.clip import is_non_finite
 from ftk.optim.loss_scaler import LossScaler
 from ftk.optim.parameter_groups import gradient_multipliers, multiply_gradients
 from ftk.tasks.base import Batch, Task

@@ -15,12 +15,11 @@ from ftk.errors import UserError
 from ftk.generation.blanks import Chunk
 from ftk.generation.decoder import CachedDecoder
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
-from ftk.model_parallel.gradients import finish_gradients
+from ftk.model_parallel.gradients import GlobalGradients, finish_gradients
 from ftk.model_parallel.tensor_parallel.apply import apply_plan, set_sequence_length, whole_state_dict
-from ftk.model_parallel.world import Sizes, make_world
+from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models.glm.model import GLM
 from ftk.modules import linear
-from ftk.optim.clip import clip_gradients, gradient_norm
 from tests.distributed import run_ranks
 from tests.model_parallel.small_steps import relative_difference
 from tests.model_parallel.tensor_models import (
@@ -68,6 +67,8 @@ def train(model: GLM, optimizer: str, steps: int = 10, **options: Any) -> tuple[
         "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, eps=1e-6, fused=True),
     }[optimizer]
     optimizer_of_model = builder(list(model.parameters()))
+    # Which processes share a gradient is read from the gradient; the world would only add the stages of a pipeline.
+    whole_gradient = GlobalGradients(model, model.parameters(), World.single())
     losses, first, first_norm = [], {}, 0.0
     for step in range(steps):
         optimizer_of_model.zero_grad(set_to_none=True)
@@ -78,10 +79,10 @@ def train(model: GLM, optimizer: str, steps: int = 10, **options: Any) -> tuple[
             loss.backward()
             total += loss.item()
         finish_gradients(model)
-        norm = gradient_norm(model.parameters())
+        norm = whole_gradient.norm()
         if step == 0:
-            first, first_norm = gradients(model), whole(norm).item()
-        clip_gradients(model.parameters(), 1.0, norm)
+            first, first_norm = gradients(model), norm.item()
+        whole_gradient.clip(1.0, norm)
         optimizer_of_model.step()
         losses.append(total)
     return losses, first, first_norm

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from ftk.model_parallel.gradients import GlobalGradients, is_non_finite
+from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
-from ftk.optim.clip import clip_gradients, gradient_norm, is_non_finite
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.registry import OPTIMIZERS
 
@@ -107,10 +108,11 @@ def test_clipping_scales_to_the_norm_and_only_down(max_norm):
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     before = {name: p.grad.clone() for name, p in model.named_parameters()}
-    norm = gradient_norm(model.parameters())
+    gradients = GlobalGradients(model, model.parameters(), World.single())
+    norm = gradients.norm()
     whole = torch.cat([g.flatten() for g in before.values()])
     assert norm.item() == pytest.approx(whole.norm().item(), rel=1e-6)
-    clip_gradients(model.parameters(), max_norm, norm)
+    gradients.clip(max_norm, norm)
     scale = 0.5 / (norm.item() + 1e-6) if max_norm == 0.5 else 1.0
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, before[name] * scale, rtol=1e-6)
