@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from ftk.errors import UserError
 from ftk.model_parallel.gradients import UNCOUNTED
 from ftk.model_parallel.naming import canonical_name
+from ftk.model_parallel.norms import square_sums
 from ftk.model_parallel.shards import local, shard_groups
 from ftk.model_parallel.world import World
 from ftk.optim.patterns import matches
@@ -170,10 +171,10 @@ class Inspection(Hook):
         with torch.no_grad():
             for name in own:
                 old = self._before[name]
-                change = (local(self.parameters[name].detach()) - old).float().norm()
+                change = square_sums([(local(self.parameters[name].detach()) - old).float()]).sqrt().float()
                 grad = self._gradients.get(name)
                 grad = torch.full((len(GRADIENT),), math.nan, device=old.device) if grad is None else grad
-                rows.append(torch.cat([_figures(old), grad, change[None]]))
+                rows.append(torch.cat([_figures(old), grad, change]))
         values = torch.stack(rows).tolist() if rows else []
         calls = [figures for calls in self._outputs.values() for _, figures in calls]
         call_values = iter(torch.stack(calls).tolist() if calls else [])
@@ -227,7 +228,8 @@ def _figures(tensor: Tensor) -> Tensor:
         if not values.numel():
             return values.new_zeros(5)
         std, mean = torch.std_mean(values, correction=0)
-        return torch.stack([values.norm(), mean, std, values.min(), values.max()])
+        norm = square_sums([values])[0].sqrt().float()
+        return torch.stack([norm, mean, std, values.min(), values.max()])
 
 
 def _pooled(parts: Sequence[tuple[int, Sequence[float]]], names: Sequence[str]) -> Figures:
