@@ -26,7 +26,7 @@ def fill_prompts(
     root: GenerateRoot, source: str, checkpoints: Checkpoints, results: ResultsFile | None, world: World
 ) -> int:
     """Answers prompts, one a line, in blocks: in constant memory. Returns 1 if some could not be answered."""
-    from ftk.generation.output import color_legend, note, num_steps
+    from ftk_cli.answer_lines import color_legend, note, num_steps
 
     options = root.generate
     as_json, line_format = options.output_format == "json", options.line_format()
@@ -65,7 +65,7 @@ def fill_prompts(
 
 def _prompt_record(root: GenerateRoot, index: int, result: FillResult, tokenizer: Any, printed: bool) -> Iterable[str]:
     """The lines about one prompt; coloured at most where they are printed."""
-    from ftk.generation.output import Way, colored_text, json_line, one_line, text_lines
+    from ftk_cli.answer_lines import Way, colored_text, json_line, one_line, text_lines
 
     steps = root.generate.print_step
     ways = [Way(one.score, one.answers, one.text) for one in (result, *result.others) if one.score is not None]
@@ -79,6 +79,6 @@ def _prompt_record(root: GenerateRoot, index: int, result: FillResult, tokenizer
 
 
 def _in_color(root: GenerateRoot) -> bool:
-    from ftk.generation.output import use_color
+    from ftk_cli.answer_lines import use_color
 
     return use_color(root.generate.color, sys.stdout)

@@ -23,9 +23,9 @@ def fill_subset(
 ) -> int:
     """Answers the blanks that the task makes in a split; prints them beside the references."""
     from ftk.evaluation.base import build_scorer
-    from ftk.generation.output import Way, json_line, note, num_steps, text_lines
     from ftk.generation.samples import question_of
     from ftk.tasks.restore import restore_task
+    from ftk_cli.answer_lines import Way, json_line, note, num_steps, text_lines
 
     options = root.generate
     task, _ = restore_task(checkpoints.model[0], data)

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def body(argv: list[str]) -> int:
     root = compose(InteractiveRoot, PROG, DESCRIPTION, argv)
-    from ftk.generation.output import color_legend, use_color
+    from ftk_cli.answer_lines import color_legend, use_color
 
     checkpoints = find_checkpoints(root.interactive.path, root.generation.lm_path)
     filler = open_filler(checkpoints, root.common, root.generation, root.processors)
@@ -100,7 +100,7 @@ def body(argv: list[str]) -> int:
 
 def _answer(filler: BlankFiller, line: str | bytes, place: str, color: bool) -> EncodedPrompt | None:
     """Prints the answers to a text, which it returns as the model read it, or what is wrong with it."""
-    from ftk.generation.output import colored_text
+    from ftk_cli.answer_lines import colored_text
 
     try:
         text = line if isinstance(line, str) else line_text(line)
@@ -121,7 +121,7 @@ def _answer(filler: BlankFiller, line: str | bytes, place: str, color: bool) -> 
 
 def _fill_in_sight(filler: BlankFiller, prompt: EncodedPrompt, question: str, color: bool) -> FillResult:
     """Prints the filled text as it comes, with the question in front of it."""
-    from ftk.generation.output import colored_piece
+    from ftk_cli.answer_lines import colored_piece
 
     answered: dict[int, FilledBlank] = {}
     begun = False

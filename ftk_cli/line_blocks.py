@@ -114,7 +114,7 @@ class LineBlocks:
         write((), self.results)  # of an input without lines there are results, too
 
     def _refused(self, index: int, error: UserError) -> Record:
-        from ftk.generation.output import error_line
+        from ftk_cli.answer_lines import error_line
 
         say(self.prog, f"{self.lines.name}:{index + 1}: {error}")
         self.failed += 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ftk.errors import UserError
-from ftk.generation.output import one_line
+from ftk_cli.answer_lines import one_line
 
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World

@@ -61,7 +61,7 @@ class _Totals:
     def finish(self, meter: Meter, results: ResultsFile | None) -> None:
         """The sums, and how long it took."""
         if not self.as_json and results is None:
-            from ftk.generation.output import NOTE
+            from ftk_cli.answer_lines import NOTE
 
             print(f"{NOTE.format(length_penalty=self.length_penalty)}, L the sum over all blanks")
         mean = self.logprob / max(self.tokens, 1)
@@ -210,7 +210,7 @@ def _text(
     tokenizer: Any,
 ) -> Iterator[str]:
     """One sample as lines: its source once, then each candidate with its sum."""
-    from ftk.generation.output import text_lines
+    from ftk_cli.answer_lines import text_lines
 
     for number, (answers, total) in enumerate(zip(candidates, totals, strict=True)):
         yield from itertools.islice(text_lines(index, source, answers, tokenizer), 1 if number else 0, None)
@@ -221,7 +221,7 @@ def _json(
     index: int, source: str, candidates: Sequence[Sequence[FilledBlank]], totals: Sequence[float], best: int
 ) -> str:
     """One sample as a JSON object; `best` is the place of the likeliest candidate."""
-    from ftk.generation.output import json_record
+    from ftk_cli.answer_lines import json_record
 
     record = {
         "id": index,

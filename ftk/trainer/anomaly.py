@@ -18,6 +18,16 @@ from ftk.model_parallel.naming import canonical_name
 from ftk.model_parallel.shards import is_distributed, local
 from ftk.model_parallel.world import World
 from ftk.tasks.base import Batch
+from ftk.trainer.finite import (
+    count_non_finite,
+    is_bad,
+    is_finite,
+    number_range,
+    number_ranges,
+    own_numbers,
+    tensors_in,
+    values_of_gradient,
+)
 from ftk.trainer.hooks import Hook
 from ftk.trainer.runner import without_copies
 from ftk.trainer.seeding import seed_update
@@ -124,27 +134,27 @@ def _first_of_all(found: Anomaly | None, world: World) -> list[Anomaly]:
 
 def _broken_parameter(update: Update) -> Anomaly | None:
     for name, parameter in update.model.named_parameters():
-        if _is_bad(parameter):
+        if is_bad(parameter):
             share = " of its share" if is_distributed(parameter) else ""
-            text = f"the parameter {canonical_name(name, update.model)} itself has {_count(parameter)}{share}"
+            text = f"the parameter {canonical_name(name, update.model)} itself has {count_non_finite(parameter)}{share}"
             return Anomaly(0, False, update.world.pipeline_rank, 0, update.world.rank, text)
     return None
 
 
 def _too_large(update: Update) -> Anomaly | None:
     """What to say if the gradients of all micro-batches are finite one by one. All processes have to call it."""
-    norm_is_finite = _is_finite(update.gradients.norm())
+    norm_is_finite = is_finite(update.gradients.norm())
     named = update.model.named_parameters()
     grads = {name: parameter.grad for name, parameter in named if parameter.grad is not None and parameter.grad.numel()}
     largest = 0.0
     text = None
     for name, grad in grads.items():
         name, grad = canonical_name(name, update.model), local(grad)
-        if not _is_finite(grad):
-            text = f"the sum of the micro-batches' gradients of {name} has {_count(grad)}"
+        if not is_finite(grad):
+            text = f"the sum of the micro-batches' gradients of {name} has {count_non_finite(grad)}"
             return Anomaly(0, True, 0, 0, update.world.rank, text)
         if not norm_is_finite and grad.numel() and (size := grad.abs().max().item()) > largest:
-            text = f"each gradient is finite, but not their norm; the largest is that of {name}, {_range(grad)}"
+            text = f"each gradient is finite, but not their norm; the largest is that of {name}, {number_range(grad)}"
             largest = size
     return None if text is None else Anomaly(0, True, 1, -round(largest), update.world.rank, text)
 
@@ -261,8 +271,8 @@ class _Search:
 
     def _look_at_batch(self, batch: Batch) -> None:
         for name, value in batch.items():
-            if isinstance(value, Tensor) and _is_bad(value):
-                self._find(f"the batch itself: {name!r} has {_count(value)}{self._rows(value)}")
+            if isinstance(value, Tensor) and is_bad(value):
+                self._find(f"the batch itself: {name!r} has {count_non_finite(value)}{self._rows(value)}")
                 return
 
     def look_at_result(self, output: Any) -> None:
@@ -274,8 +284,8 @@ class _Search:
         value: Tensor = getattr(output, "loss", output)
         is_loss = value.ndim == 0
         owner = f"the loss ({type(self._update.criterion).__name__})" if is_loss else _shown("")
-        if not _is_finite(value):
-            what = f"{owner} is {value.item():g}" if is_loss else f"what {owner} hands on has {_count(value)}"
+        if not is_finite(value):
+            what = f"{owner} is {value.item():g}" if is_loss else f"what {owner} hands on has {count_non_finite(value)}"
             self._find(self._minus_infinity or f"in the forward pass: {what}{self._after_last()}")
         self._claim([value], owner)
 
@@ -290,13 +300,13 @@ class _Search:
         for own, parameter in module.named_parameters(recurse=False):
             self._parameters.setdefault(parameter, f"{name}.{own}" if name else own)
         parent = self._open[-1] if self._open else ""
-        inputs = list(_tensors(given))
+        inputs = list(tensors_in(given))
         self._claim(inputs, _shown(parent))
-        bad = next((value for value in inputs if _is_bad(value)), None)
+        bad = next((value for value in inputs if is_bad(value)), None)
         if bad is not None:
             self._find(
                 f"in the forward pass, in the code of {_shown(parent)}{self._after_last()}: what goes into "
-                f"{_shown(name)} has {_count(bad)}{self._rows(bad)}"
+                f"{_shown(name)} has {count_non_finite(bad)}{self._rows(bad)}"
             )
         self._open.append(name)
 
@@ -310,17 +320,17 @@ class _Search:
         self._events += 1
         if self._open:
             self._open.pop()
-        outputs = list(_tensors(output))
+        outputs = list(tensors_in(output))
         self._claim(outputs, _shown(name))
         if self.found is None:
-            inputs = list(_tensors(given))
+            inputs = list(tensors_in(given))
             for value in outputs:
-                if not _is_finite(value):
+                if not is_finite(value):
                     found = (
                         f"in the forward pass: the output of {_shown(name)} ({type(module).__name__}) has "
-                        f"{_count(value)}{self._rows(value)}; its input: {_ranges(inputs)}"
+                        f"{count_non_finite(value)}{self._rows(value)}; its input: {number_ranges(inputs)}"
                     )
-                    if _is_bad(value):
+                    if is_bad(value):
                         self._find(found)
                         break
                     self._minus_infinity = self._minus_infinity or found
@@ -334,7 +344,7 @@ class _Search:
         ids = self._sample_ids
         if ids is None or value.ndim < self._sample_axes or len(value) != len(ids):
             return ""
-        bad = (~_numbers(value).isfinite()).flatten(1).any(1).cpu()
+        bad = (~own_numbers(value).isfinite()).flatten(1).any(1).cpu()
         return f", of {len(ids)} samples in {', '.join(map(str, ids[bad][:32].tolist()))}"
 
     # -- backward -------------------------------------------------------------------------------------------
@@ -355,21 +365,21 @@ class _Search:
             self._events += 1
             if self.found is not None:
                 return
-            made, given = ([_values(grad) for grad in grads] for grads in (made, given))
-            bad = next((place for place, grad in enumerate(made) if grad is not None and not _is_finite(grad)), None)
+            made, given = ([values_of_gradient(grad) for grad in grads] for grads in (made, given))
+            bad = next((place for place, grad in enumerate(made) if grad is not None and not is_finite(grad)), None)
             if bad is None:
                 return
             sources = [grad for grad in given if grad is not None]
-            if any(not _is_finite(grad) for grad in sources):
+            if any(not is_finite(grad) for grad in sources):
                 what = f"the sum of the gradients that come to {owner} ({operation}) has"
-                self._find(f"in the backward pass: {what} {_count(sources[0])}", backward=True)
+                self._find(f"in the backward pass: {what} {count_non_finite(sources[0])}", backward=True)
                 return
             target = self._name_of(nexts[bad]) if bad < len(nexts) else None
-            what = f"{target or 'its input'} has {_count(made[bad])}"
+            what = f"{target or 'its input'} has {count_non_finite(made[bad])}"
             rows = "" if target else self._rows(made[bad])
             self._find(
                 f"in the backward pass of {owner} ({operation}): the gradient of {what}{rows}; "
-                f"the gradient that it was given: {_ranges(sources)}",
+                f"the gradient that it was given: {number_ranges(sources)}",
                 backward=True,
             )
 
@@ -401,55 +411,3 @@ def _goes_backward() -> bool:
 
 def _shown(name: str) -> str:
     return name or "the model"
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    """The tensors in arguments or in what a module returns."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, (tuple, list)):
-        for item in values:
-            yield from _tensors(item)
-    elif isinstance(values, dict):
-        for item in values.values():
-            yield from _tensors(item)
-
-
-def _values(gradient: Tensor | None) -> Tensor | None:
-    """A gradient whose numbers can be looked at: of a sparse one those that there are."""
-    return gradient.coalesce().values() if gradient is not None and gradient.is_sparse else gradient
-
-
-def _numbers(value: Tensor) -> Tensor:
-    """Those that this process has."""
-    with torch.no_grad():
-        return local(value.detach())
-
-
-def _is_finite(value: Tensor) -> bool:
-    return not value.is_floating_point() or bool(_numbers(value).isfinite().all())
-
-
-def _is_bad(value: Tensor) -> bool:
-    """Whether there is NaN or +inf in it; -inf is common in masks."""
-    return not _is_finite(value) and bool((_numbers(value).isnan() | _numbers(value).isposinf()).any())
-
-
-def _count(value: Tensor) -> str:
-    value = _numbers(value)
-    counts = {"NaN": int(value.isnan().sum()), "inf": int(value.isposinf().sum()), "-inf": int(value.isneginf().sum())}
-    return f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)} of {value.numel()} numbers"
-
-
-def _range(value: Tensor) -> str:
-    if not value.numel():
-        return "no number"
-    if value.dtype == torch.bool:
-        return "bool"
-    value = _numbers(value)
-    finite = value[value.isfinite()] if value.is_floating_point() else value
-    return f"{finite.min().item():g} to {finite.max().item():g}" if finite.numel() else "nothing finite"
-
-
-def _ranges(values: list[Tensor]) -> str:
-    return "; ".join(_range(value) for value in values[:3]) or "no tensor"

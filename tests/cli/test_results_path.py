@@ -19,11 +19,11 @@ import yaml
 
 from ftk import hub
 from ftk.checkpoint import save_checkpoint
-from ftk.generation.output import color_legend, colored_piece, colored_text, use_color
 from ftk.generation.results import FilledBlank, FillResult
 from ftk.generation.streaming import Piece, Span
 from ftk.models import build_model
 from ftk_cli import generate
+from ftk_cli.answer_lines import color_legend, colored_piece, colored_text, use_color
 from ftk_cli.progress import chunks
 from ftk_cli.prompt_input import prompt_lines
 from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
