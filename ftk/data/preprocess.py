@@ -8,7 +8,6 @@ import itertools
 import json
 import logging
 import os
-import sys
 import tempfile
 import time
 import unicodedata
@@ -26,6 +25,7 @@ from ftk.data.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_
 from ftk.data.indexed_dataset import optimal_dtype
 from ftk.data.output_folder import RECORD, describe_files, whole_folder
 from ftk.data.preprocess_config import SPLITS, DocumentConfig, InputConfig, OutputConfig, TrainingConfig
+from ftk.data.preprocess_progress import ReadingProgress
 from ftk.data.records import read_documents
 from ftk.data.split_writer import SplitWriter, held_out_documents
 from ftk.data.text import PART_BYTES, Block, Part, Problem, cut_file, expand_paths, kind_of
@@ -215,7 +215,7 @@ def _write_split(
     report = SplitReport({path: os.path.getsize(path) for path in paths})
     started = time.monotonic()
     lines = 0  # of this file, in the parts before
-    with writer, _Progress(split, report.sources) as progress:
+    with writer, ReadingProgress(split, report.sources) as progress:
         for block in pool.encode(_tasks(paths, inputs)):
             lines = 0 if block.starts_anew else lines
             problems = [problem._replace(line=problem.line + lines) for problem in block.problems]
@@ -254,41 +254,6 @@ def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]
                 yield [item]
     if small:
         yield small
-
-
-class _Progress:
-    """A bar on stderr: how much of the files has been read, MB/s, documents/s, time left."""
-
-    def __init__(self, split: str, sources: dict[str, int]) -> None:
-        from tqdm import tqdm
-
-        self._before: dict[str, int] = {}
-        total = 0
-        for path, size in sources.items():
-            self._before[path] = total
-            total += size
-        # To a terminal ten times a second; to a file every ten seconds.
-        self._bar = tqdm(
-            total=total,
-            desc=split,
-            unit="B",
-            unit_scale=True,
-            file=sys.stderr,
-            mininterval=0.1 if sys.stderr.isatty() else 10.0,
-            dynamic_ncols=True,
-        )
-        self._started = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def show(self, block: EncodedBlock, documents: int) -> None:
-        rate = documents / max(time.monotonic() - self._started, 1e-9)
-        self._bar.set_postfix_str(f"{rate:,.0f} documents/s", refresh=False)
-        self._bar.update(self._before[block.source] + block.disk_bytes - self._bar.n)
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
 
 
 def _record(

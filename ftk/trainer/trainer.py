@@ -180,6 +180,11 @@ class Trainer:
             raise
         except BaseException:  # a second signal: at once
             self.checkpoints.abandon()
+            logger.info(
+                "stopped at once, in update %d; the same command goes on from the newest checkpoint in %s, if any",
+                self.state.num_updates + 1,
+                self.checkpoints.folder,
+            )
             raise
         finally:
             self.output.close()

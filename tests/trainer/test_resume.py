@@ -123,15 +123,16 @@ def test_the_handlers_of_before_are_back_after_training(tmp_path):
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_a_second_signal_stops_at_once(tmp_path):
+def test_a_second_signal_stops_at_once(tmp_path, caplog):
     def twice():
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
 
     options = {**OPTIONS, "checkpoint__async_save": False}  # a save beside the training would be given up
     trainer = toy_trainer(tmp_path, criterion=Acting(13, twice), **options)
-    with pytest.raises(KeyboardInterrupt):
+    with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         trainer.train()
+    assert "stopped at once, in update 5; the same command goes on from the newest checkpoint in" in caplog.text
     assert trainer.checkpoints.last_saved == 4  # of the validation after update 4
 
 
