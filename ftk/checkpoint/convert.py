@@ -165,6 +165,7 @@ def convert_to_original(
         return names.in_original_order(names.to_original(tensors, heads))
 
     state_dict = to_original(load_model_tensors(source, ema=ema))
+    names.check_num_parts(state_dict, heads, num_parts)
     parts: list[dict[str, Any]] = [
         {"module": part, "iteration": iteration} for part in names.split_parts(state_dict, num_parts)
     ]

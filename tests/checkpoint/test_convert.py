@@ -248,6 +248,15 @@ def test_nothing_is_replaced_unless_asked(tmp_path: Path) -> None:
 
 def test_failed_cut_leaves_nothing(tmp_path: Path) -> None:
     folder = convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=HEADS)
-    with pytest.raises(UserError, match="3 model-parallel parts do not divide"):
+    refused = r"--model-parallel-size 3 does not divide 4 attention heads nor 128 rows .* \(1, 2 or 4 would\)"
+    with pytest.raises(UserError, match=refused):
         convert_to_original(folder, tmp_path / "back", num_parts=3)
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+def test_heads_are_not_cut_in_half(tmp_path: Path) -> None:
+    folder = convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=HEADS)
+    refused = r"--model-parallel-size 8 does not divide 4 attention heads \(1, 2 or 4 would\)"
+    with pytest.raises(UserError, match=refused):  # 128 rows and the inner size 256 could be cut
+        convert_to_original(folder, tmp_path / "back", num_parts=8)
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]

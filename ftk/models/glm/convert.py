@@ -6,6 +6,7 @@ projection out as [query | key | value], we as [heads, 3, head_size].
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -39,6 +40,8 @@ _LAYER_NAMES = {
 _CUT_IN_THIRDS = re.compile(r"\.query_key_value\.(weight|bias)$")  # each of query, key and value on its rows
 _CUT_BY_ROWS = re.compile(r"(^word_embeddings\.weight|\.dense_h_to_4h\.(weight|bias))$")
 _CUT_BY_COLUMNS = re.compile(r"(\.attention\.dense\.weight|\.dense_4h_to_h\.weight)$")
+
+_ROWS = {"word_embeddings": "rows of the vocabulary", "dense_h_to_4h": "inner values of the feed-forward"}
 
 
 def from_original(state_dict: StateDict, num_heads: int) -> dict[str, Tensor]:
@@ -107,10 +110,31 @@ def split_parts(state_dict: StateDict, num_parts: int) -> list[dict[str, Tensor]
     """The inverse of `merge_parts`; parts hold copies, not views.
 
     Raises:
-        UserError: `num_parts` does not divide a size that must be cut.
+        UserError: `num_parts` does not divide a size that must be cut (`check_num_parts` says more, and before).
     """
     pieces = {name: _split(name, value, num_parts) for name, value in state_dict.items()}
     return [{name: piece[rank].clone() for name, piece in pieces.items()} for rank in range(num_parts)]
+
+
+def check_num_parts(state_dict: StateDict, num_heads: int, num_parts: int) -> None:
+    """Refuse a number of model-parallel parts by which the original cannot cut a whole state dict.
+
+    Rows and columns alone do not tell: half a head is no head.
+
+    Raises:
+        UserError: `num_parts` does not divide heads, vocabulary or a feed-forward's inner size.
+    """
+    rows = {
+        _ROWS[name.split(".")[-2]]: value.size(0) for name, value in state_dict.items() if _CUT_BY_ROWS.search(name)
+    }
+    sizes = {"attention heads": num_heads, **rows}
+    if num_parts >= 1 and all(size % num_parts == 0 for size in sizes.values()):
+        return
+    wrong = [f"{size} {what}" for what, size in sizes.items() if num_parts < 1 or size % num_parts]
+    common = math.gcd(*sizes.values())
+    *others, largest = [str(number) for number in range(1, common + 1) if common % number == 0]
+    would = f"{', '.join(others)} or {largest} would" if others else f"{largest} alone would"
+    raise UserError(f"--model-parallel-size {num_parts} does not divide {' nor '.join(wrong)} ({would})")
 
 
 def in_original_order(state_dict: StateDict) -> dict[str, Tensor]:
