@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ftk.errors import UserError
 from ftk.model_parallel.blocks import blocks_of
 from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.world import World
@@ -41,11 +42,31 @@ def copy_over_processes(module: nn.Module, world: World, config: ParallelConfig)
     wrapped = DistributedDataParallel(
         module,
         process_group=world.group("replicate"),
+        find_unused_parameters=config.find_unused_parameters,
         init_sync=False,  # the values are functions of the seed, or come from one checkpoint
         gradient_as_bucket_view=True,
     )
     sum_gradients(wrapped, config.gradient_compression, config.powersgd_rank, config.powersgd_after_updates)
     return wrapped
+
+
+def require_gradients(model: nn.Module) -> None:
+    """Refuse to go on where copies have not summed all gradients: DDP waits for those that never come, and sums none of
+    the bucket in which they would lie.
+
+    Args:
+        model: the inner one, after the backward passes of an update.
+
+    Raises:
+        UserError: a parameter that is trained has no gradient.
+    """
+    named = model.named_parameters()
+    if missing := [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]:
+        others = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UserError(
+            f"{', '.join(missing[:3])}{others} had no part in the loss and no gradient; give "
+            f"--find-unused-parameters, or --freeze what is not to be trained"
+        )
 
 
 def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:

@@ -98,6 +98,13 @@ class ParallelConfig:
             "choices": ("none", "bf16", "powersgd"),
         },
     )
+    find_unused_parameters: bool = field(
+        default=False,
+        metadata={
+            "help": "copies of the model look in each update for parameters that had no part in the loss, which a "
+            "model with such parameters needs and others pay for"
+        },
+    )
     powersgd_rank: int = field(default=1, metadata={"help": "rank of the approximations of powersgd"})
     powersgd_after_updates: int = field(
         default=1000,

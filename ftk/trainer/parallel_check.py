@@ -115,6 +115,8 @@ def _check_that_all_counts(parallel: ParallelConfig, sizes: Sizes) -> None:
 def _given_for_copies(parallel: ParallelConfig) -> Iterator[str]:
     if parallel.gradient_compression != "none":
         yield f"--gradient-compression {parallel.gradient_compression}"
+    if parallel.find_unused_parameters:
+        yield "--find-unused-parameters"
 
 
 def _given_for_shares(parallel: ParallelConfig) -> Iterator[str]:

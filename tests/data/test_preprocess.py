@@ -92,7 +92,6 @@ def test_the_folder_holds_the_encoded_documents_and_explains_itself(tmp_path, co
     assert "train      3,000" in shown.out
     assert "valid: skipped 1 empty" in shown.out
     assert f"ftk-train {out}" in shown.out
-    assert "documents/s" in shown.err
 
 
 def test_the_output_is_the_same_whatever_the_workers(tmp_path, corpus, model, monkeypatch):
