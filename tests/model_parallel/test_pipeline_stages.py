@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.pipelining._backward import stage_backward
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
@@ -245,16 +246,45 @@ def test_a_batch_of_the_right_length_is_left_alone_and_one_without_tokens_is_ref
         batch_shape({"pixels": torch.zeros(2, 3)})
 
 
-def test_a_users_error_in_the_last_stage_comes_out_of_torchs_schedule_as_one():
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_fails_in_a_stage_comes_out_of_torchs_schedule_as_it_was(count):
+    """Torch wraps it once or twice in a RuntimeError that lists the stage's tensors."""
+
+    def refuse(gradient):
+        raise UserError("use another form of the loss")
+
+    hurt = nn.Linear(2, 1)
+    hurt.weight.register_hook(refuse)
+
+    class Failing:
+        def _step_microbatches(self, *arguments):
+            loss = hurt(torch.ones(1, 2)).sum()
+            stage_backward(loss, None, ())
+
+    class Runtime(Failing):
+        def _step_microbatches(self, *arguments):
+            try:
+                super()._step_microbatches()
+            except RuntimeError as error:
+                raise RuntimeError("[Stage 1] failed to run forward: ") from error
+
+    schedule = Schedule.__new__(Schedule)
+    schedule._modules, schedule._stages = (), []
+    schedule._schedule, schedule._nothing = (Failing() if count == 1 else Runtime()), torch.zeros(())
+    with pytest.raises(UserError, match=r"^use another form of the loss$"):
+        schedule.run([])
+
+
+def test_a_failure_of_the_schedule_itself_stays_as_it_is():
     class Failing:
         def _step_microbatches(self, *arguments):
             try:
-                raise UserError("use another form of the loss")
-            except UserError as error:
-                raise RuntimeError("stage 1 failed to run forward") from error
+                raise ValueError("no such stage")
+            except ValueError as error:
+                raise RuntimeError("the schedule is broken") from error
 
     schedule = Schedule.__new__(Schedule)
     schedule._modules, schedule._stages = (), []
     schedule._schedule, schedule._nothing = Failing(), torch.zeros(())
-    with pytest.raises(UserError, match=r"^use another form of the loss$"):
+    with pytest.raises(RuntimeError, match=r"^the schedule is broken$"):
         schedule.run([])

@@ -16,7 +16,6 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
-from ftk.errors import UserError
 from ftk.model_parallel.pipeline.layout import PipelineLayout
 from ftk.model_parallel.pipeline.stage_module import MicroBatch, Stage
 
@@ -83,7 +82,7 @@ class Schedule:
         """Go forward and backward through all micro-batches; gradients are added to the parameters'.
 
         Raises:
-            UserError: what a stage raised, if it was one.
+            Exception: whatever a stage raised, and not torch's account of that stage's tensors.
         """
         for module in self._modules:
             module.begin(micro_batches)
@@ -94,9 +93,16 @@ class Schedule:
         try:  # the first stage gets nothing, but for the micro-batches
             self._schedule._step_microbatches([(self._nothing,)] * count, None, [None] * count)
         except RuntimeError as error:
-            if isinstance(error.__cause__, UserError):
-                raise error.__cause__ from None
-            raise
+            if (cause := _cause(error)) is error:
+                raise
+            raise cause from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong in a stage: torch raises a RuntimeError of its own that lists all tensors, from the first one."""
+    while isinstance(error, RuntimeError) and error.__cause__ is not None and "ailed to run" in str(error):
+        error = error.__cause__
+    return error
 
 
 def _loss_as_it_is(loss: Tensor, target: None) -> Tensor:
