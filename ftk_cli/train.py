@@ -15,6 +15,7 @@ from ftk_cli.frame import run, said_at_once
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
+    from ftk.trainer.log_file import HeldLines
 
 DESCRIPTION = """Trains a model. A run found in --save-dir is continued where it stopped.
 Example: ftk-train data-bin --task glm_blank --arch glm_large --lr 2e-4 --max-update 200000 --save-dir run"""
@@ -33,6 +34,13 @@ def train(config: TrainConfig) -> int:
 
     Started by torchrun, each process does this, with its share of the work.
     """
+    from ftk.trainer.log_file import HeldLines
+
+    with HeldLines() as said:
+        return _train(config, said)
+
+
+def _train(config: TrainConfig, said: HeldLines) -> int:
     import torch
 
     if config.common.user_dir is not None:  # so that config.yaml works from every working directory
@@ -63,10 +71,10 @@ def train(config: TrainConfig) -> int:
 
     device, longer = resolve_device(config.common.device), "; --collective-timeout-minutes gives it longer"
     with open_world(config.parallel, device) as world, said_at_once("ftk-train"), world.naming_who_hangs(longer):
-        return run_training(config, task, world)
+        return run_training(config, task, world, said)
 
 
-def run_training(config: TrainConfig, task: Task, world: World) -> int:
+def run_training(config: TrainConfig, task: Task, world: World, said: HeldLines) -> int:
     """What one process of the run does. Returns its exit code."""
     import torch
 
@@ -78,7 +86,7 @@ def run_training(config: TrainConfig, task: Task, world: World) -> int:
     torch.manual_seed(config.common.seed)
     model = build_model(config, task, world)
     criterion = task.build_criterion(config.criterion)
-    trainer = Trainer(config, task, model, criterion, world=world)
+    trainer = Trainer(config, task, model, criterion, world=world, said=said)
     if config.lr_range.lr_range_test:
         from ftk.trainer.lr_range import describe_range, lr_range_test, write_range
 

@@ -1,8 +1,9 @@
-"""`--log-file`: the lines of the log and every record, as text, in a file."""
+"""`--log-file`: the lines of the log and every record, as text, in a file; and what was said before it was open."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -49,8 +50,44 @@ class LogFile:
             logging.getLogger().removeHandler(self._handler)
             self._handler.close()
 
+    def write(self, lines: Iterable[logging.LogRecord]) -> None:
+        """Append lines of the log that were said before."""
+        for line in lines:
+            if self._handler is not None:
+                self._handler.handle(line)
+
     def show(self, record: Record) -> None:
         """Append a training or validation record as a readable line."""
         if self._handler is not None:
             line = one_line(record, self.total_updates)
             self._handler.handle(logging.LogRecord(__name__, logging.INFO, "", 0, line, None, None))
+
+
+class HeldLines(logging.Handler):
+    """While entered, keeps what is logged, for log files that are not open yet.
+
+    A run that is refused is to change nothing; so its log files are made when it is sure to begin, and by then its
+    checkpoint is loaded, and whatever was to be said of it has been said.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: list[logging.LogRecord] = []
+
+    def __enter__(self) -> HeldLines:
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.take()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record)
+
+    def take(self) -> list[logging.LogRecord]:
+        """What was said; from now on nothing is kept."""
+        logging.getLogger().removeHandler(self)
+        lines, self._lines = self._lines, []
+        return lines

@@ -9,7 +9,7 @@ from types import TracebackType
 from ftk.model_parallel.together import together
 from ftk.model_parallel.world import World
 from ftk.report.starts import Starts
-from ftk.trainer.log_file import LogFile
+from ftk.trainer.log_file import HeldLines, LogFile
 from ftk.trainer.progress import Progress, make_progress
 from ftk.trainer.records import Record
 from ftk.trainer.sinks import RecordSinks, open_records
@@ -29,14 +29,22 @@ class RunOutput:
         state: where the run stands.
         total_updates: its length.
         world: the processes of the run.
+        said: what was logged until now, for the log files.
 
     Raises:
         UserError: a file cannot be written, or a package that is asked for is missing; on every process.
     """
 
     def __init__(
-        self, config: TrainConfig, folder: Path, state: TrainerState, total_updates: int | None, world: World
+        self,
+        config: TrainConfig,
+        folder: Path,
+        state: TrainerState,
+        total_updates: int | None,
+        world: World,
+        said: HeldLines | None = None,
     ) -> None:
+        self._said = said
         self._progress = Progress()
         self._records = RecordSinks([])
         self._starts: Starts | None = None
@@ -57,8 +65,9 @@ class RunOutput:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> RunOutput:
+        said = self._said.take() if self._said is not None else []
         for log_file in self._log_files:
-            self._open.enter_context(log_file)
+            self._open.enter_context(log_file).write(said)
         return self
 
     def __exit__(

@@ -25,6 +25,7 @@ from ftk.trainer.checkpointing import Checkpoints
 from ftk.trainer.debugging import debug_hooks
 from ftk.trainer.device import resolve_device
 from ftk.trainer.hooks import Hooks, build_hooks
+from ftk.trainer.log_file import HeldLines
 from ftk.trainer.metrics import Stopwatch, TrainingFigures
 from ftk.trainer.output import RunOutput
 from ftk.trainer.records import Record, plain_record
@@ -52,6 +53,7 @@ class Trainer:
         criterion: what the task's steps compute the loss with.
         world: the processes of the run, each with a Trainer that does the same; None: this one alone.
         clock: seconds, rising; for tests.
+        said: what has been logged before, for the log files.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Trainer:
         *,
         world: World | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        said: HeldLines | None = None,
     ) -> None:
         self.config = config
         self.task = task
@@ -94,7 +97,7 @@ class Trainer:
         self.figures = TrainingFigures(self.device, self.stopwatch, self.world)
         if self.state.figures:
             self.figures.load_state_dict(self.state.figures)
-        self.output = RunOutput(config, self.checkpoints.folder, self.state, self.total_updates, self.world)
+        self.output = RunOutput(config, self.checkpoints.folder, self.state, self.total_updates, self.world, said)
         self.signals = StopSignals(several=self.world.size > 1, speaks=self.world.is_main)
         self.agreement = Agreement(self.world, self.signals, self._hours_are_over)
 

@@ -212,6 +212,28 @@ def test_a_process_alone_is_told_how_to_start_several(arguments):
     assert done.stderr.splitlines()[-1].endswith("use torchrun --nproc-per-node 2 ...")
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_log_files_have_what_is_said_before_the_first_update(arguments, tmp_path, size):
+    logs = ["--log-file", tmp_path / "log.txt", "--log-all-ranks", tmp_path / "ranks"]
+    first, longer = (
+        ["2" if word == "100000" else word for word in [*arguments, "--update-freq", "2"]],
+        ["--max-update", 3],
+    )
+    assert main([*first[2:], *map(str, logs), "--restore-from", str(tmp_path / "nothing")]) == 2
+    assert not (tmp_path / "log.txt").exists()  # a run that is refused changes nothing
+    assert main(first[2:]) == 0
+    done = torchrun(size, *first, *longer, *logs, "--update-freq", 2 // size)
+    assert done.returncode == 0, done.stderr
+    paths = [tmp_path / "log.txt", *(tmp_path / "ranks" / f"rank_{rank}.log" for rank in range(size))]
+    for lines in (path.read_text().splitlines() for path in paths):
+        said = [line.partition("| INFO | ")[2] or line.partition("| WARNING | ")[2] for line in lines]
+        assert len([line for line in said if line.startswith("loading ") and "checkpoint_2" in line]) == 1
+        assert any(line.startswith("changed since this checkpoint") for line in said)
+        assert "train | update 3/3" in "".join(lines)
+    on_console = [line for line in done.stderr.splitlines() if "| INFO |" in line or "| WARNING |" in line]
+    assert set(on_console) <= set(paths[0].read_text().splitlines())
+
+
 # -- who speaks: the parts by themselves ---------------------------------------------------------------------
 
 
