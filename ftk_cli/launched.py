@@ -66,7 +66,7 @@ def is_to_say(error: BaseException, message: str) -> str | None:
         message: what a process alone would say.
     """
     if isinstance(error, Exception) and not lost_another(error):
-        record_failure(error, message)
+        record_failure(message, error)
         if may_speak():
             return message if isinstance(error, UserError) else f"process {rank()}: {message}"
         time.sleep(1.0)  # torchrun ends the others as soon as one has gone: let the one who speaks speak
@@ -102,17 +102,17 @@ def lost_another(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in text for sign in _LOST)
 
 
-def record_failure(error: BaseException, message: str) -> None:
+def record_failure(message: str, error: BaseException | None = None) -> None:
     """Leave the failure where torchrun looks for it, so that its own report at the end names it.
 
     Args:
-        error: being handled.
         message: as the user reads it.
+        error: being handled; None: none was raised, and yet the command fails.
     """
     path = os.environ.get(ERROR_FILE)
     if path is None:
         return
-    trace = message if isinstance(error, UserError) else f"{message}\n{traceback.format_exc()}"
+    trace = message if error is None or isinstance(error, UserError) else f"{message}\n{traceback.format_exc()}"
     extra = {"py_callstack": trace, "timestamp": str(int(time.time()))}
     with contextlib.suppress(OSError):  # torchrun then knows the exit code alone
         Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}), encoding="utf-8")

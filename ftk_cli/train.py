@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ftk.config import compose
 from ftk.trainer.train_config import TrainConfig
+from ftk_cli import launched
 from ftk_cli.frame import run, said_at_once
 
 if TYPE_CHECKING:
@@ -94,7 +95,10 @@ def run_training(config: TrainConfig, task: Task, world: World, said: HeldLines)
         if world.is_main:
             print(describe_range(found, write_range(found, trainer.checkpoints.folder)))
         return 0
-    return trainer.train().exit_code
+    summary = trainer.train()
+    if summary.warning is not None:
+        launched.record_failure(summary.warning)
+    return summary.exit_code
 
 
 if __name__ == "__main__":

@@ -312,8 +312,9 @@ class Checkpoints:
             saved = self._background.collect(wait=wait)
         except OSError as error:
             self.failure = self._describe_failure(error)
+            older = "" if self.last_saved is None else "; older checkpoints stay"
             hope = "" if self._closing else "; training goes on, the next save tries again"
-            logger.warning("%s; older checkpoints stay%s", self.failure, hope)
+            logger.warning("%s%s%s", self.failure, older, hope)
             return None
         if saved is not None:
             self.failure = None

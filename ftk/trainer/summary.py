@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftk.checkpoint import BEST, LAST
+from ftk.checkpoint import BEST, LAST, checkpoint_name
 from ftk.trainer.progress import duration
 from ftk.trainer.signals import PREEMPTIONS
 from ftk.trainer.state import Best
@@ -47,6 +47,14 @@ class Summary:
             return 1
         return 0 if self.signal is None or self.signal in PREEMPTIONS else 1
 
+    @property
+    def warning(self) -> str | None:
+        """What is to be said louder than the lines: that the end of the run is lost, and what the command then does."""
+        if self.save_failure is None:
+            return None
+        goes_on = f"goes on from {(self.folder / LAST).resolve().name}" if self.saved else "begins anew"
+        return f"the end of this run is not saved: {self.save_failure}; make room, and the same command {goes_on}"
+
     def lines(self) -> Iterator[str]:
         took = f"{self.num_updates} updates, epoch {self.epoch}, {duration(self.seconds)} of training"
         yield f"stopped: {self.reason} ({took})"
@@ -54,7 +62,9 @@ class Summary:
             yield f"{self.skipped_updates} updates were skipped (loss or gradient infinite or not a number)"
         if self.best is not None:
             best = self.best
-            yield f"best validation {best.metric}: {best.value:.4f} at update {best.num_updates}"
+            there = (self.folder / checkpoint_name(best.num_updates)).exists()
+            where = f"at update {best.num_updates}{'' if there else ', of which there is no checkpoint'}"
+            yield f"best validation {best.metric}: {best.value:.4f} {where}"
         if self.saved:
             names = [name for name in (LAST, BEST) if (self.folder / name).exists()]
             yield f"checkpoints: {self.folder} ({', '.join(names)})"
@@ -62,5 +72,3 @@ class Summary:
                 yield "the same command continues this run"
             elif self.save_failure is None:
                 yield f"next: ftk-interactive --path {self.folder}"
-        if self.save_failure is not None:
-            yield f"the end of this run is not saved: {self.save_failure}; make room, and the same command goes on"

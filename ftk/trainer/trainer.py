@@ -164,6 +164,8 @@ class Trainer:
             self.hooks.call("after_train", self, summary)
             for line in summary.lines():
                 logger.info("%s", line)
+            if summary.warning is not None:
+                logger.warning("%s", summary.warning)
         return summary
 
     def _run(self) -> str:

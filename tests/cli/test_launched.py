@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 import pytest
 import torch
 
+import ftk.checkpoint.save
 from ftk.errors import UserError
 from ftk_cli import launched
 from ftk_cli.frame import said_at_once
@@ -259,6 +261,19 @@ def test_the_first_to_fail_speaks_and_the_others_do_not(as_rank, tmp_path):
     assert launched.is_to_say(ValueError("b"), "ValueError: b") is None
     for rank, text in ((1, "ValueError: a"), (0, "ValueError: b")):
         assert json.loads((tmp_path / str(rank) / "error.json").read_text())["message"]["message"] == text
+
+
+def test_a_last_save_that_fails_is_left_where_torchrun_looks(arguments, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ftk.checkpoint.save, "write_tensors", full)
+    monkeypatch.setenv(launched.ERROR_FILE, str(tmp_path / "error.json"))
+    assert main(["2" if word == "100000" else word for word in arguments[2:]]) == 1
+    told = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert told["message"].startswith("the end of this run is not saved")
+    assert told["message"].endswith("the same command begins anew")
+    assert told["extraInfo"]["py_callstack"] == told["message"]
 
 
 def test_a_users_mistake_is_not_one_processs(as_rank):

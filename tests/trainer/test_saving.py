@@ -304,11 +304,27 @@ def test_a_last_save_that_fails_ends_with_1_and_says_so(tmp_path, monkeypatch, c
     summary = toy_trainer(tmp_path, **options).train()
     assert summary.exit_code == 1
     assert "the end of this run is not saved" in caplog.text
-    assert "the same command goes on" in caplog.text
+    [said] = [record.message for record in caplog.records if "not saved" in record.message]
+    assert said.endswith("make room, and the same command goes on from checkpoint_2")
     monkeypatch.undo()
     resumed = toy_trainer(tmp_path, **options)
     assert resumed.state.num_updates == 2
     assert resumed.train().exit_code == 0
+
+
+def test_a_run_of_which_nothing_is_saved_does_not_promise_to_go_on(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    refuse(monkeypatch, "fsync", "checkpoint_4")
+    summary = toy_trainer(tmp_path, training__max_update=4).train()
+    assert summary.exit_code == 1
+    assert not list((tmp_path / "run").glob("checkpoint_*"))
+    said = {record.message: record.levelname for record in caplog.records}
+    [end] = [text for text in said if text.startswith("the end of this run is not saved")]
+    assert end.endswith("make room, and the same command begins anew")
+    assert said[end] == "WARNING"
+    assert "older checkpoints" not in caplog.text
+    [best] = [text for text in said if text.startswith("best validation loss")]
+    assert best.endswith("at update 4, of which there is no checkpoint")
 
 
 def test_any_other_failure_of_a_save_ends_the_run_at_the_next_update(tmp_path, monkeypatch):
