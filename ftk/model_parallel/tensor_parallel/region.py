@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from ftk.errors import UserError
 from ftk.model_parallel.tensor_parallel.functions import (
     copy_to_region,
     gather_from_region,
@@ -26,24 +27,33 @@ class TensorRegion:
     """The processes that share each layer, and how values come to shared layers and back.
 
     Between shared layers values are whole on every process, or each process has a part of the sequence (sequence
-    parallel). That saves what is kept for the backward pass, so sequences are shared only where gradients are enabled:
-    in validation and generation values are whole.
+    parallel). That saves what is kept for the backward pass, so a planned model, which cuts and gathers by itself,
+    shares sequences only where gradients are enabled: in validation and generation values are whole.
 
     Args:
         mesh: one-dimensional, over the processes.
         sequence_parallel: whether sequences are shared between shared layers.
+        without_gradients: whether they are shared where gradients are disabled, too: the caller cuts and gathers.
+
+    Raises:
+        UserError: the mesh has more dimensions.
 
     Attributes:
         length: of the sequence that is shared at present; None: the parts' sizes add up to it.
     """
 
-    def __init__(self, mesh: DeviceMesh, sequence_parallel: bool = False) -> None:
-        assert mesh.ndim == 1, f"{mesh} has {mesh.ndim} dimensions"
+    def __init__(self, mesh: DeviceMesh, sequence_parallel: bool = False, without_gradients: bool = False) -> None:
+        if mesh.ndim != 1:
+            raise UserError(
+                f"a mesh of {tuple(mesh.shape)} with the names {mesh.mesh_dim_names}; layers are shared over one "
+                f'dimension: give that alone, such as mesh["tensor"]'
+            )
         self.mesh = mesh
         self.group = mesh.get_group()
         self.size = mesh.size()
         self.rank = mesh.get_local_rank()
         self.sequence_parallel = sequence_parallel
+        self.without_gradients = without_gradients
         self.length: int | None = None
         self.random = RandomStreams(self.rank)
 
@@ -53,7 +63,7 @@ class TensorRegion:
     @property
     def shares_sequence(self) -> bool:
         """Whether values between shared layers are parts of the sequence now."""
-        return self.sequence_parallel and torch.is_grad_enabled()
+        return self.sequence_parallel and (self.without_gradients or torch.is_grad_enabled())
 
     def enter(self, hidden: Tensor) -> Tensor:
         """What a column-parallel layer reads: hidden [B, T or n, H] -> [B, T, H]"""
