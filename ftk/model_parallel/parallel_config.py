@@ -147,10 +147,11 @@ class ParallelConfig:
         if any(count < 1 for count in self.pipeline_layers):
             yield f"pipeline_layers is {self.pipeline_layers}; each stage needs 1 layer or more"
         if self.pipeline_parallel_size == 1:
-            if self.pipeline_layers or stages is not None or self.pipeline_schedule != "1f1b":
+            given = _given(self, "pipeline_schedule", "pipeline_layers", "pipeline_stages_per_rank")
+            if given:
+                needs = "needs" if len(given) == 1 else "need"
                 yield (
-                    "pipeline_schedule, pipeline_layers and pipeline_stages_per_rank need more than one pipeline "
-                    "process; give --pipeline-parallel-size too"
+                    f"{' and '.join(given)} {needs} more than one pipeline process; give --pipeline-parallel-size too"
                 )
         elif self.pipeline_schedule == "interleaved" and stages == 1:
             yield "pipeline_schedule interleaved needs pipeline_stages_per_rank 2 or more; with 1 it is 1f1b"
@@ -179,5 +180,16 @@ class ParallelConfig:
             )
         if self.powersgd_rank < 1:
             yield f"powersgd_rank is {self.powersgd_rank}; it must be 1 or more"
-        if self.powersgd_after_updates < 2:  # DDP rebuilds its buckets after the first
+        elif self.powersgd_after_updates < 2:  # DDP rebuilds its buckets after the first
             yield f"powersgd_after_updates is {self.powersgd_after_updates}; it must be 2 or more"
+        elif self.gradient_compression != "powersgd":
+            given = _given(self, "powersgd_rank", "powersgd_after_updates")
+            goes = "goes" if len(given) == 1 else "go"
+            if given:
+                yield f"{' and '.join(given)} {goes} with --gradient-compression powersgd"
+
+
+def _given(config: ParallelConfig, *names: str) -> list[str]:
+    """Those of some options that are not as they are without being given."""
+    usual = ParallelConfig()
+    return [name for name in names if getattr(config, name) != getattr(usual, name)]

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -43,16 +44,37 @@ class Sizes(NamedTuple):
         """Processes that each take batches of their own."""
         return self.replicate * self.shard
 
-    def describe(self) -> str:
-        """For people: what the processes do, e.g. "4 processes: tensor parallel 2, sharded data parallel 2"."""
+    def describe(self, config: ParallelConfig | None = None) -> str:
+        """For people: what the processes do, e.g. "4 processes: tensor parallel 2, sharded data parallel 2".
+
+        Args:
+            config: how they do it is said too, e.g. "pipeline parallel 2 (1f1b, layers 3,1)".
+        """
         kinds = {
             "tensor parallel": self.tensor,
             "pipeline parallel": self.pipeline,
             "sharded data parallel": self.shard,
             "replicated data parallel": self.replicate,
         }
-        parts = ", ".join(f"{kind} {size}" for kind, size in kinds.items() if size > 1)
-        return f"{self.world} processes: {parts}" if parts else "1 process"
+        ways = dict.fromkeys(kinds, "") if config is None else dict(zip(kinds, self._ways(config), strict=True))
+        parts = [f"{kind} {size}{ways[kind]}" for kind, size in kinds.items() if size > 1]
+        if config is not None and config.cpu_offload:
+            parts.append("cpu offload")
+        return f"{self.world} processes: {', '.join(parts)}" if self.world > 1 else "1 process"
+
+    def _ways(self, config: ParallelConfig) -> Iterator[str]:
+        """How each kind of parallelism is done, tensor first; empty where there is nothing to say."""
+        yield " (sequence parallel)" if config.sequence_parallel else ""
+        pipeline = [config.pipeline_schedule]
+        if config.pipeline_layers:
+            pipeline.append(f"layers {','.join(map(str, config.pipeline_layers))}")
+        if config.pipeline_stages_per_rank is not None:
+            pipeline.append(f"{config.pipeline_stages_per_rank} stages a process")
+        yield f" ({', '.join(pipeline)})"
+        yield f" (zero stage {1 if self.pipeline > 1 else config.zero_stage})"  # as the pipeline does it
+        compression = config.gradient_compression
+        rank = f" of rank {config.powersgd_rank}" if compression == "powersgd" else ""
+        yield f" (gradient compression {compression}{rank})" if compression != "none" else ""
 
 
 def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
@@ -76,14 +98,22 @@ def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
             flags = " and ".join(flag for flag, _ in given[:2])
             raise UserError(f"{world_size} processes were started, and no size says what each does; give {flags}")
         text = " x ".join(large) + (f" = {product}" if len(large) > 1 else "")
+        if world_size == 1:
+            raise UserError(f"{text} needs {product} processes, and there is one; use {_torchrun(product)}")
         relation = "does not divide" if derived else "is not"
-        start = f"torchrun --nproc-per-node {product} ..." if world_size == 1 else "other sizes"
-        raise UserError(f"{text} {relation} the number of processes, {world_size}; use {start}")
+        raise UserError(f"{text} {relation} the number of processes, {world_size}; use other sizes")
     rest = world_size // product
     if shard is None:
         shard = 1 if replicate is None else rest
         rest = rest if replicate is None else 1
     return Sizes(pipeline, rest if replicate is None else replicate, shard, tensor)
+
+
+def _torchrun(num_processes: int) -> str:
+    """How so many processes are started, as far as a process alone knows what it is."""
+    name = os.path.basename(sys.argv[0])
+    what = f"--no-python {name} ..." if name.startswith("ftk-") else "..."
+    return f"torchrun --nproc-per-node {num_processes} {what}"
 
 
 @dataclass(frozen=True, eq=False)

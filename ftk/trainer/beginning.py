@@ -123,7 +123,7 @@ def say_what_begins(trainer: Trainer) -> None:
     precision, folder = trainer.config.training.precision, trainer.checkpoints.folder
     logger.info("training %s parameters on %s in %s", f"{trainer.num_trained:,}", trainer.device, precision)
     if trainer.world.sizes.world > 1:
-        logger.info("%s", trainer.world.sizes.describe())
+        logger.info("%s", trainer.world.sizes.describe(trainer.config.parallel))
     per_epoch = ", ".join(map(str, trainer.updates_per_epoch))  # of each shard
     logger.info("%s updates an epoch, %s; run folder %s", per_epoch, length, folder)
     if precision == "fp16" and trainer.device.type == "cpu":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
 import time
 
 import pytest
@@ -50,7 +51,7 @@ def test_sizes_that_are_missing_are_derived(options, world_size, sizes):
         (
             {"tensor_parallel_size": 2},
             1,
-            "size 2 does not divide the number of processes, 1; use torchrun --nproc-per-node 2",
+            "^--tensor-parallel-size 2 needs 2 processes, and there is one; use torchrun --nproc-per-node 2 ",
         ),
         ({"tensor_parallel_size": 3}, 4, "--tensor-parallel-size 3 does not divide the number of processes, 4"),
         (
@@ -65,9 +66,49 @@ def test_sizes_that_cannot_be_are_refused_with_the_numbers(options, world_size, 
         resolve_sizes(ParallelConfig(**options), world_size)
 
 
+def test_a_command_alone_is_told_how_to_start_it(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/ftk-generate", "--path", "run"])
+    with pytest.raises(UserError, match="use torchrun --nproc-per-node 2 --no-python ftk-generate"):
+        resolve_sizes(ParallelConfig(pipeline_parallel_size=2), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pipeline_layers": [2, 2]}, "pipeline_layers needs more than one pipeline process"),
+        ({"pipeline_stages_per_rank": 1}, "pipeline_stages_per_rank needs more than one pipeline process"),
+        (
+            {"pipeline_schedule": "gpipe", "pipeline_layers": [4]},
+            "pipeline_schedule and pipeline_layers need more than one pipeline process",
+        ),
+        ({"powersgd_rank": 4}, "powersgd_rank goes with --gradient-compression powersgd"),
+        ({"powersgd_after_updates": 10, "gradient_compression": "bf16"}, "powersgd_after_updates goes with"),
+    ],
+)
+def test_options_without_what_they_are_for_are_refused_by_their_names(options, message):
+    [said] = ParallelConfig(**options).validate()
+    assert said.startswith(message)
+
+
 def test_sizes_are_told_to_people():
     assert Sizes().describe() == "1 process"
     assert Sizes(tensor=2, shard=3).describe() == "6 processes: tensor parallel 2, sharded data parallel 3"
+    halves = ParallelConfig(
+        tensor_parallel_size=2,
+        sequence_parallel=True,
+        pipeline_parallel_size=2,
+        pipeline_layers=[3, 1],
+        data_parallel_shard_size=2,
+    )
+    whole = "16 processes: tensor parallel 2 (sequence parallel), pipeline parallel 2 (1f1b, layers 3,1), "
+    whole += "sharded data parallel 2 (zero stage 1), replicated data parallel 2"
+    assert Sizes(2, 2, 2, 2).describe(halves) == whole
+    offloaded = ParallelConfig(data_parallel_shard_size=2, zero_stage=2, cpu_offload=True)
+    expected = "2 processes: sharded data parallel 2 (zero stage 2), cpu offload"
+    assert Sizes(shard=2).describe(offloaded) == expected
+    compressed = ParallelConfig(gradient_compression="powersgd", powersgd_rank=4)
+    expected = "2 processes: replicated data parallel 2 (gradient compression powersgd of rank 4)"
+    assert Sizes(replicate=2).describe(compressed) == expected
     assert Sizes(2, 4).describe() == "8 processes: pipeline parallel 2, replicated data parallel 4"
 
 
