@@ -1,13 +1,18 @@
 """Hugging Face's GPT-2 as it is, its layers cut over processes by a plan of name patterns: tensor parallel.
 
+pip install -c constraints.txt transformers
 torchrun --nproc-per-node 2 examples/parallelize/gpt2.py
 """
 
 import torch
 import torch.distributed as dist
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import ftk
+
+try:
+    from transformers import GPT2Config, GPT2LMHeadModel
+except ModuleNotFoundError:
+    raise SystemExit("gpt2.py needs Hugging Face's package: pip install -c constraints.txt transformers") from None
 
 PLAN = {
     "transformer.wte": "vocab_embedding",
@@ -23,7 +28,8 @@ PLAN = {
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-config = GPT2Config(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=64, use_cache=False)
+special = {"bos_token_id": 0, "eos_token_id": 0}  # GPT-2's own are beyond a vocabulary of 256
+config = GPT2Config(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=64, use_cache=False, **special)
 mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
 model = ftk.parallelize(GPT2LMHeadModel(config), mesh, PLAN)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -13,12 +13,14 @@ import pytest
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "parallelize"
 
 
-def losses_of(name: str, processes: int) -> list[float]:
+def losses_of(name: str, processes: int, unwanted: str = "") -> list[float]:
+    """The losses that an example prints; `unwanted` must not be on its standard error."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(EXAMPLE / name)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
+    assert not unwanted or unwanted not in done.stderr
     return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)]
 
 
@@ -30,9 +32,18 @@ def test_two_processes_learn_as_one():
 
 def test_a_cut_gpt2_learns():
     pytest.importorskip("transformers")
-    losses = losses_of("gpt2.py", 2)
+    losses = losses_of("gpt2.py", 2, unwanted="token_id")
     assert len(losses) == 10
     assert losses[-1] < 0.9 * losses[0]
+
+
+def test_without_transformers_gpt2_says_what_to_install(tmp_path):
+    (tmp_path / "transformers.py").write_text("raise ModuleNotFoundError('transformers')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(EXAMPLE.parents[1])])}
+    command = [sys.executable, str(EXAMPLE / "gpt2.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr == "gpt2.py needs Hugging Face's package: pip install -c constraints.txt transformers\n"
 
 
 @pytest.mark.parametrize("name", ["any_module.py", "gpt2.py"])
