@@ -78,6 +78,8 @@ def test_json_holds_the_same_in_bytes_and_seconds(command):
     assert [(m["count"], m["message_bytes"]) for m in gathers] == [(4 * 2 * 4, 8 * 128 * 64 * 4)]
     assert "--sequence-parallel" in plan["flags"]
     assert "--zero-stage 2" in plan["flags"]
+    assert plan["flags"].startswith("--seq-length 128 --precision fp32 ")
+    assert plan["flags"].endswith(" --batch-size 8 --update-freq 4")
 
 
 def test_schedules_and_stages(command):
@@ -133,6 +135,13 @@ def test_nothing_fits(command):
     assert "Nothing fits." in done.stdout
     assert "R x S does not divide the 64 samples of an update: 3" in done.stdout
     assert "The least memory:" in done.stdout
+
+
+def test_where_memory_is_not_the_matter_it_is_not_blamed(command):
+    done = command("ftk-plan", *SMALL, "--gpus", 3, "--pipeline-parallel-size", 1)
+    assert done.returncode == 1
+    assert "Nothing is possible with 64 samples an update, for the reasons below." in done.stdout
+    assert "R x S does not divide the 64 samples of an update: 3" in done.stdout
 
 
 @pytest.mark.parametrize(

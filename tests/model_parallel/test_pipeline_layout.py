@@ -89,8 +89,9 @@ def test_enough_micro_batches_are_taken(schedule, count):
     ("schedule", "engine", "message"),
     [
         ("1f1b", {"compile": "model"}, "use --compile block"),
-        ("zero-bubble", {"compile": "block"}, "leave out --compile"),
-        ("zero-bubble", {"activation_checkpointing": "selective"}, "use full"),
+        ("zero-bubble", {"compile": "block"}, "--compile block computes"),
+        ("zero-bubble", {"activation_checkpointing": "selective"}, "(use full or none); leave it out"),
+        ("zero-bubble", {"activation_checkpointing": "selective", "compile": "block"}, "with the others, and --activ"),
     ],
 )
 def test_what_a_schedule_cannot_go_with_is_refused(schedule, engine, message):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import math
 
 import pytest
 import torch
 
 from ftk.config import compose
+from ftk.errors import UserError
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
+from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.pipeline.layout import check_pipeline
 from ftk.model_parallel.planner import memory as memory_of
 from ftk.model_parallel.planner.cluster import GIB, PRESETS, ClusterConfig
 from ftk.model_parallel.planner.communication import ddp_buckets, traffic
-from ftk.model_parallel.planner.layout import Layout, Place, Workload, misfits
+from ftk.model_parallel.planner.layout import FIRST, Layout, Place, Workload, misfits
 from ftk.model_parallel.planner.model_shape import ParameterShape, chunk_size
 from ftk.model_parallel.planner.plan_config import LimitsConfig, WorkConfig
 from ftk.model_parallel.planner.search import Limits, best_of_each_mesh, layouts, search
@@ -302,7 +306,10 @@ def test_limits_are_kept(shape):
     assert {(x.tensor, x.shard, x.sequence_parallel, x.checkpointing, x.batch_size) for x in found} == {
         (2, 2, True, "full", 4)
     }
-    assert [x.zero_stage for x in found] == [2, 1]  # pipelines are trained by stage 1
+    refused = [[misfit.reason for misfit in misfits(x, shape, Workload(64, 16))] for x in found]
+    assert refused == [[], ["ZeRO-2 in a pipeline, which keeps whole gradients until an update ends"]]
+    default = layouts(shape, Workload(64, 16), 4, Limits(pipeline=2, shard=2))
+    assert {x.zero_stage for x in default} == {1}  # so are pipelines trained
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zero-bubble"])
@@ -313,9 +320,14 @@ def test_flags_of_a_plan_are_those_of_training(shape, schedule):
     assert len(found) == (9 if schedule == "interleaved" else 10)  # of 4 layers no 8 stages
     for plan in found:
         layout, count = plan.layout, plan.layout.micro_batches(64)
-        flags = [*layout.flags().split(), "--update-freq", str(count), "--max-update", "1"]
+        flags = [*layout.flags(Workload(64, 16, precision="fp32")).split(), "--max-update", "1"]
         config = compose(TrainConfig, "ftk-train", "", ["data", "--arch", "glm_tiny", *model, *flags])
         assert resolve_sizes(config.parallel, 4) == (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+        assert (config.training.update_freq, config.training.precision, config.task.config.seq_length) == (
+            count,
+            "fp32",
+            16,
+        )
         assert config.parallel.sequence_parallel == layout.sequence_parallel
         assert config.engine.activation_checkpointing == layout.checkpointing
         if layout.pipeline > 1:
@@ -335,12 +347,42 @@ def test_flags_of_a_plan_are_those_of_training(shape, schedule):
             Layout(pipeline=4, batch_size=32, schedule="zero-bubble"),
             "micro-batches in no whole rounds, which zero-bubble needs: 2 for P 4",
         ),
+        (
+            Layout(pipeline=2, schedule="zero-bubble", checkpointing="selective"),
+            "zero-bubble with selective checkpointing: P 2",
+        ),
         (Layout(sequence_parallel=True), "sequence parallel needs T above 1: T 1"),
     ],
 )
 def test_what_cannot_be_is_told_with_its_numbers(shape, layout, text):
     found = [f"{misfit.reason}: {misfit.numbers}" for misfit in misfits(layout, shape, Workload(64, 16))]
     assert text in found
+
+
+def test_what_is_no_misfit_is_what_training_takes(shape):
+    """Of schedules, checkpointing and numbers of micro-batches."""
+    for schedule, mode, size in itertools.product(
+        ("1f1b", "gpipe", "interleaved", "zero-bubble"), ("none", "selective", "full"), (1, 2, 4, 8, 16, 32)
+    ):
+        chunks = 2 if schedule == "interleaved" else 1
+        layout = Layout(pipeline=2, batch_size=size, schedule=schedule, stages_per_rank=chunks, checkpointing=mode)
+        parallel = ParallelConfig(pipeline_parallel_size=2, pipeline_schedule=schedule)
+        try:
+            check_pipeline(parallel, EngineConfig(activation_checkpointing=mode), 4, layout.micro_batches(96))
+            taken = True
+        except UserError:
+            taken = False
+        assert taken == (not list(misfits(layout, shape, Workload(96, 16)))), layout
+
+
+def test_the_zero_bubble_gathers_in_float32(shape):
+    work = Workload(64, 16, precision="bf16")
+    sizes = {}
+    for schedule in ("gpipe", "zero-bubble"):
+        layout = Layout(pipeline=2, shard=2, zero_stage=1, schedule=schedule)
+        found = [one for one in traffic(layout, shape, work, FIRST) if one.what == "parameters of blocks"]
+        sizes[schedule] = [one.message_bytes for one in found]
+    assert sizes["zero-bubble"] == [2 * size for size in sizes["gpipe"]] != []
 
 
 def test_models_without_plan_or_stages_are_planned_without(shape):

@@ -45,7 +45,7 @@ ALONE = [
 CASES = [(layout, dropout) for layout in ALONE for dropout in ((0.0, 0.1) if layout.tensor > 1 else (0.0,))]
 
 
-@pytest.mark.parametrize(("layout", "dropout"), CASES, ids=[f"{layout.flags()}-{rate}" for layout, rate in CASES])
+@pytest.mark.parametrize(("layout", "dropout"), CASES, ids=[f"{layout}-{rate}" for layout, rate in CASES])
 def test_messages_of_an_update_are_those_planned(layout, dropout):
     config = config_of(dropout=dropout, attention_dropout=dropout, embedding_dropout=dropout)
     shape = shape_of(config)
@@ -64,7 +64,7 @@ def test_messages_of_an_update_are_those_planned(layout, dropout):
         Layout(tensor=8, shard=512, sequence_parallel=True),
         Layout(tensor=2, pipeline=2, schedule="interleaved", stages_per_rank=2),
     ],
-    ids=lambda layout: layout.flags(),
+    ids=str,
 )
 def test_worlds_of_4096_processes_hold_what_is_planned(layout):
     config = config_of(num_layers=5, hidden_size=64, num_attention_heads=8, vocab_size=1000)

@@ -85,6 +85,10 @@ def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
     return tuple(each + (stage < over) for stage in range(num_stages))
 
 
+NOT_ZERO_BUBBLE = ("selective",)
+"""Forms of activation checkpointing that the zero-bubble schedule does not go with."""
+
+
 def check_pipeline(config: ParallelConfig, engine: EngineConfig, num_layers: int, update_freq: int) -> PipelineLayout:
     """The layout, after a check that schedule, engine and number of micro-batches go with it.
 
@@ -111,15 +115,17 @@ def check_pipeline(config: ParallelConfig, engine: EngineConfig, num_layers: int
 
 def _check_zero_bubble(config: ParallelConfig, engine: EngineConfig) -> None:
     """Gradients of inputs and of weights are computed apart, which not everything can."""
+    wrong = []
     if engine.compile == "block":
+        wrong.append("--compile block computes gradients of weights together with the others")
+    if engine.activation_checkpointing in NOT_ZERO_BUBBLE:
+        mode = engine.activation_checkpointing
+        wrong.append(f"--activation-checkpointing {mode} has what it keeps for one pass (use full or none)")
+    if wrong:
         raise UserError(
-            "--pipeline-schedule zero-bubble computes gradients of weights apart from others, which --compile block "
-            "computes together; use --pipeline-schedule interleaved, or leave out --compile"
-        )
-    if engine.activation_checkpointing == "selective":
-        raise UserError(
-            "--pipeline-schedule zero-bubble goes backward through a layer in two passes, and what "
-            "--activation-checkpointing selective keeps is there for one; use full, or --pipeline-schedule interleaved"
+            f"--pipeline-schedule zero-bubble goes backward through a layer twice, the second time for the weights: "
+            f"{', and '.join(wrong)}; leave {'it' if len(wrong) == 1 else 'both'} out, or use --pipeline-schedule "
+            f"interleaved"
         )
     # FSDP2 brings gradients to the type in which they are summed by a hook that the second pass does not call.
     if "bf16" in (config.gather_dtype, config.reduce_dtype):
@@ -135,24 +141,30 @@ def check_micro_batches(schedule: str, layout: PipelineLayout, count: int) -> No
     Raises:
         UserError: it cannot; the message says how many it needs.
     """
-    if schedule == "gpipe":
+    if micro_batches_fit(schedule, layout.num_stages, layout.num_ranks, count):
         return
     named = f"--pipeline-schedule {schedule} over {layout.num_stages} stages"
     if schedule == "1f1b":
-        if count < layout.num_stages:
-            raise UserError(
-                f"{named} needs {layout.num_stages} micro-batches an update or more, --update-freq is {count}; "
-                f"raise it (with a smaller --batch-size), or take --pipeline-schedule gpipe"
-            )
-        return
-    ranks = layout.num_ranks
-    if count < ranks or count % (count // ranks):
-        below, above = max(ranks, count // ranks * ranks), (count // ranks + 1) * ranks
-        numbers = f"{below} or {above}" if below != above else f"{below}"
         raise UserError(
-            f"{named} on {ranks} processes sends micro-batches in rounds of {ranks}, --update-freq is {count}; "
-            f"take {numbers}"
+            f"{named} needs {layout.num_stages} micro-batches an update or more, --update-freq is {count}; "
+            f"take --pipeline-schedule gpipe, or raise it (with a smaller --batch-size)"
         )
+    ranks = layout.num_ranks
+    below, above = max(ranks, count // ranks * ranks), (count // ranks + 1) * ranks
+    numbers = f"{below} or {above}" if below != above else f"{below}"
+    raise UserError(
+        f"{named} on {ranks} processes sends micro-batches in rounds of {ranks}, --update-freq is {count}; "
+        f"take {numbers}"
+    )
+
+
+def micro_batches_fit(schedule: str, num_stages: int, num_ranks: int, count: int) -> bool:
+    """Whether a schedule over so many stages on so many processes can run with `count` micro-batches an update."""
+    if schedule == "gpipe":
+        return True
+    if schedule == "1f1b":
+        return count >= num_stages
+    return count >= num_ranks and count % (count // num_ranks) == 0
 
 
 def _joined(numbers: list[int]) -> str:

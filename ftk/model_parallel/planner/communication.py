@@ -177,7 +177,7 @@ def data_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place
     scatter_when = "update" if layout.zero_stage == 1 else "backward"
     for (numel, is_block), number in sorted(units.items(), reverse=True):
         what = "blocks" if is_block else "the rest"
-        size = numel * (gather_bytes(work) if is_block else MASTER_BYTES)
+        size = numel * (gather_bytes(layout, work) if is_block else MASTER_BYTES)
         if layout.shard > 1:
             yield Traffic(ALL_GATHER, "shard", f"parameters of {what}", gathers * number, size, gather_when)
             if layout.zero_stage == 3 and is_block:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ftk.model_parallel.pipeline.layout import even_layers
+from ftk.model_parallel.pipeline.layout import NOT_ZERO_BUBBLE, even_layers, micro_batches_fit
 from ftk.model_parallel.planner.model_shape import ModelShape, chunk_size
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -93,8 +93,8 @@ class Layout:
         """Layers of each stage."""
         return even_layers(num_layers, self.num_stages)
 
-    def flags(self) -> str:
-        """The flags of ftk-train that ask for this, update frequency left out."""
+    def flags(self, work: Workload) -> str:
+        """The flags of ftk-train that ask for this and for what an update does, beside architecture and optimizer."""
         flags = [f"--tensor-parallel-size {self.tensor}", f"--pipeline-parallel-size {self.pipeline}"]
         flags += [f"--data-parallel-replicate-size {self.replicate}", f"--data-parallel-shard-size {self.shard}"]
         flags += ["--sequence-parallel"] if self.sequence_parallel else []
@@ -102,7 +102,10 @@ class Layout:
         flags += [f"--pipeline-schedule {self.schedule}"] if self.pipeline > 1 else []
         flags += [f"--pipeline-stages-per-rank {self.stages_per_rank}"] if self.stages_per_rank > 1 else []
         flags += [f"--activation-checkpointing {self.checkpointing}"] if self.checkpointing != "none" else []
-        return " ".join([*flags, f"--batch-size {self.batch_size}"])
+        flags += [f"--batch-size {self.batch_size}"]
+        count = self.micro_batches(work.global_batch)
+        flags += [f"--update-freq {count}"] if count > 1 else []
+        return " ".join([f"--seq-length {work.num_tokens} --precision {work.precision}", *flags])
 
 
 class Place(NamedTuple):
@@ -152,9 +155,15 @@ def misfits(layout: Layout, shape: ModelShape, work: Workload) -> Iterator[Misfi
 
 
 def _schedule_misfits(layout: Layout, count: int) -> Iterator[Misfit]:
-    """As `ftk.model_parallel.pipeline.layout.check_micro_batches`."""
-    if layout.schedule == "1f1b" and count < layout.num_stages:
+    """As ftk-train would refuse them (`ftk.model_parallel.pipeline.layout.check_pipeline`)."""
+    if layout.schedule == "zero-bubble" and layout.checkpointing in NOT_ZERO_BUBBLE:
+        yield Misfit(f"zero-bubble with {layout.checkpointing} checkpointing", f"P {layout.pipeline}")
+    if layout.shard > 1 and layout.zero_stage == 2:
+        yield Misfit("ZeRO-2 in a pipeline, which keeps whole gradients until an update ends", f"P {layout.pipeline}")
+    if micro_batches_fit(layout.schedule, layout.num_stages, layout.pipeline, count):
+        return
+    if layout.schedule == "1f1b":
         yield Misfit("fewer micro-batches than pipeline stages", f"{count} for {layout.num_stages}")
-    ranks = layout.pipeline
-    if layout.schedule in ("interleaved", "zero-bubble") and (count < ranks or count % (count // ranks)):
-        yield Misfit(f"micro-batches in no whole rounds, which {layout.schedule} needs", f"{count} for P {ranks}")
+    else:
+        numbers = f"{count} for P {layout.pipeline}"
+        yield Misfit(f"micro-batches in no whole rounds, which {layout.schedule} needs", numbers)

@@ -156,9 +156,10 @@ def embedding_activations(layout: Layout, shape: ModelShape, work: Workload) -> 
     return math.ceil(tokens * shape.hidden_size / (layout.tensor if layout.sequence_parallel else 1))
 
 
-def gather_bytes(work: Workload) -> int:
-    """Of a number of a block's gathered parameter: --gather-dtype auto on a GPU. What is in no block stays float32."""
-    return work.value_bytes if work.precision == "bf16" else MASTER_BYTES
+def gather_bytes(layout: Layout, work: Workload) -> int:
+    """Of a number of a block's gathered parameter: --gather-dtype auto on a GPU. What is in no block stays float32, and
+    so does all where a schedule goes backward in two passes."""
+    return work.value_bytes if work.precision == "bf16" and layout.schedule != "zero-bubble" else MASTER_BYTES
 
 
 def chunks_in_flight(layout: Layout, work: Workload, rank: int) -> int:
@@ -214,7 +215,7 @@ def buffers(layout: Layout, shape: ModelShape, work: Workload, rank: int) -> int
     ]
     rest, blocks = sum(unit.rest for unit in units), sum(sum(unit.blocks) for unit in units)
     largest = max(max(unit.blocks) for unit in units)
-    block_bytes = gather_bytes(work) if layout.uses_fsdp else MASTER_BYTES
+    block_bytes = gather_bytes(layout, work) if layout.uses_fsdp else MASTER_BYTES
     copies = work.value_bytes * rest if work.value_bytes < MASTER_BYTES else 0
     copies += work.value_bytes * blocks if work.value_bytes < block_bytes else 0
     if not layout.uses_fsdp:

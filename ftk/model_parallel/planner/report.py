@@ -74,7 +74,7 @@ def text(question: Question, found: Found, top: int, show_all: bool) -> str:
             lines += [f"and {len(plans) - top} more (--top)", ""]
         lines += [*_detail(plans[0], question), ""]
     else:
-        lines += [*_nothing_fits(found), ""]
+        lines += [*_nothing_fits(found, question.work), ""]
     lines += [*_refused_lines(found), f"As by default, and not looked at: {', '.join(NOT_PLANNED)}."]
     return "\n".join(lines).rstrip()
 
@@ -107,13 +107,14 @@ def tree(question: Question, found: Found, top: int, show_all: bool) -> dict[str
 
 def _question_lines(question: Question) -> Iterator[str]:
     shape, work, cluster = question.shape, question.work, question.cluster
+    samples = "sample" if work.global_batch == 1 else "samples"
     yield f"model    {question.name}"
     yield (
         f"         {shape.num_parameters:,} parameters; {shape.num_layers} layers, hidden "
         f"{shape.hidden_size}, inner {shape.inner_size}, {shape.num_attention_heads} heads, {shape.vocab_size} tokens"
     )
     yield (
-        f"update   {work.global_batch:,} samples of {work.num_tokens:,} tokens, in all "
+        f"update   {work.global_batch:,} {samples} of {work.num_tokens:,} tokens, in all "
         f"{work.global_batch * work.num_tokens:,} tokens, {work.loss_share:.0%} with loss; {work.precision}, "
         f"{question.optimizer}"
     )
@@ -159,10 +160,8 @@ def _plan_rows(plans: Sequence[Plan], question: Question) -> Iterator[list[str]]
 
 def _detail(plan: Plan, question: Question) -> Iterator[str]:
     yield "The first of them:"
-    layout, count = plan.layout, plan.layout.micro_batches(question.work.global_batch)
-    accumulated = f" --update-freq {count}" if count > 1 else ""
-    work = question.work
-    yield f"  --seq-length {work.num_tokens} --precision {work.precision} {layout.flags()}{accumulated}"
+    layout = plan.layout
+    yield f"  {layout.flags(question.work)}"
     yield ""
     rows = [["memory of a process", "GiB"]]
     rows += [
@@ -195,12 +194,14 @@ def _message_rows(found: Sequence[Traffic], layout: Layout) -> Iterator[list[str
         ]
 
 
-def _nothing_fits(found: Found) -> Iterator[str]:
+def _nothing_fits(found: Found, work: Workload) -> Iterator[str]:
+    if found.smallest is None:  # memory is not the matter
+        yield f"Nothing is possible with {work.global_batch:,} samples an update, for the reasons below."
+        return
+    layout, needed = found.smallest
     yield "Nothing fits."
-    if found.smallest is not None:
-        layout, needed = found.smallest
-        yield f"The least memory: {needed.total / GIB:.1f} GiB by {layout.flags()}"
-        yield from _memory_of(needed)
+    yield f"The least memory: {needed.total / GIB:.1f} GiB by {layout.flags(work)}"
+    yield from _memory_of(needed)
 
 
 def _memory_of(needed: Memory) -> Iterator[str]:
@@ -237,7 +238,7 @@ def _plan_tree(plan: Plan, question: Question) -> dict[str, Any]:
     layout = plan.layout
     return {
         "layout": asdict(layout) | {"micro_batches": layout.micro_batches(question.work.global_batch)},
-        "flags": layout.flags(),
+        "flags": layout.flags(question.work),
         "memory_bytes": plan.memory.parts() | {"total": plan.memory.total},
         "messages": [
             asdict(one) | {"total_bytes": one.total_bytes, "sent_bytes": one.sent_bytes(ring(one.dimension, layout)[0])}
