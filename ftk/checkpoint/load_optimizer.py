@@ -18,7 +18,7 @@ from ftk.checkpoint.load import mismatch, names_anywhere
 from ftk.checkpoint.naming import parameter_names
 from ftk.checkpoint.storage import StoredTensor, read_index, read_tensors
 from ftk.errors import UserError
-from ftk.model_parallel.shards import own_places
+from ftk.model_parallel.shards import Fused, fused_parameters, own_places, with_fused
 from ftk.model_parallel.together import together
 from ftk.model_parallel.world import World
 
@@ -54,16 +54,20 @@ def load_optimizer_state(
     files = check_files(source, prefix=f"{layout.OPTIMIZER}/", hashes=check_hashes, world=world)
     if f"{layout.OPTIMIZER}/index.json" not in files:
         raise UserError(f"{source}: has no optimizer state; weights alone can be taken from it")
-    together(world, lambda: _fill(source, optimizer, names, held))
+    fused = fused_parameters(model)
+    together(world, lambda: _fill(source, optimizer, names, fused, held))
 
 
-def _fill(folder: Path, optimizer: torch.optim.Optimizer, names: dict[int, str], held: set[str]) -> None:
+def _fill(
+    folder: Path, optimizer: torch.optim.Optimizer, names: dict[int, str], fused: dict[int, Fused], held: set[str]
+) -> None:
     """Read this process's part of the state.
 
     Args:
         folder: a checkpoint whose files are whole.
         optimizer: of this process's part of the model.
         names: of its parameters, by `id`.
+        fused: of those that have fused layers, by `id`.
         held: the names of the parameters of all processes.
     """
     index = read_index(folder / layout.OPTIMIZER)
@@ -79,7 +83,8 @@ def _fill(folder: Path, optimizer: torch.optim.Optimizer, names: dict[int, str],
         if owner in elsewhere:
             continue
         parameter, group = parameters[owner]
-        targets[path] = _empty_state(parameter, group, entry, stored)
+        empty, layers = _empty_state(parameter, group, entry, stored), fused.get(id(parameter))
+        targets[path] = with_fused(empty, layers and layers.of_state(empty, parameter))
         _put(state.setdefault(parameter, {}), entry, targets[path])
     for path, value in scalars.items():
         owner, entry = _owner_and_entry(path, parameters.keys() | elsewhere)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ftk.model_parallel.naming import canonical_name
+from ftk.model_parallel.shards import fused_parameters, with_fused
 
 # Entries of a parameter group that follow from the model and the run's options and are made anew with the optimizer.
 _DERIVED = ("names", "lr_scale", "schedule")
@@ -28,6 +29,7 @@ def model_tensors(
         aliases: other name -> the name it is kept under.
     """
     state = model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else model
+    fused = fused_parameters(model) if isinstance(model, nn.Module) else {}
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     first_names: dict[int, str] = {}
@@ -37,7 +39,7 @@ def model_tensors(
             raise TypeError(f"{name} of the model's state is a {type(value).__name__}; only tensors are kept")
         first = first_names.setdefault(id(value), name)
         if first == name:
-            tensors[name] = value.detach()
+            tensors[name] = with_fused(value.detach(), fused.get(id(value)))
         else:
             aliases[name] = first
     return tensors, aliases
@@ -53,21 +55,22 @@ def optimizer_state(
         scalars: "PARAMETER/ENTRY" -> any value that is no tensor.
         groups: the parameter groups, with "params" as names and without what the run's options make anew.
     """
-    names = parameter_names(model)
+    names, fused = parameter_names(model), fused_parameters(model)
     tensors: dict[str, torch.Tensor] = {}
     scalars: dict[str, Any] = {}
 
-    def collect(path: str, value: Any) -> None:
+    def collect(path: str, value: Any, parameter: Any) -> None:
         if isinstance(value, dict):
             for entry, inner in value.items():
-                collect(f"{path}/{entry}", inner)
+                collect(f"{path}/{entry}", inner, parameter)
         elif isinstance(value, torch.Tensor):
-            tensors[path] = value.detach()
+            layers = fused.get(id(parameter))
+            tensors[path] = with_fused(value.detach(), layers and layers.of_state(value, parameter))
         else:
             scalars[path] = value
 
     for parameter, state in optimizer.state.items():
-        collect(_name_of(parameter, names), state)
+        collect(_name_of(parameter, names), state, parameter)
     groups = [
         {key: value for key, value in group.items() if key not in _DERIVED}
         | {"params": [_name_of(parameter, names) for parameter in group["params"]]}

@@ -16,6 +16,7 @@ from ftk.checkpoint import layout
 from ftk.checkpoint.encoding import encode
 from ftk.checkpoint.manifest import json_bytes
 from ftk.checkpoint.naming import merged_groups, model_tensors, optimizer_state
+from ftk.model_parallel.shards import fused_of, with_fused
 from ftk.model_parallel.world import World
 
 ExtraTensors = Mapping[str, Mapping[str, torch.Tensor]]
@@ -79,7 +80,7 @@ class Buffers:
             shard = self._copy_one(key, tensor.to_local().detach(), used)
             # By the constructor: `from_local` would take the copy back to the mesh's device, the GPU. It is only read,
             # as the shard that it holds.
-            return DTensor(shard, tensor._spec, requires_grad=False)
+            return with_fused(DTensor(shard, tensor._spec, requires_grad=False), fused_of(tensor))
         buffer = self._buffers.get(key)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             on_gpu = tensor.device.type == "cuda"
@@ -127,7 +128,8 @@ def take_snapshot(
     for name, extra in (extra_tensors or {}).items():
         if not name.isidentifier() or name in _TAKEN:
             raise ValueError(f"extra tensors {name!r}: a plain name is meant, and none of {', '.join(_TAKEN)}")
-        parts[name] = TensorPart({key: tensor.detach() for key, tensor in extra.items()}, {})
+        tensors = {key: with_fused(tensor.detach(), fused_of(tensor)) for key, tensor in extra.items()}
+        parts[name] = TensorPart(tensors, {})
     return Snapshot(
         config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, encoding="utf-8"),
         trainer_state=json_bytes(encode(dict(trainer_state))),

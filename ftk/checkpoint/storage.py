@@ -35,10 +35,13 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.futures import Future
 
 from ftk.checkpoint.layout import BrokenCheckpoint
 from ftk.checkpoint.manifest import FileRecord, json_bytes, write_file
+from ftk.model_parallel.shards import fused_of, own_pieces
 
 INDEX = "index.json"
 
@@ -109,6 +112,7 @@ def write_tensors(
     Raises:
         OSError: the disk is full or the like.
     """
+    tensors = {name: _as_boxes(tensor) for name, tensor in tensors.items()}
     writer = _TensorWriter(folder, dict(extra or {}))
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     if process_group is None:
@@ -141,7 +145,7 @@ def read_tensors(
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with _quiet_dcp():
         dcp.load(
-            dict(targets),
+            {name: _as_boxes(target) for name, target in targets.items()},
             storage_reader=reader,
             planner=planner,
             process_group=process_group,
@@ -169,6 +173,19 @@ def read_index(folder: Path) -> TensorIndex:
         return TensorIndex(tensors, dict(content["extra"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BrokenCheckpoint(f"{path}: is not the index of a tensor folder ({error!r})") from error
+
+
+def _as_boxes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as DCP is to see it: of fused layers a process has several boxes of what the model calls its whole."""
+    if fused_of(tensor) is None or not isinstance(tensor, DTensor):
+        return tensor
+    part, pieces = tensor.to_local().detach(), own_pieces(tensor)
+    if not pieces or not part.numel():
+        return tensor
+    boxes = LocalShardsWrapper(
+        [part[here] for here, _ in pieces], [tuple(place.start for place in there) for _, there in pieces]
+    )
+    return DTensor(boxes, tensor._spec, requires_grad=False)
 
 
 def _save_alone(tensors: Mapping[str, torch.Tensor], writer: _TensorWriter, planner: DefaultSavePlanner) -> None:

@@ -17,7 +17,7 @@ from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.storage import read_index, read_tensors
 from ftk.errors import UserError
-from ftk.model_parallel.shards import local, own_part
+from ftk.model_parallel.shards import local, own_pieces
 from ftk.model_parallel.together import together
 from ftk.model_parallel.world import World
 
@@ -147,8 +147,10 @@ def _fill(
 @torch.no_grad()
 def _copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy into the first rows of a tensor, of a sharded one into those rows and columns that are here."""
-    shard, part = local(target), own_part(source, target)  # a slice ends where the source does
-    shard[: len(part)] = part.to(shard.dtype)
+    shard = local(target)
+    for here, there in own_pieces(target):
+        part = source[there]  # a slice ends where the source does
+        shard[here][: len(part)] = part.to(shard.dtype)
 
 
 def _refuse(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.naming import canonical_name
-from ftk.model_parallel.shards import local, own_part
+from ftk.model_parallel.shards import fused_parameters, local, own_pieces, with_fused
 
 InitialValue = Callable[[str, Sequence[int]], Tensor]
 """(a parameter's name, the whole one's shape) -> its whole initial value, on the CPU."""
@@ -97,8 +97,9 @@ def is_on_meta(module: nn.Module) -> bool:
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers with the names that the model gave them, each once."""
+    fused = fused_parameters(model)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        yield canonical_name(name, model), tensor
+        yield canonical_name(name, model), with_fused(tensor, fused.get(id(tensor)))
 
 
 def non_persistent_buffers(model: nn.Module) -> set[str]:
@@ -116,6 +117,8 @@ def copy_whole_into(target: Tensor, value: Tensor) -> None:
 
     Args:
         target: a plain tensor, or a DTensor that is sharded and replicated in any way.
-        value: of the same shape, any type and device.
+        value: of the same shape, any type and device, as the model's class has it.
     """
-    local(target).copy_(own_part(value, target))
+    part = local(target)
+    for here, there in own_pieces(target):
+        part[here].copy_(value[there])

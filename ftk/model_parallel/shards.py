@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from ftk.model_parallel.world import DIMENSIONS
 
 _PLAIN = (Tensor, nn.Parameter)
+_T = TypeVar("_T", bound=Tensor)
 
 
 def is_distributed(tensor: Any) -> bool:
@@ -121,6 +123,88 @@ def own_places(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> tu
 
     sizes, start = compute_local_shape_and_global_offset(tuple(shape), mesh, placements)
     return tuple(slice(first, first + size) for first, size in zip(start, sizes, strict=True))
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Layers that lie behind each other in one tensor, each of which is cut over the same processes.
+
+    The model has them layer by layer, and in each what one process after the other computes. The distributed tensor is
+    of the same shape, but lies process by process, and in each layer after layer: so a process's part is one range,
+    which FSDP2 may cut further, and of the shape that optimizers go by. What leaves the processes is put in the model's
+    order again.
+
+    Attributes:
+        dim: along which it is cut.
+        num_layers, num_processes: whose product divides the length.
+    """
+
+    dim: int
+    num_layers: int
+    num_processes: int
+
+    def ranges(self, part: slice, length: int) -> Iterator[tuple[slice, slice]]:
+        """The pieces of a range of the distributed tensor: (place in the range, place in the model's order)."""
+        block = length // (self.num_layers * self.num_processes)
+        start = part.start
+        while start < part.stop:
+            number, inside = divmod(start, block)
+            process, layer = divmod(number, self.num_layers)
+            stop = min(part.stop, start - inside + block)
+            there = (layer * self.num_processes + process) * block + inside
+            yield slice(start - part.start, stop - part.start), slice(there, there + stop - start)
+            start = stop
+
+    def in_model_order(self, value: Tensor) -> Tensor:
+        """A whole distributed value as the model has it."""
+        blocks = value.unflatten(self.dim, (self.num_processes, self.num_layers, -1))
+        return blocks.transpose(self.dim, self.dim + 1).flatten(self.dim, self.dim + 2)
+
+    def of_state(self, state: Any, parameter: Any) -> Fused | None:
+        """How a tensor of the optimizer's lies that belongs to such a parameter; None: it does not have that length."""
+        alike = state.ndim == parameter.ndim and state.shape[self.dim] == parameter.shape[self.dim]
+        return self if alike and is_distributed(state) else None
+
+
+def fused_parameters(model: nn.Module) -> dict[int, Fused]:
+    """Which parameters of a model lie otherwise than its class has them, by `id`.
+
+    Asked of the modules, for FSDP2 puts other parameters in the place of those that a plan made.
+    """
+    return {
+        id(module._parameters[name]): fused
+        for module in model.modules()
+        for name, fused in getattr(module, "fused_parameters", {}).items()
+    }
+
+
+def with_fused(tensor: _T, fused: Fused | None) -> _T:
+    """The same tensor, marked for `own_pieces`; what is computed from it is not."""
+    if fused is not None:
+        tensor.ftk_fused = fused  # type: ignore[attr-defined]
+    return tensor
+
+
+def fused_of(tensor: Any) -> Fused | None:
+    """What a tensor was marked with."""
+    fused: Fused | None = getattr(tensor, "ftk_fused", None)
+    return fused
+
+
+def own_pieces(tensor: Any) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """What this process has of a tensor, as boxes: (place in its part, place in the whole as the model has it)."""
+    places = tuple(slice(0, size) for size in tensor.shape)
+    if is_distributed(tensor):
+        places = own_places(tensor.shape, tensor.device_mesh, tensor.placements)
+    part = tuple(slice(0, place.stop - place.start) for place in places)
+    fused = fused_of(tensor)
+    if fused is None:
+        return [(part, places)]
+    dim = fused.dim
+    return [
+        ((*part[:dim], here, *part[dim + 1 :]), (*places[:dim], there, *places[dim + 1 :]))
+        for here, there in fused.ranges(places[dim], tensor.shape[dim])
+    ]
 
 
 def depth(dimension: str) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.naming import canonical_name
-from ftk.model_parallel.shards import local, locals_of
+from ftk.model_parallel.shards import fused_parameters, local, locals_of, with_fused
 from ftk.optim.ema_config import EMAConfig
 
 
@@ -32,7 +32,11 @@ class EMA:
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         }
-        self.averages = {name: p.detach().to(torch.float32, copy=True) for name, p in self.parameters.items()}
+        fused = fused_parameters(model)
+        self.averages = {
+            name: with_fused(p.detach().to(torch.float32, copy=True), fused.get(id(p)))
+            for name, p in self.parameters.items()
+        }
         self._swapped = False
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from ftk.errors import UserError
+from ftk.model_parallel.shards import fused_parameters
 from ftk.model_parallel.tensor_parallel.apply import apply_plan, check_plan, sum_sequence_gradients, whole_state_dict
 from ftk.model_parallel.tensor_parallel.plan import Plan
 from ftk.model_parallel.world import Sizes, make_world
@@ -65,8 +66,8 @@ def compare() -> dict[str, Any]:
         assert model.lm_head._parameters["weight"] is model.transformer.wte._parameters["weight"]  # tied as before
         weight = dict(model.named_parameters())["transformer.h.0.attn.c_attn.weight"]
         assert isinstance(weight, DTensor)
-        assert weight.placements == (Shard(2),)
-        assert weight.to_local().shape == (32, 3, 16)
+        assert (weight.shape, weight.placements) == ((32, 96), (Shard(1),))
+        assert weight.to_local().shape == (32, 48)
         found = {}
         for name, each in ("one", one), ("parallel", model):
             output = each(tokens, labels=tokens)
@@ -76,12 +77,12 @@ def compare() -> dict[str, Any]:
         with torch.no_grad():
             quiet = model(tokens).logits
         gradients = []
-        expected = dict(one.named_parameters())
+        expected, fused = dict(one.named_parameters()), fused_parameters(model)
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
-            gradients.append(
-                (parameter.grad.full_tensor().view_as(expected[name]) - expected[name].grad).abs().max().item()
-            )
+            grad = parameter.grad.full_tensor()
+            grad = fused[id(parameter)].in_model_order(grad) if id(parameter) in fused else grad
+            gradients.append((grad - expected[name].grad).abs().max().item())
         state = whole_state_dict(model)
         results[str(sequence)] = {
             "logits": (found["one"].logits - found["parallel"].logits).abs().max().item(),
@@ -248,6 +249,46 @@ def test_a_wrong_plan_is_refused_in_words(plan: Plan, size: int, sequence: bool,
     assert str(raised.value).startswith("tensor parallel plan")
 
 
+QKV = "layers.*.attention.qkv"
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ("column", "'column' is no mapping from patterns of module names to styles"),
+        ([QKV], f"['{QKV}'] is no mapping from patterns of module names to styles"),
+        ({3: "column"}, "3 is to be a pattern of module names, in text"),
+        ({QKV: None}, f"'{QKV}' has None, which is to be the name of a style, or {{\"style\": name, option: value}}"),
+        ({QKV: ["column"]}, f"'{QKV}' has ['column'], which is to be the name of a style"),
+        ({QKV: {"style": ["column"]}}, f"'{QKV}' has the style ['column'], which does not exist"),
+        ({QKV: {"style": None}}, f"'{QKV}' has the style None, which does not exist"),
+        (
+            {QKV: {"style": "column", "units": 0}},
+            f"'{QKV}' gives 'column' the option 'units' as 0; it is to be a whole number of 1 or more, or None",
+        ),
+        ({QKV: {"style": "column", "units": "4"}}, "the option 'units' as '4'; it is to be a whole number of 1"),
+        ({QKV: {"style": "column", "fused": 0}}, "the option 'fused' as 0; it is to be a whole number of 1 or more"),
+        ({QKV: {"style": "column", "fused": -1}}, "the option 'fused' as -1; it is to be a whole number of 1 or more"),
+        ({QKV: {"style": "column", "fused": True}}, "the option 'fused' as True; it is to be a whole number"),
+        ({QKV: {"style": "column", "gather_output": "no"}}, "'gather_output' as 'no'; it is to be true or false"),
+        ({QKV: {"style": "column", "unit_name": 3}}, "'unit_name' as 3; it is to be text"),
+        ({QKV: {"style": "column", "divide": "out_features"}}, "'divide' as 'out_features'; it is to be a list of"),
+        ({QKV: {"style": "column", "divide": 7}}, "'divide' as 7; it is to be a list of names"),
+        (
+            {QKV: {"style": "column", "units": 0, "fused": 0}, "final_norm": 7},
+            f"tensor parallel plan: '{QKV}' gives 'column' the option 'units' as 0; it is to be a whole number of 1 or "
+            "more, or None; it gives 'column' the option 'fused' as 0; it is to be a whole number of 1 or more\n"
+            "  'final_norm' has 7, which is to be the name of a style",
+        ),
+    ],
+)
+def test_what_is_no_plan_is_refused_in_words(plan: Any, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        check_plan(glm(), plan, 2)
+    assert message in str(raised.value)
+    assert str(raised.value).startswith("tensor parallel plan: ")
+
+
 @pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
 def test_embeddings_that_need_all_rows_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"0 has {next(iter(option))}, which needs all rows"):
@@ -285,6 +326,10 @@ def mistakes_in_a_group() -> list[str]:
     with pytest.raises(UserError) as raised:
         apply_plan(model, {"embedding": "vocab_embedding"}, mesh["tensor"])
     messages.append(str(raised.value))
+    model = nn.ModuleDict({"one": nn.Linear(4, 8, bias=False), "other": nn.Linear(4, 8, bias=False)})
+    model["other"].weight = model["one"].weight
+    with pytest.raises(UserError, match=r"one\.weight and other\.weight are one parameter, but are not cut alike"):
+        apply_plan(model, {"one": {"style": "column", "fused": 2}, "other": "column"}, mesh["tensor"])
     # A stage of a pipeline holds a part of what the plan names.
     stage = glm().to_empty(device="cpu").layers
     for parameter in stage.parameters():

@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 from ftk.errors import UserError
 from ftk.model_parallel.equal import check_equal_over_mesh
 from ftk.model_parallel.gradients import add_finisher
-from ftk.model_parallel.tensor_parallel.behaviours import Column, Sequence, Styled, adopt
+from ftk.model_parallel.shards import fused_parameters
+from ftk.model_parallel.tensor_parallel.behaviours import Sequence, Styled, adopt
 from ftk.model_parallel.tensor_parallel.functions import all_reduce
 from ftk.model_parallel.tensor_parallel.plan import Plan, match_plan
 from ftk.model_parallel.tensor_parallel.region import TensorRegion
@@ -56,16 +57,16 @@ def apply_plan(
     check_equal_over_mesh(model, mesh)
     region = TensorRegion(mesh, sequence_parallel)
     known: dict[nn.Parameter, nn.Parameter] = {}
-    cut: dict[nn.Parameter, tuple[str, int | None]] = {}
+    cut: dict[nn.Parameter, tuple[str, tuple[int | None, int]]] = {}
     modules = [(name, module) for name, module in model.named_modules() if not isinstance(module, Styled)]
     for name, module in modules:
         style = styles.get(name, Replicated())
         for own_name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            dim = style.dims(module).get(own_name)
-            first_name, first_dim = cut.setdefault(parameter, (f"{name}.{own_name}", dim))
-            if first_dim != dim:
+            how = style.dims(module).get(own_name), getattr(style, "fused", 1)
+            first_name, first = cut.setdefault(parameter, (f"{name}.{own_name}", how))
+            if first != how:
                 raise UserError(
                     f"tensor parallel plan: {first_name} and {name}.{own_name} are one parameter, but are not cut "
                     f"alike; give both modules styles that go together, such as vocab_embedding and vocab_output"
@@ -115,16 +116,11 @@ def set_sequence_length(model: nn.Module, length: int) -> None:
 def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state dict that the model would have on one process, on every process; all of them must ask.
 
-    Fused layers lie again as the model's class has them. Memory: the whole model.
+    Fused layers lie as the model's class has them. Memory: the whole model.
     """
+    fused = fused_parameters(model)
     state: dict[str, Tensor] = {}
-    fused = {
-        f"{name}.{own}": dim
-        for name, module in model.named_modules()
-        if isinstance(module, Column) and module.tensor_style.fused > 1
-        for own, dim in module.tensor_style.dims(module).items()
-    }
-    for name, value in model.state_dict().items():
+    for name, value in model.state_dict(keep_vars=True).items():
         whole = whole_value(value)
-        state[name] = whole.flatten(fused[name], fused[name] + 1) if name in fused else whole
+        state[name] = fused[id(value)].in_model_order(whole) if id(value) in fused else whole
     return state

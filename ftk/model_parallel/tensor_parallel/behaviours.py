@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from ftk.model_parallel.shards import Fused
 from ftk.model_parallel.tensor_parallel.functions import copy_to_region, gather_from_region, scatter_to_region
 from ftk.model_parallel.tensor_parallel.region import TensorRegion
 from ftk.model_parallel.tensor_parallel.sharding import distributed_parameter
@@ -33,15 +34,16 @@ def adopt(
             added.
     """
     known = {} if known is None else known
-    dims = style.dims(module)
+    dims, fused = style.dims(module), getattr(style, "fused", 1)
     for name, parameter in module._parameters.items():
         if parameter is None:
             continue
         if parameter not in known:
-            fused = getattr(style, "fused", 1)
             known[parameter] = distributed_parameter(parameter, region.mesh, dims.get(name), fused)
         module._parameters[name] = known[parameter]
     module.tensor_style, module.tensor_region = style, region  # type: ignore[assignment]
+    if fused > 1:
+        module.fused_parameters = {name: Fused(dim, fused, region.size) for name, dim in dims.items()}  # type: ignore[assignment]
     behaviour = style.behaviour
     if behaviour is VocabEmbedding and hasattr(module, "logits"):
         behaviour = TiedVocabEmbedding
@@ -127,10 +129,6 @@ class Column(Styled):
     """See `styles.Column`."""
 
     tensor_style: styles.Column
-
-    def seen(self, name: str, parameter: DTensor) -> Tensor:
-        local, dim = parameter.to_local(), self.tensor_style.weight_dim() if name == "weight" else 0
-        return local.flatten(dim, dim + 1) if self.tensor_style.fused > 1 else local
 
     def forward(self, hidden: Tensor) -> Tensor:
         output = super().forward(self.tensor_region.enter(hidden))

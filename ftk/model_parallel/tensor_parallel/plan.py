@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_type_hints
 
 from torch import nn
 
@@ -23,6 +23,18 @@ from ftk.model_parallel.tensor_parallel.styles import STYLES, Column, Row, Seque
 
 Plan = Mapping[str, str | Mapping[str, Any]]
 """Pattern -> the name of a style, or {"style": name, option: value, ...}."""
+
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("a whole number of 1 or more", lambda value: _counts(value)),
+    int | None: ("a whole number of 1 or more, or None", lambda value: value is None or _counts(value)),
+    str: ("text", lambda value: isinstance(value, str)),
+    tuple[str, ...]: (
+        "a list of names",
+        lambda value: isinstance(value, list | tuple) and all(isinstance(name, str) for name in value),
+    ),
+}
+"""The type of a style's option -> what a plan may give, in words, and whether a value is that."""
 
 _ROOT = 'the model itself (pattern "")'
 
@@ -59,7 +71,10 @@ def match_plan(
         UserError: with every mistake: a pattern that matches nothing, two that match one module, a style or an option
             that does not exist, a size that cannot be divided, with sequence parallel what is missing for it.
     """
-    styles = {pattern: _style(pattern, entry) for pattern, entry in plan.items()}
+    wrong = _entry_mistakes(plan)
+    if wrong:
+        raise UserError("tensor parallel plan: " + "\n  ".join(_some(wrong)))
+    styles = {pattern: _style(entry) for pattern, entry in plan.items()}
     names = [name for name, _ in model.named_modules() if name]
     found: dict[str, Style] = {}
     by: dict[str, str] = {}
@@ -83,25 +98,58 @@ def match_plan(
     if sequence_parallel:
         mistakes += _sequence_mistakes(model, found, partial)
     if mistakes:
-        shown = mistakes[:8] + ([f"and {len(mistakes) - 8} more"] if len(mistakes) > 8 else [])
-        raise UserError(f"tensor parallel plan of {type(model).__name__}: " + "\n  ".join(shown))
+        raise UserError(f"tensor parallel plan of {type(model).__name__}: " + "\n  ".join(_some(mistakes)))
     return found
 
 
-def _style(pattern: str, entry: str | Mapping[str, Any]) -> Style:
-    options: dict[str, Any] = {"style": entry} if isinstance(entry, str) else dict(entry)
-    name = options.pop("style", None)
-    if name not in STYLES:
-        raise UserError(f"tensor parallel plan: {pattern!r} has the style {name!r}, {_choices(name, STYLES)}")
+def _entry_mistakes(plan: Any) -> list[str]:
+    """What is no plan whatever the model: one message for each pattern."""
+    if not isinstance(plan, Mapping):
+        return [f"{plan!r} is no mapping from patterns of module names to styles"]
+    found = []
+    for pattern, entry in plan.items():
+        if not isinstance(pattern, str):
+            found.append(f"{pattern!r} is to be a pattern of module names, in text")
+        elif isinstance(entry, str):
+            found += _style_mistakes(pattern, entry, {})
+        elif isinstance(entry, Mapping):
+            options = dict(entry)
+            found += _style_mistakes(pattern, options.pop("style", None), options)
+        else:
+            found.append(
+                f'{pattern!r} has {entry!r}, which is to be the name of a style, or {{"style": name, option: value}}'
+            )
+    return found
+
+
+def _style_mistakes(pattern: str, name: Any, options: Mapping[Any, Any]) -> list[str]:
+    if not isinstance(name, str) or name not in STYLES:
+        return [f"{pattern!r} has the style {name!r}, {_choices(name, STYLES)}"]
     known = [field.name for field in dataclasses.fields(STYLES[name])]
+    types = get_type_hints(STYLES[name])
+    wrong = []
     for option, value in options.items():
         if option not in known:
-            raise UserError(
-                f"tensor parallel plan: {pattern!r} gives {name!r} the option {option!r}, {_choices(option, known)}"
-            )
-        if isinstance(value, list):  # from YAML or JSON
-            options[option] = tuple(value)
-    return STYLES[name](**options)
+            wrong.append(f"gives {name!r} the option {option!r}, {_choices(option, known)}")
+            continue
+        allowed, fits = _KINDS[types[option]]
+        if not fits(value):
+            wrong.append(f"gives {name!r} the option {option!r} as {value!r}; it is to be {allowed}")
+    return [f"{pattern!r} {'; it '.join(wrong)}"] if wrong else []
+
+
+def _style(entry: str | Mapping[str, Any]) -> Style:
+    options: dict[str, Any] = {"style": entry} if isinstance(entry, str) else dict(entry)
+    style = STYLES[options.pop("style")]
+    return style(**{option: tuple(value) if isinstance(value, list) else value for option, value in options.items()})
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _some(mistakes: list[str]) -> list[str]:
+    return mistakes[:8] + ([f"and {len(mistakes) - 8} more"] if len(mistakes) > 8 else [])
 
 
 def _choices(name: Any, known: Iterable[str]) -> str:

@@ -17,18 +17,16 @@ def distributed_parameter(whole: nn.Parameter, mesh: DeviceMesh, dim: int | None
         whole: the same on every process, or on the meta device.
         mesh: over the processes.
         dim: along which each process gets a part; None: all of it.
-        fused: so many layers of one shape lie in `whole` behind each other along `dim`, each of which is cut. They get
-            a dimension of their own, [.., fused, size, ..], so that a part is an evenly cut `Shard` whatever the number
-            of processes.
+        fused: so many layers of one shape lie in `whole` behind each other along `dim`, each of which is cut
+            (`ftk.model_parallel.shards.Fused`).
     """
     values = whole.detach()
     placement: Placement = Replicate()
     if dim is None:
         local = values.contiguous()
     else:
-        if fused > 1:
-            values, dim = values.unflatten(dim, (fused, -1)), dim + 1
-        local, placement = own_chunk(values, mesh, dim), Shard(dim)
+        local = own_chunk(values.unflatten(dim, (fused, -1)), mesh, dim + 1).flatten(dim, dim + 1)
+        placement = Shard(dim)
     distributed = as_dtensor(local, mesh, placement, values.shape)
     return nn.Parameter(distributed, requires_grad=whole.requires_grad)
 
