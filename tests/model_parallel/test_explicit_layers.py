@@ -112,13 +112,12 @@ def finished_gradients(mesh: Any) -> list[float]:
     add_finisher(parallel, functools.partial(sum_sequence_gradients, parallel))
     plain(tokens).square().sum().backward()
     gather_from_region(parallel(tokens), mesh.get_group(), 1, 7).square().sum().backward()
-    before = whole_value(dict(parallel.named_parameters())["norm.weight"].grad).clone()  # type: ignore[arg-type]
+    before = whole_value(dict(parallel.named_parameters())["norm.weight"].grad).clone()
     finish_gradients(parallel)
     expected = dict(plain.named_parameters())
-    assert largest(before, expected["norm.weight"].grad) > 1e-3  # type: ignore[arg-type]
+    assert largest(before, expected["norm.weight"].grad) > 1e-3
     return [
-        largest(whole_value(parameter.grad), expected[name].grad)  # type: ignore[arg-type]
-        for name, parameter in parallel.named_parameters()
+        largest(whole_value(parameter.grad), expected[name].grad) for name, parameter in parallel.named_parameters()
     ]
 
 
@@ -156,12 +155,12 @@ def initial_values(mesh: Any) -> list[bool]:
     for plain, parallel in pairs(mesh):
         assert not equal(plain, parallel)
         torch.manual_seed(5)
-        plain.reset_parameters()  # type: ignore[operator]
+        plain.reset_parameters()
         torch.manual_seed(5)
         parallel.reset_parameters()
         found.append(equal(plain, parallel))
         torch.manual_seed(6)
-        nn.init.normal_(plain.weight, std=0.02)  # type: ignore[arg-type]
+        nn.init.normal_(plain.weight, std=0.02)
         torch.manual_seed(6)
         parallel.reset_parameters(weight=lambda whole: nn.init.normal_(whole, std=0.02))
         found.append(equal(plain, parallel))
@@ -193,10 +192,10 @@ def frozen_weight(mesh: Any) -> list[float]:
         layer.weight.requires_grad_(False)
         layer(hidden).square().sum().backward()
         assert layer.weight.grad is None
-        found.append(largest(layer.bias.grad.full_tensor(), plain.bias.grad))  # type: ignore
+        found.append(largest(layer.bias.grad.full_tensor(), plain.bias.grad))
         layer.weight.requires_grad = True
         layer(hidden).square().sum().backward()
-        found.append(largest(layer.weight.grad.full_tensor(), plain.weight.grad))  # type: ignore
+        found.append(largest(layer.weight.grad.full_tensor(), plain.weight.grad))
     return found
 
 
@@ -281,7 +280,7 @@ def losses(mesh: Any) -> dict[str, list[float]]:
         assert loss.dtype == dtype
         expected.sum().backward()
         loss.sum().backward()
-        found[name] = [largest(loss, expected), largest(own.grad, own_chunk(logits.grad, mesh, 2))]  # type: ignore
+        found[name] = [largest(loss, expected), largest(own.grad, own_chunk(logits.grad, mesh, 2))]
 
     compare("vocab_size left out")
     compare("smoothed, size left out", label_smoothing=0.1)
