@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from ftk.model_parallel.blocks import blocks_of
+from ftk.model_parallel.blocks import needed_blocks
 
 _KEPT = (
     "mm",
@@ -33,10 +34,11 @@ that it was made of is kept instead."""
 def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
     """Make the blocks of a model forget what their forward pass computes, in place.
 
-    Names of parameters, values and gradients stay as they are; random numbers are drawn the same again.
+    Names of parameters, values and gradients stay as they are; random numbers are drawn the same again, and shared
+    sequences (`ftk.model_parallel.tensor_parallel`) have the length again that they had.
 
     Args:
-        model: with a list of blocks (`blocks_of`).
+        model: with a list of blocks (`ftk.model_parallel.blocks`), its tensor parallel plan already put on.
         mode: "none"; "full": a block keeps its input alone; "selective": and the results of matrix products and
             attention, so that only cheap operators are computed again.
         every: of so many blocks one, the first included.
@@ -46,21 +48,72 @@ def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
     """
     if mode == "none":
         return
-    options: dict[str, Any] = {"use_reentrant": False}
+    make_contexts: _MakeContexts = _no_contexts
     if mode == "selective":
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_dear_results)
-    for _, block in blocks_of(model)[::every]:
-        block.forward = _checkpointed(block.forward, options)  # type: ignore[method-assign]
+        make_contexts = functools.partial(create_selective_checkpoint_contexts, _keep_dear_results)
+    for _, block in needed_blocks(model, "activation_checkpointing", "none")[::every]:
+        block.forward = _checkpointed(block.forward, make_contexts, _sequence_regions(block))  # type: ignore
 
 
-def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+_MakeContexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+"""Gives what the forward pass runs in, and what it runs in when it is computed again."""
+
+
+def _no_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return nullcontext(), nullcontext()
+
+
+def _checkpointed(forward: Callable[..., Any], make_contexts: _MakeContexts, regions: list[Any]) -> Callable[..., Any]:
+    options: dict[str, Any] = {"use_reentrant": False}
+
     @functools.wraps(forward)
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*arguments, **keywords)
+        contexts = make_contexts
+        # A compiled block computes again with the sizes that it was compiled for; nothing is looked up.
+        if regions and not torch.compiler.is_compiling():
+            contexts = functools.partial(_contexts_with_lengths, make_contexts, regions)
+        if contexts is not _no_contexts:
+            return checkpoint(forward, *arguments, context_fn=contexts, **options, **keywords)
         return checkpoint(forward, *arguments, **options, **keywords)
 
     return wrapped
+
+
+def _sequence_regions(block: nn.Module) -> list[Any]:
+    """The tensor parallel regions of a block in which sequences are shared, each once."""
+    regions = {id(part.tensor_region): part.tensor_region for part in block.modules() if hasattr(part, "tensor_region")}
+    return [region for region in regions.values() if region.sequence_parallel]
+
+
+def _contexts_with_lengths(
+    make_contexts: _MakeContexts, regions: list[Any]
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    forward, again = make_contexts()
+    return forward, _WithLengths(again, regions)
+
+
+class _WithLengths(AbstractContextManager[None]):
+    """What is computed again finds the lengths of sequences that there are now: another forward pass may have been.
+
+    It is entered anew for each backward pass through the block.
+    """
+
+    def __init__(self, inner: AbstractContextManager[Any], regions: list[Any]) -> None:
+        self._inner = inner
+        self._lengths = [(region, region.length) for region in regions]
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for region, length in self._lengths:
+                stack.callback(setattr, region, "length", region.length)
+                region.length = length
+            stack.enter_context(self._inner)
+            self._stack = stack.pop_all()
+
+    def __exit__(self, *failure: Any) -> None:
+        self._stack.__exit__(*failure)
 
 
 def _keep_dear_results(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:

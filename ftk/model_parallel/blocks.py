@@ -2,23 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import nn
 
 from ftk.errors import UserError
 
 
 def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The blocks of a model with their names, in order: the `nn.ModuleList` that holds the most parameters.
+    """The blocks of a model with their names, in order; none if it has no list of them.
+
+    They are what the `nn.ModuleList` with the most parameters holds, lists in it taken apart. Without one, or where
+    that list is in one of several like parts, the same of an `nn.Sequential` or an `nn.ModuleDict` of like parts, or
+    at last of any `nn.Sequential`.
+    """
+    name, container = _container(model)
+    if container is None:
+        return []
+    once: dict[nn.Module, str] = {}
+    for path, part in _parts(name, container):
+        once.setdefault(part, path)
+    return [(path, part) for part, path in once.items()]
+
+
+def needed_blocks(model: nn.Module, option: str, without: str) -> list[tuple[str, nn.Module]]:
+    """The blocks of a model that must have some.
+
+    Args:
+        model: any.
+        option: what goes by blocks, for the message: "activation_checkpointing".
+        without: the value of the option that does not.
 
     Raises:
-        UserError: the model has no such list.
+        UserError: it has none.
     """
-    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
+    blocks = blocks_of(model)
+    if not blocks:
         raise UserError(
-            f"{type(model).__name__} has no nn.ModuleList of blocks; keep its layers in one, or do without what goes "
-            f"by blocks: --activation-checkpointing, --compile block, --data-parallel-shard-size (in ftk.parallelize "
-            f'activation_checkpointing="none", compile="none" or "model", and a plan instead of shares)'
+            f"{type(model).__name__} has no nn.ModuleList of blocks, nor an nn.Sequential or nn.ModuleDict of like "
+            f'parts, and {option} goes by blocks; keep its layers in one, or give {option}="{without}"'
         )
-    name, blocks = max(lists, key=lambda named: sum(parameter.numel() for parameter in named[1].parameters()))
-    return [(f"{name}.{place}", block) for place, block in blocks.named_children()]  # a stage has not all of them
+    return blocks
+
+
+def _container(model: nn.Module) -> tuple[str, nn.Module | None]:
+    lists, alike, rows = [], [], []
+    for name, module in model.named_modules():
+        if not _has_parameters(module):
+            continue
+        if isinstance(module, nn.ModuleList):
+            lists.append((name, module))
+        elif isinstance(module, nn.Sequential | nn.ModuleDict):
+            if _has_like_parts(module):
+                alike.append((name, module))
+            elif isinstance(module, nn.Sequential) and len(list(_parts(name, module))) > 1:
+                rows.append((name, module))
+    if not lists:
+        return _largest(alike or rows)
+    name, largest = _largest(lists)
+    around = [(outer, module) for outer, module in alike if not outer or name.startswith(f"{outer}.")]
+    return _largest(around) if around else (name, largest)
+
+
+def _largest(named: list[tuple[str, nn.Module]]) -> tuple[str, nn.Module | None]:
+    return max(named, key=lambda one: sum(p.numel() for p in one[1].parameters()), default=("", None))
+
+
+def _parts(name: str, container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What is called one after the other: no list, which nobody can call, and nothing without parameters."""
+    for place, part in container.named_children():  # a stage has not all of them
+        path = f"{name}.{place}" if name else place
+        if _only_holds(part):
+            yield from _parts(path, part)
+        elif _has_parameters(part):
+            yield path, part
+
+
+def _has_like_parts(container: nn.Module) -> bool:
+    parts = [part for part in container.children() if _has_parameters(part)]
+    return len(parts) > 1 and len({type(part) for part in parts}) == 1 and not _only_holds(parts[0])
+
+
+def _only_holds(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList | nn.ModuleDict) and type(module).forward is nn.Module.forward
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None

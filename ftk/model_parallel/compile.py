@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.blocks import blocks_of
+from ftk.model_parallel.blocks import needed_blocks
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -33,7 +33,7 @@ def compile_model(model: nn.Module, mode: str) -> None:
     _check_torch(model)
     os.environ.setdefault(CACHE, str(Path("~/.cache/ftk/inductor").expanduser()))
     if mode == "block":
-        for _, block in blocks_of(model):
+        for _, block in needed_blocks(model, "compile", "none"):
             block.compile()
     elif hasattr(model, "hidden_states"):
         model.hidden_states = torch.compile(model.hidden_states)  # type: ignore

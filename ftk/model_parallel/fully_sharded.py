@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from ftk.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -37,6 +39,9 @@ def shard_fully(
     Outside of forward and backward passes parameters are always the shares; a forward pass without gradients leaves
     nothing gathered behind.
 
+    What a block shares with another one, or with what is in no block, is gathered with the latter: of blocks that share
+    a parameter among themselves alone, the first one is counted as in no block.
+
     Args:
         module: on the meta device, or with values that are equal on all processes.
         blocks: its parts that are gathered one after the other, in the order in which they are computed.
@@ -49,7 +54,12 @@ def shard_fully(
         under_autocast: the module is called under autocast. Then what goes into it and its blocks keeps its type, and
             parameters in no block are gathered in their own: in `gather_dtype` embeddings would make hidden states
             coarser from the first to the last block, and the output layer the gradient of its matrix.
+
+    Raises:
+        UserError: a parameter is a single number without a dimension to be cut along.
     """
+    _check_dimensions(module)
+    blocks, outside = _apart(module, blocks)
     policy = MixedPrecisionPolicy(gather_dtype, reduce_dtype, cast_forward_inputs=not under_autocast)
     root_policy = dataclasses.replace(policy, param_dtype=None) if under_autocast else policy
     options: dict[str, Any] = {
@@ -58,7 +68,8 @@ def shard_fully(
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if cpu_offload else OffloadPolicy(),
     }
     for block in blocks:
-        fully_shard(block, reshard_after_forward=zero_stage == 3, mp_policy=policy, **options)
+        elsewhere = outside.intersection(block.parameters()) or None
+        fully_shard(block, reshard_after_forward=zero_stage == 3, mp_policy=policy, ignored_params=elsewhere, **options)
     # The backward pass begins where the forward ends.
     fully_shard(module, reshard_after_forward=False, mp_policy=root_policy, **options)
     module.zero_stage = zero_stage  # type: ignore[assignment]  # for `accumulate`
@@ -91,6 +102,42 @@ def accumulate(module: FSDPModule, last: bool) -> None:
     module.set_requires_gradient_sync(last or stage > 1)
     module.set_requires_all_reduce(last)  # between copies of the model, once an update at any stage
     module.set_reshard_after_backward(last or stage == 3)
+
+
+def _check_dimensions(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 0:
+            raise UserError(
+                f"{name} is a parameter without dimensions, of shape []; processes share parameters out along their "
+                f"first one: give it the shape [1]"
+            )
+
+
+def _apart(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[list[nn.Module], set[nn.Parameter]]:
+    """The blocks to be gathered on their own, and the parameters in no block, which some of them may use, too."""
+    apart = list(blocks)
+    while True:
+        outside = {parameter for part in _outside(module, set(apart)) for parameter in part._parameters.values()}
+        outside.discard(None)
+        seen: dict[nn.Parameter, nn.Module] = {}
+        for block in apart:
+            inside = [parameter for parameter in block.parameters() if parameter not in outside]
+            if shared := next((seen[parameter] for parameter in inside if parameter in seen), None):
+                apart.remove(shared)
+                break
+            seen |= dict.fromkeys(inside, block)
+        else:
+            own = [block for block in apart if set(block.parameters()) - outside]
+            return own, outside  # type: ignore[return-value]
+
+
+def _outside(module: nn.Module, blocks: set[nn.Module]) -> Iterator[nn.Module]:
+    """Parts of a module that are reached without going through a block."""
+    if module in blocks:
+        return
+    yield module
+    for child in module.children():
+        yield from _outside(child, blocks)
 
 
 def _prefetch(module: nn.Module, blocks: Sequence[nn.Module], count: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
+from ftk.model_parallel.blocks import blocks_of
 from ftk.model_parallel.data_parallel import copy_over_processes, share_over_processes, uses_copies, uses_shares
 from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.engine_config import EngineConfig
 from ftk.model_parallel.equal import check_equal, make_equal, mesh_device
 from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.shards import is_distributed
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import DIMENSIONS, World
 
@@ -31,7 +34,7 @@ def parallelize(
     plan: Any = None,
     *,
     sequence_parallel: bool = False,
-    activation_checkpointing: str = "full",
+    activation_checkpointing: str = "auto",
     compile: str = "none",
     zero_stage: int = 3,
     cpu_offload: bool = False,
@@ -40,21 +43,28 @@ def parallelize(
 ) -> nn.Module:
     """Spread any model over processes, in place: its code, and the names of its parameters, stay as they are.
 
-    Without a plan its list of blocks is found, the blocks are checkpointed, and their parameters shared out by FSDP2.
-    With a plan layers are cut by tensor parallel; over further dimensions of the mesh parameters are shared out too.
-    Parameters become DTensors. Backward passes sum gradients over the processes of data parallel, as over one large
-    batch: divide the loss by the size of the whole batch.
+    Without a plan its list of blocks is found, the blocks are checkpointed, and their parameters shared out by FSDP2;
+    a model without one is shared out as a whole. With a plan layers are cut by tensor parallel; over further dimensions
+    of the mesh parameters are shared out too. Parameters become DTensors. Backward passes sum gradients over the
+    processes of data parallel, as over one large batch: divide the loss by the size of the whole batch.
+
+    Several backward passes before the optimizer's step add up. With `zero_stage` 1, and with copies, gradients need be
+    sent after the last of them alone: put the forward and backward pass of each micro-batch into
+    `with ftk.model_parallel.gradient_sync.gradient_sync(model, enabled=is_last):`.
 
     Args:
-        model: of any kind, with its repeated blocks in an `nn.ModuleList`. Its values on the first process go to all,
-            unless it is on the meta device.
-        mesh: of one dimension, or with the names "replicate", "shard" and "tensor", some of them.
+        model: of any kind, with its repeated blocks in an `nn.ModuleList` (or an `nn.Sequential` or `nn.ModuleDict` of
+            like parts). Its values on the first process go to all, unless it is on the meta device. Layers of
+            `ftk.model_parallel.tensor_parallel.layers` stay as they are, on their dimension of the mesh.
+        mesh: of one dimension, or with those of the names "replicate", "shard" and "tensor" that are wanted, in this
+            order.
         plan: for tensor parallel, patterns of module names with their styles (`ftk.model_parallel.tensor_parallel`).
         sequence_parallel: between the layers that the plan cuts, sequences are shared out. Then
             `ftk.model_parallel.gradients.finish_gradients(model)` is to be called once an update, after its last
             backward pass: the gradients of what works on parts of a sequence are partial until then.
         activation_checkpointing: what blocks keep for the backward pass: "full": their input; "selective": and results
-            of matrix products; "none": all. A model that caches keys and values must not do so in training.
+            of matrix products; "none": all; "auto": as "full" where there are blocks. A model that caches keys and
+            values must not do so in training.
         compile: "none", "block" or "model".
         zero_stage: what is shared out: 1: optimizer state, 2: and gradients, 3: and parameters.
         cpu_offload: parameters and what the optimizer keeps stay on the host.
@@ -67,18 +77,36 @@ def parallelize(
         The model.
 
     Raises:
-        UserError: mesh, model or plan do not go together.
+        UserError: mesh, model, plan and options do not go together; or the model is parallelized already.
     """
-    data_mesh, tensor_mesh = _split_mesh(mesh, has_plan=plan is not None)
-    parallel = ParallelConfig(zero_stage=zero_stage, cpu_offload=cpu_offload, gather_dtype=gather_dtype)
+    sharing = {"zero_stage": zero_stage, "cpu_offload": cpu_offload, "gather_dtype": gather_dtype}
+    _check_options(
+        sequence_parallel=sequence_parallel,
+        activation_checkpointing=activation_checkpointing,
+        compile=compile,
+        **sharing,
+    )
+    _check_new(model)
+    data_mesh, tensor_mesh = _split_mesh(mesh, plan, model)
+    if sequence_parallel and plan is None:
+        raise UserError("sequence_parallel=True is for layers that a plan cuts; give a plan, or leave it out")
+    changed = [f.name for f in dataclasses.fields(ParallelConfig) if sharing.get(f.name, f.default) != f.default]
+    if changed and data_mesh is None and not {"replicate", "shard"} & set(mesh.mesh_dim_names or ()):
+        raise UserError(
+            f"{changed[0]}={sharing[changed[0]]!r} is for parameters that are shared out, and this mesh is all for "
+            f'tensor parallel; leave it out, or give the mesh a dimension "shard", too'
+        )
+    if activation_checkpointing == "auto":
+        activation_checkpointing = "full" if blocks_of(model) else "none"
     make_equal(model, mesh)
     if tensor_mesh is not None:
-        _apply_plan(model, plan, tensor_mesh, sequence_parallel)
+        _apply_plan(model, {} if plan is None else plan, tensor_mesh, sequence_parallel)
     prepare_model(model, EngineConfig(activation_checkpointing=activation_checkpointing, compile=compile))
     if data_mesh is not None:
-        share_over_processes(model, data_mesh, parallel, precision="fp32")
+        share_over_processes(model, data_mesh, ParallelConfig(**sharing), precision="fp32")  # type: ignore[arg-type]
     offload = cpu_offload and data_mesh is not None
     _materialize(model, model, mesh_device(mesh), None, offload=offload, initial_value=initial_value)
+    setattr(model, _DONE, True)
     return model
 
 
@@ -176,24 +204,109 @@ def _materialize(
     move_buffers(module, device)
 
 
-def _split_mesh(mesh: DeviceMesh, has_plan: bool) -> tuple[DeviceMesh | None, DeviceMesh | None]:
+_DONE = "ftk_parallelized"
+"""Attribute of a model that was parallelized."""
+
+
+def _check_new(model: nn.Module) -> None:
+    """Refuse a model that was spread over processes already, or has such a part, but for layers of our own."""
+    own = set(_own_layers(model))
+    for name, part in model.named_modules():
+        by_others = part not in own and any(map(is_distributed, part._parameters.values()))
+        if by_others or hasattr(part, _DONE) or hasattr(part, "set_requires_gradient_sync"):  # the latter: FSDP2
+            raise UserError(
+                f"{name or type(model).__name__} is parallelized already; give ftk.parallelize the whole model, once, "
+                f"as it is on one process"
+            )
+
+
+def _check_options(**given: Any) -> None:
+    """Each is one of the choices that the option of a run has, or, where it has none, a bool."""
+    fields = {field.name: field for config in (ParallelConfig, EngineConfig) for field in dataclasses.fields(config)}
+    mistakes = []
+    for name, value in given.items():
+        choices = fields[name].metadata.get("choices", (False, True))
+        if name == "activation_checkpointing":
+            choices = ("auto", *choices)
+        if not any(type(value) is type(choice) and value == choice for choice in choices):  # True is 1, too
+            allowed = ", ".join(map(repr, choices[:-1]))
+            mistakes.append(f"{name} is {value!r}; it must be {allowed} or {choices[-1]!r}")
+    if mistakes:
+        raise UserError("ftk.parallelize: " + "; ".join(mistakes))
+
+
+def _split_mesh(mesh: DeviceMesh, plan: Any, model: nn.Module) -> tuple[DeviceMesh | None, DeviceMesh | None]:
     """A user's mesh: what data parallel shares parameters out over, and what tensor parallel cuts them over."""
-    names: tuple[str, ...] = mesh.mesh_dim_names or ()
-    if mesh.ndim == 1 and not set(names) & set(DIMENSIONS):
-        return (None, mesh) if has_plan else (mesh, None)
-    sizes = dict(zip(names, mesh.shape, strict=False))
-    unknown = mesh.ndim - len(set(names) & set(DIMENSIONS))
-    if unknown or sizes.get("pipeline", 1) > 1 or ("replicate" in sizes and "shard" not in sizes):
+    from torch.distributed.device_mesh import DeviceMesh  # where it is not needed, it is not loaded
+
+    if not isinstance(mesh, DeviceMesh):
         raise UserError(
-            f"a mesh of {tuple(mesh.shape)} with the names {names}; give one of one dimension, or with the names "
-            f'"shard", "tensor", ("replicate", "shard"), ("shard", "tensor") or ("replicate", "shard", "tensor")'
+            f"mesh is {mesh!r}; it must be a DeviceMesh, such as "
+            f'torch.distributed.device_mesh.init_device_mesh("cuda", (8,))'
         )
+    own = _mesh_of_layers(model)
+    names: tuple[str, ...] = mesh.mesh_dim_names or ()
+    places = [DIMENSIONS.index(name) for name in names if name in DIMENSIONS]
+    if mesh.ndim == 1 and not places:
+        if plan is not None or (own is not None and _ranks(own) == _ranks(mesh)):
+            return None, mesh
+        return mesh, own
+    sizes = dict(zip(names, mesh.shape, strict=False))
+    if len(places) < mesh.ndim or sizes.get("pipeline", 1) > 1 or places != sorted(places):
+        raise UserError(
+            f"a mesh of {tuple(mesh.shape)} with the names {names}; give one of one dimension, or with those of the "
+            f'names "replicate", "shard" and "tensor" that are wanted, in this order'
+        )
+    has_plan = plan is not None or (own is not None and "tensor" in sizes)
     if "tensor" not in sizes if has_plan else sizes.get("tensor", 1) > 1:
         raise UserError(
             f'a plan is for a dimension "tensor" of the mesh, whose names are {names}; give both, or neither of them'
         )
+    tensor = mesh["tensor"] if has_plan else own
+    if own is not None and tensor is not None and _ranks(own) != _ranks(tensor):
+        raise UserError(
+            f'layers of the model lie on the processes {_ranks(own)}, and the mesh\'s dimension "tensor" has '
+            f'{_ranks(tensor)}; build them with mesh["tensor"] of the same mesh'
+        )
+    if "replicate" in sizes and "shard" not in sizes:
+        mesh, sizes = _with_shards_of_one(mesh), {**sizes, "shard": 1}
     shared = tuple(name for name in ("replicate", "shard") if name in sizes)
     data = mesh[shared if sizes.get("replicate", 1) > 1 else "shard"] if shared else None
-    if has_plan and data is not None and data.size() == 1:
+    if tensor is not None and data is not None and data.size() == 1:
         data = None
-    return data, mesh["tensor"] if has_plan else None
+    return data, tensor
+
+
+def _mesh_of_layers(model: nn.Module) -> DeviceMesh | None:
+    """The processes over which the model's own layers are cut (`ftk.model_parallel.tensor_parallel.layers`)."""
+    meshes = {str(_ranks(mesh)): mesh for mesh in (part.tensor_region.mesh for part in _own_layers(model))}
+    if len(meshes) > 1:
+        raise UserError(
+            f"layers of the model lie on different processes, {' and '.join(meshes)}; build all on one mesh"
+        )
+    return next(iter(meshes.values()), None)
+
+
+def _own_layers(model: nn.Module) -> list[Any]:
+    return [part for part in model.modules() if hasattr(part, "tensor_region")]
+
+
+def _ranks(mesh: DeviceMesh) -> list[int]:
+    return sorted(mesh.mesh.flatten().tolist())
+
+
+def _with_shards_of_one(mesh: DeviceMesh) -> DeviceMesh:
+    """A mesh of copies with a dimension "shard" of one process, for FSDP2, which makes copies of shares."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    names: tuple[str, ...] = mesh.mesh_dim_names or ()
+    # Groups are made, in which all processes must take part; a slice of a mesh does not know of the others.
+    if mesh.size() != dist.get_world_size():
+        raise UserError(
+            f"a mesh of {tuple(mesh.shape)} with the names {names} over some of {dist.get_world_size()} processes; "
+            f'give it a dimension "shard" after "replicate", of size 1 for plain copies'
+        )
+    place = names.index("replicate") + 1
+    with_shards = (*names[:place], "shard", *names[place:])
+    return DeviceMesh(mesh.device_type, mesh.mesh.unsqueeze(place), mesh_dim_names=with_shards)

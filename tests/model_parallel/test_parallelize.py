@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor
 
 import ftk
 from ftk.errors import UserError
+from ftk.model_parallel.blocks import blocks_of
+from ftk.model_parallel.gradient_sync import gradient_sync
 from tests.distributed import run_ranks
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
@@ -81,16 +83,19 @@ def gpt2_loss(model: nn.Module, rank: int, size: int, update: int) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), own[:, 1:].flatten(), reduction="sum") / (4 * 15)
 
 
-def learn(model: nn.Module, loss_of: Any, rank: int = 0, size: int = 1) -> list[float]:
-    """Losses of ten updates over all processes of data parallel."""
+def learn(model: nn.Module, loss_of: Any, rank: int = 0, size: int = 1, parts: int = 1) -> list[float]:
+    """Losses of ten updates over all processes of data parallel, each of one or more micro-batches."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-6)
     losses = []
     for update in range(10):
-        loss = loss_of(model, rank, size, update)
-        loss.backward()
+        losses.append(0.0)
+        for part in range(parts):
+            with gradient_sync(model, enabled=part == parts - 1):
+                loss = loss_of(model, rank * parts + part, size * parts, update)
+                loss.backward()
+            losses[-1] += loss.item()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
     return losses
 
 
@@ -100,9 +105,9 @@ def summed(losses: list[float], group: Any) -> list[float]:
     return total.tolist()
 
 
-def refusal(*arguments: Any) -> str:
+def refusal(*arguments: Any, **options: Any) -> str:
     try:
-        ftk.parallelize(*arguments)
+        ftk.parallelize(*arguments, **options)
     except UserError as error:
         return str(error)
     return ""
@@ -198,15 +203,145 @@ def run_two() -> dict[str, Any]:
         for options in ({"data_parallel_replicate_size": 2}, {"data_parallel_shard_size": 2})
     }
     results["refused"] = [
-        refusal(nn.Linear(2, 2), mesh),
+        refusal(nn.Linear(2, 2), mesh, activation_checkpointing="full"),
         refusal(on_meta(), mesh),
         refusal(Network(), mesh, {"blocks.*.outher": "row"}),
-        refusal(Network(), init_device_mesh("cpu", (2,), mesh_dim_names=("replicate",))),
+        refusal(Network(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("tensor", "shard"))),
         refusal(Network(), init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))),
         refusal(Network(), init_device_mesh("cpu", (2,), mesh_dim_names=("shard",)), BLOCK_PLAN),
         refusal(Network(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("here", "there"))),
+        refusal(model, mesh),
+        refusal(nn.Sequential(ftk.parallelize(Network(), mesh)), mesh),
+        refusal(Network(), mesh, sequence_parallel=True),
+        refusal(Network(), mesh, BLOCK_PLAN, zero_stage=1),
+        refusal(Scaled(), mesh),
+        refusal(nn.Linear(2, 2), mesh, compile="block"),
     ]
     return results
+
+
+class Scaled(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.0))
+
+
+class Around(nn.Module):
+    """Blocks, however they are held, between an input and an output layer."""
+
+    def __init__(self, blocks: nn.Module) -> None:
+        super().__init__()
+        self.input, self.blocks, self.output = nn.Linear(8, 8), blocks, nn.Linear(8, 8)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.output(called(self.blocks, self.input(values)))
+
+
+def called(blocks: nn.Module, values: Tensor) -> Tensor:
+    for block in blocks.children():
+        values = called(block, values) if isinstance(block, nn.ModuleList) else block(values)
+    return values
+
+
+def model_of(kind: str, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    if kind == "no blocks":
+        return nn.Linear(8, 5)
+    blocks = [Block(8) for _ in range(4)]
+    if kind == "sequential":
+        return nn.Sequential(*blocks)
+    held: dict[str, Any] = {
+        "in a sequential": lambda: nn.Sequential(*blocks),
+        "in a dict": lambda: nn.ModuleDict({f"block{place}": block for place, block in enumerate(blocks)}),
+        "in lists of lists": lambda: nn.ModuleList([nn.ModuleList(blocks[:2]), nn.ModuleList(blocks[2:])]),
+    }
+    model = Around(held.get(kind, lambda: nn.ModuleList(blocks))())
+    if kind == "with one parameter":
+        for block in blocks[1:]:
+            block.inner.weight = blocks[0].inner.weight
+    if kind == "with one part":
+        for block in blocks[2:]:
+            block.inner = blocks[1].inner
+    if kind == "with a parameter from outside":
+        model.output.weight = model.input.weight
+        for block in blocks:
+            block.tied = model.input
+    if kind == "all alike":
+        for block in blocks[1:]:
+            block.inner, block.outer = blocks[0].inner, blocks[0].outer
+    return model
+
+
+APART = {
+    "no blocks": 0,
+    "sequential": 4,
+    "in a sequential": 4,
+    "in a dict": 4,
+    "in lists of lists": 4,
+    "with one parameter": 3,
+    "with one part": 3,
+    "with a parameter from outside": 4,
+    "all alike": 0,
+}
+"""Kinds of models, and how many of their four blocks are gathered on their own."""
+
+
+def run_kinds() -> dict[str, Any]:
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2,))
+    results: dict[str, Any] = {}
+    for kind in APART:
+        model = ftk.parallelize(model_of(kind, rank), mesh)
+        apart = sum(isinstance(part, FSDPModule) for part in model.modules()) - 1
+        results[kind] = [apart, summed(learn(model, network_loss, rank, 2), None)]
+    copies = ftk.parallelize(Network(rank), init_device_mesh("cpu", (2,), mesh_dim_names=("replicate",)))
+    assert all(parameter.to_local().shape == parameter.shape for parameter in copies.parameters())
+    results["network, copies"] = summed(learn(copies, network_loss, rank, 2), None)
+    for zero_stage in (1, 3):
+        model = ftk.parallelize(Network(rank), mesh, zero_stage=zero_stage)
+        results[f"network, stage {zero_stage}"] = summed(learn(model, network_loss, rank, 2, parts=2), None)
+    tensor = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
+    for name, plan, over in (("own layers", None, tensor), ("plan {}", {}, tensor), ("no names", None, mesh)):
+        results[f"network, {name}"] = learn(ftk.parallelize(WithOwnLayers(tensor), over, plan), network_loss)
+    results["lengths"] = [lengths_error(tensor, mode) for mode in ("none", "full", "selective")]
+    return results
+
+
+class WithOwnLayers(Network):
+    """The network, written with layers that processes share."""
+
+    def __init__(self, mesh: Any, seed: int = 0) -> None:
+        from ftk.model_parallel.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+
+        super().__init__(seed)
+        torch.manual_seed(seed)
+        for block in self.blocks:
+            block.inner, block.outer = ColumnParallelLinear(8, 32, mesh), RowParallelLinear(32, 8, mesh)
+
+
+def lengths_error(mesh: Any, mode: str) -> float:
+    """How far gradients are from those of one process, after forward passes of an odd and an even length."""
+    from ftk.model_parallel.gradients import finish_gradients
+    from ftk.models import build_model
+
+    off = {"dropout": 0.0, "attention_dropout": 0.0, "embedding_dropout": 0.0}
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(build_model("glm_tiny", num_layers=2, vocab_size=67, **off))
+    plan = models[1].tensor_parallel_plan
+    ftk.parallelize(models[1], mesh, plan, sequence_parallel=True, activation_checkpointing=mode)
+    for model in models:
+        losses = [model(torch.arange(2 * length).view(2, length)).square().sum() for length in (7, 8, 5)]
+        sum(losses).backward(retain_graph=mode == "full")
+        if mode == "full":
+            sum(losses).backward()
+    finish_gradients(models[1])
+    expected, actual = ([parameter.grad for parameter in model.parameters()] for model in models)
+    return max(
+        float((whole.full_tensor() - one).abs().max() / one.abs().max())
+        for one, whole in zip(expected, actual, strict=True)
+    )
 
 
 def run_four() -> dict[str, Any]:
@@ -219,6 +354,19 @@ def run_four() -> dict[str, Any]:
     model = ftk.parallelize(Network(rank), cut, BLOCK_PLAN)
     losses = learn(model, network_loss, cut.get_local_rank("shard"), 2)
     results["network, plan and shares"] = summed(losses, cut.get_group("shard"))
+    copied = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "tensor"))
+    model = ftk.parallelize(Network(rank), copied, BLOCK_PLAN)
+    losses = learn(model, network_loss, copied.get_local_rank("replicate"), 2)
+    results["network, plan and copies"] = summed(losses, copied.get_group("replicate"))
+    for name, over in (("own layers and shares", cut), ("own layers, shares named alone", cut["shard"])):
+        model = ftk.parallelize(WithOwnLayers(cut["tensor"], seed=cut.get_local_rank("shard")), over)
+        losses = learn(model, network_loss, cut.get_local_rank("shard"), 2)
+        results[f"network, {name}"] = summed(losses, cut.get_group("shard"))
+    results["refused"] = [
+        refusal(WithOwnLayers(cut["shard"]), cut),
+        refusal(WithOwnLayers(cut["tensor"]), init_device_mesh("cpu", (4,))),
+        refusal(Network(), copied["replicate"]),
+    ]
     return results
 
 
@@ -275,7 +423,92 @@ def test_parameters_may_be_gathered_in_bf16(two):
     assert two[0]["network, bf16"] != pytest.approx(alone("network"), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["network, copies of shares", "network, plan and shares"])
+@pytest.fixture(scope="module")
+def kinds():
+    return run_ranks(run_kinds, 2)
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_a_model_of_any_kind_learns_on_two_processes_as_on_one(kinds, kind):
+    expected = learn(model_of(kind), network_loss)
+    for result in kinds:
+        apart, losses = result[kind]
+        assert losses == pytest.approx(expected, rel=1e-5)
+        assert apart == APART[kind]
+
+
+@pytest.mark.parametrize("name", ["copies", "stage 1", "stage 3", "own layers", "plan {}", "no names"])
+def test_copies_micro_batches_and_layers_cut_already_change_nothing(kinds, name):
+    for result in kinds:
+        assert result[f"network, {name}"] == pytest.approx(alone("network"), rel=1e-5)
+
+
+def test_sequences_of_several_lengths_before_one_backward_pass_are_computed_again_as_they_were(kinds):
+    for result in kinds:
+        assert max(result["lengths"]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activation_checkpointing": "ful"}, "activation_checkpointing is 'ful'; it must be 'auto', 'none', 'selec"),
+        ({"activation_checkpointing": None}, "activation_checkpointing is None; it must be"),
+        ({"activation_checkpointing": True}, "activation_checkpointing is True; it must be"),
+        ({"compile": "blcok"}, "compile is 'blcok'; it must be 'none', 'block' or 'model'"),
+        ({"compile": True}, "compile is True; it must be"),
+        ({"zero_stage": 5}, "zero_stage is 5; it must be 1, 2 or 3"),
+        ({"zero_stage": 0}, "zero_stage is 0; it must be"),
+        ({"zero_stage": True}, "zero_stage is True; it must be"),
+        ({"gather_dtype": "fp16"}, "gather_dtype is 'fp16'; it must be 'auto', 'fp32' or 'bf16'"),
+        ({"gather_dtype": torch.bfloat16}, "gather_dtype is torch.bfloat16; it must be"),
+        ({"cpu_offload": "no"}, "cpu_offload is 'no'; it must be False or True"),
+        ({"zero_stage": 5, "compile": 1}, "compile is 1; it must be 'none', 'block' or 'model'; zero_stage is 5;"),
+        ({}, "mesh is None; it must be a DeviceMesh"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_by_their_names(options, message):
+    assert message in refusal(Network(), None, **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (nn.Linear(2, 2), []),
+        (nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)), ["0", "2"]),
+        (nn.Sequential(nn.Embedding(9, 2), nn.Sequential(Block(2), Block(2)), nn.Linear(2, 2)), ["1.0", "1.1"]),
+        (nn.Sequential(nn.Embedding(9, 2), Block(2), Block(2)), ["0", "1", "2"]),
+        (nn.ModuleDict({"embed": nn.Embedding(99, 2), "layers": nn.ModuleList([Block(2)])}), ["layers.0"]),
+        (nn.Sequential(Network(), Network()), ["0", "1"]),
+        (nn.ModuleList([nn.Sequential(Block(2), Block(2)), nn.ModuleList([Block(2)])]), ["0", "1.0"]),
+        (nn.ModuleList([block := Block(2), nn.ModuleDict({"again": block})]), ["0"]),
+    ],
+)
+def test_blocks_are_found_in_lists_rows_and_dicts(model, names):
+    assert [name for name, _ in blocks_of(model)] == names
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (0, 'and the mesh\'s dimension "tensor" has'),
+        (1, "lies on the processes"),
+        (2, 'give it a dimension "shard" after "replicate", of size 1 for plain copies'),
+    ],
+)
+def test_meshes_that_do_not_go_with_a_model_are_refused(four, place, message):
+    assert all(message in result["refused"][place] for result in four)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "network, copies of shares",
+        "network, plan and shares",
+        "network, plan and copies",
+        "network, own layers and shares",
+        "network, own layers, shares named alone",
+    ],
+)
 def test_four_processes_learn_as_one(four, name):
     for result in four:
         assert result[name] == pytest.approx(alone(name.partition(",")[0]), rel=1e-5)
@@ -292,10 +525,16 @@ def test_a_plan_halves_what_it_names(two, name):
         (0, "Linear has no nn.ModuleList of blocks"),
         (1, "Network is on the meta device, and has no initial_value"),
         (2, "blocks.*.outher"),
-        (3, "give one of one dimension, or with the names"),
+        (3, '"replicate", "shard" and "tensor" that are wanted, in this order'),
         (4, "a plan is for a dimension"),
         (5, "a plan is for a dimension"),
-        (6, "give one of one dimension, or with the names"),
+        (6, "give one of one dimension, or with those of the names"),
+        (7, "is parallelized already; give ftk.parallelize the whole model, once"),
+        (8, "0 is parallelized already; give ftk.parallelize the whole model, once"),
+        (9, "sequence_parallel=True is for layers that a plan cuts"),
+        (10, "zero_stage=1 is for parameters that are shared out, and this mesh is all for tensor parallel"),
+        (11, "factor is a parameter without dimensions, of shape []"),
+        (12, 'compile goes by blocks; keep its layers in one, or give compile="none"'),
     ],
 )
 def test_what_does_not_go_together_is_refused(two, place, message):
