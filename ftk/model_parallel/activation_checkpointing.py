@@ -83,8 +83,8 @@ def _checkpointed(forward: Callable[..., Any], make_contexts: _MakeContexts, reg
 
 def _sequence_regions(block: nn.Module) -> list[Any]:
     """The tensor parallel regions of a block in which sequences are shared, each once."""
-    regions = {id(part.tensor_region): part.tensor_region for part in block.modules() if hasattr(part, "tensor_region")}
-    return [region for region in regions.values() if region.sequence_parallel]
+    found: list[Any] = [getattr(part, "tensor_region", None) for part in block.modules()]
+    return [region for region in dict.fromkeys(found) if region is not None and region.sequence_parallel]
 
 
 def _contexts_with_lengths(

@@ -46,7 +46,9 @@ def needed_blocks(model: nn.Module, option: str, without: str) -> list[tuple[str
 
 
 def _container(model: nn.Module) -> tuple[str, nn.Module | None]:
-    lists, alike, rows = [], [], []
+    lists: list[tuple[str, nn.Module]] = []
+    alike: list[tuple[str, nn.Module]] = []
+    rows: list[tuple[str, nn.Module]] = []
     for name, module in model.named_modules():
         if not _has_parameters(module):
             continue
