@@ -1,4 +1,4 @@
-"""The one exception class for what the user can mend."""
+"""The one exception class for what the user can mend, and what messages are made with."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}there are: {', '.join(known) or 'none'}"
+
+
+def counted(number: int, noun: str, form: str = "") -> str:
+    """For messages: "1 sample", "2 samples"; with the form "," also "1,024 samples"."""
+    return f"{number:{form}} {noun}{'s' * (number != 1)}"

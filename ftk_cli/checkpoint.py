@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.registry import TOKENIZERS
 from ftk_cli.frame import run, subcommands
 
@@ -215,7 +215,7 @@ def verify(argv: list[str]) -> int:
         candidates = [path] if is_checkpoint(path) or is_remains(path) else numbered_checkpoints(path)[::-1]
         for folder in candidates or [resolve_checkpoint(path)]:
             problems = verify(folder)
-            print(f"{folder}: " + ("whole" if not problems else f"{len(problems)} problems"))
+            print(f"{folder}: " + ("whole" if not problems else counted(len(problems), "problem")))
             for problem in problems:
                 print(f"  {problem}")
             broken += bool(problems)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ftk.config import Chosen, compose, section, slot
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.registry import DATASETS, TASKS
 from ftk_cli.convert import convert_body
 from ftk_cli.frame import Body, run, subcommands
@@ -89,7 +89,7 @@ def verify_body(argv: list[str]) -> int:
     config = compose(FolderCommand, "ftk-data verify", "Checks the files against preprocess.json.", argv)
     problems = verify(config.data.data)
     if problems:
-        raise UserError("\n".join([f"{config.data.data}: {len(problems)} things are wrong", *problems]))
+        raise UserError("\n".join([f"{config.data.data}: found {counted(len(problems), 'problem')}", *problems]))
     recorded = (Path(config.data.data) / "preprocess.json").exists()
     what = "all files are as ftk-preprocess wrote them" if recorded else "the indexes are whole"
     print(f"{config.data.data}: {what}")
@@ -115,7 +115,7 @@ def show_body(argv: list[str]) -> int:
     samples = list(samples_to_show(documents, tokenizer, config.task.config, **which))
     page = show_html(samples, tokenizer, f"ftk-data show {' '.join(argv)}")
     write_text(Path(config.show.html), page)
-    print(f"{config.show.html}: {len(samples)} samples")
+    print(f"{config.show.html}: {counted(len(samples), 'sample')}")
     return 0
 
 

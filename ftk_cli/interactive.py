@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk_cli.frame import FAILURE, run
@@ -72,7 +72,7 @@ def body(argv: list[str]) -> int:
     if typed:
         print(
             f"Write a text with {', '.join(filler.blanks)} where something is missing, or one to go on; "
-            f"answers have at most {root.generation.max_len} tokens (--max-len).\n"
+            f"answers have at most {counted(root.generation.max_len, 'token')} (--max-len).\n"
             "A text of several lines is pasted as a whole. Ctrl-C stops an answer. "
             f"To leave: {', '.join(LEAVE)} or Ctrl-D."
         )

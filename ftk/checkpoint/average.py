@@ -16,7 +16,7 @@ from ftk.checkpoint.save import refuse_to_replace, save_checkpoint
 from ftk.checkpoint.storage import TensorIndex, read_index
 from ftk.config.changes import FREE
 from ftk.config.options import options_of
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.registry import MODELS
 
 
@@ -119,7 +119,7 @@ def newest_checkpoints(run_folder: str | Path, count: int) -> list[Path]:
     """
     found = layout.numbered_checkpoints(Path(run_folder))
     if len(found) < count:
-        raise UserError(f"{run_folder}: has {len(found)} checkpoints (checkpoint_N), {count} are asked for")
+        raise UserError(f"{run_folder}: has {counted(len(found), 'checkpoint')} (checkpoint_N), {count} are asked for")
     return found[:count][::-1]
 
 

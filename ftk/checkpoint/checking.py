@@ -126,9 +126,11 @@ def newest_whole_checkpoint(run_folder: str | Path, *, world: World | None = Non
             return candidate.resolve()
         logger.warning("%s: is not whole: %s", candidate, "; ".join(problems))
     if names:
+        what, them = f"none of its {len(names)} checkpoints is", "them"
+        if len(names) == 1:
+            what, them = f"its checkpoint {names[0]} is not", "it"
         raise BrokenCheckpoint(
-            f"{run_folder}: none of its {len(names)} checkpoints is whole (see ftk-checkpoint verify);"
-            " move them away to begin anew"
+            f"{run_folder}: {what} whole (see ftk-checkpoint verify); move {them} away to begin anew"
         )
     return None
 

@@ -35,7 +35,7 @@ from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_st
 from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.save import refuse_to_replace, write_snapshot
 from ftk.checkpoint.snapshot import take_snapshot
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.models.glm import convert as names
 from ftk.models.glm.config import GLMConfig
 
@@ -212,7 +212,9 @@ def read_original(source: str | Path) -> Original:
         raise UserError(f"{folder}: holds no mp_rank_XX_model_states.pt")
     missing = [f"{rank:02d}" for rank in range(max(ranks) + 1) if rank not in ranks]
     if missing:
-        raise UserError(f"{folder}: has {len(ranks)} parts up to mp_rank_{max(ranks):02d}, but not {missing[0]}")
+        raise UserError(
+            f"{folder}: has {counted(len(ranks), 'part')} up to mp_rank_{max(ranks):02d}, but not {missing[0]}"
+        )
     parts = [_read_part(ranks[rank]) for rank in range(len(ranks))]
     iteration = parts[0].get("iteration")
     if not isinstance(iteration, int):

@@ -16,7 +16,7 @@ from ftk.data.convert_sources import Side, Source, check_ids, narrowest
 from ftk.data.folder_layout import SOURCE, TARGET
 from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
 from ftk.data.output_folder import RECORD, describe_files, whole_folder
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.tokenizers import Tokenizer
 from ftk.version import __version__
 
@@ -129,7 +129,8 @@ class _Conversion:
         written = IndexedDataset(self.folder / name)
         self.dtype = self.dtype or written.dtype.name
         self.splits[name] = {"documents": written.num_documents, "tokens": written.num_tokens}
-        return f"{name}: {written.num_documents:,} documents, {written.num_tokens:,} tokens ({written.dtype.name})"
+        documents = counted(written.num_documents, "document", ",")
+        return f"{name}: {documents}, {counted(written.num_tokens, 'token', ',')} ({written.dtype.name})"
 
     def _dtype(self, side: Side, vocabulary: FairseqVocabulary | None, dialect: str) -> np.dtype[Any]:
         if vocabulary is not None and not (vocabulary.kept and side.dataset is not None):
@@ -164,7 +165,7 @@ class _Conversion:
                 changed += not same
         self.splits[name] = {"documents": count}
         note = f"; of {changed:,} the text does not give the same ids again" if changed else ""
-        return f"{path.name}: {count:,} documents{note}"
+        return f"{path.name}: {counted(count, 'document', ',')}{note}"
 
     def _save_tokenizer(self, sides: list[Side]) -> None:
         tokenizer = sides[0].tokenizer

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ftk.data.indexed_dataset import IndexedDataset
 from ftk.data.output_folder import RECORD, foreign_files, read_record, sha256_of
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 
 _BAR_CHARACTERS = 40
 _CHUNK_TOKENS = 1 << 22
@@ -88,9 +88,11 @@ def _splits(folder: Path) -> list[str]:
 
 def _describe(split: str, dataset: IndexedDataset) -> Iterator[str]:
     sizes = dataset.sizes
-    yield f"{split}: {len(dataset):,} documents, {dataset.num_tokens:,} tokens ({dataset.dtype.name})"
+    documents, sequences = counted(dataset.num_documents, "document", ","), counted(len(dataset), "sequence", ",")
+    tokens = counted(dataset.num_tokens, "token", ",")
+    yield f"{split}: {counted(len(dataset), 'document', ',')}, {tokens} ({dataset.dtype.name})"
     if dataset.num_documents != len(dataset):
-        yield f"  {dataset.num_documents:,} documents in {len(dataset):,} sequences; lengths are of sequences"
+        yield f"  {documents} in {sequences}; lengths are of sequences"
     if not len(dataset):
         return
     low, median, high = np.percentile(sizes, (5, 50, 95))

@@ -20,7 +20,7 @@ from ftk.data.indexed_dataset import optimal_dtype
 from ftk.data.raw_files import RawFiles, find_raw_files
 from ftk.data.records import is_empty, parse_block, read_documents
 from ftk.data.text import FORMATS, SEPARATORS, Problem, kind_of, read_blocks
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.registry import register_dataset
 from ftk.tokenizers import find_description, load_tokenizer
 from ftk.tokenizers.base import Tokenizer
@@ -164,9 +164,9 @@ class RawCorpus:
             read = self._read_pairs(split) if self.has_targets(split) else (self._read_texts(split), None)
             self._read[split] = read
             logger.info(
-                "%s: %d documents, %d tokens, tokenised in %.1f s; ftk-preprocess would do it once for all runs",
+                "%s: %s, %d tokens, tokenised in %.1f s; ftk-preprocess would do it once for all runs",
                 split,
-                len(read[0]),
+                counted(len(read[0]), "document"),
                 read[0].tokens.size,
                 time.monotonic() - started,
             )

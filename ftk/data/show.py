@@ -17,7 +17,7 @@ from ftk.data.blank_infilling import OBJECTIVES, Sample
 from ftk.data.documents import DocumentList, Documents
 from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.data.spans import Blanks
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.tokenizers import Tokenizer
 
 _LONGEST_TEXT = 500  # tokens
@@ -99,7 +99,7 @@ def _check_index(documents: Documents, index: int, packed: bool) -> None:
     if packed:
         return
     if not 0 <= index < len(documents):
-        raise UserError(f"--index {index}: there are {len(documents)} documents, 0 to {len(documents) - 1}")
+        raise UserError(f"--index {index}: the last of {counted(len(documents), 'document')} is {len(documents) - 1}")
     if len(documents[index]) == 0:
         raise UserError(f"--index {index}: this document is empty")
 
@@ -149,7 +149,7 @@ def _describe_document(documents: Documents, tokenizer: Tokenizer, index: int, w
     text = printable(tokenizer.decode(document[:_LONGEST_TEXT].tolist()))
     if len(document) > _LONGEST_TEXT:
         text += f" … ({len(document) - _LONGEST_TEXT:,} more tokens)"
-    heading = f"document {index} of {len(documents):,}: {len(document):,} tokens\n"
+    heading = f"document {index} of {len(documents):,}: {counted(len(document), 'token', ',')}\n"
     return heading + "\n".join(wrap_words(text, width, indent="  "))
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftk.checkpoint import extra_tensor_names, load_extra_tensors, read_config
-from ftk.errors import UserError
+from ftk.data.sample_dataset import lengths_of
+from ftk.errors import UserError, counted
 from ftk.model_parallel.world import World
 from ftk.optim.ema import EMA
 from ftk.trainer.continuing import data_identity, describe_stretch
@@ -118,14 +119,30 @@ def say_what_begins(trainer: Trainer) -> None:
     """The first lines of the log."""
     num_updates, total = trainer.state.num_updates, trainer.total_updates
     if num_updates > 0:
-        logger.info("continuing after %d updates, in epoch %d", num_updates, trainer.train_iterator.epoch)
-    length = f"up to {total} updates" if total else "no limit of updates"
+        logger.info("continuing after %s, in epoch %d", counted(num_updates, "update"), trainer.train_iterator.epoch)
+    length = f"up to {counted(total, 'update')}" if total else "no limit of updates"
     precision, folder = trainer.config.training.precision, trainer.checkpoints.folder
     logger.info("training %s parameters on %s in %s", f"{trainer.num_trained:,}", trainer.device, precision)
     if trainer.world.sizes.world > 1:
         logger.info("%s", trainer.world.sizes.describe(trainer.config.parallel))
-    per_epoch = ", ".join(map(str, trainer.updates_per_epoch))  # of each shard
-    logger.info("%s updates an epoch, %s; run folder %s", per_epoch, length, folder)
+    *others, last = trainer.updates_per_epoch  # of each shard
+    per_epoch = ", ".join([*map(str, others), counted(last, "update")])
+    logger.info("%s an epoch, %s; run folder %s", per_epoch, length, folder)
+    _warn_of_short_updates(trainer)
     if precision == "fp16" and trainer.device.type == "cpu":
         logger.warning("fp16 is slow on a CPU, several times slower than fp32; --precision bf16 is faster")
     logger.info("losses are in nats (natural logarithm) per target token; ppl is exp(loss)")
+
+
+def _warn_of_short_updates(trainer: Trainer) -> None:
+    """Where there are fewer samples than an update is to have, no update has what was asked for."""
+    batch_size = trainer.train_iterator.limits.batch_size
+    available = int(lengths_of(trainer.train_iterator.dataset).max())  # of the longest shard
+    batches = trainer.config.training.update_freq * trainer.world.sizes.data
+    if batch_size is None or batch_size * batches <= available or max(trainer.updates_per_epoch) > 1:
+        return
+    asked = f"--batch-size {batch_size}" + (f" in {batches} batches" if batches > 1 else "")
+    logger.warning(
+        "an update is to have %d samples (%s), and there are %d to train on: an epoch is one update of %s",
+        batch_size * batches, asked, available, counted(available, "sample"),
+    )  # fmt: skip

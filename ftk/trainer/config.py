@@ -54,10 +54,20 @@ class TrainingConfig:
     )
     validate_interval_updates: int = field(
         default=1000,
-        metadata={"resume": "free", "help": "validate every so many updates; 0: do not", "unit": "updates"},
+        metadata={
+            "resume": "free",
+            "help": "validate every so many updates; 0: do not (the end of a run is validated in any case, unless "
+            "--valid-subset is none)",
+            "unit": "updates",
+        },
     )
     validate_interval: int = field(
-        default=1, metadata={"resume": "free", "help": "validate every so many epochs; 0: do not", "unit": "epochs"}
+        default=1,
+        metadata={
+            "resume": "free",
+            "help": "validate every so many epochs; 0: do not, but at the end of the run",
+            "unit": "epochs",
+        },
     )
     hooks: list[str] = field(
         default_factory=list,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ftk.config import Chosen
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.optim.group_schedules import GroupSchedules
 from ftk.optim.lr_schedulers.base import LRScheduler, LRSchedulerConfig
 from ftk.registry import LR_SCHEDULERS
@@ -154,7 +154,9 @@ def lr_range_test(trainer: Trainer) -> LRRange:
         trainer.output.close()
         trainer.checkpoints.release()
     if len(losses) < 3:
-        raise UserError(f"--lr-range-test: the loss was not finite after {len(losses)} updates; lower --lr-range-start")
+        raise UserError(
+            f"--lr-range-test: the loss was not finite after {counted(len(losses), 'update')}; lower --lr-range-start"
+        )
     return LRRange(rates, losses, diverged)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ftk.data.iterator import SAMPLE_IDS
+from ftk.errors import counted
 from ftk.model_parallel.world import World
 from ftk.tasks.base import Batch
 from ftk.trainer.hooks import Hook
@@ -83,7 +84,7 @@ class SkippedUpdates(Hook):
                 if overflows:
                     scale = trainer.update.scaler.scale.item()
                     logger.info(
-                        "%d updates overflowed in fp16 and were skipped; the loss scale is %g", overflows, scale
+                        "fp16 overflowed in %s, skipped; the loss scale is %g", counted(overflows, "update"), scale
                     )
                 known = [(update, bad_loss) for update, bad_loss in known if bad_loss]
                 count -= overflows
@@ -107,7 +108,8 @@ def _of_all(known: list[tuple[_Remembered, bool]], world: World) -> list[tuple[_
 
 
 def _lines(known: Sequence[tuple[_Remembered, bool]], count: int) -> Iterator[str]:
-    yield f"{count} updates were skipped, loss or gradient was infinite or not a number:"
+    were = "was" if count == 1 else "were"
+    yield f"{counted(count, 'update')} {were} skipped, loss or gradient was infinite or not a number:"
     if count > len(known):
         yield f"  {count - len(known)} of them too long ago to know their samples (a smaller --log-interval helps)"
     for update, bad_loss in known[:_UPDATES_SHOWN]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftk.checkpoint import BEST, LAST, checkpoint_name
+from ftk.errors import counted
 from ftk.trainer.progress import duration
 from ftk.trainer.signals import PREEMPTIONS
 from ftk.trainer.state import Best
@@ -56,10 +57,10 @@ class Summary:
         return f"the end of this run is not saved: {self.save_failure}; make room, and the same command {goes_on}"
 
     def lines(self) -> Iterator[str]:
-        took = f"{self.num_updates} updates, epoch {self.epoch}, {duration(self.seconds)} of training"
+        took = f"{counted(self.num_updates, 'update')}, epoch {self.epoch}, {duration(self.seconds)} of training"
         yield f"stopped: {self.reason} ({took})"
         if self.skipped_updates:
-            yield f"{self.skipped_updates} updates were skipped (loss or gradient infinite or not a number)"
+            yield f"{counted(self.skipped_updates, 'skipped update')} (loss or gradient infinite or not a number)"
         if self.best is not None:
             best = self.best
             there = (self.folder / checkpoint_name(best.num_updates)).exists()

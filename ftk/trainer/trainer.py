@@ -12,7 +12,7 @@ from torch import nn
 
 from ftk.checkpoint import checkpoint_name
 from ftk.data.folder_layout import NoSplit
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.model_parallel.world import World
 from ftk.optim.group_schedules import group_schedules
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
@@ -311,7 +311,7 @@ class Trainer:
         if lr is not None and self.schedule.has_fallen_to(lr, self.state.num_updates):
             return f"the learning rate has fallen to stop_min_lr {lr:g}"
         if training.patience and self.state.validations_without_best >= training.patience:
-            return f"no better {self.config.checkpoint.best_metric} in {training.patience} validations"
+            return f"no better {self.config.checkpoint.best_metric} in {counted(training.patience, 'validation')}"
         return None
 
     def _hours_are_over(self) -> bool:

@@ -76,6 +76,8 @@ def test_verify_lists_problems_and_fails(saved: Path, capfd) -> None:
     raw = bytearray(weights.read_bytes())
     raw[-1] ^= 1
     weights.write_bytes(raw)
+    assert main(["verify", str(saved)]) == 2
+    assert f"{saved}: 1 problem\n" in capfd.readouterr().out
     (saved / "config.yaml").unlink()
     assert main(["verify", str(saved.parent)]) == 2  # a run's folder: each of its checkpoints
     captured = capfd.readouterr()

@@ -163,7 +163,11 @@ def test_newest_whole_checkpoint_passes_over_broken_ones_and_says_so(tmp_path: P
     assert "continuing from" in text
     for updates in (9, 10):
         os.truncate(tmp_path / checkpoint_name(updates) / "trainer.json", 0)
-    with pytest.raises(BrokenCheckpoint, match="none of its 4 checkpoints is whole"):
+    with pytest.raises(BrokenCheckpoint, match="none of its 4 checkpoints is whole .* move them away"):
+        newest_whole_checkpoint(tmp_path)
+    for updates in (9, 10, 200):
+        shutil.rmtree(tmp_path / checkpoint_name(updates))
+    with pytest.raises(BrokenCheckpoint, match="its checkpoint checkpoint_100 is not whole .* move it away"):
         newest_whole_checkpoint(tmp_path)
 
 

@@ -80,7 +80,7 @@ def test_a_skipped_update_is_named_at_the_next_line(tmp_path, caplog, place, wha
     trainer.train()
     first, second = warnings(caplog, "nonfinite")
     assert first.splitlines() == [
-        "1 updates were skipped, loss or gradient was infinite or not a number:",
+        "1 update was skipped, loss or gradient was infinite or not a number:",
         f"  update 3, epoch 1: {what}; samples {', '.join(map(str, ids_of(tmp_path, 3)))}",
     ]
     assert f"update 8, epoch 2: {what}; samples {', '.join(map(str, ids_of(tmp_path, 8)))}" in second
@@ -394,7 +394,7 @@ def test_overflows_of_the_fp16_scale_are_no_anomaly(tmp_path, caplog):
     trainer.train()
     assert trainer.figures.skipped()[0] == 4
     assert warnings(caplog, "anomaly") == warnings(caplog, "nonfinite") == []
-    assert "2 updates overflowed in fp16 and were skipped; the loss scale is" in caplog.text
+    assert "fp16 overflowed in 2 updates, skipped; the loss scale is" in caplog.text
 
 
 def test_a_broken_backward_in_fp16_is_one(tmp_path, caplog):

@@ -203,6 +203,19 @@ def test_no_save_writes_no_checkpoint(tmp_path):
     assert not summary.saved
 
 
+def test_a_batch_larger_than_the_training_set_is_said(tmp_path, caplog):
+    caplog.set_level("INFO")
+    toy_trainer(tmp_path, dataloader__batch_size=1000, training__max_update=1, training__update_freq=2).train()
+    size = len(ToyTask(tmp_path).load_split("train"))
+    said = f"an update is to have 2000 samples (--batch-size 1000 in 2 batches), and there are {size} to train on: "
+    assert f"{said}an epoch is one update of {size} samples" in caplog.text
+    assert "1 update an epoch, up to 1 update;" in caplog.text
+    assert "stopped: max_update 1 is reached (1 update, epoch 1" in caplog.text
+    caplog.clear()
+    toy_trainer(tmp_path, save_dir="usual", training__max_update=1).train()
+    assert "an update is to have" not in caplog.text
+
+
 def test_the_log_file_has_the_log_and_the_figures(tmp_path, caplog):
     caplog.set_level("INFO")
     path = tmp_path / "logs" / "run.txt"

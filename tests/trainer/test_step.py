@@ -119,7 +119,7 @@ def test_a_non_finite_update_is_skipped_and_counted(tmp_path, value, caplog):
     assert record["skipped_updates"] == 1
     assert math.isfinite(record["loss"])
     assert math.isfinite(record["gnorm"])
-    assert "1 updates were skipped" in caplog.text
+    assert "1 update was skipped" in caplog.text
 
 
 def test_a_log_line_of_skipped_updates_only_is_still_json(tmp_path):
