@@ -99,7 +99,8 @@ def _check_index(documents: Documents, index: int, packed: bool) -> None:
     if packed:
         return
     if not 0 <= index < len(documents):
-        raise UserError(f"--index {index}: the last of {counted(len(documents), 'document')} is {len(documents) - 1}")
+        there = f"there {'is' if len(documents) == 1 else 'are'} {counted(len(documents), 'document')}"
+        raise UserError(f"--index {index}: {there}, 0 to {len(documents) - 1}")
     if len(documents[index]) == 0:
         raise UserError(f"--index {index}: this document is empty")
 
