@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import tempfile
 import time
 import traceback
@@ -31,10 +30,13 @@ def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout:
             seconds. No process is left behind.
     """
     context = multiprocessing.get_context("spawn")
+    # The ranks meet at a store of this process, as those of torchrun do at its agent's: a port that a rank was to open
+    # could be another one's by then.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
-        port = _free_port()
         ranks = [
-            context.Process(target=_run, args=(function, rank, size, port, folder, arguments)) for rank in range(size)
+            context.Process(target=_run, args=(function, rank, size, store.port, folder, arguments))
+            for rank in range(size)
         ]
         for process in ranks:
             process.start()
@@ -67,6 +69,7 @@ def _run(
         LOCAL_WORLD_SIZE=str(size),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
     )
     torch.set_num_threads(1)
     try:
@@ -80,9 +83,3 @@ def _run(
         partial.write_text(traceback.format_exc())
         partial.rename(Path(folder) / f"{rank}.failure")
         os._exit(1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -104,9 +104,9 @@ def test_selective_checkpointing_multiplies_no_matrix_again():
 
 def test_nothing_is_checkpointed_without_gradients():
     model = tiny()
-    expected = model(torch.arange(24)[None])
-    checkpoint_blocks(model, "full")
-    with torch.no_grad():
+    with torch.no_grad():  # for both: few rows have a kernel of their own where no gradient is asked for
+        expected = model(torch.arange(24)[None])
+        checkpoint_blocks(model, "full")
         assert torch.equal(model(torch.arange(24)[None]), expected)
 
 
