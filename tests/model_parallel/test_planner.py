@@ -20,7 +20,7 @@ from ftk.model_parallel.planner import memory as memory_of
 from ftk.model_parallel.planner.cluster import GIB, PRESETS, ClusterConfig
 from ftk.model_parallel.planner.communication import ddp_buckets, traffic
 from ftk.model_parallel.planner.layout import FIRST, Layout, Place, Workload, misfits
-from ftk.model_parallel.planner.model_shape import ParameterShape, chunk_size
+from ftk.model_parallel.planner.model_shape import ParameterShape, chunk_size, model_shape
 from ftk.model_parallel.planner.plan_config import LimitsConfig, WorkConfig
 from ftk.model_parallel.planner.search import Limits, best_of_each_mesh, layouts, search
 from ftk.model_parallel.planner.step_time import (
@@ -383,6 +383,15 @@ def test_the_zero_bubble_gathers_in_float32(shape):
         found = [one for one in traffic(layout, shape, work, FIRST) if one.what == "parameters of blocks"]
         sizes[schedule] = [one.message_bytes for one in found]
     assert sizes["zero-bubble"] == [2 * size for size in sizes["gpipe"]] != []
+
+
+def test_a_model_whose_blocks_are_not_in_a_list_is_not_planned():
+    config = config_of()
+    with torch.device("meta"):
+        model = GLM(config)
+    model.layers = model.layers[:3]
+    with pytest.raises(UserError, match=r"^GLM cannot be planned: its options say num_layers 4, and .* blocks has 3$"):
+        model_shape(model, config)
 
 
 def test_models_without_plan_or_stages_are_planned_without(shape):

@@ -122,7 +122,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
         config: its options; those of `WIDTHS` are read, and the rates of dropout.
 
     Raises:
-        UserError: the model has no list of blocks, or its options no such widths.
+        UserError: the model has no list of `num_layers` blocks, or its options no such widths.
     """
     from ftk.model_parallel.blocks import blocks_of
 
@@ -133,6 +133,11 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
             f"{type(model).__name__} cannot be planned: it has no {wanted}; GLM's options name what is needed"
         )
     blocks = {f"{name}.": place for place, (name, _) in enumerate(blocks_of(model))}
+    if len(blocks) != config.num_layers:
+        raise UserError(
+            f"{type(model).__name__} cannot be planned: its options say num_layers {config.num_layers}, and the list "
+            f"of its blocks has {len(blocks)}"
+        )
     cut, partial = _tensor_parallel(model)
     ends = _ends(model, config.num_layers)
     parameters = []
