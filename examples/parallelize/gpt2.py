@@ -11,7 +11,9 @@ import ftk
 
 try:
     from transformers import GPT2Config, GPT2LMHeadModel
-except ModuleNotFoundError:
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
     raise SystemExit("gpt2.py needs Hugging Face's package: pip install -c constraints.txt transformers") from None
 
 PLAN = {

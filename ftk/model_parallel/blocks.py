@@ -14,13 +14,17 @@ def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
     They are what the `nn.ModuleList` with the most parameters holds, lists in it taken apart. Without one, or where
     that list is in one of several like parts, the same of an `nn.Sequential` or an `nn.ModuleDict` of like parts, or
-    at last of any `nn.Sequential`.
+    at last of any `nn.Sequential`. Where the parts of an `nn.ModuleDict` have lists of their own, as the towers of a
+    model have, they are those of all parts.
     """
     name, container = _container(model)
     if container is None:
         return []
+    parts = list(_parts(name, container))
+    if isinstance(container, nn.ModuleDict) and all(_has_list(part) for _, part in parts):  # towers beside each other
+        parts = [(f"{path}.{inner}", block) for path, part in parts for inner, block in blocks_of(part)]
     once: dict[nn.Module, str] = {}
-    for path, part in _parts(name, container):
+    for path, part in parts:
         once.setdefault(part, path)
     return [(path, part) for part, path in once.items()]
 
@@ -83,6 +87,10 @@ def _parts(name: str, container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _has_like_parts(container: nn.Module) -> bool:
     parts = [part for part in container.children() if _has_parameters(part)]
     return len(parts) > 1 and len({type(part) for part in parts}) == 1 and not _only_holds(parts[0])
+
+
+def _has_list(module: nn.Module) -> bool:
+    return any(isinstance(part, nn.ModuleList) and _has_parameters(part) for part in module.modules())
 
 
 def _only_holds(module: nn.Module) -> bool:

@@ -51,8 +51,8 @@ def copy_over_processes(module: nn.Module, world: World, config: ParallelConfig)
 
 
 def require_gradients(model: nn.Module) -> None:
-    """Refuse to go on where copies have not summed all gradients: DDP waits for those that never come, and sums none of
-    the bucket in which they would lie.
+    """Refuse to go on where a parameter has no gradient: DDP waits for it, and sums none of the bucket in which it
+    would lie. (One that only the last micro-batch of an update does not use, DDP itself refuses, at the next update.)
 
     Args:
         model: the inner one, after the backward passes of an update.

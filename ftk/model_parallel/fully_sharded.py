@@ -58,7 +58,7 @@ def shard_fully(
     Raises:
         UserError: a parameter is a single number without a dimension to be cut along.
     """
-    _check_dimensions(module)
+    check_dimensions(module)
     blocks, outside = _apart(module, blocks)
     policy = MixedPrecisionPolicy(gather_dtype, reduce_dtype, cast_forward_inputs=not under_autocast)
     root_policy = dataclasses.replace(policy, param_dtype=None) if under_autocast else policy
@@ -104,7 +104,12 @@ def accumulate(module: FSDPModule, last: bool) -> None:
     module.set_reshard_after_backward(last or stage == 3)
 
 
-def _check_dimensions(module: nn.Module) -> None:
+def check_dimensions(module: nn.Module) -> None:
+    """Refuse parameters that cannot be shared out.
+
+    Raises:
+        UserError: one is a single number without a dimension to be cut along.
+    """
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             raise UserError(

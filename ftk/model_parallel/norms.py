@@ -23,7 +23,7 @@ def square_sums(parts: Sequence[Tensor]) -> Tensor:
         parts: N plain tensors of floating-point numbers, on one device; at least one.
     """
     if parts[0].device.type != "cpu":
-        return torch.stack(torch._foreach_norm(list(parts))).double().square()
+        return torch.stack(torch._foreach_norm(list(parts), dtype=_norm_dtype(parts[0]))).double().square()
     pieces = [piece for part in parts for piece in _row_norms(part)]
     squares = torch.cat(pieces).double().square()
     return torch.stack([own.sum() for own in squares.split([-(-part.numel() // _ROW) for part in parts])])
@@ -31,12 +31,17 @@ def square_sums(parts: Sequence[Tensor]) -> Tensor:
 
 def _row_norms(tensor: Tensor) -> list[Tensor]:
     """Norms of a tensor's numbers in rows of `_ROW`, the last one shorter: [n] and [1], or one of them, or none."""
-    numbers = tensor.reshape(-1)
+    numbers, dtype = tensor.reshape(-1), _norm_dtype(tensor)
     rest = numbers.numel() % _ROW
-    found = [torch.linalg.vector_norm(numbers[: numbers.numel() - rest].view(-1, _ROW), dim=1)]
+    found = [torch.linalg.vector_norm(numbers[: numbers.numel() - rest].view(-1, _ROW), dim=1, dtype=dtype)]
     if rest:
-        found.append(torch.linalg.vector_norm(numbers[numbers.numel() - rest :], dim=0, keepdim=True))
+        found.append(torch.linalg.vector_norm(numbers[numbers.numel() - rest :], dim=0, keepdim=True, dtype=dtype))
     return found
+
+
+def _norm_dtype(tensor: Tensor) -> torch.dtype:
+    """In which norms are taken: float32, or float64 of float64."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def norms(parts: Sequence[Tensor], tensors: Sequence[Any]) -> Tensor:

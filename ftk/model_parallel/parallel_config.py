@@ -180,9 +180,9 @@ class ParallelConfig:
             )
         if self.powersgd_rank < 1:
             yield f"powersgd_rank is {self.powersgd_rank}; it must be 1 or more"
-        elif self.powersgd_after_updates < 2:  # DDP rebuilds its buckets after the first
+        if self.powersgd_after_updates < 2:  # DDP rebuilds its buckets after the first
             yield f"powersgd_after_updates is {self.powersgd_after_updates}; it must be 2 or more"
-        elif self.gradient_compression != "powersgd":
+        if self.gradient_compression != "powersgd":
             given = _given(self, "powersgd_rank", "powersgd_after_updates")
             goes = "goes" if len(given) == 1 else "go"
             if given:

@@ -12,11 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.blocks import blocks_of
-from ftk.model_parallel.data_parallel import copy_over_processes, share_over_processes, uses_copies, uses_shares
+from ftk.model_parallel.blocks import blocks_of, needed_blocks
+from ftk.model_parallel.data_parallel import (
+    copy_over_processes,
+    require_gradients,
+    share_over_processes,
+    uses_copies,
+    uses_shares,
+)
 from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.engine_config import EngineConfig
 from ftk.model_parallel.equal import check_equal, make_equal, mesh_device
+from ftk.model_parallel.gradients import add_finisher
 from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.shards import is_distributed
 from ftk.model_parallel.step_module import StepModule
@@ -98,6 +105,18 @@ def parallelize(
         )
     if activation_checkpointing == "auto":
         activation_checkpointing = "full" if blocks_of(model) else "none"
+    # What can be refused is refused here: a model that is half changed could not be given again.
+    if activation_checkpointing != "none":
+        needed_blocks(model, "activation_checkpointing", "none")
+    if compile == "block":
+        needed_blocks(model, "compile", "none")
+    if data_mesh is not None:
+        from ftk.model_parallel.fully_sharded import check_dimensions
+
+        check_dimensions(model)
+    if tensor_mesh is not None:
+        _check_plan(model, {} if plan is None else plan, tensor_mesh, sequence_parallel)
+    setattr(model, _DONE, True)
     make_equal(model, mesh)
     if tensor_mesh is not None:
         _apply_plan(model, {} if plan is None else plan, tensor_mesh, sequence_parallel)
@@ -106,7 +125,6 @@ def parallelize(
         share_over_processes(model, data_mesh, ParallelConfig(**sharing), precision="fp32")  # type: ignore[arg-type]
     offload = cpu_offload and data_mesh is not None
     _materialize(model, model, mesh_device(mesh), None, offload=offload, initial_value=initial_value)
-    setattr(model, _DONE, True)
     return model
 
 
@@ -165,8 +183,16 @@ def parallelize_training(
         share_over_processes(module, over, parallel, precision)
     _materialize(module, model, world.device, seed, offload=shares and parallel.cpu_offload, fill=fill)
     if uses_copies(world, parallel):
+        if not parallel.find_unused_parameters:
+            add_finisher(model, functools.partial(require_gradients, model))
         return copy_over_processes(module, world, parallel)
     return module
+
+
+def _check_plan(model: nn.Module, plan: Any, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    from ftk.model_parallel.tensor_parallel.apply import check_plan
+
+    check_plan(model, plan, mesh.size(), sequence_parallel)
 
 
 def _apply_plan(model: nn.Module, plan: Any, mesh: DeviceMesh, sequence_parallel: bool, partial: bool = False) -> None:
@@ -211,8 +237,17 @@ _DONE = "ftk_parallelized"
 def _check_new(model: nn.Module) -> None:
     """Refuse a model that was spread over processes already, or has such a part, but for layers of our own."""
     own = set(_own_layers(model))
+    parameters = {parameter for part in own for parameter in part._parameters.values()}
     for name, part in model.named_modules():
-        by_others = part not in own and any(map(is_distributed, part._parameters.values()))
+        if part in own:
+            continue
+        for own_name, parameter in part._parameters.items():
+            if parameter is not None and parameter in parameters:
+                raise UserError(
+                    f"{f'{name}.' if name else ''}{own_name} is a parameter of a layer that is cut, too; use that "
+                    f"layer's own in forward, and keep no second name for it"
+                )
+        by_others = any(map(is_distributed, part._parameters.values()))
         if by_others or hasattr(part, _DONE) or hasattr(part, "set_requires_gradient_sync"):  # the latter: FSDP2
             raise UserError(
                 f"{name or type(model).__name__} is parallelized already; give ftk.parallelize the whole model, once, "
@@ -248,9 +283,10 @@ def _split_mesh(mesh: DeviceMesh, plan: Any, model: nn.Module) -> tuple[DeviceMe
     names: tuple[str, ...] = mesh.mesh_dim_names or ()
     places = [DIMENSIONS.index(name) for name in names if name in DIMENSIONS]
     if mesh.ndim == 1 and not places:
-        if plan is not None or (own is not None and _ranks(own) == _ranks(mesh)):
-            return None, mesh
-        return mesh, own
+        if plan is None and (own is None or _ranks(own) != _ranks(mesh)):
+            return mesh, own
+        _check_processes(own, mesh, "the mesh")
+        return None, mesh
     sizes = dict(zip(names, mesh.shape, strict=False))
     if len(places) < mesh.ndim or sizes.get("pipeline", 1) > 1 or places != sorted(places):
         raise UserError(
@@ -263,11 +299,8 @@ def _split_mesh(mesh: DeviceMesh, plan: Any, model: nn.Module) -> tuple[DeviceMe
             f'a plan is for a dimension "tensor" of the mesh, whose names are {names}; give both, or neither of them'
         )
     tensor = mesh["tensor"] if has_plan else own
-    if own is not None and tensor is not None and _ranks(own) != _ranks(tensor):
-        raise UserError(
-            f'layers of the model lie on the processes {_ranks(own)}, and the mesh\'s dimension "tensor" has '
-            f'{_ranks(tensor)}; build them with mesh["tensor"] of the same mesh'
-        )
+    if tensor is not None:
+        _check_processes(own, tensor, 'the mesh\'s dimension "tensor"')
     if "replicate" in sizes and "shard" not in sizes:
         mesh, sizes = _with_shards_of_one(mesh), {**sizes, "shard": 1}
     shared = tuple(name for name in ("replicate", "shard") if name in sizes)
@@ -275,6 +308,14 @@ def _split_mesh(mesh: DeviceMesh, plan: Any, model: nn.Module) -> tuple[DeviceMe
     if tensor is not None and data is not None and data.size() == 1:
         data = None
     return data, tensor
+
+
+def _check_processes(own: DeviceMesh | None, tensor: DeviceMesh, called: str) -> None:
+    if own is not None and _ranks(own) != _ranks(tensor):
+        raise UserError(
+            f"layers of the model lie on the processes {_ranks(own)}, and {called} has {_ranks(tensor)}; build them "
+            f"with that of the same mesh"
+        )
 
 
 def _mesh_of_layers(model: nn.Module) -> DeviceMesh | None:
@@ -288,7 +329,9 @@ def _mesh_of_layers(model: nn.Module) -> DeviceMesh | None:
 
 
 def _own_layers(model: nn.Module) -> list[Any]:
-    return [part for part in model.modules() if hasattr(part, "tensor_region")]
+    """Layers that were written as such; those that a plan cuts share sequences only where there are gradients."""
+    regions = ((part, getattr(part, "tensor_region", None)) for part in model.modules())
+    return [part for part, region in regions if region is not None and region.without_gradients]
 
 
 def _ranks(mesh: DeviceMesh) -> list[int]:

@@ -40,8 +40,13 @@ def shard_groups(tensor: Any) -> dict[str, dist.ProcessGroup]:
     for place, placement in enumerate(tensor.placements):
         assert not placement.is_partial(), "the tensor is still to be summed"
         if not placement.is_replicate() and mesh.size(place) > 1:
-            groups[mesh.mesh_dim_names[place]] = mesh.get_group(place)
+            groups[_dimension(mesh, place)] = mesh.get_group(place)
     return groups
+
+
+def _dimension(mesh: Any, place: int) -> str:
+    """The name of a dimension of a mesh; of one without names its number."""
+    return mesh.mesh_dim_names[place] if mesh.mesh_dim_names else str(place)
 
 
 def sum_over_shards(values: Tensor, tensors: Sequence[Any]) -> Tensor:
@@ -82,8 +87,8 @@ def sum_over_dimension(values: Tensor, tensor: Any, dim: int) -> Tensor:
     """
     groups = shard_groups(tensor)
     if groups:
-        names = tensor.device_mesh.mesh_dim_names
-        cut_there = {names[i] for i, p in enumerate(tensor.placements) if getattr(p, "dim", None) == tensor.ndim + dim}
+        mesh, cut = tensor.device_mesh, tensor.ndim + dim
+        cut_there = {_dimension(mesh, i) for i, p in enumerate(tensor.placements) if getattr(p, "dim", None) == cut}
         for dimension in sorted(cut_there & groups.keys(), key=depth, reverse=True):
             dist.all_reduce(values, group=groups[dimension])
     return values

@@ -8,11 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ftk.config import Chosen
-from ftk.model_parallel.data_parallel import require_gradients
-from ftk.model_parallel.gradients import add_finisher
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
@@ -83,8 +80,6 @@ def spread(
     module = parallelize_training(
         step, world, config.parallel, config.engine, precision=precision, seed=seed, fill=fill
     )
-    if isinstance(module, DistributedDataParallel) and not config.parallel.find_unused_parameters:
-        add_finisher(model, functools.partial(require_gradients, model))
     return Spread(SequentialRunner(module, world.device, precision, several=world.size > 1), model)
 
 

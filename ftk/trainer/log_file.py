@@ -66,8 +66,8 @@ class LogFile:
 class HeldLines(logging.Handler):
     """While entered, keeps what is logged, for log files that are not open yet.
 
-    A run that is refused is to change nothing; so its log files are made when it is sure to begin, and by then its
-    checkpoint is loaded, and whatever was to be said of it has been said.
+    A run that is refused before it begins is to change nothing; so its log files are made when it is sure to begin, and
+    by then its checkpoint is loaded, and whatever was to be said of it has been said.
     """
 
     def __init__(self) -> None:
@@ -85,6 +85,9 @@ class HeldLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(record)
+        last = logging.lastResort  # of a program that has set up no log: it would be silent because of this handler
+        if last is not None and logging.getLogger().handlers == [self] and record.levelno >= last.level:
+            last.handle(record)
 
     def take(self) -> list[logging.LogRecord]:
         """What was said; from now on nothing is kept."""

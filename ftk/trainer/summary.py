@@ -53,7 +53,9 @@ class Summary:
         """What is to be said louder than the lines: that the end of the run is lost, and what the command then does."""
         if self.save_failure is None:
             return None
-        goes_on = f"goes on from {(self.folder / LAST).resolve().name}" if self.saved else "begins anew"
+        goes_on = (
+            f"goes on from {(self.folder / LAST).resolve().name}" if self.saved else "begins again where this run began"
+        )
         return f"the end of this run is not saved: {self.save_failure}; make room, and the same command {goes_on}"
 
     def lines(self) -> Iterator[str]:

@@ -185,10 +185,9 @@ class Trainer:
             raise
         except BaseException:  # a second signal: at once
             self.checkpoints.abandon()
+            after = self.state.num_updates
             logger.info(
-                "stopped at once, in update %d; the same command goes on from the newest checkpoint in %s, if any",
-                self.state.num_updates + 1,
-                self.checkpoints.folder,
+                "stopped at once, after update %d; the same command goes on from the newest checkpoint, if any", after
             )
             raise
         finally:

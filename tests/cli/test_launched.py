@@ -272,7 +272,7 @@ def test_a_last_save_that_fails_is_left_where_torchrun_looks(arguments, tmp_path
     assert main(["2" if word == "100000" else word for word in arguments[2:]]) == 1
     told = json.loads((tmp_path / "error.json").read_text())["message"]
     assert told["message"].startswith("the end of this run is not saved")
-    assert told["message"].endswith("the same command begins anew")
+    assert told["message"].endswith("the same command begins again where this run began")
     assert told["extraInfo"]["py_callstack"] == told["message"]
 
 

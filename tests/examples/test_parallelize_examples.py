@@ -38,7 +38,7 @@ def test_a_cut_gpt2_learns():
 
 
 def test_without_transformers_gpt2_says_what_to_install(tmp_path):
-    (tmp_path / "transformers.py").write_text("raise ModuleNotFoundError('transformers')")
+    (tmp_path / "transformers.py").write_text("raise ModuleNotFoundError('none', name='transformers')")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(EXAMPLE.parents[1])])}
     command = [sys.executable, str(EXAMPLE / "gpt2.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)

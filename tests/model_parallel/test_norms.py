@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from ftk.model_parallel.gradients import GlobalGradients
 from ftk.model_parallel.norms import norms, square_sums
+from ftk.model_parallel.shards import sum_over_dimension
 from ftk.model_parallel.world import World
+from tests.distributed import run_ranks
 
 
 def exact(*tensors: Tensor) -> float:
@@ -41,6 +45,25 @@ def test_what_is_not_finite_stays_so_and_large_squares_do_not():
     # Each row's norm is a float32, and so are all together; the sum of their squares would not be.
     large = torch.full((1 << 20,), 5e16)
     assert norms([large, large[:5]], [large, large[:5]]).tolist() == pytest.approx([5.12e19, 5**0.5 * 5e16], rel=5e-7)
+
+
+def test_numbers_of_half_precision_are_not_rounded_on_the_way():
+    tensor = torch.randn(3000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert square_sums([tensor]).sqrt().item() == pytest.approx(exact(tensor), rel=5e-7)
+
+
+def over_a_mesh_without_names() -> list[float]:
+    mesh = init_device_mesh("cpu", (2,))
+    whole = torch.arange(3000.0).view(60, 50)
+    cut = [distribute_tensor(whole, mesh, [placement]) for placement in (Shard(0), Shard(1), Replicate())]
+    sums = sum_over_dimension(cut[1].to_local().sum(-1), cut[1], -1)
+    return [*norms([tensor.to_local() for tensor in cut], cut).tolist(), (sums - whole.sum(-1)).abs().max().item()]
+
+
+def test_a_mesh_needs_no_names():
+    whole = exact(torch.arange(3000.0))
+    for found in run_ranks(over_a_mesh_without_names, 2):
+        assert found == pytest.approx([whole, whole, whole, 0.0], rel=5e-7)
 
 
 def test_the_gradient_norm_of_a_whole_embedding_is_that_of_its_halves():

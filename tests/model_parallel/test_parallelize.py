@@ -479,6 +479,10 @@ def test_options_that_cannot_be_are_refused_by_their_names(options, message):
         (nn.Sequential(nn.Embedding(9, 2), Block(2), Block(2)), ["0", "1", "2"]),
         (nn.ModuleDict({"embed": nn.Embedding(99, 2), "layers": nn.ModuleList([Block(2)])}), ["layers.0"]),
         (nn.Sequential(Network(), Network()), ["0", "1"]),
+        (
+            nn.ModuleDict({"image": Network(), "text": Network()}),
+            [f"{tower}.{name}" for tower in ("image", "text") for name, _ in blocks_of(Network())],
+        ),
         (nn.ModuleList([nn.Sequential(Block(2), Block(2)), nn.ModuleList([Block(2)])]), ["0", "1.0"]),
         (nn.ModuleList([block := Block(2), nn.ModuleDict({"again": block})]), ["0"]),
     ],

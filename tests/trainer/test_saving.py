@@ -320,7 +320,7 @@ def test_a_run_of_which_nothing_is_saved_does_not_promise_to_go_on(tmp_path, mon
     assert not list((tmp_path / "run").glob("checkpoint_*"))
     said = {record.message: record.levelname for record in caplog.records}
     [end] = [text for text in said if text.startswith("the end of this run is not saved")]
-    assert end.endswith("make room, and the same command begins anew")
+    assert end.endswith("make room, and the same command begins again where this run began")
     assert said[end] == "WARNING"
     assert "older checkpoints" not in caplog.text
     [best] = [text for text in said if text.startswith("best validation loss")]

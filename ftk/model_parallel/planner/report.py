@@ -196,7 +196,10 @@ def _message_rows(found: Sequence[Traffic], layout: Layout) -> Iterator[list[str
 
 def _nothing_fits(found: Found, work: Workload) -> Iterator[str]:
     if found.smallest is None:  # memory is not the matter
-        yield f"Nothing is possible with {work.global_batch:,} samples an update, for the reasons below."
+        if found.refused:
+            yield f"Nothing is possible with {work.global_batch:,} samples an update, for the reasons below."
+        else:
+            yield "Nothing is possible: the sizes given leave more GPUs than the model has heads or layers for."
         return
     layout, needed = found.smallest
     yield "Nothing fits."

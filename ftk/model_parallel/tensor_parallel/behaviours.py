@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ftk.model_parallel.shards import Fused
 from ftk.model_parallel.tensor_parallel.functions import copy_to_region, gather_from_region, scatter_to_region
 from ftk.model_parallel.tensor_parallel.region import TensorRegion
-from ftk.model_parallel.tensor_parallel.sharding import distributed_parameter
+from ftk.model_parallel.tensor_parallel.sharding import distributed_parameter, take_own_parts
 
 if TYPE_CHECKING:
     from ftk.model_parallel.tensor_parallel import styles
@@ -44,6 +44,7 @@ def adopt(
     module.tensor_style, module.tensor_region = style, region  # type: ignore[assignment]
     if fused > 1:
         module.fused_parameters = {name: Fused(dim, fused, region.size) for name, dim in dims.items()}  # type: ignore[assignment]
+    module.register_load_state_dict_pre_hook(take_own_parts)
     behaviour = style.behaviour
     if behaviour is VocabEmbedding and hasattr(module, "logits"):
         behaviour = TiedVocabEmbedding

@@ -79,7 +79,8 @@ def vocab_parallel_cross_entropy(
         mask: [...] bool, True where there is loss; elsewhere loss and gradient are 0, and a target may be anything.
 
     Raises:
-        UserError: shapes, types or sizes do not go together, or a target is out of range (on a CPU).
+        UserError: shapes, types or sizes do not go together, or a target is out of range (on a CPU). Nothing is sent to
+            find that out: a process whose part alone is wrong raises alone, and the others wait for it.
     """
     group = _group_of(group)
     _check_call(logits, targets, label_smoothing, mask)

@@ -30,7 +30,6 @@ from torch.nn import functional as F
 
 from ftk.errors import UserError
 from ftk.model_parallel.materialize import copy_whole_into
-from ftk.model_parallel.shards import own_part
 from ftk.model_parallel.tensor_parallel import behaviours, styles
 from ftk.model_parallel.tensor_parallel.behaviours import adopt
 from ftk.model_parallel.tensor_parallel.region import TensorRegion
@@ -49,7 +48,6 @@ class _Shared(nn.Module):
         if mistakes:
             raise UserError(f"{type(self).__name__} {'; '.join(mistakes)}")
         adopt(self, style, region)
-        self.register_load_state_dict_pre_hook(take_own_parts)
 
     @torch.no_grad()
     def reset_parameters(self, weight: Initializer | None = None, bias: Initializer | None = None) -> None:
@@ -213,29 +211,3 @@ def works_on_sequence(module: nn.Module, mesh: DeviceMesh) -> None:
     """
     region = TensorRegion(mesh, sequence_parallel=True, without_gradients=True)
     adopt(module, styles.Sequence(), region)
-    module.register_load_state_dict_pre_hook(take_own_parts)
-
-
-def take_own_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a module loads a state dict: of whole tensors for its DTensors, take this process's part. Nothing is sent.
-
-    Args:
-        module: whose own parameters are loaded.
-        state: changed in place.
-        prefix: of the module's names in it.
-    """
-    for name, parameter in module._parameters.items():
-        value = state.get(prefix + name)
-        if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
-            continue
-        if value.shape == parameter.shape:  # else torch names both shapes
-            # A copy: load_state_dict(assign=True) would keep the whole alive.
-            part = own_part(value.detach(), parameter).clone(memory_format=torch.contiguous_format)
-            state[prefix + name] = DTensor.from_local(
-                part,
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from ftk.model_parallel.shards import Fused, own_pieces, with_fused
 from ftk.model_parallel.tensor_parallel.functions import part_size
 
 
@@ -48,3 +51,36 @@ def whole_value(parameter: Tensor) -> Tensor:
     """The whole of a parameter or gradient, detached, on every process; of a DTensor all its processes must ask."""
     value = parameter.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def take_own_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a module loads a state dict: of whole tensors for its DTensors, take this process's part. Nothing is sent.
+
+    Args:
+        module: whose own parameters are loaded.
+        state: changed in place.
+        prefix: of the module's names in it.
+    """
+    for name, parameter in module._parameters.items():
+        value = state.get(prefix + name)
+        if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
+            continue
+        if value.shape != parameter.shape:  # torch names both shapes
+            continue
+        # A copy: load_state_dict(assign=True) would keep the whole alive.
+        part = torch.empty(parameter.to_local().shape, dtype=value.dtype, device=value.device)
+        for here, there in own_pieces(with_fused(parameter.detach(), _fused(module, name))):
+            part[here] = value.detach()[there]
+        state[prefix + name] = DTensor.from_local(
+            part,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+
+
+def _fused(module: nn.Module, name: str) -> Fused | None:
+    fused: Fused | None = getattr(module, "fused_parameters", {}).get(name)
+    return fused
