@@ -69,4 +69,4 @@ class TrainConfig:
         """What concerns several sections at once."""
         limits = (self.training.max_update, self.training.max_epoch)
         if limits == (None, None) and not self.lr_range.lr_range_test:  # which has a length of its own
-            yield "neither --max-update nor --max-epoch is given; how long is it to train?"
+            yield "the run has no end; give --max-update or --max-epoch"

@@ -78,7 +78,7 @@ def test_the_test_stops_when_the_loss_explodes(tmp_path, losses, taken):
 
 
 def test_a_loss_that_is_never_finite_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"the loss was not finite after 1 updates; lower --lr-range-start"):
+    with pytest.raises(UserError, match=r"the loss was not finite after 1 update; lower --lr-range-start"):
         lr_range_test(range_trainer(tmp_path, Scripted([3.0, math.nan]), lr_range_updates=20))
 
 

@@ -77,7 +77,7 @@ CASES = {
         "--batch-size 4 --update-freq 2 --pipeline-parallel-size 2 --pipeline-schedule zero-bubble "
         "--pipeline-layers 1,3",
     ),
-    "R2 epochs": ("epochs", 2, "--batch-size 130"),
+    "R2 epochs": ("epochs", 2, "--batch-size 130 --find-unused-parameters"),
     "S2 epochs": ("epochs", 2, "--batch-size 130 --data-parallel-shard-size 2"),
     "P2 epochs": ("epochs", 2, "--batch-size 130 --update-freq 2 --pipeline-parallel-size 2"),
     "S2 tuned": ("tuned", 2, "--batch-size 4 --data-parallel-shard-size 2 --zero-stage 3 --gather-dtype fp32"),
