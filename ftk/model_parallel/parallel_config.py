@@ -182,7 +182,8 @@ class ParallelConfig:
             yield f"powersgd_rank is {self.powersgd_rank}; it must be 1 or more"
         if self.powersgd_after_updates < 2:  # DDP rebuilds its buckets after the first
             yield f"powersgd_after_updates is {self.powersgd_after_updates}; it must be 2 or more"
-        if self.gradient_compression != "powersgd":
+        in_range = self.powersgd_rank >= 1 and self.powersgd_after_updates >= 2
+        if in_range and self.gradient_compression != "powersgd":
             given = _given(self, "powersgd_rank", "powersgd_after_updates")
             goes = "goes" if len(given) == 1 else "go"
             if given:
