@@ -5,9 +5,9 @@ Importing this package imports nothing heavy. What stands in `__all__` is loaded
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ftk.lazy_names import lazy_names
 from ftk.version import __version__
 
 if TYPE_CHECKING:
@@ -16,15 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "load_generator", "load_model", "load_tokenizer", "parallelize"]
 
-_HOMES = {
-    "load_generator": "ftk.hub",
-    "load_model": "ftk.hub",
-    "load_tokenizer": "ftk.hub",
-    "parallelize": "ftk.model_parallel.parallelize",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'ftk' has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "load_generator": "ftk.hub",
+        "load_model": "ftk.hub",
+        "load_tokenizer": "ftk.hub",
+        "parallelize": "ftk.model_parallel.parallelize",
+    },
+)

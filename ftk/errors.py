@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Collection
 
 
@@ -25,3 +26,20 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 def counted(number: int, noun: str, form: str = "") -> str:
     """For messages: "1 sample", "2 samples"; with the form "," also "1,024 samples"."""
     return f"{number:{form}} {noun}{'s' * (number != 1)}"
+
+
+def visible(text: str, keep: str = "\t\n") -> str:
+    """Text for a terminal: control and format characters, which could steer it, as `\\xNN` or `\\uNNNN`.
+
+    Args:
+        text: whatever came from a file, a prompt or a model.
+        keep: control characters that stay.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        character
+        if character in keep or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        else character.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for character in text
+    )

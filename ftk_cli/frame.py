@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from ftk.errors import UserError
+from ftk.errors import UserError, visible
 from ftk_cli import launched
 
 USER_ERROR = 2
@@ -118,7 +118,7 @@ def say(prog: str, error: BaseException, show_traceback: bool) -> int:
     if message is not None:
         if show_traceback:
             traceback.print_exception(error)
-        print(f"{prog}: {message}", file=sys.stderr, flush=True)
+        print(f"{prog}: {visible(message)}", file=sys.stderr, flush=True)
     return code
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ftk.errors import UserError
+from ftk.files import read_yaml, reason
 from ftk.registry import Entry, Registry
 
 R = TypeVar("R")
@@ -139,17 +140,14 @@ def load_yaml(path: str | Path) -> Tree:
     """A YAML mapping from disk, read safely (no Python objects).
 
     Raises:
-        UserError: no such file, not text, not YAML, or not a mapping.
+        UserError: no such file, larger than 1 MiB, not YAML, or not a mapping.
     """
-    import yaml
-
     try:
-        with open(path, encoding="utf-8") as stream:
-            tree = yaml.safe_load(stream)
+        tree = read_yaml(path)
     except OSError as error:
-        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a YAML file: {' '.join(str(error).split())}") from error
+        raise UserError(f"cannot read the configuration {path}: {reason(error)}") from error
+    except ValueError as error:
+        raise UserError(f"{path} {reason(error)}") from error
     if not isinstance(tree, dict):
         raise UserError(f"{path} holds no configuration: a mapping of sections is expected")
     return tree

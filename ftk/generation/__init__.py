@@ -5,10 +5,10 @@ What needs torch is imported when it is first used, so that commands can show th
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftk.generation.config import GenerationConfig
+from ftk.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ftk.generation.fill import BlankFiller
@@ -19,17 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "BlankFiller", "FillResult", "FilledBlank", "GenerationConfig", "Piece", "SequenceGenerator"]
 
-_HOMES = {
-    "Answer": "ftk.generation.search",
-    "BlankFiller": "ftk.generation.fill",
-    "FillResult": "ftk.generation.results",
-    "FilledBlank": "ftk.generation.results",
-    "Piece": "ftk.generation.streaming",
-    "SequenceGenerator": "ftk.generation.sequence_generator",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'ftk.generation' has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Answer": "ftk.generation.search",
+        "BlankFiller": "ftk.generation.fill",
+        "FillResult": "ftk.generation.results",
+        "FilledBlank": "ftk.generation.results",
+        "Piece": "ftk.generation.streaming",
+        "SequenceGenerator": "ftk.generation.sequence_generator",
+    },
+)

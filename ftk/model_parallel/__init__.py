@@ -5,8 +5,9 @@ Importing this package imports nothing heavy. What stands in `__all__` is loaded
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ftk.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ftk.model_parallel.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
@@ -18,15 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding", "vocab_parallel_cross_entropy"]
 
-_HOMES = {
-    "ColumnParallelLinear": "ftk.model_parallel.tensor_parallel.layers",
-    "RowParallelLinear": "ftk.model_parallel.tensor_parallel.layers",
-    "VocabParallelEmbedding": "ftk.model_parallel.tensor_parallel.layers",
-    "vocab_parallel_cross_entropy": "ftk.model_parallel.tensor_parallel.cross_entropy",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'ftk.model_parallel' has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ColumnParallelLinear": "ftk.model_parallel.tensor_parallel.layers",
+        "RowParallelLinear": "ftk.model_parallel.tensor_parallel.layers",
+        "VocabParallelEmbedding": "ftk.model_parallel.tensor_parallel.layers",
+        "vocab_parallel_cross_entropy": "ftk.model_parallel.tensor_parallel.cross_entropy",
+    },
+)

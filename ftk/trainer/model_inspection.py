@@ -20,6 +20,7 @@ from ftk.model_parallel.shards import local, shard_groups
 from ftk.model_parallel.world import World
 from ftk.optim.patterns import matches
 from ftk.tasks.base import Batch
+from ftk.trainer.finite import tensors_in
 from ftk.trainer.hooks import Hook
 from ftk.trainer.records import RecordFile
 
@@ -153,7 +154,7 @@ class Inspection(Hook):
                 return
             if not self._counts:
                 return
-            tensor = next(_floating(output), None)
+            tensor = next((tensor for tensor in tensors_in(output) if tensor.is_floating_point()), None)
             if tensor is not None and (own := local(tensor.detach())).numel():
                 self._outputs.setdefault(name, []).append((own.numel(), _figures(own)[1:]))
 
@@ -264,19 +265,6 @@ def _plain(rows: dict[str, Figures]) -> dict[str, Figures]:
         name: {key: value if value is not None and math.isfinite(value) else None for key, value in row.items()}
         for name, row in rows.items()
     }
-
-
-def _floating(output: Any) -> Iterator[Tensor]:
-    """The floating-point tensors of what a module returns."""
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, (tuple, list)):
-        for item in output:
-            yield from _floating(item)
-    elif isinstance(output, dict):
-        for item in output.values():
-            yield from _floating(item)
 
 
 def _inside_compiled(model: nn.Module) -> Iterator[nn.Module]:

@@ -19,6 +19,7 @@ Modules between the layers are made known by `works_on_sequence`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ Initializer = Callable[[Tensor], Any]
 """Fills a tensor in place, such as `torch.nn.init.zeros_`."""
 
 
-class _Shared(nn.Module):
+class _Shared(nn.Module, ABC):
     """What the layers have in common: values are set and loaded as if they lay on one process."""
 
     def _share(self, style: styles.Style, mesh: DeviceMesh, sequence_parallel: bool) -> None:
@@ -81,9 +82,9 @@ class _Shared(nn.Module):
                 fill(whole)
                 copy_whole_into(parameter, whole)
 
+    @abstractmethod
     def _plain(self) -> nn.Module:
         """A layer of torch as this one is on one process, with initial values."""
-        raise NotImplementedError
 
 
 class _SharedLinear(_Shared, nn.Linear):

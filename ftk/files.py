@@ -1,0 +1,438 @@
+"""Files for all rooms: read only if they are regular and of a sane size, written whole or not at all.
+
+Reading: `open_regular`, `read_json`, `read_yaml`. Every defect of a file is an `OSError` or a `ValueError`, whose text
+`reason` gives for a message. Writing: `write_whole`, `whole_file`, `temporary_folder` with `put_in_place`; a temporary
+name is new, never a link, and locked by the process that writes it, so that the next writer knows what is left over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import io
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
+
+MAX_JSON_BYTES = 1 << 28
+MAX_YAML_BYTES = 1 << 20
+MAX_DEPTH = 100
+"""Mappings and lists within each other. Deeper files are made to exhaust the reader's stack, not to be read."""
+
+_MAX_YAML_NODES = 100_000  # aliases counted as often as they stand for a node
+_KINDS = {
+    stat.S_ISDIR: "is a directory",
+    stat.S_ISFIFO: "is a pipe, not a regular file",
+    stat.S_ISSOCK: "is a socket, not a regular file",
+    stat.S_ISCHR: "is a device, not a regular file",
+    stat.S_ISBLK: "is a device, not a regular file",
+}
+_RENAME_EXCHANGE, _AT_FDCWD = 2, -100
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+PathLike = str | os.PathLike[str]
+
+
+def open_regular(path: PathLike) -> io.FileIO:
+    """Open a file for reading, unbuffered; a pipe, device or directory is refused without waiting for it.
+
+    Raises:
+        OSError: it cannot be opened or is no regular file; `strerror` says what it is.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_regular(descriptor, path)
+        return io.FileIO(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: PathLike, max_bytes: int) -> bytes:
+    """The content of a regular file of at most `max_bytes`.
+
+    Raises:
+        OSError: as of `open_regular`.
+        ValueError: the file is larger.
+    """
+    with open_regular(path) as file:
+        content = bytearray()
+        while len(content) <= max_bytes and (part := file.read(min(1 << 24, max_bytes + 1 - len(content)))):
+            content += part
+    if len(content) > max_bytes:
+        raise ValueError(f"is larger than {max_bytes:,} bytes")
+    return bytes(content)
+
+
+def read_json(path: PathLike, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        OSError: as of `open_regular`.
+        ValueError: it is too large, or as of `parse_json`.
+    """
+    return parse_json(read_bytes(path, max_bytes))
+
+
+def parse_json(content: bytes | str) -> Any:
+    """The value of JSON text.
+
+    Raises:
+        ValueError: it is not JSON in a Unicode encoding, or is nested too deeply.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("is not JSON (nested too deeply)") from None
+    except ValueError as error:
+        raise ValueError(f"is not JSON ({error})") from None
+
+
+def read_yaml(path: PathLike) -> Any:
+    """The value of a YAML file of at most 1 MiB, without Python objects.
+
+    Raises:
+        OSError: as of `open_regular`.
+        ValueError: it is too large, or as of `parse_yaml`.
+    """
+    return parse_yaml(read_bytes(path, MAX_YAML_BYTES))
+
+
+def parse_yaml(content: bytes | str) -> Any:
+    """The value of YAML text, without Python objects.
+
+    Raises:
+        ValueError: it is not one YAML document, is nested too deeply, or its aliases repeat it too often.
+    """
+    import yaml
+
+    kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml a megabyte takes seconds
+    try:
+        problem = _yaml_excess(yaml.parse(content, Loader=kind))
+        if problem is None:
+            loader = kind(content)
+            try:
+                return loader.get_single_data()
+            finally:
+                loader.dispose()
+    except (
+        yaml.YAMLError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # Of a broken scalar or key, such as a date in month 13, PyYAML raises what Python raises.
+        problem = " ".join(str(error).split())
+    raise ValueError(f"is not a YAML file: {problem}")
+
+
+def reason(error: OSError | ValueError) -> str:
+    """What is wrong with a file, to follow its name in a message: "No such file or directory", "is not JSON (...)"."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def write_whole(path: PathLike, content: bytes | str) -> None:
+    """Write a file, or replace one, in one step; it has reached the disk on return.
+
+    Args:
+        path: the file; its folder exists. A link of that name is replaced, not followed.
+        content: text is written in UTF-8.
+
+    Raises:
+        OSError: the disk is full or the like; what was there before is still there.
+    """
+    with whole_file(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def whole_file(path: PathLike) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of `path` when the block ends; after an error it is gone.
+
+    What killed writers of the same file left is removed.
+
+    Raises:
+        OSError: as of `write_whole`.
+    """
+    path = Path(path)
+    remove_leftovers(path)
+    descriptor, temporary = _new_file(path)
+    with contextlib.ExitStack() as stack:
+        stack.callback(temporary.unlink, missing_ok=True)
+        with open(descriptor, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+            os.fchmod(descriptor, _mode_of(path))
+            os.replace(temporary, path)  # while the file is locked: none takes it for a leftover
+        stack.pop_all()
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def temporary_folder(path: PathLike) -> Iterator[Path]:
+    """An empty folder beside `path`, locked by this process and removed when the block ends, if it is still there.
+
+    Name it `path` by `put_in_place` within the block. What killed writers of the same folder left is removed first.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = Path(path)
+    remove_leftovers(path)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{path.name}.tmp-", dir=path.parent))
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        if _lock(descriptor) and _is(folder, descriptor):
+            break
+        os.close(descriptor)  # removed as a leftover before it was locked
+    try:
+        os.fchmod(descriptor, 0o777 & ~_umask())
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def put_in_place(folder: Path, path: Path) -> None:
+    """Name a finished folder `path`; what stood there is removed. At every moment one of the two is `path`.
+
+    Only where the file system cannot exchange two names there is a moment without; then `remove_leftovers` brings the
+    old one back after a power cut.
+
+    Raises:
+        OSError: nothing has changed.
+    """
+    if not os.path.lexists(path):
+        os.rename(folder, path)
+        sync_folder(path.parent)
+        return
+    if not _exchange(folder, path):
+        aside = folder.with_name(f"{folder.name}.old")
+        os.rename(path, aside)
+        try:
+            os.rename(folder, path)
+        except BaseException:
+            os.rename(aside, path)
+            raise
+        os.rename(aside, folder)
+    sync_folder(path.parent)
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # what stays is a leftover, which the next writer removes
+
+
+def sync_tree(folder: Path) -> None:
+    """Have all files and names under `folder` reach the disk."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir():
+            sync_folder(path)
+        elif not path.is_symlink():
+            with open_regular(path) as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def sync_folder(folder: PathLike) -> None:
+    """Have the names in `folder` reach the disk, where the system lets folders be opened."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_leftovers(path: PathLike) -> list[Path]:
+    """Remove what killed processes left half-written for `path`: its temporary names that no process has locked.
+
+    Returns:
+        What was removed.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        return []
+    removed = []
+    names = [entry.name for entry in os.scandir(path.parent) if entry.name.startswith(f"{path.name}.tmp-")]
+    for leftover in (path.with_name(name) for name in sorted(names)):
+        if leftover.name.endswith(".old") and not os.path.lexists(path):
+            with contextlib.suppress(OSError):
+                os.rename(leftover, path)
+        elif _remove_unless_locked(leftover):
+            removed.append(leftover)
+    return removed
+
+
+def open_lock(path: PathLike) -> int:
+    """Open a lock file, made if it is missing; its content is left as it is, and a link is not followed.
+
+    Returns:
+        The descriptor, for `fcntl.flock`; a child process does not inherit it.
+
+    Raises:
+        OSError: it cannot be opened, is a link, or is no regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | _NO_FOLLOW, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a link; remove it", os.fspath(path)) from None
+        raise
+    try:
+        _check_regular(descriptor, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_to_write(path: PathLike, *, append: bool = False) -> io.FileIO:
+    """Open a file to write and read, made if it is missing, its content kept; for files that grow in place.
+
+    Args:
+        path: the file; a link is not followed.
+        append: whether each write goes to the end.
+
+    Raises:
+        OSError: it cannot be opened, is a link, or is no regular file.
+    """
+    descriptor = open_lock(path)
+    if append and fcntl is not None:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
+    return io.FileIO(descriptor, "r+b")
+
+
+def _check_regular(descriptor: int, path: PathLike) -> None:
+    mode = os.fstat(descriptor).st_mode
+    for is_kind, words in _KINDS.items():
+        if is_kind(mode):
+            code = errno.EISDIR if is_kind is stat.S_ISDIR else errno.EINVAL
+            raise OSError(code, words, os.fspath(path))
+
+
+def _yaml_excess(events: Iterable[Any]) -> str | None:
+    """In what YAML goes beyond any configuration, read without building its values."""
+    import yaml
+
+    sizes = [0]  # nodes in each collection that is open, those of its aliases included
+    anchors: dict[str, int | None] = {}
+    opened: list[str | None] = []
+    for event in events:
+        if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+            if len(sizes) > MAX_DEPTH:
+                return "nested too deeply"
+            sizes.append(1)
+            opened.append(event.anchor)
+            if event.anchor is not None:
+                anchors[event.anchor] = None
+        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+            size, anchor = sizes.pop(), opened.pop()
+            sizes[-1] += size
+            if anchor is not None:
+                anchors[anchor] = size
+        elif isinstance(event, yaml.AliasEvent):
+            size_of_alias = anchors.get(event.anchor or "", 1)
+            if size_of_alias is None:
+                return "an alias within its own anchor"
+            sizes[-1] += size_of_alias
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[-1] += 1
+            if event.anchor is not None:
+                anchors[event.anchor] = 1
+        if sizes[-1] > _MAX_YAML_NODES:
+            return f"more than {_MAX_YAML_NODES:,} values"
+    return None
+
+
+def _new_file(path: Path) -> tuple[int, Path]:
+    """A locked, empty file of a new name beside `path`."""
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.tmp-", dir=path.parent)
+        if _lock(descriptor) and _is(name, descriptor):
+            return descriptor, Path(name)
+        os.close(descriptor)  # removed as a leftover before it was locked
+
+
+def _lock(descriptor: int) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # another process looks whether this is a leftover, and is about to remove it
+        return False
+    except OSError:  # a file system without locks; there, nothing is taken for a leftover
+        return True
+    return True
+
+
+def _is(path: PathLike, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unless_locked(leftover: Path) -> bool:
+    try:
+        descriptor = os.open(leftover, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | _NO_FOLLOW)
+    except OSError:
+        return False
+    try:
+        if fcntl is None:
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
+    except OSError:  # locked, of another user, or gone already
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _mode_of(path: Path) -> int:
+    """Permissions of the file that is replaced, or those of a new one."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return 0o666 & ~_umask()
+    return stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/self/status", encoding="ascii") as file:
+        return int(next(line for line in file if line.startswith("Umask:")).split()[1], 8)
+    mask = os.umask(0o077)  # elsewhere it cannot be asked without being set
+    os.umask(mask)
+    return mask
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two names in one step; False where the system or the file system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    if rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), os.fspath(second))
