@@ -52,10 +52,9 @@ def main() -> int:
                 print("".join(f"    {line[:300]}\n" for line in outcome.stderr.splitlines()[-12:]), end="", flush=True)
     for room in sorted(tried):
         print(f"{room:<16} {tried[room]:>5} cases, {faults[room]} failures")
-    print(
-        f"{sum(tried.values())} cases, {sum(faults.values())} failures, {time.monotonic() - began:.0f} seconds (--seed {options.seed})"
-    )
-    return 1 if sum(faults.values()) else 0
+    seconds = time.monotonic() - began
+    print(f"{tried.total()} cases, {faults.total()} failures, {seconds:.0f} seconds (--seed {options.seed})")
+    return 1 if faults.total() else 0
 
 
 def make_workspace(folder: Path) -> None:
@@ -69,13 +68,18 @@ def make_workspace(folder: Path) -> None:
     (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
     data = [f"--trainpref={folder / 'train.txt'}", f"--validpref={folder / 'valid.txt'}"]
     small = ["--num-layers=2", "--hidden-size=32", "--num-attention-heads=2", "--seq-length=64", "--batch-size=2"]
+    recipe = [
+        "--task=glm_blank",
+        "--arch=glm_tiny",
+        *small,
+        "--max-update=2",
+        "--save-interval-updates=1",
+        "--device=cpu",
+    ]
     with _quiet(folder / "workspace.log") as log:
         codes = [
             preprocess([*data, "--tokenizer=sentencepiece", "--vocab-size=600", f"--destdir={folder / 'data-bin'}"]),
-            train(
-                [str(folder / "data-bin"), "--task=glm_blank", "--arch=glm_tiny", *small, "--max-update=2"]
-                + ["--save-interval-updates=1", f"--save-dir={folder / 'run'}", "--device=cpu"]
-            ),
+            train([str(folder / "data-bin"), *recipe, f"--save-dir={folder / 'run'}"]),
         ]
     if any(codes):
         raise SystemExit(f"the workspace could not be made:\n{log.read_text(errors='replace')}")

@@ -1,4 +1,4 @@
-"""What files are made of that should not be believed: hostile values, hostile whole files, and mutations of good ones."""
+"""What files are made of that should not be believed: hostile values and files, and mutations of good ones."""
 
 from __future__ import annotations
 
