@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def _set_instructions() -> None:
+    """Where a virtual machine names AMX and stops the programs that use it, oneDNN is told to do without."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if "ONEDNN_MAX_CPU_ISA" in os.environ or not cpuinfo.exists() or "amx_tile" not in cpuinfo.read_text():
+        return
+    probe = "import torch; torch.nn.Linear(64, 128).bfloat16()(torch.ones(33, 64, dtype=torch.bfloat16))"
+    stopped = subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == -signal.SIGILL
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16" if stopped else "ALL"
+
+
+_set_instructions()  # before torch is imported; processes that tests start inherit it
 
 
 @pytest.fixture(scope="session")
