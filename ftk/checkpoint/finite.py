@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.distributed.tensor import DTensor
+
+from ftk.errors import UserError, counted
 
 _FLOAT8_BITS = 8  # torch has no kernels for the extremes of these
 
@@ -28,11 +30,32 @@ def non_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     by_device: dict[torch.device, list[str]] = {}
     for name, answer in asked.items():
         by_device.setdefault(answer.device, []).append(name)
-    bad = set()
+    bad: set[str] = set()
     for names in by_device.values():
         answers = torch.stack([asked[name] for name in names]).tolist()
         bad.update(name for name, is_finite in zip(names, answers, strict=True) if not is_finite)
     return [name for name in asked if name in bad]
+
+
+def refuse_non_finite(tensors: Mapping[str, torch.Tensor], source: object) -> None:
+    """Refuse to make another file of weights that are not finite.
+
+    Args:
+        tensors: of a model, by name.
+        source: what they are of, for the message.
+
+    Raises:
+        UserError: names the first that is not.
+    """
+    bad = non_finite(tensors)
+    if bad:
+        raise UserError(f"{source}: {what_is_wrong(bad)}; its training has diverged: take an older checkpoint")
+
+
+def what_is_wrong(names: Sequence[str]) -> str:
+    """Words for what `non_finite` found."""
+    more = f" and {counted(len(names) - 1, 'further tensor')}" if len(names) > 1 else ""
+    return f"holds NaN or infinity in {names[0]}{more}"
 
 
 def _is_finite(part: torch.Tensor) -> torch.Tensor:

@@ -236,21 +236,48 @@ def test_saving_over_a_checkpoint_replaces_it_and_over_anything_else_is_refused(
 
 def test_leftovers_of_killed_saves_are_cleaned(tmp_path: Path) -> None:
     small(tmp_path / "checkpoint_1", 1)
-    (tmp_path / "checkpoint_2.tmp" / "model").mkdir(parents=True)
-    (tmp_path / "checkpoint_last.tmp").symlink_to("checkpoint_1")
-    (tmp_path / "notes.tmp").write_text("mine")
+    for name in ("checkpoint_2.tmp-a1", "checkpoint_last.tmp-b2", "checkpoint_seen.tmp-c3"):
+        (tmp_path / name / "model").mkdir(parents=True)
+    (tmp_path / "checkpoint_last.tmp-link").symlink_to("checkpoint_1")
+    (tmp_path / "notes.tmp-1").write_text("mine")
     assert newest_whole_checkpoint(tmp_path) == tmp_path / "checkpoint_1"
     small(tmp_path / "checkpoint_2", 2)  # goes over its own leftover
     removed = [path.name for path in clean_leftovers(tmp_path)]
-    assert removed == ["checkpoint_last.tmp"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint_1", "checkpoint_2", "notes.tmp"]
+    assert removed == ["checkpoint_last.tmp-b2", "checkpoint_seen.tmp-c3"]
+    assert verify(tmp_path / "checkpoint_1") == []  # what a link points to is not removed
+    (tmp_path / "checkpoint_last.tmp-link").unlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint_1", "checkpoint_2", "notes.tmp-1"]
 
 
 def test_checkpoint_that_stepped_aside_for_a_save_that_died_is_brought_back(tmp_path: Path) -> None:
     folder = small(tmp_path / "checkpoint_1", 1)
-    os.rename(folder, tmp_path / "checkpoint_1.replaced.tmp")
+    os.rename(folder, tmp_path / "checkpoint_1.tmp-x.old")
     assert clean_leftovers(tmp_path) == []
     assert read_trainer_state(folder) == {"value": 1}
+
+
+@pytest.mark.parametrize("planted", ["link", "folder", "file"])
+def test_names_that_others_can_guess_are_neither_followed_nor_in_the_way(tmp_path: Path, planted: str) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("checkpoint_1.tmp", "checkpoint_1.replaced.tmp", "checkpoint_last.tmp", "sentencepiece.model.tmp"):
+        path = run / name
+        if planted == "link":
+            path.symlink_to(precious)
+        elif planted == "folder":
+            path.mkdir()
+        else:
+            path.write_text("theirs")
+    for value in (1, 2):
+        small(run / "checkpoint_1", value)
+        point_to(run, "checkpoint_last", run / "checkpoint_1")
+    clean_leftovers(run)
+    remove_checkpoint(run / "checkpoint_1")
+    assert [path.name for path in precious.iterdir()] == ["thesis.txt"]
+    assert len(list(run.iterdir())) == 5  # theirs, and our link
 
 
 def test_refused_write_says_so_leaves_nothing_and_keeps_the_old(tmp_path: Path) -> None:
@@ -319,9 +346,9 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_whole(tmp_path: Path) -> 
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        killed_while_writing += any(tmp_path.glob("*.tmp"))
+        killed_while_writing += any(tmp_path.glob("*.tmp-*"))
         clean_leftovers(tmp_path)
-        assert not list(tmp_path.glob("*.tmp"))
+        assert not list(tmp_path.glob("*.tmp-*"))
         for folder in numbered_checkpoints(tmp_path):
             assert verify(folder) == [], folder
         newest = newest_whole_checkpoint(tmp_path)
