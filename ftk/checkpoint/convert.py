@@ -109,9 +109,10 @@ def convert_from_original(
     original = read_original(source)
     heads = preset.num_attention_heads if preset is not None else num_attention_heads
     assert heads is not None
-    shape = names.config_from_original(original.state_dict, heads)
+    with _wrong_shapes_told(original.folder):
+        shape = names.config_from_original(original.state_dict, heads)
+        tensors = names.from_original(original.state_dict, heads)
     config = _with_preset(shape, preset, arch, original.folder)
-    tensors = names.from_original(original.state_dict, heads)
     _check_names(tensors, config, original.folder)
     refuse_non_finite(tensors, original.folder)
     if copy_gmask_row:
@@ -219,10 +220,22 @@ def read_original(source: str | Path) -> Original:
         )
     parts = [_read_part(ranks[rank]) for rank in range(len(ranks))]
     iteration = parts[0].get("iteration")
-    if not isinstance(iteration, int):
-        iteration = int(folder.name) if folder.name.isdigit() else None
-    state_dict = names.merge_parts([part["module"] for part in parts])
-    return Original(state_dict, iteration, folder, len(parts), read_original_state(parts, names.merge_parts, folder))
+    if type(iteration) is not int or not 0 <= iteration < 1 << 63:
+        iteration = int(folder.name) if folder.name.isdecimal() and len(folder.name) < 19 else None
+    with _wrong_shapes_told(folder):
+        state_dict = names.merge_parts([part["module"] for part in parts])
+        optimizer = read_original_state(parts, names.merge_parts, folder)
+    return Original(state_dict, iteration, folder, len(parts), optimizer)
+
+
+@contextmanager
+def _wrong_shapes_told(folder: Path) -> Iterator[None]:
+    """Tensors of shapes that a GLM has not cannot be merged, cut or reordered; torch says so in its own words."""
+    try:
+        yield
+    except (IndexError, RuntimeError, ValueError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{folder}: its tensors have not the shapes of a GLM ({why:.200})") from error
 
 
 def _iteration_folder(source: Path) -> Path:

@@ -83,7 +83,7 @@ def test_a_damaged_folder_is_refused(damage: str, tiny: Tokenizer, tmp_path: Pat
         values["files"][0]["name"] = "../" + file.name
         expected = "plain name"
     elif damage == "not json":
-        expected = r"ftk_tokenizer\.json:1: not JSON"
+        expected = r"ftk_tokenizer\.json: is not JSON"
     elif damage == "other ids":
         values["command_tokens"]["pad"] = 12345
         expected = "other ids"
