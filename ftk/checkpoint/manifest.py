@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
+import io
 import json
 import os
 import threading
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ftk.checkpoint.layout import CONFIG, MANIFEST, MODEL, TOKENIZER, TRAINER_STATE, BrokenCheckpoint, read_part
-from ftk.files import MAX_JSON_BYTES, naming, parse_json, read_bytes, reason
+from ftk.files import MAX_JSON_BYTES, parse_json, read_bytes
 
 Buffer = bytes | bytearray | memoryview
 
@@ -85,7 +85,7 @@ def write_file(path: Path, pieces: Iterable[Buffer]) -> FileRecord:
         Abandoned: this thread was told to stop.
     """
     size, digest = 0, hashlib.sha256()
-    with naming(path), open(path, "xb") as file:
+    with open(path, "xb") as file:
         for piece in pieces:
             for block in _blocks(piece):
                 _stop_if_told()
@@ -100,23 +100,34 @@ def write_file(path: Path, pieces: Iterable[Buffer]) -> FileRecord:
 
 
 @contextmanager
-def written_by_torch(path: Path) -> Iterator[None]:
-    """For what torch's own writers write, which say of a full disk only that something failed.
+def new_file_for_torch(path: Path) -> Iterator[io.FileIO]:
+    """A new file for torch's own writers, which say of a failed write that something failed, or abort the process.
 
     Raises:
-        OSError: a write failed; names `path`.
+        OSError: a write failed, said when the block ends.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None and "PytorchStreamWriter" not in str(error):
-            raise
-        number = errno.EIO if cause is None or cause.errno is None else cause.errno
-        text = "a write failed; is the disk full?" if cause is None else reason(cause)
-        raise OSError(number, text, str(path)) from error
+    with _Patient(path, "xb") as file:
+        try:
+            yield file
+        finally:
+            if file.error is not None:
+                raise file.error
+
+
+class _Patient(io.FileIO):
+    """Keeps the first error of a write, and takes whatever comes after it."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        size = len(left)
+        while left and self.error is None:
+            try:
+                left = left[super().write(left) :]
+            except OSError as error:
+                self.error = error
+        return size
 
 
 def _blocks(piece: Buffer) -> Iterator[memoryview]:
