@@ -32,13 +32,13 @@ from ftk.checkpoint.convert_optimizer import (
 )
 from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
-from ftk.checkpoint.manifest import written_by_torch
+from ftk.checkpoint.manifest import new_file_for_torch
 from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.save import refuse_to_replace, write_snapshot
 from ftk.checkpoint.snapshot import take_snapshot
 from ftk.config.build import build_options
 from ftk.errors import UserError, counted
-from ftk.files import open_regular, put_in_place, read_bytes, reason, sync_tree, temporary_folder, write_whole
+from ftk.files import naming, open_regular, put_in_place, read_bytes, reason, sync_tree, temporary_folder, write_whole
 from ftk.models.glm import convert as names
 from ftk.models.glm.config import GLMConfig
 
@@ -191,7 +191,7 @@ def convert_to_original(
         folder.mkdir()
         for rank, part in enumerate(parts):
             name = f"mp_rank_{rank:02d}_model_states.pt"
-            with written_by_torch(output / str(iteration) / name), open(folder / name, "xb") as file:
+            with naming(output / str(iteration) / name), new_file_for_torch(folder / name) as file:
                 torch.save(part, file)
         for name in LATEST_FILES:
             write_whole(temporary / name, str(iteration))

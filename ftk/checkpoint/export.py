@@ -20,11 +20,11 @@ from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.load import check_ema
-from ftk.checkpoint.manifest import write_file, written_by_torch
+from ftk.checkpoint.manifest import new_file_for_torch, write_file
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.storage import read_index, read_tensors, safetensors_header, tensor_bytes
 from ftk.errors import UserError
-from ftk.files import sync_folder, sync_tree, temporary_folder
+from ftk.files import naming, sync_folder, sync_tree, temporary_folder
 
 INPUTS = ("tokens", "position_ids", "context_length")
 OUTPUT = "logits"
@@ -117,7 +117,7 @@ def export_program(model: nn.Module, output: str | Path, *, overwrite: bool = Fa
     Raises:
         UserError: `output` exists or has another ending.
     """
-    with _new_file(output, overwrite, ".pt2") as temporary, open(temporary, "xb") as file:
+    with _new_file(output, overwrite, ".pt2") as temporary, new_file_for_torch(temporary) as file:
         torch.export.save(_program(model), file)
     return Path(output)
 
@@ -127,8 +127,8 @@ def export_aoti(model: nn.Module, output: str | Path, *, overwrite: bool = False
 
     Args and raises: as `export_program`; needs a C++ compiler.
     """
-    with _new_file(output, overwrite, ".pt2") as temporary, _quiet():
-        torch._inductor.aoti_compile_and_package(_program(model), package_path=str(temporary))
+    with _new_file(output, overwrite, ".pt2") as temporary, new_file_for_torch(temporary) as file, _quiet():
+        torch._inductor.aoti_compile_and_package(_program(model), package_path=file)
     return Path(output)
 
 
@@ -201,7 +201,7 @@ def _new_file(output: str | Path, overwrite: bool, ending: str) -> Iterator[Path
     refuse_file(output, overwrite, ending)
     output.parent.mkdir(parents=True, exist_ok=True)
     # A folder, not another name: ONNX writes into the file what the one with its weights is called.
-    with written_by_torch(output), temporary_folder(output) as folder:
+    with naming(output), temporary_folder(output) as folder:
         temporary = folder / output.name
         yield temporary
         sync_tree(folder)
