@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ftk.checkpoint.contents import content_problems
-from ftk.checkpoint.layout import BrokenCheckpoint, numbered_checkpoints
+from ftk.checkpoint.layout import CONFIG, MODEL, TRAINER_STATE, BrokenCheckpoint, numbered_checkpoints
 from ftk.checkpoint.manifest import FileRecord, read_manifest
 from ftk.errors import UserError
 from ftk.files import open_regular
@@ -51,7 +51,9 @@ def verify(folder: str | Path, *, world: World | None = None) -> list[str]:
 def check_files(
     folder: Path, *, prefix: str = "", hashes: bool = True, world: World | None = None
 ) -> dict[str, FileRecord]:
-    """Check the sizes of all files and the contents of those whose name starts with `prefix`.
+    """Check the sizes of all files, and the hashes of those whose name starts with `prefix`.
+
+    With the model's files, what configuration and trainer's state say is checked, too.
 
     Args:
         folder: the checkpoint.
@@ -67,6 +69,8 @@ def check_files(
     """
     files = together(world or World.single(), lambda: read_manifest(folder))
     problems = find_problems(folder, files, contents=lambda name: hashes and name.startswith(prefix), world=world)
+    if not problems and prefix == f"{MODEL}/":  # whoever takes the weights is told of what else is wrong
+        problems = on_main(world or World.single(), lambda: content_problems(folder, (CONFIG, TRAINER_STATE)))
     if problems:
         raise BrokenCheckpoint(f"{folder}: is not whole: {some_problems(problems)}")
     return files
