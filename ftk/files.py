@@ -68,7 +68,8 @@ def read_bytes(path: PathLike, max_bytes: int) -> bytes:
     """
     with open_regular(path) as file:
         content = bytearray()
-        while len(content) <= max_bytes and (part := file.read(min(1 << 24, max_bytes + 1 - len(content)))):
+        block = min(1 << 24, max(1 << 12, os.fstat(file.fileno()).st_size + 1))  # so much memory each read takes
+        while len(content) <= max_bytes and (part := file.read(min(block, max_bytes + 1 - len(content)))):
             content += part
     if len(content) > max_bytes:
         raise ValueError(f"is larger than {max_bytes:,} bytes")
