@@ -1,0 +1,111 @@
+"""Throws damaged and hostile input at the commands and says where they fall short.
+
+    python scripts/attack.py [--only TEXT] [--seed N] [--processes N] [--verbose]
+
+Every command must end in time, without a traceback, in little memory, with one of the exit codes that are right, a
+message of few lines and nothing left behind; see `attacks/harness.py`, and its neighbours for the cases. Mutations
+are drawn anew with each --seed. Exits with 1 if there is a fault, each printed with how to run it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: forked processes have no threads of it
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from attacks.harness import CASES, run_all  # noqa: E402
+
+ROOMS = sorted({file.stem for file in (ROOT / "scripts" / "attacks").glob("*.py")} - {"harness", "mutations"})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--seed", type=int, default=1, help="of the mutations")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--verbose", action="store_true", help="print what each command said")
+    options = parser.parse_args()
+    for room in ROOMS:
+        importlib.import_module(f"attacks.{room}").add_cases(random.Random(options.seed))
+    cases = [case for case in CASES if options.only in case.name]
+    began, tried, faults = time.monotonic(), Counter[str](), Counter[str]()
+    with tempfile.TemporaryDirectory(prefix="ftk-attack-") as name:
+        workspace = Path(name)
+        make_workspace(workspace)
+        for case, outcome, fault in run_all(cases, workspace, options.processes):
+            room = case.name.split("/")[0]
+            tried[room] += 1
+            faults[room] += fault is not None
+            if fault or options.verbose:
+                print(f"{'FAULT' if fault else 'ok'}: {case.name}: {fault or ''} ({outcome.seconds:.1f} s)")
+                print("".join(f"    {line[:300]}\n" for line in outcome.stderr.splitlines()[-12:]), end="", flush=True)
+    for room in sorted(tried):
+        print(f"{room:<16} {tried[room]:>5} cases, {faults[room]} failures")
+    seconds = time.monotonic() - began
+    print(f"{tried.total()} cases, {faults.total()} failures, {seconds:.0f} seconds (--seed {options.seed})")
+    return 1 if faults.total() else 0
+
+
+def make_workspace(folder: Path) -> None:
+    """A preprocessed corpus and a run with two checkpoints, for the cases to damage copies of."""
+    from ftk_cli.preprocess import main as preprocess
+    from ftk_cli.train import main as train
+
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if len(line) > 20]
+    (folder / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")
+    (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
+    data = [f"--trainpref={folder / 'train.txt'}", f"--validpref={folder / 'valid.txt'}"]
+    small = ["--num-layers=2", "--hidden-size=32", "--num-attention-heads=2", "--seq-length=64", "--batch-size=2"]
+    recipe = [
+        "--task=glm_blank",
+        "--arch=glm_tiny",
+        *small,
+        "--max-update=2",
+        "--save-interval-updates=1",
+        "--device=cpu",
+    ]
+    with _quiet(folder / "workspace.log") as log:
+        codes = [
+            preprocess([*data, "--tokenizer=sentencepiece", "--vocab-size=600", f"--destdir={folder / 'data-bin'}"]),
+            train([str(folder / "data-bin"), *recipe, f"--save-dir={folder / 'run'}"]),
+        ]
+    if any(codes):
+        raise SystemExit(f"the workspace could not be made:\n{log.read_text(errors='replace')}")
+
+
+class _quiet:
+    """What commands print inside goes to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Path:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.saved = [os.dup(1), os.dup(2)]
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        return self.path
+
+    def __exit__(self, *error: object) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(self.saved[0], 1)
+        os.dup2(self.saved[1], 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""Checkpoints and data folders: every file damaged in every way, and values changed with the manifest made anew."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from attacks.harness import Outcome, Place, case
+from attacks.mutations import TREES, damages, mutated
+
+MODEL_FILES = ("manifest.json", "config.yaml", "trainer.json", "model/index.json")
+DATA_FILES = ("preprocess.json", "train.idx", "train.bin")
+
+
+def add_cases(chance: random.Random) -> None:
+    for file in (
+        *MODEL_FILES,
+        "model/*.safetensors",
+        "optimizer/index.json",
+        "tokenizer/ftk_tokenizer.json",
+        "tokenizer/*.model",
+    ):
+        for name, harm in damages(chance).items():
+            _damaged_checkpoint(file, name, harm)
+    for file in (
+        "config.yaml",
+        "trainer.json",
+        "model/index.json",
+        "optimizer/index.json",
+        "tokenizer/ftk_tokenizer.json",
+    ):
+        for number in range(40):
+            _mutated_checkpoint(file, number, chance.randrange(2**32))
+        for name, content in TREES.items():
+            _replaced_in_checkpoint(file, name, content)
+    for file in DATA_FILES:
+        for name, harm in damages(chance).items():
+            _damaged_data(file, name, harm)
+    for number in range(60):
+        _mutated_record(number, chance.randrange(2**32))
+
+
+def renew_manifest(checkpoint: Path) -> None:
+    """As an attacker does who knows the format: sizes and digests fit what is there now."""
+    path = checkpoint / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    for name, entry in manifest["files"].items():
+        content = (checkpoint / name).read_bytes()
+        entry["size"], entry["sha256"] = len(content), hashlib.sha256(content).hexdigest()
+    plain = json.dumps(manifest["files"], sort_keys=True, separators=(",", ":")).encode()
+    manifest["digest"] = hashlib.sha256(plain).hexdigest()
+    path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def generate(place: Place) -> list[str]:
+    return ["ftk-generate", "--path", str(place.run), "--input", str(place.prompts), "--max-len=4", "--device=cpu"]
+
+
+def go_on(place: Place) -> list[str]:
+    config = str(place.workspace / "run" / "config.yaml")
+    return ["ftk-train", "--config", config, "--save-dir", str(place.run), "--max-update=3", "--device=cpu"]
+
+
+def _one(checkpoint: Path, pattern: str) -> Path:
+    return next(iter(sorted(checkpoint.glob(pattern))))
+
+
+def _damaged_checkpoint(pattern: str, name: str, harm: Callable[[Path], None]) -> None:
+    newest = "checkpoint_2"
+
+    @case(f"checkpoint/{pattern} is {name}: generate", codes=(0, 2) if pattern.startswith("optimizer") else (2,))
+    def _(place: Place) -> list[str]:
+        harm(_one(place.run / newest, pattern))
+        return generate(place)
+
+    @case(f"checkpoint/{pattern} is {name}: verify", codes=(1, 2))
+    def _(place: Place) -> list[str]:
+        harm(_one(place.run / newest, pattern))
+        return ["ftk-checkpoint", "verify", str(place.run / newest)]
+
+    @case(f"checkpoint/{pattern} is {name}: the run goes on from the older one", codes=(0,), says="checkpoint_1")
+    def _(place: Place) -> list[str]:
+        harm(_one(place.run / newest, pattern))
+        return go_on(place)
+
+
+def _mutated_checkpoint(file: str, number: int, seed: int) -> None:
+    def prepare(place: Place) -> None:
+        path = place.run / "checkpoint_2" / file
+        as_yaml = path.suffix == ".yaml"
+        tree = yaml.safe_load(path.read_bytes()) if as_yaml else json.loads(path.read_bytes())
+        changed = mutated(tree, random.Random(seed))
+        path.write_text(
+            yaml.safe_dump(changed) if as_yaml else json.dumps(changed, indent=1, default=str), encoding="utf-8"
+        )
+        renew_manifest(path.parents[path.relative_to(place.run / "checkpoint_2").parts.__len__() - 1])
+
+    @case(f"checkpoint/{file} mutation {number}: generate", codes=(0, 2))
+    def _(place: Place) -> list[str]:
+        prepare(place)
+        return generate(place)
+
+    @case(f"checkpoint/{file} mutation {number}: export", codes=(0, 2))
+    def _(place: Place) -> list[str]:
+        prepare(place)
+        return [
+            "ftk-checkpoint",
+            "export",
+            str(place.run / "checkpoint_2"),
+            str(place.folder / "out"),
+            "--format=safetensors",
+        ]
+
+    if file in ("trainer.json", "optimizer/index.json"):
+
+        @case(f"checkpoint/{file} mutation {number}: the run goes on", codes=(0, 2))
+        def _(place: Place) -> list[str]:
+            prepare(place)
+            return go_on(place)
+
+
+def _replaced_in_checkpoint(file: str, name: str, content: bytes) -> None:
+    @case(
+        f"checkpoint/{file} is {name}, with a fitting manifest", codes=(0, 2) if file.startswith("optimizer") else (2,)
+    )
+    def _(place: Place) -> list[str]:
+        (place.run / "checkpoint_2" / file).write_bytes(content)
+        renew_manifest(place.run / "checkpoint_2")
+        return generate(place)
+
+
+CHUNKS = {
+    "no chunks": lambda tensor: tensor.update(chunks=[]),
+    "an offset behind the end": lambda tensor: tensor["chunks"][0].update(offset=[10**6] * len(tensor["shape"])),
+    "a negative offset": lambda tensor: tensor["chunks"][0].update(offset=[-4] * len(tensor["shape"])),
+    "an offset of another rank": lambda tensor: tensor["chunks"][0].update(offset=[0] * 5),
+    "one chunk three times": lambda tensor: tensor.update(chunks=tensor["chunks"] * 3),
+    "another dtype": lambda tensor: tensor.update(dtype="int64"),
+    "a larger shape": lambda tensor: tensor.update(shape=[2 * size for size in tensor["shape"]]),
+    "a shape beyond memory": lambda tensor: tensor.update(shape=[2**50, 2]),
+}
+
+for _folder in ("model", "optimizer"):
+    for _name, _change in CHUNKS.items():
+
+        def _prepare(place: Place, folder: str, change: Callable[[dict], None]) -> None:
+            path = place.run / "checkpoint_2" / folder / "index.json"
+            index = json.loads(path.read_bytes())
+            change(
+                next(
+                    tensor for name, tensor in sorted(index["tensors"].items()) if tensor["chunks"] and tensor["shape"]
+                )
+            )
+            path.write_text(json.dumps(index, indent=1))
+            renew_manifest(place.run / "checkpoint_2")
+
+        @case(f"checkpoint/{_folder}: {_name}: verify", codes=(1, 2), says=".")
+        def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
+            _prepare(place, folder, change)
+            return ["ftk-checkpoint", "verify", str(place.run / "checkpoint_2")]
+
+        if _folder == "model":
+
+            @case(f"checkpoint/{_folder}: {_name}: generate", codes=(2,))
+            def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
+                _prepare(place, folder, change)
+                return generate(place)
+
+            @case(
+                f"checkpoint/{_folder}: {_name}: export",
+                codes=(2,),
+                check=lambda place, outcome: "an output" if (place.folder / "out").exists() else None,
+            )
+            def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
+                _prepare(place, folder, change)
+                return [
+                    "ftk-checkpoint",
+                    "export",
+                    str(place.run / "checkpoint_2"),
+                    str(place.folder / "out"),
+                    "--format=safetensors",
+                ]
+
+        @case(f"checkpoint/{_folder}: {_name}: the run goes on from the older one", codes=(0, 2))
+        def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
+            _prepare(place, folder, change)
+            return go_on(place)
+
+
+def _train(place: Place) -> list[str]:
+    config = str(place.workspace / "run" / "config.yaml")
+    return [
+        "ftk-train",
+        str(place.data),
+        "--config",
+        config,
+        "--save-dir",
+        str(place.folder / "new"),
+        "--max-update=1",
+        "--device=cpu",
+    ]
+
+
+def _no_run(place: Place, outcome: Outcome) -> str | None:
+    return "a run's folder was made" if outcome.code == 2 and (place.folder / "new").exists() else None
+
+
+def _damaged_data(file: str, name: str, harm: Callable[[Path], None]) -> None:
+    harmless = file == "train.bin" and name in ("a flipped bit", "NUL bytes")
+
+    @case(f"data/{file} is {name}: train", codes=(0, 2) if harmless or file == "preprocess.json" else (1, 2))
+    def _(place: Place) -> list[str]:
+        harm(place.data / file)
+        return _train(place)
+
+    @case(f"data/{file} is {name}: verify", codes=(1, 2))
+    def _(place: Place) -> list[str]:
+        harm(place.data / file)
+        return ["ftk-data", "verify", str(place.data)]
+
+
+def _mutated_record(number: int, seed: int) -> None:
+    @case(f"data/preprocess.json mutation {number}: train", codes=(0, 2))
+    def _(place: Place) -> list[str]:
+        path = place.data / "preprocess.json"
+        path.write_text(json.dumps(mutated(json.loads(path.read_bytes()), random.Random(seed)), default=str))
+        return _train(place)
