@@ -68,7 +68,8 @@ def read_bytes(path: PathLike, max_bytes: int) -> bytes:
     """
     with open_regular(path) as file:
         content = bytearray()
-        while len(content) <= max_bytes and (part := file.read(min(1 << 24, max_bytes + 1 - len(content)))):
+        block = min(1 << 24, max(1 << 12, os.fstat(file.fileno()).st_size + 1))  # so much memory each read takes
+        while len(content) <= max_bytes and (part := file.read(min(block, max_bytes + 1 - len(content)))):
             content += part
     if len(content) > max_bytes:
         raise ValueError(f"is larger than {max_bytes:,} bytes")
@@ -92,11 +93,18 @@ def parse_json(content: bytes | str) -> Any:
         ValueError: it is not JSON in a Unicode encoding, or is nested too deeply.
     """
     try:
-        return json.loads(content)
+        value = json.loads(content)
     except RecursionError:
         raise ValueError("is not JSON (nested too deeply)") from None
     except ValueError as error:
         raise ValueError(f"is not JSON ({error})") from None
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list)))
+        level = [part for parts in inner for part in parts if isinstance(part, (dict, list))]
+        if not level:
+            return value
+    raise ValueError("is not JSON (nested too deeply)")  # json reads it; what walks through it afterwards would not
 
 
 def read_yaml(path: PathLike) -> Any:
@@ -170,8 +178,9 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
     """
     path = Path(path)
     remove_leftovers(path)
-    descriptor, temporary = _new_file(path)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(naming(path))
+        descriptor, temporary = _new_file(path)
         stack.callback(temporary.unlink, missing_ok=True)
         with open(descriptor, "w+b") as file:
             yield file
@@ -181,6 +190,17 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
             os.replace(temporary, path)  # while the file is locked: none takes it for a leftover
         stack.pop_all()
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: PathLike) -> Iterator[None]:
+    """Has an `OSError` that names no file, as of a write to a full disk, name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 @contextlib.contextmanager

@@ -59,13 +59,22 @@ def load_model(
         BrokenCheckpoint: a file of it is damaged.
     """
     from ftk.checkpoint import load_model_state, read_config, resolve_checkpoint
+    from ftk.checkpoint.bounded import bounded_by
+    from ftk.checkpoint.layout import MODEL
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
+    from ftk.checkpoint.storage import read_index
 
     _check_dtype(dtype)
     folder = resolve_checkpoint(path)
     tree = read_config(folder)
     import_plugins(user_dir)
     chosen = _chosen_model(tree)
+
+    def build_model() -> nn.Module:
+        with bounded_by(read_index(folder / MODEL).tensors, folder):
+            model: nn.Module = chosen.build()
+        return model
+
     if world is not None and world.size > 1:
         from ftk.model_parallel.inference import distribute_for_inference
 
@@ -74,8 +83,8 @@ def load_model(
         def load(part: nn.Module) -> None:
             load_model_state(folder, part, ema=ema, world=world)
 
-        return distribute_for_inference(chosen.build, world, load).to(dtype=dtype)
-    model: nn.Module = chosen.build()
+        return distribute_for_inference(build_model, world, load).to(dtype=dtype)
+    model = build_model()
     prepare_for(tree, model)
     load_model_state(folder, model, ema=ema)
     return model.to(device, dtype).eval()

@@ -267,6 +267,7 @@ def _export_checkpoint(config: ExportConfig) -> object:
 
 def _export_file(config: ExportConfig) -> object:
     from ftk.checkpoint import export as files
+    from ftk.checkpoint.finite import refuse_non_finite
     from ftk.checkpoint.quantize import checkpoint_metadata
     from ftk.hub import load_model
 
@@ -282,6 +283,7 @@ def _export_file(config: ExportConfig) -> object:
         )
     if config.quantize is None:
         model = load_model(config.source, ema=config.ema, user_dir=config.user_dir)
+        refuse_non_finite(model.state_dict(), config.source)
     else:
         folder, model, how = _quantized(config)
         if config.format == "safetensors":
@@ -294,6 +296,7 @@ def _export_file(config: ExportConfig) -> object:
 
 def _quantized(config: ExportConfig) -> tuple[Path, nn.Module, Quantization]:
     """The checkpoint's folder, its model with rounded weights, and how they were rounded."""
+    from ftk.checkpoint.finite import refuse_non_finite
     from ftk.checkpoint.layout import resolve_checkpoint
     from ftk.checkpoint.quantize import refuse_quantized
     from ftk.hub import load_model
@@ -305,6 +308,7 @@ def _quantized(config: ExportConfig) -> tuple[Path, nn.Module, Quantization]:
     group_size = (config.group_size or 32) if config.quantize == "int4" else None
     how = Quantization(weights=config.quantize, group_size=group_size, embedding=config.quantize_embedding)
     model = load_model(folder, ema=config.ema, user_dir=config.user_dir)
+    refuse_non_finite(model.state_dict(), folder)
     quantize_model(model, how)
     return folder, model, how
 

@@ -71,7 +71,7 @@ def test(options: argparse.Namespace, folder: Path) -> int:
         code = wait_for(process)
         if code == -signal.SIGKILL:
             kills[moment] += 1
-            found += sorted(path.name for path in killed.glob("*.tmp"))
+            found += sorted(path.name for path in killed.glob("*.tmp-*"))
         elif code == 0:
             break
         else:
@@ -135,7 +135,7 @@ def wait_for_moment(process: int, run: Path, moment: str, moments: random.Random
     if moment == "between saves":
         time.sleep(moments.uniform(0.0, 0.2))
     else:
-        while not any(run.glob("checkpoint_*.tmp")):
+        while not any(run.glob("checkpoint_*.tmp-*")):
             if not is_running(process) or time.monotonic() > deadline:
                 return False
         time.sleep(moments.uniform(0.0, 0.005))

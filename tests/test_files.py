@@ -218,3 +218,29 @@ def test_many_writers_of_one_file_do_not_harm_each_other(tmp_path):
 def test_text_cannot_steer_a_terminal():
     assert visible("plain 中文 é\tx") == "plain 中文 é\tx"
     assert visible("\x1b[2Jevil\r\x07\x9b\u202e\u200d\udc80") == r"\x1b[2Jevil\r\x07\x9b\u202e\u200d\udc80"
+
+
+def test_json_of_any_width_is_read_and_of_any_depth_is_not():
+    assert files.parse_json("[" * files.MAX_DEPTH + "]" * files.MAX_DEPTH) is not None
+    assert files.parse_json(str([[]] * 1000)) == [[]] * 1000
+    for depth in (files.MAX_DEPTH + 2, 500, 100_000):
+        for opened, closed in (("[", "]"), ('{"a":', "}")):
+            with pytest.raises(ValueError, match="nested too deeply"):
+                files.parse_json(opened * depth + "1" + closed * depth)
+
+
+def test_failed_write_names_the_file_that_was_to_be_written(tmp_path):
+    code = """
+import resource, signal, sys
+from ftk import files
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    files.write_whole(sys.argv[1], bytes(5000))
+except OSError as error:
+    print(error.strerror, error.filename)
+"""
+    path = tmp_path / "out.bin"
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout == f"File too large {path}\n"
+    assert list(tmp_path.iterdir()) == []

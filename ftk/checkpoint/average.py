@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
 from ftk.checkpoint.manifest import read_manifest
 from ftk.checkpoint.quantize import refuse_quantized
@@ -39,7 +40,7 @@ def average_checkpoints(
 
     Raises:
         UserError: fewer than two inputs, or inputs that differ in model or tokenizer (the first difference is
-            named); an input without a moving average.
+            named); an input without a moving average, or with weights that are not finite.
         BrokenCheckpoint: an input is not whole.
     """
     output = Path(output)
@@ -56,12 +57,12 @@ def average_checkpoints(
 
     states = [read_trainer_state(folder) for folder in folders]
     newest = max(range(len(folders)), key=lambda i: (states[i].get("num_updates") or 0, i))
-    mean = load_model_tensors(folders[newest], ema=ema)
+    mean = _finite_tensors(folders[newest], ema)
     once = {id(tensor): name for name, tensor in mean.items()}.values()  # tied tensors by one of their names
     sums = {name: mean[name].double() for name in once if mean[name].is_floating_point()}
     for i, folder in enumerate(folders):
         if i != newest:
-            tensors = load_model_tensors(folder, ema=ema)
+            tensors = _finite_tensors(folder, ema)
             for name, total in sums.items():
                 total += tensors[name]
     for name, total in sums.items():
@@ -84,15 +85,21 @@ def export_weights(source: str | Path, output: str | Path, *, ema: bool = False,
         `output`.
 
     Raises:
-        UserError: no checkpoint there, or it has no moving average.
+        UserError: no checkpoint there, it has no moving average, or weights that are not finite.
         BrokenCheckpoint: it is not whole.
     """
     output = Path(output)
     refuse_to_replace(output, overwrite=overwrite)
     folder = layout.resolve_checkpoint(source)
-    tensors = load_model_tensors(folder, ema=ema)
+    tensors = _finite_tensors(folder, ema)
     origin = {"exported_from": str(folder)} | ({"ema": True} if ema else {})
     return _save_weights(folder, output, tensors, origin, overwrite)
+
+
+def _finite_tensors(folder: Path, ema: bool) -> dict[str, torch.Tensor]:
+    tensors = load_model_tensors(folder, ema=ema)
+    refuse_non_finite(tensors, folder)
+    return tensors
 
 
 def _save_weights(

@@ -6,12 +6,15 @@ import hashlib
 import heapq
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ftk.checkpoint.layout import BrokenCheckpoint, numbered_checkpoints
+from ftk.checkpoint.contents import content_problems
+from ftk.checkpoint.layout import CONFIG, MODEL, TRAINER_STATE, BrokenCheckpoint, numbered_checkpoints
 from ftk.checkpoint.manifest import FileRecord, read_manifest
 from ftk.errors import UserError
+from ftk.files import open_regular
 from ftk.model_parallel.together import on_main, together
 from ftk.model_parallel.world import World
 
@@ -19,10 +22,11 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 1 << 20
 _MISSING = "missing"
+_PROBLEMS_SHOWN = 6
 
 
 def verify(folder: str | Path, *, world: World | None = None) -> list[str]:
-    """Check every file of a checkpoint against its manifest, contents included.
+    """Check every file of a checkpoint against its manifest, and whether configuration, state and indices make sense.
 
     Args:
         folder: the checkpoint.
@@ -37,13 +41,19 @@ def verify(folder: str | Path, *, world: World | None = None) -> list[str]:
         files = together(world or World.single(), lambda: read_manifest(folder))
     except UserError as error:
         return [str(error).removeprefix(f"{folder}{os.sep}")]
-    return find_problems(folder, files, world=world)
+    problems = find_problems(folder, files, world=world)
+    hurt = {Path(problem.partition(": ")[0]).parent for problem in problems}
+    whole = [name for name in files if Path(name).parent not in hurt]
+    problems += on_main(world or World.single(), lambda: content_problems(folder, whole))
+    return sorted(problems)
 
 
 def check_files(
     folder: Path, *, prefix: str = "", hashes: bool = True, world: World | None = None
 ) -> dict[str, FileRecord]:
-    """Check the sizes of all files and the contents of those whose name starts with `prefix`.
+    """Check the sizes of all files, and the hashes of those whose name starts with `prefix`.
+
+    With the model's files, what configuration and trainer's state say is checked, too.
 
     Args:
         folder: the checkpoint.
@@ -59,8 +69,10 @@ def check_files(
     """
     files = together(world or World.single(), lambda: read_manifest(folder))
     problems = find_problems(folder, files, contents=lambda name: hashes and name.startswith(prefix), world=world)
+    if not problems and prefix == f"{MODEL}/":  # whoever takes the weights is told of what else is wrong
+        problems = on_main(world or World.single(), lambda: content_problems(folder, (CONFIG, TRAINER_STATE)))
     if problems:
-        raise BrokenCheckpoint(f"{folder}: is not whole: {'; '.join(problems)}")
+        raise BrokenCheckpoint(f"{folder}: is not whole: {some_problems(problems)}")
     return files
 
 
@@ -100,6 +112,12 @@ def find_problems(
     return [f"{name}: {problems[name]}" for name in sorted(problems)]
 
 
+def some_problems(problems: list[str]) -> str:
+    """The first of them, for one line."""
+    more = [f"and {len(problems) - _PROBLEMS_SHOWN} more"] if len(problems) > _PROBLEMS_SHOWN else []
+    return "; ".join(problems[:_PROBLEMS_SHOWN] + more)
+
+
 def newest_whole_checkpoint(run_folder: str | Path, *, world: World | None = None) -> Path | None:
     """Return the newest `checkpoint_N` of a run that is whole; broken newer ones are logged, with why.
 
@@ -124,7 +142,7 @@ def newest_whole_checkpoint(run_folder: str | Path, *, world: World | None = Non
             if name != names[0]:
                 logger.warning("continuing from %s, the newest whole checkpoint", candidate)
             return candidate.resolve()
-        logger.warning("%s: is not whole: %s", candidate, "; ".join(problems))
+        logger.warning("%s: is not whole: %s", candidate, some_problems(problems))
     if names:
         what, them = f"none of its {len(names)} checkpoints is", "them"
         if len(names) == 1:
@@ -149,11 +167,14 @@ def _share(sizes: Iterable[tuple[str, int]], world: World) -> set[str]:
 
 def _size_problem(path: Path, record: FileRecord) -> str | None:
     try:
-        size = path.stat().st_size
+        status = path.stat()
     except FileNotFoundError:
         return _MISSING
     except OSError as error:
         return f"cannot be read ({error.strerror})"
+    if not stat.S_ISREG(status.st_mode):
+        return "is no regular file"
+    size = status.st_size
     if size == 0 and record.size:
         return f"empty; {record.size} bytes were written"
     if size != record.size:
@@ -173,7 +194,7 @@ def hash_file(path: Path) -> str:
     """Return the sha256 of a file in hex."""
     digest = hashlib.sha256()
     block = memoryview(bytearray(_BLOCK_BYTES))
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         while count := file.readinto(block):
             digest.update(block[:count])
     return digest.hexdigest()

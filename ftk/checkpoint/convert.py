@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import pickle
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ import numpy as np
 import torch
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.bounded import bounded_by
 from ftk.checkpoint.convert_optimizer import (
     AdamState,
     checkpoint_part,
@@ -31,11 +30,15 @@ from ftk.checkpoint.convert_optimizer import (
     read_checkpoint_part,
     read_original_state,
 )
+from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
+from ftk.checkpoint.manifest import new_file_for_torch
 from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.save import refuse_to_replace, write_snapshot
 from ftk.checkpoint.snapshot import take_snapshot
+from ftk.config.build import build_options
 from ftk.errors import UserError, counted
+from ftk.files import naming, open_regular, put_in_place, read_bytes, reason, sync_tree, temporary_folder, write_whole
 from ftk.models.glm import convert as names
 from ftk.models.glm.config import GLMConfig
 
@@ -50,6 +53,10 @@ LATEST_FILES = ("latest_checkpointed_iteration.txt", "latest")
 # gives [gMASK] a row of its own, which is to hold what the shared row learned.
 CHINESE_SHARED_ROW = 50007
 CHINESE_GMASK_ROW = 50009
+
+_NAMES = ("_name", "arch")  # of a model among its options
+
+_MAX_TAG_BYTES = 1 << 12
 
 _PART = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 
@@ -102,10 +109,12 @@ def convert_from_original(
     original = read_original(source)
     heads = preset.num_attention_heads if preset is not None else num_attention_heads
     assert heads is not None
-    shape = names.config_from_original(original.state_dict, heads)
+    with _wrong_shapes_told(original.folder):
+        shape = names.config_from_original(original.state_dict, heads)
+        tensors = names.from_original(original.state_dict, heads)
     config = _with_preset(shape, preset, arch, original.folder)
-    tensors = names.from_original(original.state_dict, heads)
     _check_names(tensors, config, original.folder)
+    refuse_non_finite(tensors, original.folder)
     if copy_gmask_row:
         tensors = _with_gmask_row(tensors, original.folder)
     if tokenizer is not None:
@@ -113,10 +122,9 @@ def convert_from_original(
 
     tree = _config_tree(config, arch)
     state = {"num_updates": original.iteration, "converted_from": str(original.folder)}
-    folder_of_tokenizer = output.with_name(output.name + ".tokenizer" + layout.TEMPORARY)
-    try:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(output.with_name(f"{output.name}.tokenizer")) as folder_of_tokenizer:
         if tokenizer is not None:
-            output.parent.mkdir(parents=True, exist_ok=True)
             tokenizer.save(folder_of_tokenizer)
         snapshot = take_snapshot(
             model=tensors,
@@ -129,8 +137,6 @@ def convert_from_original(
             parts = {**snapshot.parts, layout.OPTIMIZER: checkpoint_part(moments)}
             snapshot = dataclasses.replace(snapshot, parts=parts)
         return write_snapshot(output, snapshot, overwrite=overwrite)
-    finally:
-        shutil.rmtree(folder_of_tokenizer, ignore_errors=True)
 
 
 def convert_to_original(
@@ -159,12 +165,16 @@ def convert_to_original(
         raise UserError(f"{source}: its model is {model.get('_name')!r}; only 'glm' has the original's layout")
     refuse_quantized(source, "the original's layout")
     iteration = int(read_trainer_state(source).get("num_updates") or 0)
-    heads = int(model["num_attention_heads"])
+    config = build_options("model", GLMConfig, {name: value for name, value in model.items() if name not in _NAMES})
+    heads = config.num_attention_heads
 
     def to_original(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return names.in_original_order(names.to_original(tensors, heads))
 
-    state_dict = to_original(load_model_tensors(source, ema=ema))
+    tensors = load_model_tensors(source, ema=ema)
+    refuse_non_finite(tensors, source)
+    _check_names(tensors, config, source)
+    state_dict = to_original(tensors)
     names.check_num_parts(state_dict, heads, num_parts)
     parts: list[dict[str, Any]] = [
         {"module": part, "iteration": iteration} for part in names.split_parts(state_dict, num_parts)
@@ -175,25 +185,18 @@ def convert_to_original(
         for part, state in zip(parts, states, strict=True):
             part["optimizer"] = state
 
-    temporary = output.with_name(output.name + layout.TEMPORARY)
-    try:
-        if temporary.exists():
-            shutil.rmtree(temporary)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(output) as temporary:
         folder = temporary / str(iteration)
-        folder.mkdir(parents=True)
+        folder.mkdir()
         for rank, part in enumerate(parts):
-            path = folder / f"mp_rank_{rank:02d}_model_states.pt"
-            with open(path, "wb") as file:
+            name = f"mp_rank_{rank:02d}_model_states.pt"
+            with naming(output / str(iteration) / name), new_file_for_torch(folder / name) as file:
                 torch.save(part, file)
-                file.flush()
-                os.fsync(file.fileno())
         for name in LATEST_FILES:
-            (temporary / name).write_text(str(iteration))
-        for inner in (folder, temporary):
-            layout.sync_folder(inner)
-        layout.put_in_place(temporary, output)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            write_whole(temporary / name, str(iteration))
+        sync_tree(temporary)
+        put_in_place(temporary, output)
     return output / str(iteration)
 
 
@@ -217,10 +220,22 @@ def read_original(source: str | Path) -> Original:
         )
     parts = [_read_part(ranks[rank]) for rank in range(len(ranks))]
     iteration = parts[0].get("iteration")
-    if not isinstance(iteration, int):
-        iteration = int(folder.name) if folder.name.isdigit() else None
-    state_dict = names.merge_parts([part["module"] for part in parts])
-    return Original(state_dict, iteration, folder, len(parts), read_original_state(parts, names.merge_parts, folder))
+    if type(iteration) is not int or not 0 <= iteration < 1 << 63:
+        iteration = int(folder.name) if folder.name.isdecimal() and len(folder.name) < 19 else None
+    with _wrong_shapes_told(folder):
+        state_dict = names.merge_parts([part["module"] for part in parts])
+        optimizer = read_original_state(parts, names.merge_parts, folder)
+    return Original(state_dict, iteration, folder, len(parts), optimizer)
+
+
+@contextmanager
+def _wrong_shapes_told(folder: Path) -> Iterator[None]:
+    """Tensors of shapes that a GLM has not cannot be merged, cut or reordered; torch says so in its own words."""
+    try:
+        yield
+    except (IndexError, RuntimeError, ValueError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{folder}: its tensors have not the shapes of a GLM ({why:.200})") from error
 
 
 def _iteration_folder(source: Path) -> Path:
@@ -233,7 +248,7 @@ def _iteration_folder(source: Path) -> Path:
     for name in LATEST_FILES:
         path = source / name
         if path.is_file():
-            tag = path.read_text(encoding="utf-8", errors="replace").strip()
+            tag = read_bytes(path, _MAX_TAG_BYTES).decode("utf-8", "replace").strip().strip("\0")
             if not tag or Path(tag).name != tag or tag == "..":
                 raise UserError(f"{path}: says {tag[:40]!r}; the name of a folder beside it is meant there")
             if not (source / tag).is_dir():
@@ -247,6 +262,7 @@ def _iteration_folder(source: Path) -> Path:
 def _read_part(path: Path) -> dict[str, Any]:
     """Read one part as a mapping with "module", the state dict."""
     try:
+        open_regular(path).close()  # torch would wait at a pipe
         with _numpy_states_allowed():
             content = _load_tensors(path)
     except pickle.UnpicklingError as error:
@@ -257,9 +273,11 @@ def _read_part(path: Path) -> dict[str, Any]:
             " If you trust the file, save its weights alone:"
             " torch.save({'module': torch.load(OLD, weights_only=False)['module']}, NEW)"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = (str(error) or "it is empty or cut").splitlines()[0]
-        raise UserError(f"{path}: cannot be read as a PyTorch file ({reason})") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)})") from error
+    except (ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        why = (str(error) or "it is empty or cut").splitlines()[0]
+        raise UserError(f"{path}: cannot be read as a PyTorch file ({why})") from error
     if isinstance(content, dict) and "module" not in content:
         content = {"module": content}  # a bare state dict
     module = content["module"] if isinstance(content, dict) else None
@@ -316,7 +334,7 @@ def _check_names(tensors: dict[str, torch.Tensor], config: GLMConfig, folder: Pa
     """Check against the model itself, built without memory, that no weight is missing or misshapen."""
     from ftk.models.glm.model import GLM
 
-    with torch.device("meta"):
+    with bounded_by(tensors, folder), torch.device("meta"):
         expected = GLM(config).state_dict()
     for name in [*expected, *tensors]:
         if name not in tensors or name not in expected:

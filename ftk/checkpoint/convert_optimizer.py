@@ -18,8 +18,10 @@ from torch import Tensor
 from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.encoding import decode, encode
+from ftk.checkpoint.finite import refuse_non_finite
+from ftk.checkpoint.load_optimizer import groups_and_scalars
 from ftk.checkpoint.snapshot import TensorPart
-from ftk.checkpoint.storage import read_index, read_tensors
+from ftk.checkpoint.storage import INDEX, TensorIndex, read_index, read_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -127,26 +129,39 @@ def read_checkpoint_part(folder: Path) -> AdamState | None:
         return None
     check_files(folder, prefix=f"{layout.OPTIMIZER}/")
     index = read_index(folder / layout.OPTIMIZER)
-    groups = decode(index.extra["param_groups"])
+    groups, scalars = groups_and_scalars(folder, index)
     names = [name for group in groups for name in group["params"]]
     wanted = {f"{name}/{entry}" for name in names for entry in (*MOMENTS, STEP)}
-    if not names or wanted != index.tensors.keys() or decode(index.extra["scalars"]):
+    if not names or wanted != index.tensors.keys() or scalars:
         logger.warning("%s: its optimizer is no Adam over all parameters; only the weights are written", folder)
         return None
     tensors = {path: torch.empty(stored.shape, dtype=stored.dtype) for path, stored in index.tensors.items()}
     read_tensors(folder / layout.OPTIMIZER, tensors)
+    refuse_non_finite(tensors, folder / layout.OPTIMIZER)
     moments = {kind: {name: tensors[f"{name}/{kind}"] for name in names} for kind in MOMENTS}
+    if any(tensors[f"{name}/{STEP}"].numel() != 1 for name in names):
+        raise layout.BrokenCheckpoint(f"{folder}: a step count of its optimizer is no number")
     steps = {int(tensors[f"{name}/{STEP}"]) for name in names}
     if len(steps) != 1:
         logger.warning("%s: parameters have taken %s steps; only the weights are written", folder, sorted(steps))
         return None
+    return AdamState(moments, steps.pop(), _original_options(folder, index, groups))
+
+
+def _original_options(
+    folder: Path, index: TensorIndex, groups: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the original's two groups, with weight decay and without, have besides members."""
     if "original_groups" in index.extra:
-        decayed, plain = decode(index.extra["original_groups"])
-    else:
-        own = {key: value for key, value in groups[0].items() if key in ("lr", "betas", "eps")}
-        decays = [group["weight_decay"] for group in groups]
-        decayed, plain = {**own, "weight_decay": max(decays)}, {**own, "weight_decay": min(decays)}
-    return AdamState(moments, steps.pop(), (decayed, plain))
+        found = layout.read_part(folder / layout.OPTIMIZER / INDEX, lambda _: decode(index.extra["original_groups"]))
+        if not isinstance(found, list) or len(found) != 2 or not all(isinstance(group, dict) for group in found):
+            raise layout.BrokenCheckpoint(f"{folder}: what is kept of the original's optimizer is not two groups")
+        return found[0], found[1]
+    own = {key: value for key, value in groups[0].items() if key in ("lr", "betas", "eps")}
+    decays = [group.get("weight_decay") for group in groups]
+    if not all(isinstance(decay, (int, float)) for decay in decays):
+        raise layout.BrokenCheckpoint(f"{folder}: its optimizer has {decays!r:.80} for weight_decay")
+    return {**own, "weight_decay": max(decays)}, {**own, "weight_decay": min(decays)}  # type: ignore[type-var]
 
 
 def _named_state(part: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
@@ -159,9 +174,10 @@ def _named_state(part: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
         return None
     named: dict[str, dict[str, Any]] = {}
     for names, group in zip(_order(part["module"]), groups, strict=True):
-        if len(names) != len(group.get("params", ())):
+        members = group.get("params") if isinstance(group, dict) else None
+        if not isinstance(members, list) or len(names) != len(members):
             return None
-        for name, number in zip(names, group["params"], strict=True):
+        for name, number in zip(names, members, strict=True):
             state = optimizer["state"].get(number)
             # Apex's FusedAdam counts its steps in the group.
             state = {STEP: group.get(STEP), **state} if isinstance(state, dict) else {}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 _TAGS = ("__tensor__", "__array__", "__bytes__", "__tuple__", "__float__", "__items__")
+_DTYPES = {str(kind).removeprefix("torch."): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 
 def encode(value: Any) -> Any:
@@ -48,26 +49,51 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Return what `encode` was given."""
+    """Return what `encode` was given.
+
+    Raises:
+        ValueError: `encode` made no such value.
+    """
+    try:
+        return _decode(value)
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"holds a value that ftk did not write ({str(error)[:200]})") from error
+
+
+def _decode(value: Any) -> Any:
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return [_decode(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if "__float__" in value:
-        return float(value["__float__"])
-    if "__tuple__" in value:
-        return tuple(decode(item) for item in value["__tuple__"])
-    if "__items__" in value:
-        return {decode(key): decode(item) for key, item in value["__items__"]}
-    if "__bytes__" in value:
-        return base64.b64decode(value["__bytes__"])
-    if "__tensor__" in value:
-        raw = torch.from_numpy(np.frombuffer(base64.b64decode(value["__tensor__"]), dtype=np.uint8).copy())
-        return raw.view(getattr(torch, value["dtype"])).reshape(value["shape"])
-    if "__array__" in value:
-        raw_array = np.frombuffer(base64.b64decode(value["__array__"]), dtype=np.dtype(value["dtype"]))
-        return raw_array.reshape(value["shape"]).copy()
-    return {key: decode(item) for key, item in value.items()}
+    tag = next((tag for tag in _TAGS if tag in value), None)
+    if tag is None:
+        return {key: _decode(item) for key, item in value.items()}
+    content = value[tag]
+    if tag == "__float__":
+        return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
+    if tag == "__tuple__":
+        return tuple(_decode(item) for item in _list(content))
+    if tag == "__items__":
+        return {_decode(key): _decode(item) for key, item in map(_list, _list(content))}
+    raw = base64.b64decode(content, validate=True)
+    if tag == "__bytes__":
+        return raw
+    shape, name = _list(value["shape"]), value["dtype"]
+    if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
+        raise ValueError(f"the shape {shape}")
+    if tag == "__tensor__":
+        bytes_ = torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy())
+        return bytes_.view(_DTYPES[name]).reshape(shape)
+    dtype = np.dtype(name)
+    if not isinstance(name, str) or dtype.kind not in "biufc":
+        raise ValueError(f"the dtype {name!r}")
+    return np.frombuffer(raw, dtype=dtype).reshape(shape).copy()
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{type(value).__name__} in place of a list")
+    return value
 
 
 def _base64(raw: bytes) -> str:

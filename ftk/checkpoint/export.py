@@ -7,7 +7,6 @@ import importlib.util
 import json
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,11 +18,13 @@ from torch import Tensor, nn
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
+from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.load import check_ema
-from ftk.checkpoint.manifest import write_file
+from ftk.checkpoint.manifest import new_file_for_torch, write_file
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.storage import read_index, read_tensors, safetensors_header, tensor_bytes
 from ftk.errors import UserError
+from ftk.files import naming, sync_folder, sync_tree, temporary_folder
 
 INPUTS = ("tokens", "position_ids", "context_length")
 OUTPUT = "logits"
@@ -84,7 +85,7 @@ def stream_safetensors(
         overwrite: replace a file of this name.
 
     Raises:
-        UserError: `output` exists, or there is no moving average.
+        UserError: `output` exists, there is no moving average, or weights are not finite.
         BrokenCheckpoint: the checkpoint is not whole.
     """
     folder = layout.resolve_checkpoint(source)
@@ -98,10 +99,11 @@ def stream_safetensors(
         stored = index.tensors[name]
         target = torch.empty(stored.shape, dtype=stored.dtype)
         read_tensors(folder / (layout.EMA if name in averaged else layout.MODEL), {name: target})
+        refuse_non_finite({name: target}, folder)
         return target
 
     entries = {name: (torch.Size(stored.shape), stored.dtype) for name, stored in index.tensors.items()}
-    return _write_safetensors(output, entries, read, index.extra["aliases"], metadata, overwrite)
+    return _write_safetensors(output, entries, read, index.aliases, metadata, overwrite)
 
 
 def export_program(model: nn.Module, output: str | Path, *, overwrite: bool = False) -> Path:
@@ -115,8 +117,8 @@ def export_program(model: nn.Module, output: str | Path, *, overwrite: bool = Fa
     Raises:
         UserError: `output` exists or has another ending.
     """
-    with _new_file(output, overwrite, ".pt2") as temporary:
-        torch.export.save(_program(model), temporary)
+    with _new_file(output, overwrite, ".pt2") as temporary, new_file_for_torch(temporary) as file:
+        torch.export.save(_program(model), file)
     return Path(output)
 
 
@@ -125,8 +127,8 @@ def export_aoti(model: nn.Module, output: str | Path, *, overwrite: bool = False
 
     Args and raises: as `export_program`; needs a C++ compiler.
     """
-    with _new_file(output, overwrite, ".pt2") as temporary, _quiet():
-        torch._inductor.aoti_compile_and_package(_program(model), package_path=str(temporary))
+    with _new_file(output, overwrite, ".pt2") as temporary, new_file_for_torch(temporary) as file, _quiet():
+        torch._inductor.aoti_compile_and_package(_program(model), package_path=file)
     return Path(output)
 
 
@@ -199,12 +201,13 @@ def _new_file(output: str | Path, overwrite: bool, ending: str) -> Iterator[Path
     refuse_file(output, overwrite, ending)
     output.parent.mkdir(parents=True, exist_ok=True)
     # A folder, not another name: ONNX writes into the file what the one with its weights is called.
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=layout.TEMPORARY, dir=output.parent) as folder:
-        temporary = Path(folder) / output.name
+    with naming(output), temporary_folder(output) as folder:
+        temporary = folder / output.name
         yield temporary
-        for written in sorted(Path(folder).iterdir(), key=lambda path: path == temporary):  # what it names goes first
+        sync_tree(folder)
+        for written in sorted(folder.iterdir(), key=lambda path: path == temporary):  # what it names goes first
             os.replace(written, output.with_name(written.name))
-    layout.sync_folder(output.parent)
+    sync_folder(output.parent)
 
 
 def refuse_file(output: str | Path, overwrite: bool, ending: str) -> None:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ftk.checkpoint import layout
-from ftk.checkpoint.checking import find_problems
+from ftk.checkpoint.checking import find_problems, some_problems
+from ftk.checkpoint.contents import config_of, content_problems, trainer_state_of
+from ftk.checkpoint.finite import non_finite, what_is_wrong
 from ftk.checkpoint.layout import BrokenCheckpoint
-from ftk.checkpoint.load import read_config, read_trainer_state
 from ftk.checkpoint.manifest import index_folders, read_manifest
-from ftk.checkpoint.storage import StoredTensor, read_index
+from ftk.checkpoint.storage import StoredTensor, read_index, stored_pieces
+from ftk.errors import visible
+from ftk.files import read_json
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -37,7 +40,7 @@ class Summary:
     """What `ftk-checkpoint inspect` shows."""
 
     path: str
-    problems: list[str]  # by file size; contents are not hashed here
+    problems: list[str]  # sizes of files, what they say, weights that are not finite; contents are not hashed here
     model: dict[str, Any]
     quantization: dict[str, Any]  # empty if the weights are as they were trained
     task: dict[str, Any]
@@ -53,7 +56,7 @@ class Summary:
 
 
 def inspect_checkpoint(path: str | Path) -> Summary:
-    """Collect what a checkpoint is, without reading its tensors.
+    """Collect what a checkpoint is; of its tensors only whether they are finite.
 
     Raises:
         UserError: no checkpoint there.
@@ -63,20 +66,22 @@ def inspect_checkpoint(path: str | Path) -> Summary:
     files = read_manifest(folder)
     problems = find_problems(folder, files, contents=lambda name: False)
     fatal = [p for p in problems if p.startswith((layout.CONFIG, layout.TRAINER_STATE, f"{layout.MODEL}/index"))]
+    if not problems:
+        problems = content_problems(folder, files)
+        fatal = problems
     if fatal:
-        raise BrokenCheckpoint(f"{folder}: is not whole: {'; '.join(problems)}")
+        raise BrokenCheckpoint(f"{folder}: is not whole: {some_problems(problems)}")
+    config, state = ({}, {}) if problems else (config_of(folder), trainer_state_of(folder))
     index = read_index(folder / layout.MODEL)
     rows = _rows(index.tensors)
-    config = read_config(folder) if not problems else {}
-    state = read_trainer_state(folder) if not problems else {}
     return Summary(
         path=str(folder),
-        problems=problems,
+        problems=problems or _not_finite(folder, [layout.MODEL, *(n for n in index_folders(files) if n == layout.EMA)]),
         model=dict(config.get("model") or {}),
         quantization=dict(config.get("quantization") or {}),
         task=dict(config.get("task") or {}),
         tensors=rows,
-        tied=dict(index.extra["aliases"]),
+        tied=dict(index.aliases),
         parameters=sum(row.elements for row in rows),
         model_bytes=sum(row.bytes for row in rows),
         has_optimizer=f"{layout.OPTIMIZER}/index.json" in files,
@@ -114,12 +119,13 @@ def render(summary: Summary) -> str:
     lines += [f"{alias} is {name}" for alias, name in summary.tied.items()]
     lines += ["", "files"]
     lines += [f"{size_text(size):>10}  {name}" for name, size in summary.files.items()]
-    return "\n".join(lines)
+    return visible("\n".join(lines))
 
 
 def as_json(summary: Summary) -> str:
     """The same as JSON, for programs."""
-    return json.dumps(dataclasses.asdict(summary), indent=1, ensure_ascii=False)
+    text = json.dumps(dataclasses.asdict(summary), indent=1, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode()  # of a lone surrogate it makes what JSON writes for it
 
 
 def _table(summary: Summary) -> list[str]:
@@ -184,11 +190,23 @@ def _scalars(state: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
+def _not_finite(folder: Path, parts: list[str]) -> list[str]:
+    """A line for each of the parts whose tensors hold NaN or infinity."""
+    problems = []
+    for part in parts:
+        pieces = stored_pieces(folder / part, read_index(folder / part))
+        bad = list(dict.fromkeys(name for name, piece in pieces if non_finite({name: piece})))
+        if bad:
+            problems.append(f"{part}: {what_is_wrong(bad)}")
+    return problems
+
+
 def _tokenizer_name(folder: Path) -> str | None:
-    description = folder / layout.TOKENIZER / "ftk_tokenizer.json"
-    if not description.is_file():
+    path = folder / layout.TOKENIZER / "ftk_tokenizer.json"
+    if not path.is_file():
         return None
-    return str(json.loads(description.read_bytes()).get("name", "unnamed"))
+    description = layout.read_part(path, read_json)
+    return str(description.get("name", "unnamed")) if isinstance(description, dict) else "unnamed"
 
 
 def size_text(count: int) -> str:

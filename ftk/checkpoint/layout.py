@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from ftk.errors import UserError
+from ftk.files import reason, remove_leftovers, sync_folder, temporary_folder
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +25,7 @@ MANIFEST = "manifest.json"
 LAST = "checkpoint_last"
 BEST = "checkpoint_best"
 
-TEMPORARY = ".tmp"
-REPLACED = ".replaced.tmp"
+TEMPORARY = ".tmp-"  # stands in the names that `ftk.files` gives to what is being written
 
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
 
@@ -107,67 +108,51 @@ def point_to(run_folder: str | Path, name: str, folder: str | Path) -> None:
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link}: is not a link; move it away, ftk keeps a link of this name")
     target = os.path.relpath(folder.resolve(), run_folder.resolve())
-    temporary = run_folder / (name + TEMPORARY)
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target, target_is_directory=True)
-    os.replace(temporary, link)
+    with temporary_folder(link) as place:
+        (place / name).symlink_to(target, target_is_directory=True)
+        os.replace(place / name, link)
     sync_folder(run_folder)
-
-
-def put_in_place(temporary: Path, folder: Path) -> None:
-    """Give the finished folder `temporary` its final name, replacing an older checkpoint of that name.
-
-    The older one steps aside first and is removed last, so that at every moment one of the two is on disk;
-    `clean_leftovers` brings it back if the process dies in between.
-    """
-    replaced = folder.with_name(folder.name + REPLACED)
-    if replaced.exists():
-        shutil.rmtree(replaced)
-    if folder.exists():
-        os.rename(folder, replaced)
-    os.rename(temporary, folder)
-    sync_folder(folder.parent)
-    if replaced.exists():
-        shutil.rmtree(replaced)
 
 
 def remove_checkpoint(folder: str | Path) -> None:
     """Remove a checkpoint; killed half-way it leaves only a name that nobody takes for a checkpoint."""
     folder = Path(folder)
-    doomed = folder.with_name(folder.name + TEMPORARY)
-    if doomed.exists():
-        shutil.rmtree(doomed)
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed)
+    with temporary_folder(folder) as place:  # which goes with what is in it
+        os.rename(folder, place / folder.name)
 
 
 def clean_leftovers(run_folder: str | Path) -> list[Path]:
     """Remove what killed processes left half-written in a run's folder; return what was removed.
 
-    Call it before a run starts to save. Only `checkpoint_*.tmp` is touched.
+    Call it before a run starts to save. Only `checkpoint_*.tmp-*` is touched, and of that nothing which a living
+    process writes.
     """
-    removed = []
     run_folder = Path(run_folder)
-    for leftover in sorted(run_folder.glob("checkpoint_*" + TEMPORARY)) if run_folder.is_dir() else []:
-        if leftover.name.endswith(REPLACED):
-            original = leftover.with_name(leftover.name[: -len(REPLACED)])
-            if not original.exists():
-                os.rename(leftover, original)
-                logger.warning("%s: brought back; a save that was to replace it was killed", original)
-                continue
-        if leftover.is_symlink():
-            leftover.unlink()
-        else:
-            shutil.rmtree(leftover)
-        removed.append(leftover)
+    found = run_folder.glob(f"checkpoint_*{TEMPORARY}*") if run_folder.is_dir() else []
+    removed = []
+    for name in sorted({path.name.partition(TEMPORARY)[0] for path in found}):
+        removed += remove_leftovers(run_folder / name)
+    for leftover in removed:
         logger.info("%s: removed, left by a killed process", leftover)
     return removed
 
 
-def sync_folder(folder: Path) -> None:
-    """Have the names in `folder` reach the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+T = TypeVar("T")
+
+
+def read_part(path: Path, read: Callable[[Path], T]) -> T:
+    """What `read` makes of a file of a checkpoint.
+
+    Args:
+        path: the file.
+        read: raises an `OSError` or a `ValueError` that says what is wrong, as the readers of `ftk.files` do.
+
+    Raises:
+        BrokenCheckpoint: names the file.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return read(path)
+    except OSError as error:
+        raise BrokenCheckpoint(f"{path}: cannot be read ({reason(error)})") from error
+    except ValueError as error:
+        raise BrokenCheckpoint(f"{path}: {error}") from error

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
-from ftk.checkpoint.encoding import decode
-from ftk.checkpoint.layout import BrokenCheckpoint
+from ftk.checkpoint.contents import config_of, trainer_state_of
 from ftk.checkpoint.manifest import index_folders, read_manifest
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.storage import StoredTensor, TensorIndex, read_index, read_tensors
@@ -137,7 +134,7 @@ def load_model_tensors(folder: str | Path, *, ema: bool = False, check_hashes: b
     index = read_index(folder / layout.MODEL)
     tensors = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in index.tensors.items()}
     read_tensors(folder / layout.MODEL, tensors)
-    tensors |= {alias: tensors[name] for alias, name in index.extra["aliases"].items()}
+    tensors |= {alias: tensors[name] for alias, name in index.aliases.items()}
     if ema:
         averaged = read_index(folder / layout.EMA).tensors
         read_tensors(folder / layout.EMA, {name: tensors[name] for name in averaged if name in tensors})
@@ -209,19 +206,14 @@ def read_trainer_state(folder: str | Path) -> dict[str, Any]:
     """Return the `trainer_state` that the checkpoint was saved with."""
     folder = layout.resolve_checkpoint(folder)
     check_files(folder, prefix=layout.TRAINER_STATE)
-    state = decode(json.loads((folder / layout.TRAINER_STATE).read_bytes()))
-    assert isinstance(state, dict)
-    return state
+    return trainer_state_of(folder)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Return the resolved configuration that the checkpoint was saved with, as plain dicts."""
     folder = layout.resolve_checkpoint(folder)
     check_files(folder, prefix=layout.CONFIG)
-    config = yaml.safe_load((folder / layout.CONFIG).read_bytes())
-    if not isinstance(config, dict):
-        raise BrokenCheckpoint(f"{folder / layout.CONFIG}: is not a mapping")
-    return config
+    return config_of(folder)
 
 
 def names_anywhere(names: set[str], world: World) -> set[str]:
@@ -232,7 +224,7 @@ def names_anywhere(names: set[str], world: World) -> set[str]:
 def _by_every_name(index: TensorIndex) -> dict[str, tuple[str, StoredTensor]]:
     """Return every name a model may ask for -> (the name it is kept under, what is kept)."""
     sources = {name: (name, stored) for name, stored in index.tensors.items()}
-    for alias, name in index.extra["aliases"].items():
+    for alias, name in index.aliases.items():
         sources[alias] = (name, index.tensors[name])
     return sources
 
@@ -247,7 +239,7 @@ def tied_names(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _alias_in(index: TensorIndex, name: str, known: set[str]) -> bool:
-    return any(target == name and alias in known for alias, target in index.extra["aliases"].items())
+    return any(target == name and alias in known for alias, target in index.aliases.items())
 
 
 def mismatch(missing: list[str], unexpected: list[str], wrong: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.encoding import decode
 from ftk.checkpoint.load import mismatch, names_anywhere
 from ftk.checkpoint.naming import parameter_names
-from ftk.checkpoint.storage import StoredTensor, read_index, read_tensors
+from ftk.checkpoint.storage import INDEX, StoredTensor, TensorIndex, read_index, read_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.shards import Fused, fused_parameters, own_places, with_fused
 from ftk.model_parallel.together import together
@@ -71,7 +72,7 @@ def _fill(
         held: the names of the parameters of all processes.
     """
     index = read_index(folder / layout.OPTIMIZER)
-    stored_groups, scalars = decode(index.extra["param_groups"]), decode(index.extra["scalars"])
+    stored_groups, scalars = groups_and_scalars(folder, index)
     pairs = _match_groups(folder, stored_groups, optimizer, names, held)
 
     parameters = {names[id(p)]: (p, group) for _, group in pairs for p in group["params"]}
@@ -128,15 +129,49 @@ def _match_groups(
                 f"{folder}: its optimizer groups the parameters otherwise (for example {moved});"
                 " only the weights can be taken from it"
             )
-        pairs.append((options[group_names[0]] if group_names else {}, group))
+        taken = options[group_names[0]] if group_names else {}
+        for key, value in taken.items():
+            if key in group and not _is_alike(value, group[key]):
+                raise layout.BrokenCheckpoint(f"{folder}: its optimizer has {value!r:.40} for {key}")
+        pairs.append((taken, group))
     return pairs
 
 
+def groups_and_scalars(folder: Path, index: TensorIndex) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The parameter groups of a checkpoint's optimizer, and "PARAMETER/ENTRY" -> what of its state is no tensor.
+
+    Args:
+        folder: the checkpoint.
+        index: of its optimizer.
+
+    Raises:
+        BrokenCheckpoint: they are not of the form that ftk writes, or are of parameters that no group has.
+    """
+
+    def read(_: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        groups, scalars = decode(index.extra.get("param_groups")), decode(index.extra.get("scalars"))
+        if not isinstance(groups, list) or not all(map(_is_group, groups)) or not isinstance(scalars, dict):
+            raise ValueError("has no parameter groups and scalars")
+        names = {name for group in groups for name in group["params"]}
+        for path in (*index.tensors, *scalars):
+            _owner_and_entry(path, names)
+        return groups, scalars
+
+    return layout.read_part(folder / layout.OPTIMIZER / INDEX, read)
+
+
+def _is_group(group: Any) -> bool:
+    names = group.get("params") if isinstance(group, dict) else None
+    return isinstance(names, list) and all(isinstance(name, str) for name in names)
+
+
 def _owner_and_entry(path: str, parameters: Set[str]) -> tuple[str, str]:
-    """Split "PARAMETER/ENTRY"; either part may hold a "/" of its own."""
+    """Split "PARAMETER/ENTRY"; either part may hold a "/" of its own. A ValueError if it is no parameter's."""
     at = path.find("/")
-    while path[:at] not in parameters:
-        at = path.index("/", at + 1)
+    while at >= 0 and path[:at] not in parameters:
+        at = path.find("/", at + 1)
+    if at < 0:
+        raise ValueError(f"holds {path!r:.200}, which is of no parameter in its groups")
     return path[:at], path[at + 1 :]
 
 
@@ -173,4 +208,17 @@ def _put(state: dict[str, Any], entry: str, value: Any) -> None:
     *parents, last = entry.split("/")
     for parent in parents:
         state = state.setdefault(parent, {})
+        if not isinstance(state, dict):
+            raise layout.BrokenCheckpoint(f"the optimizer's state has {entry!r:.200} within a value")
     state[last] = value
+
+
+def _is_alike(stored: Any, own: Any) -> bool:
+    """Whether a hyperparameter may take the place of another: a finite number that of a number, and so on."""
+    if isinstance(own, (tuple, list)) and isinstance(stored, (tuple, list)):
+        return len(own) == len(stored) and all(map(_is_alike, stored, own))
+    if isinstance(own, bool) or isinstance(stored, bool) or stored is None or own is None:
+        return stored is None or own is None or type(stored) is type(own)
+    if isinstance(own, (int, float, torch.Tensor)) and isinstance(stored, (int, float, torch.Tensor)):
+        return math.isfinite(stored)
+    return type(stored) is type(own)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftk.checkpoint.layout import CONFIG, MANIFEST, MODEL, TOKENIZER, TRAINER_STATE, BrokenCheckpoint
+from ftk.checkpoint.layout import CONFIG, MANIFEST, MODEL, TOKENIZER, TRAINER_STATE, BrokenCheckpoint, read_part
+from ftk.files import MAX_JSON_BYTES, parse_json, read_bytes
 
 Buffer = bytes | bytearray | memoryview
 
@@ -36,30 +39,23 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
         BrokenCheckpoint: it is missing, empty, no JSON, changed, or of a format this version does not know.
     """
     path = folder / MANIFEST
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise BrokenCheckpoint(f"{path}: cannot be read ({error.strerror}); not a whole checkpoint") from error
+    text = read_part(path, lambda path: read_bytes(path, MAX_JSON_BYTES))
     if not text.strip(b"\0 \n"):
         raise BrokenCheckpoint(f"{path}: empty")
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise BrokenCheckpoint(f"{path}: is not JSON ({error})") from error
+    content = read_part(path, lambda _: parse_json(text))
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise BrokenCheckpoint(f"{path}: is not the manifest of an ftk checkpoint")
     if content.get("version") != _VERSION:
-        raise BrokenCheckpoint(f"{path}: has version {content.get('version')}; this ftk reads version {_VERSION}")
+        raise BrokenCheckpoint(f"{path}: has version {content.get('version')!r:.40}; this ftk reads version {_VERSION}")
     entries = content.get("files")
-    if not isinstance(entries, dict) or content.get("digest") != _digest(entries) or text != json_bytes(content):
+    if not isinstance(entries, dict) or not all(_is_record(entry) for entry in entries.values()):
+        raise BrokenCheckpoint(f"{path}: an entry lacks its size or sha256")
+    for name in entries:
+        if not _is_inside(name):
+            raise BrokenCheckpoint(f"{path}: names a file outside the checkpoint: {name[:200]!r}")
+    if content != _manifest(entries) or text != json_bytes(content):
         raise BrokenCheckpoint(f"{path}: was changed after it was written (its own digest does not match)")
-    try:
-        files = {name: FileRecord(int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise BrokenCheckpoint(f"{path}: an entry lacks its size or sha256") from error
-    for name in files:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise BrokenCheckpoint(f"{path}: names a file outside the checkpoint: {name}")
+    files = {name: FileRecord(**entry) for name, entry in entries.items()}
     missing = [name for name in _REQUIRED if name not in files]
     if missing:
         raise BrokenCheckpoint(f"{path}: does not list {', '.join(missing)}")
@@ -75,8 +71,7 @@ def index_folders(files: Mapping[str, FileRecord]) -> list[str]:
 def write_manifest(folder: Path, files: dict[str, FileRecord]) -> None:
     """Write `manifest.json` for `files`, which were written through `write_file`."""
     entries = {name: {"size": files[name].size, "sha256": files[name].sha256} for name in sorted(files)}
-    content = {"format": _FORMAT, "version": _VERSION, "digest": _digest(entries), "files": entries}
-    write_file(folder / MANIFEST, [json_bytes(content)])
+    write_file(folder / MANIFEST, [json_bytes(_manifest(entries))])
 
 
 def write_file(path: Path, pieces: Iterable[Buffer]) -> FileRecord:
@@ -102,6 +97,37 @@ def write_file(path: Path, pieces: Iterable[Buffer]) -> FileRecord:
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(size, digest.hexdigest())
+
+
+@contextmanager
+def new_file_for_torch(path: Path) -> Iterator[io.FileIO]:
+    """A new file for torch's own writers, which say of a failed write that something failed, or abort the process.
+
+    Raises:
+        OSError: a write failed, said when the block ends.
+    """
+    with _Patient(path, "xb") as file:
+        try:
+            yield file
+        finally:
+            if file.error is not None:
+                raise file.error
+
+
+class _Patient(io.FileIO):
+    """Keeps the first error of a write, and takes whatever comes after it."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        size = len(left)
+        while left and self.error is None:
+            try:
+                left = left[super().write(left) :]
+            except OSError as error:
+                self.error = error
+        return size
 
 
 def _blocks(piece: Buffer) -> Iterator[memoryview]:
@@ -133,5 +159,18 @@ def json_bytes(content: Any) -> bytes:
     return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _digest(entries: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def _manifest(entries: dict[str, Any]) -> dict[str, Any]:
+    digest = hashlib.sha256(json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return {"format": _FORMAT, "version": _VERSION, "digest": digest, "files": entries}
+
+
+def _is_record(entry: Any) -> bool:
+    if not isinstance(entry, dict) or entry.keys() != {"size", "sha256"} or not isinstance(entry["sha256"], str):
+        return False
+    return type(entry["size"]) is int and 0 <= entry["size"] < 1 << 63
+
+
+def _is_inside(name: str) -> bool:
+    """Whether it is a file's name within the folder, which the system and JSON in UTF-8 can write."""
+    plain = "\0" not in name and not any("\ud800" <= character <= "\udfff" for character in name)
+    return plain and name not in ("", ".") and not Path(name).is_absolute() and ".." not in Path(name).parts

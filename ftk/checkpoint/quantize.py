@@ -67,9 +67,9 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
         return None
     try:
         how = Quantization(**section)
+        problems = list(how.validate())
     except TypeError as error:
-        raise UserError(f"config.yaml: {QUANTIZATION} is {section!r}, which this ftk does not know") from error
-    problems = list(how.validate())
+        raise UserError(f"config.yaml: {QUANTIZATION} is {section!r:.200}, which this ftk does not know") from error
     if problems:
         raise UserError(f"config.yaml: {QUANTIZATION}: {'; '.join(problems)}")
     return how

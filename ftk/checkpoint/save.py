@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ftk import files
 from ftk.checkpoint import layout
 from ftk.checkpoint.manifest import FileRecord, write_file, write_manifest
 from ftk.checkpoint.shared import check_shared
@@ -78,57 +79,46 @@ def write_snapshot(
     """
     folder = Path(folder)
     world = world or World.single()
-    temporary = folder.with_name(folder.name + layout.TEMPORARY)
+    stack = contextlib.ExitStack()
 
-    def begin() -> None:
+    def begin() -> str:
         refuse_to_replace(folder, overwrite=overwrite)
-        if temporary.exists():
-            shutil.rmtree(temporary)
-        temporary.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return str(stack.enter_context(files.temporary_folder(folder)))
 
     def finish() -> int:
         """What the main process writes, and the end; returns the number of bytes."""
         if snapshot.tokenizer_folder is not None:
-            files.update(_copy_folder(snapshot.tokenizer_folder, temporary, layout.TOKENIZER))
+            records.update(_copy_folder(snapshot.tokenizer_folder, temporary, layout.TOKENIZER))
         for name, content in ((layout.CONFIG, snapshot.config), (layout.TRAINER_STATE, snapshot.trainer_state)):
-            files[name] = write_file(temporary / name, [content])
-        write_manifest(temporary, files)
-        for inner in [temporary, *(path for path in temporary.rglob("*") if path.is_dir())]:
-            layout.sync_folder(inner)
-        layout.put_in_place(temporary, folder)
-        return sum(record.size for record in files.values())
+            records[name] = write_file(temporary / name, [content])
+        write_manifest(temporary, records)
+        files.sync_tree(temporary)
+        files.put_in_place(temporary, folder)
+        return sum(record.size for record in records.values())
 
     try:
-        on_main(world, begin)
-        check_shared(temporary, world)
-        files = _write_tensors(temporary, snapshot, world)
-        size = on_main(world, finish)
+        with stack:  # what is left of the attempt goes
+            temporary = Path(on_main(world, begin))
+            check_shared(temporary, world)
+            records = _write_tensors(temporary, snapshot, world)
+            size = on_main(world, finish)
     except OSError as error:
-        _give_up(temporary, world)
-        reason = error.strerror or str(error)
         raise OSError(
-            error.errno, f"saving the checkpoint failed ({reason}); nothing of it was kept", str(folder)
+            error.errno, f"saving the checkpoint failed ({files.reason(error)}); nothing of it was kept", str(folder)
         ) from error
-    except BaseException:
-        _give_up(temporary, world)
-        raise
     if world.is_main:
-        logger.info("saved %s (%.1f MB, %d files)", folder, size / 1e6, len(files) + 1)
+        logger.info("saved %s (%.1f MB, %d files)", folder, size / 1e6, len(records) + 1)
     return folder
 
 
 def _write_tensors(folder: Path, snapshot: Snapshot, world: World) -> dict[str, FileRecord]:
     """Write the folders of tensors; return the records of their files by name, of all of them on the main process."""
-    files: dict[str, FileRecord] = {}
+    records: dict[str, FileRecord] = {}
     for part, content in snapshot.parts.items():
         written = write_tensors(folder / part, content.tensors, extra=content.extra, process_group=world.own_host_group)
-        files.update({f"{part}/{name}": record for name, record in written.items()})
-    return files
-
-
-def _give_up(temporary: Path, world: World) -> None:
-    if world.is_main:
-        shutil.rmtree(temporary, ignore_errors=True)
+        records.update({f"{part}/{name}": record for name, record in written.items()})
+    return records
 
 
 def refuse_to_replace(folder: Path, *, overwrite: bool) -> None:
@@ -160,6 +150,6 @@ def _copy_folder(source: Path, folder: Path, name: str) -> dict[str, FileRecord]
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    with open(path, "rb") as file:
+    with files.open_regular(path) as file:
         while block := file.read(_BLOCK_BYTES):
             yield block

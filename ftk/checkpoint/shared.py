@@ -29,7 +29,7 @@ def check_shared(folder: Path, world: World) -> None:
     if world.size == 1:
         return
     # A new name each time: of an old one a machine may remember that it is not there. `clean_leftovers` knows it.
-    name, host = on_main(world, lambda: (f"checkpoint_seen_{uuid.uuid4().hex}{TEMPORARY}", socket.gethostname()))
+    name, host = on_main(world, lambda: (f"checkpoint_seen{TEMPORARY}{uuid.uuid4().hex}", socket.gethostname()))
     on_main(world, (folder / name).mkdir)
 
     def look() -> None:

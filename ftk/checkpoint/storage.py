@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,16 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.futures import Future
 
-from ftk.checkpoint.layout import BrokenCheckpoint
+from ftk.checkpoint.layout import BrokenCheckpoint, read_part
 from ftk.checkpoint.manifest import FileRecord, json_bytes, write_file
+from ftk.files import open_regular, read_json, reason
 from ftk.model_parallel.shards import fused_of, own_pieces
 
 INDEX = "index.json"
 
 _FORMAT = "ftk-tensors"
 _VERSION = 1
+_MAX_DIMS = 64  # as torch has it
 _DTYPE_CODES = {  # torch dtype -> its code in a safetensors header
     torch.float64: "F64",
     torch.float32: "F32",
@@ -89,6 +92,12 @@ class TensorIndex:
 
     tensors: dict[str, StoredTensor]
     extra: dict[str, Any]
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Other names of tied tensors -> the one they are kept under."""
+        aliases: dict[str, str] = self.extra.get("aliases", {})
+        return aliases
 
 
 def write_tensors(
@@ -139,9 +148,14 @@ def read_tensors(
         process_group: ranks that read together; None: this process alone.
 
     Raises:
-        BrokenCheckpoint: the index is damaged, or does not fit the files.
+        BrokenCheckpoint: the index is damaged, does not fit the files, or has no tensor of a target's name and shape;
+            before any target changes.
     """
-    reader = _TensorReader(folder, read_index(folder), check)
+    index = read_index(folder)
+    for name, target in targets.items():
+        if name not in index.tensors or index.tensors[name].shape != tuple(target.shape):
+            raise BrokenCheckpoint(f"{folder / INDEX}: has no tensor {name!r} of shape {list(target.shape)}")
+    reader = _TensorReader(folder, index, check)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with _quiet_dcp():
         dcp.load(
@@ -157,22 +171,82 @@ def read_index(folder: Path) -> TensorIndex:
     """Read `index.json` of a folder that `write_tensors` wrote.
 
     Raises:
-        BrokenCheckpoint: it is missing or says nothing sensible.
+        BrokenCheckpoint: it is missing or says nothing sensible; the chunks of a tensor do not fill it, each element
+            once; a file is smaller than what is said to be in it.
     """
     path = folder / INDEX
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise BrokenCheckpoint(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise BrokenCheckpoint(f"{path}: is not JSON ({error})") from error
+    content = read_part(path, read_json)
     try:
         if content["format"] != _FORMAT or content["version"] != _VERSION:
-            raise ValueError(f"format {content['format']} {content['version']} instead of {_FORMAT} {_VERSION}")
-        tensors = {name: _stored_tensor(entry) for name, entry in content["tensors"].items()}
-        return TensorIndex(tensors, dict(content["extra"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BrokenCheckpoint(f"{path}: is not the index of a tensor folder ({error!r})") from error
+            raise ValueError(f"format {content['format']!r:.40} {content['version']!r:.40}, not {_FORMAT} {_VERSION}")
+        tensors = {name: _stored_tensor(name, entry) for name, entry in content["tensors"].items()}
+        index = TensorIndex(tensors, dict(content["extra"]))
+        _check_aliases(index)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BrokenCheckpoint(f"{path}: is not the index of a tensor folder ({_words(error)})") from error
+    needed = dict.fromkeys((chunk.file for stored in tensors.values() for chunk in stored.chunks), 0)
+    for stored in tensors.values():
+        for chunk in stored.chunks:
+            needed[chunk.file] += math.prod(chunk.shape) * stored.dtype.itemsize
+    for name, size in needed.items():
+        there = read_part(folder / name, lambda file: file.stat().st_size)
+        if there < size:
+            raise BrokenCheckpoint(f"{path}: puts {size} bytes of tensors in {name}, which has {there}")
+    return index
+
+
+def check_headers(folder: Path, index: TensorIndex, files: Collection[str] | None = None) -> None:
+    """Compare what an index says with the headers of the safetensors files.
+
+    Args:
+        folder: of the index.
+        index: what `read_index` returned.
+        files: of the folder; None: all of them.
+
+    Raises:
+        BrokenCheckpoint: a chunk is not in its file, or has another dtype or shape there.
+    """
+    by_file: dict[str, list[tuple[Chunk, StoredTensor]]] = {}
+    for stored in index.tensors.values():
+        for chunk in stored.chunks:
+            if files is None or chunk.file in files:
+                by_file.setdefault(chunk.file, []).append((chunk, stored))
+    for name, chunks in by_file.items():
+        with open_safetensors(folder / name) as file:
+            for chunk, stored in chunks:
+                header = file.get_slice(chunk.key)
+                if (header.get_dtype(), header.get_shape()) != (_DTYPE_CODES[stored.dtype], list(chunk.shape)):
+                    raise BrokenCheckpoint(f"{folder / name}: {chunk.key} has another dtype or shape than in {INDEX}")
+
+
+def stored_pieces(folder: Path, index: TensorIndex) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a folder in the pieces in which they lie in its files, each with the tensor's name.
+
+    Raises:
+        BrokenCheckpoint: as of `check_headers`.
+    """
+    check_headers(folder, index)
+    for file_name in sorted({chunk.file for stored in index.tensors.values() for chunk in stored.chunks}):
+        with open_safetensors(folder / file_name) as file:
+            for name, stored in index.tensors.items():
+                for chunk in stored.chunks:
+                    if chunk.file == file_name:
+                        yield name, file.get_tensor(chunk.key)
+
+
+@contextmanager
+def open_safetensors(path: Path) -> Iterator[Any]:
+    """A safetensors file of a checkpoint as `safe_open` gives it.
+
+    Raises:
+        BrokenCheckpoint: it is no such file, is no regular file, or lacks what the block asks for.
+    """
+    try:
+        open_regular(path).close()  # safe_open would wait at a pipe
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise BrokenCheckpoint(f"{path}: {reason(error) if isinstance(error, OSError) else error}") from error
 
 
 def _as_boxes(tensor: torch.Tensor) -> torch.Tensor:
@@ -309,8 +383,10 @@ class _TensorReader(StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         # Here, before the ranks exchange their plans: if one rank finds a broken file, none starts to read.
+        files = {self.chunks[item.storage_index].file for item in plan.items}
         if self.check is not None:
-            self.check({self.chunks[item.storage_index].file for item in plan.items})
+            self.check(files)
+        check_headers(self.folder, self.index, files)
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -322,20 +398,14 @@ class _TensorReader(StorageReader):
             chunk = self.chunks[item.storage_index]
             by_file.setdefault(chunk.file, []).append((chunk, item))
         for name, reads in by_file.items():
-            path = self.folder / name
-            try:
-                with safe_open(path, framework="pt") as file:
-                    for chunk, item in reads:
-                        source = file.get_tensor(chunk.key)
-                        if tuple(source.shape) != chunk.shape:
-                            raise BrokenCheckpoint(f"{path}: {chunk.key} has another shape than in {INDEX}")
-                        for dim, start in enumerate(item.storage_offsets):
-                            source = source.narrow(dim, start, item.lengths[dim])
-                        target = planner.resolve_tensor(item).detach()
-                        target.copy_(source)
-                        planner.commit_tensor(item, target)
-            except (SafetensorError, FileNotFoundError) as error:
-                raise BrokenCheckpoint(f"{path}: {error}") from error
+            with open_safetensors(self.folder / name) as file:
+                for chunk, item in reads:
+                    source = file.get_tensor(chunk.key)
+                    for dim, start in enumerate(item.storage_offsets):
+                        source = source.narrow(dim, start, item.lengths[dim])
+                    target = planner.resolve_tensor(item).detach()
+                    target.copy_(source)
+                    planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -387,10 +457,69 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _stored_tensor(entry: dict[str, Any]) -> StoredTensor:
+def _stored_tensor(name: str, entry: dict[str, Any]) -> StoredTensor:
+    """Raises what `read_index` catches."""
+    shape = _sizes(entry["shape"])
     chunks = []
     for chunk in entry["chunks"]:
-        if Path(chunk["file"]).name != chunk["file"]:
-            raise ValueError(f"file {chunk['file']!r} lies outside the folder")
-        chunks.append(Chunk(chunk["file"], chunk["key"], tuple(chunk["offset"]), tuple(chunk["shape"])))
-    return StoredTensor(tuple(entry["shape"]), _DTYPE_NAMES[entry["dtype"]], tuple(chunks))
+        file, key = chunk["file"], chunk["key"]
+        if not isinstance(file, str) or not isinstance(key, str) or Path(file).name != file or "\0" in file:
+            raise ValueError(f"file {file!r:.100} lies outside the folder")
+        chunks.append(Chunk(file, key, _sizes(chunk["offset"]), _sizes(chunk["shape"])))
+    if any(len(part) != len(shape) for chunk in chunks for part in (chunk.offset, chunk.shape)) or not (
+        _fill(chunks, (0,) * len(shape), shape) if math.prod(shape) else not chunks
+    ):
+        raise ValueError(f"the chunks of tensor {name!r:.200} do not fill its shape {list(shape)}, each element once")
+    return StoredTensor(shape, _DTYPE_NAMES[entry["dtype"]], tuple(chunks))
+
+
+def _sizes(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 1 << 63 for value in values):
+        raise ValueError(f"{values!r:.100} are not sizes")
+    if len(values) > _MAX_DIMS or math.prod(values) >= 1 << 63:
+        raise ValueError(f"{values!r:.100} are too large")
+    return tuple(values)
+
+
+def _fill(chunks: list[Chunk], offset: tuple[int, ...], shape: tuple[int, ...], depth: int = 0) -> bool:
+    """Whether chunks fill a box, each element once: one of them is the box, or straight cuts part box and chunks.
+
+    Shards are always cut so, however many meshes and dimensions they are cut over; and it takes only sorting.
+    """
+    if len(chunks) == 1:
+        return chunks[0].offset == offset and chunks[0].shape == shape
+    for dim in range(len(shape) if depth < _MAX_DIMS else 0):
+        at = offset[dim]
+        parts: list[tuple[int, list[Chunk]]] = []
+        for chunk in sorted(chunks, key=lambda chunk: chunk.offset[dim]):
+            start, end = chunk.offset[dim], chunk.offset[dim] + chunk.shape[dim]
+            if not parts or start >= at:
+                if start != at or end == start:
+                    return False  # a gap, or nothing in it
+                parts.append((start, []))
+            parts[-1][1].append(chunk)
+            at = max(at, end)
+        if at != offset[dim] + shape[dim]:
+            return False
+        if len(parts) > 1:
+            ends = [start for start, _ in parts[1:]] + [at]
+            return all(
+                _fill(
+                    part,
+                    (*offset[:dim], start, *offset[dim + 1 :]),
+                    (*shape[:dim], end - start, *shape[dim + 1 :]),
+                    depth + 1,
+                )
+                for (start, part), end in zip(parts, ends, strict=True)
+            )
+    return False
+
+
+def _check_aliases(index: TensorIndex) -> None:
+    for alias, name in index.aliases.items():
+        if not isinstance(name, str) or name not in index.tensors or alias in index.tensors:
+            raise ValueError(f"{alias!r:.200} is no other name of a tensor")
+
+
+def _words(error: Exception) -> str:
+    return f"no {error}" if isinstance(error, KeyError) else str(error)

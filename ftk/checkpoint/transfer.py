@@ -95,7 +95,7 @@ def _fill(
     names = {name: tied.get(name, [name]) for name in wanted}
     index = read_index(folder / layout.MODEL)
     averaged = read_index(folder / layout.EMA).tensors if ema else {}
-    kept_as = {name: name for name in index.tensors} | index.extra["aliases"]  # every name -> the one it is kept under
+    kept_as = {name: name for name in index.tensors} | index.aliases  # every name -> the one it is kept under
 
     def meant_to_differ(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)

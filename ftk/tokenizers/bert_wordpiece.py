@@ -22,6 +22,7 @@ from ftk.tokenizers.command_tokens import BERT_WORDPIECE, Layout, number, sentin
 from ftk.tokenizers.files import as_text, find_file, read_file
 
 _MAX_WORD_CHARACTERS = 100
+_MAX_SENTINELS = 10_000
 _CHINESE_RANGES = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
     (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
@@ -42,8 +43,8 @@ class BertWordPieceConfig(TokenizerConfig):
     )
 
     def validate(self) -> Iterator[str]:
-        if self.sentinel_tokens < 0:
-            yield f"sentinel_tokens is {self.sentinel_tokens}; it must be 0 or more"
+        if not 0 <= self.sentinel_tokens <= _MAX_SENTINELS:
+            yield f"sentinel_tokens is {self.sentinel_tokens}; it must be from 0 to {_MAX_SENTINELS}"
 
 
 @register_tokenizer("bert_wordpiece", config=BertWordPieceConfig)

@@ -67,6 +67,8 @@ def _configure(name: str, config_type: type, given: dict[str, Any]) -> Any:
                 values[key] = option.convert(given[key])
             except ValueError as error:
                 errors.append(str(error))
+            except (OverflowError, TypeError) as error:
+                errors.append(f"tokenizer {name}: {key} is {given[key]!r:.40} ({error})")
         elif option.default is MISSING:
             errors.append(f"tokenizer {name} needs {key}: {option.help}")
     if errors:

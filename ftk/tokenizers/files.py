@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ftk.errors import UserError
+from ftk.files import parse_json, read_bytes, reason, write_whole
 
 DESCRIPTION = "ftk_tokenizer.json"
 FORMAT = 1
+
+_MAX_BYTES = 1 << 28  # the largest vocabularies have some ten million
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,16 @@ def read_file(path: Path) -> tuple[bytes, VocabularyFile]:
     """The content of a file, and its name, hash and size.
 
     Raises:
-        UserError: there is no such file, it is a directory, or it cannot be read.
+        UserError: there is no such file, it is no regular one, is larger than a vocabulary, or cannot be read.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, _MAX_BYTES)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a directory, a file is meant") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)})") from error
     return content, VocabularyFile(path, hashlib.sha256(content).hexdigest(), len(content))
 
 
@@ -99,10 +102,10 @@ def save_files(folder: Path, files: Sequence[VocabularyFile], description: dict[
             raise UserError(f"{file.path}: changed on disk since the tokenizer was built; build it again")
         target = folder / file.path.name
         if not (target.exists() and os.path.samefile(target, file.path)):
-            _write(target, content)
+            write_whole(target, content)
     listed = [{"name": file.path.name, "sha256": file.sha256, "bytes": file.num_bytes} for file in files]
     text = json.dumps({"format": FORMAT, **description, "files": listed}, indent=2, ensure_ascii=False) + "\n"
-    _write(folder / DESCRIPTION, text.encode("utf-8"))
+    write_whole(folder / DESCRIPTION, text)
 
 
 def find_description(folder: str | os.PathLike[str]) -> Path:
@@ -131,11 +134,9 @@ def read_description(path: Path) -> dict[str, Any]:
     """
     content, _ = read_file(path)
     try:
-        description = json.loads(as_text(content, path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
-    except RecursionError:
-        raise UserError(f"{path}: not a tokenizer description (nested too deeply)") from None
+        description = parse_json(as_text(content, path))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
     kinds = {"format": int, "name": str, "options": dict, "files": list}
     whole = isinstance(description, dict) and all(isinstance(description.get(k), t) for k, t in kinds.items())
     if not whole:
@@ -149,7 +150,7 @@ def read_description(path: Path) -> dict[str, Any]:
 
 def _check_listed(path: Path, listed: Any) -> None:
     name = listed.get("name") if isinstance(listed, dict) else None
-    if not isinstance(name, str) or name != Path(name).name or name in ("", ".", ".."):
+    if not isinstance(name, str) or name != Path(name).name or name in ("", ".", "..") or "\0" in name:
         raise UserError(f"{path}: a file is listed as {listed!r}; it must be a plain name in the same folder")
     _, file = read_file(path.parent / name)
     if file.sha256 != listed.get("sha256"):
@@ -157,15 +158,3 @@ def _check_listed(path: Path, listed: Any) -> None:
             f"{file.path}: is not the file that was saved (sha256 {file.sha256[:12]}..., "
             f"{path.name} says {str(listed.get('sha256'))[:12]}...); take an undamaged copy"
         )
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with open(temporary, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -122,8 +122,8 @@ def _parse_vocab(text: str, path: Path) -> dict[str, int]:
         vocab = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno})") from None
-    except RecursionError:
-        raise UserError(f"{path}: not a vocabulary (nested too deeply)") from None
+    except (RecursionError, ValueError):  # a ValueError for a number of thousands of digits
+        raise UserError(f"{path}: not a vocabulary (nested too deeply, or a number is too long)") from None
     if not isinstance(vocab, dict) or not vocab:
         raise UserError(f'{path}: not a vocabulary; it must be an object of tokens and ids, {{"a": 0, ...}}')
     if twice:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ftk.errors import UserError
+from ftk.files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,10 @@ def train_sentencepiece(
         raise lines.error
     if lines.num_replaced:
         logger.warning("%d lines were not UTF-8; their bad bytes count as U+FFFD", lines.num_replaced)
-    return _write_model(Path(folder), model.getvalue())
+    path = Path(folder) / MODEL_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, model.getvalue())
+    return path
 
 
 class _Lines:
@@ -191,15 +195,3 @@ def _translated(message: str, lines: _Lines, vocab_size: int, coverage: float) -
             f"{too_low.group(2)}, or a character_coverage below {coverage}"
         )
     return f"training a SentencePiece model failed: {message.strip()}"
-
-
-def _write_model(folder: Path, model: bytes) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / MODEL_NAME
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_bytes(model)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from ftk.checkpoint import save_checkpoint
+from ftk.checkpoint.checking import hash_file
+from ftk.checkpoint.manifest import FileRecord, write_manifest
 
 
 class Awkward(nn.Module):
@@ -57,6 +61,22 @@ def assert_same_tensors(left: dict, right: dict) -> None:
         assert left[name].shape == right[name].shape, name
         raw = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (left[name], right[name])]
         assert torch.equal(*raw), name
+
+
+def forge_manifest(folder: Path) -> None:
+    """Make the manifest anew from what is there now, as one can who wants to be believed: its digest is no secret."""
+    (folder / "manifest.json").unlink(missing_ok=True)
+    there = [path for path in folder.rglob("*") if path.is_file()]
+    records = {str(path.relative_to(folder)): FileRecord(path.stat().st_size, hash_file(path)) for path in there}
+    write_manifest(folder, records)
+
+
+def forge_json(folder: Path, name: str, edit: Callable[[Any], Any]) -> None:
+    """Edit a JSON file of a checkpoint, and make the manifest anew."""
+    content = json.loads((folder / name).read_text())
+    edit(content)
+    (folder / name).write_text(json.dumps(content))
+    forge_manifest(folder)
 
 
 @pytest.fixture

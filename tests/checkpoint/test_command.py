@@ -188,3 +188,60 @@ def test_help_does_not_import_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "inspect" in done.stdout
     assert "--num-attention-heads" in done.stdout
+
+
+REFUSED = """
+import resource, signal, sys
+from ftk_cli.checkpoint import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (["convert", "ours", "theirs", "--to", "glm"], "theirs/150000/mp_rank_00_model_states.pt"),
+        (["convert", ORIGINAL, "ours2", "--from", "glm", "--num-attention-heads", "4"], "ours2"),
+        (["export", "ours", "out"], "out"),
+        (["export", "ours", "out.safetensors", "--format", "safetensors"], "out.safetensors"),
+        (["export", "ours", "out.pt2", "--format", "export"], "out.pt2"),
+        (["average", "--inputs", "ours", "same", "--output", "mean"], "mean"),
+    ],
+    ids=["convert-to", "convert-from", "export", "safetensors", "torch-export", "average"],
+)
+def test_full_disk_is_one_line_with_the_file_and_leaves_nothing(tmp_path: Path, capfd, command, file: str) -> None:
+    """The kernel refuses files above 100 kB, as on a full disk."""
+    for name in ("ours", "same"):
+        folder = str(tmp_path / name)
+        assert main(["convert", "--from", "glm", ORIGINAL, folder, "--num-attention-heads", "4"]) == 0
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED, *command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("ftk-checkpoint: ")
+    assert "File too large" in line
+    assert line.endswith(f": {file}")
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "same"]
+
+
+@pytest.mark.parametrize("name", ["theirs.tmp", "out.tokenizer.tmp", "out.tmp", ".out.safetensors.tmp"])
+def test_planted_links_are_not_followed_and_leftovers_of_killed_commands_go(tmp_path: Path, converted, name) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    (tmp_path / name).symlink_to(precious)
+    for output in ("theirs", "out", "out.safetensors"):
+        (tmp_path / f"{output}.tmp-killed").mkdir()
+    (tmp_path / "out.safetensors").symlink_to(precious / "new")
+    assert main(["convert", "--to", "glm", converted, str(tmp_path / "theirs")]) == 0
+    assert main(["export", converted, str(tmp_path / "out")]) == 0
+    file = str(tmp_path / "out.safetensors")
+    assert main(["export", converted, file, "--format", "safetensors", "--overwrite"]) == 0
+    assert not Path(file).is_symlink()
+    assert [path.name for path in precious.iterdir()] == ["thesis.txt"]
+    left = {"converted", "precious", name, "theirs", "out", "out.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == left

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,10 @@ from ftk.checkpoint import (
 )
 from ftk.errors import UserError
 
-from .conftest import Awkward, assert_same_tensors, make_optimizer
+from .conftest import Awkward, assert_same_tensors, forge_json, forge_manifest, make_optimizer
+
+TENSORS = "tensors_00000_of_00001.safetensors"
+ALIASES = "a: &a [x]\n" + "".join(f"{n}: &{n} [{f'*{p},' * 9}]\n" for p, n in pairwise("abcdefghijkl"))
 
 
 def flip(path: Path, position: int) -> None:
@@ -98,6 +102,110 @@ def test_fault_is_found_before_any_weight_changes(saved: Path, fault) -> None:
         load_model_state(saved, model)
     assert str(saved) in str(caught.value)
     assert_same_tensors(model.state_dict(), before)
+
+
+DEEP = "[" * 5000 + "]" * 5000
+TENSOR = {"__tensor__": "AAAAAA==", "dtype": "float32", "shape": [1]}
+ARRAY = {"__array__": "AAAAAA==", "dtype": "<f4", "shape": [1]}
+
+
+def in_trainer_state(**fields):
+    return lambda c: forge_json(c, "trainer.json", lambda state: state.update(fields))
+
+
+def in_config(text: str):
+    return lambda c: (c / "config.yaml").write_text(text)
+
+
+def no_regular_file(name: str, kind: str):
+    def replace(folder: Path) -> None:
+        (folder / name).unlink()
+        if kind == "pipe":
+            os.mkfifo(folder / name)
+        else:
+            (folder / name).symlink_to("/dev/zero")
+
+    return replace
+
+
+def with_chunks(part: str, chunks) -> None:
+    def edit(index) -> None:
+        index["tensors"][min(index["tensors"])]["chunks"] = chunks
+
+    return lambda c: forge_json(c, f"{part}/index.json", edit)
+
+
+HOSTILE = {
+    "manifest nested deeply": lambda c: (c / "manifest.json").write_text(f'{{"a":{DEEP}}}'),
+    "manifest nested less deeply": lambda c: (c / "manifest.json").write_text(f'{{"a":{"[" * 400 + "]" * 400}}}'),
+    "manifest with a name of surrogates": lambda c: edit_manifest(c, lambda m: m["files"].update({"\ud800": {}})),
+    "manifest with a huge size": lambda c: edit_manifest(c, lambda m: m["files"]["config.yaml"].update(size=10**40)),
+    "manifest with NaN": lambda c: edit_manifest(c, lambda m: m["files"]["config.yaml"].update(size=float("nan"))),
+    "manifest with a number of 5000 digits": lambda c: (c / "manifest.json").write_text("9" * 5000),
+    "manifest with a list of files": lambda c: edit_manifest(c, lambda m: m.update(files=[])),
+    "manifest in another encoding": lambda c: (c / "manifest.json").write_bytes(b"\xff\xfe\x00"),
+    "trainer state nested deeply": lambda c: (c / "trainer.json").write_text(DEEP),
+    "trainer state a list": lambda c: (c / "trainer.json").write_text("[]"),
+    "updates below zero": in_trainer_state(num_updates=-5),
+    "updates in words": in_trainer_state(num_updates="x"),
+    "updates true": in_trainer_state(num_updates=True),
+    "updates in parts": in_trainer_state(num_updates=3.5),
+    "updates beyond counting": in_trainer_state(num_updates=10**30),
+    "updates NaN": in_trainer_state(num_updates=float("nan")),
+    "updates a list": in_trainer_state(num_updates=[3]),
+    "figures no mapping": in_trainer_state(figures=[1]),
+    "seconds infinite": in_trainer_state(seconds=float("inf")),
+    "best a number": in_trainer_state(best=7),
+    "tokenizer a mapping": in_trainer_state(tokenizer={}),
+    "tensor of a function": in_trainer_state(state=TENSOR | {"dtype": "load"}),
+    "tensor of no dtype": in_trainer_state(state=TENSOR | {"dtype": ["float32"]}),
+    "tensor larger than its bytes": in_trainer_state(state=TENSOR | {"shape": [2**50, 2]}),
+    "tensor of another size": in_trainer_state(state=TENSOR | {"shape": [-1]}),
+    "tensor without a shape": in_trainer_state(state={"__tensor__": "AAAA"}),
+    "tensor in no base64": in_trainer_state(state=TENSOR | {"__tensor__": "!"}),
+    "array of objects": in_trainer_state(state=ARRAY | {"dtype": "O"}),
+    "array of records": in_trainer_state(state=ARRAY | {"dtype": "f4,i4"}),
+    "array larger than its bytes": in_trainer_state(state=ARRAY | {"shape": [2**62, 4]}),
+    "keys that are lists": in_trainer_state(state={"__items__": [[[1], 2]]}),
+    "items that are no pairs": in_trainer_state(state={"__items__": [1]}),
+    "a float in words": in_trainer_state(state={"__float__": "1e999"}),
+    "config nested deeply": in_config("[" * 5000),
+    "config of aliases": in_config(ALIASES),
+    "config of 2 MB": in_config("a: b\n" + "# comment\n" * 200_000),
+    "config with a date": in_config("model: {_name: glm, since: 2020-01-01}"),
+    "config with a month 13": in_config("model: {_name: glm, since: 2020-13-01}"),
+    "config with a number as a key": in_config("model: {1: 2}"),
+    "config with a list as a key": in_config("model: {[1]: 2}"),
+    "config with a huge number": in_config(f"model: {{hidden_size: {10**30}}}"),
+    "config whose model is a list": in_config("model: [1]"),
+    "config whose model is a word": in_config("model: glm"),
+    "config that is binary": in_config("\0"),
+    "config that makes objects": in_config("!!python/object/apply:os.system [true]"),
+    "index without chunks": with_chunks("model", []),
+    "optimizer's index without chunks": with_chunks("optimizer", []),
+    "model's index a word": lambda c: forge_json(c, "model/index.json", lambda index: index.update(tensors="w")),
+    "model's index nested deeply": lambda c: (c / "model/index.json").write_text(DEEP),
+} | {
+    f"{name} a {kind}": no_regular_file(name, kind)
+    for name in ("config.yaml", "manifest.json", "trainer.json", f"model/{TENSORS}", "tokenizer/ftk_tokenizer.json")
+    for kind in ("pipe", "device")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=[name.replace(" ", "-") for name in HOSTILE])
+def test_checkpoint_made_to_deceive_is_broken_and_an_older_one_is_taken(tmp_path: Path, saved: Path, make) -> None:
+    older = small(saved.parent / "checkpoint_1", 1)
+    forge_manifest(saved)
+    assert verify(saved) == []
+    forged = (saved / "manifest.json").read_bytes()
+    make(saved)
+    is_listed = all(path.is_dir() or (path.is_file() and not path.is_symlink()) for path in saved.rglob("*"))
+    if is_listed and (saved / "manifest.json").read_bytes() == forged:
+        forge_manifest(saved)
+    problems = verify(saved)
+    assert problems
+    assert not [problem for problem in problems if "\n" in problem]
+    assert newest_whole_checkpoint(saved.parent) == older
 
 
 @pytest.mark.parametrize(
@@ -236,21 +344,48 @@ def test_saving_over_a_checkpoint_replaces_it_and_over_anything_else_is_refused(
 
 def test_leftovers_of_killed_saves_are_cleaned(tmp_path: Path) -> None:
     small(tmp_path / "checkpoint_1", 1)
-    (tmp_path / "checkpoint_2.tmp" / "model").mkdir(parents=True)
-    (tmp_path / "checkpoint_last.tmp").symlink_to("checkpoint_1")
-    (tmp_path / "notes.tmp").write_text("mine")
+    for name in ("checkpoint_2.tmp-a1", "checkpoint_last.tmp-b2", "checkpoint_seen.tmp-c3"):
+        (tmp_path / name / "model").mkdir(parents=True)
+    (tmp_path / "checkpoint_last.tmp-link").symlink_to("checkpoint_1")
+    (tmp_path / "notes.tmp-1").write_text("mine")
     assert newest_whole_checkpoint(tmp_path) == tmp_path / "checkpoint_1"
     small(tmp_path / "checkpoint_2", 2)  # goes over its own leftover
     removed = [path.name for path in clean_leftovers(tmp_path)]
-    assert removed == ["checkpoint_last.tmp"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint_1", "checkpoint_2", "notes.tmp"]
+    assert removed == ["checkpoint_last.tmp-b2", "checkpoint_seen.tmp-c3"]
+    assert verify(tmp_path / "checkpoint_1") == []  # what a link points to is not removed
+    (tmp_path / "checkpoint_last.tmp-link").unlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint_1", "checkpoint_2", "notes.tmp-1"]
 
 
 def test_checkpoint_that_stepped_aside_for_a_save_that_died_is_brought_back(tmp_path: Path) -> None:
     folder = small(tmp_path / "checkpoint_1", 1)
-    os.rename(folder, tmp_path / "checkpoint_1.replaced.tmp")
+    os.rename(folder, tmp_path / "checkpoint_1.tmp-x.old")
     assert clean_leftovers(tmp_path) == []
     assert read_trainer_state(folder) == {"value": 1}
+
+
+@pytest.mark.parametrize("planted", ["link", "folder", "file"])
+def test_names_that_others_can_guess_are_neither_followed_nor_in_the_way(tmp_path: Path, planted: str) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("checkpoint_1.tmp", "checkpoint_1.replaced.tmp", "checkpoint_last.tmp", "sentencepiece.model.tmp"):
+        path = run / name
+        if planted == "link":
+            path.symlink_to(precious)
+        elif planted == "folder":
+            path.mkdir()
+        else:
+            path.write_text("theirs")
+    for value in (1, 2):
+        small(run / "checkpoint_1", value)
+        point_to(run, "checkpoint_last", run / "checkpoint_1")
+    clean_leftovers(run)
+    remove_checkpoint(run / "checkpoint_1")
+    assert [path.name for path in precious.iterdir()] == ["thesis.txt"]
+    assert len(list(run.iterdir())) == 5  # theirs, and our link
 
 
 def test_refused_write_says_so_leaves_nothing_and_keeps_the_old(tmp_path: Path) -> None:
@@ -319,9 +454,9 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_whole(tmp_path: Path) -> 
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        killed_while_writing += any(tmp_path.glob("*.tmp"))
+        killed_while_writing += any(tmp_path.glob("*.tmp-*"))
         clean_leftovers(tmp_path)
-        assert not list(tmp_path.glob("*.tmp"))
+        assert not list(tmp_path.glob("*.tmp-*"))
         for folder in numbered_checkpoints(tmp_path):
             assert verify(folder) == [], folder
         newest = newest_whole_checkpoint(tmp_path)

@@ -199,7 +199,7 @@ def test_trainer_state_keeps_every_kind_of_random_state(tmp_path: Path) -> None:
         "numpy": generator.bit_generator.state,
         "legacy": np.random.get_state(),
         "python": random.getstate(),
-        "best": float("inf"),
+        "limit": float("inf"),
         "nothing": float("nan"),
         "ratio": 0.1 + 0.2,
         "by_number": {1: "one", (2, 3): b"\x00\xff"},
@@ -212,7 +212,7 @@ def test_trainer_state_keeps_every_kind_of_random_state(tmp_path: Path) -> None:
     assert back["python"] == state["python"]
     assert back["legacy"][0] == state["legacy"][0]
     assert np.array_equal(back["legacy"][1], state["legacy"][1])
-    assert back["best"] == float("inf")
+    assert back["limit"] == float("inf")
     assert back["nothing"] != back["nothing"]
     for key in ("ratio", "by_number", "list"):
         assert back[key] == state[key]

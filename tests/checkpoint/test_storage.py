@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import os
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 
 from ftk.checkpoint.layout import BrokenCheckpoint
-from ftk.checkpoint.storage import read_index, read_tensors, write_tensors
+from ftk.checkpoint.storage import check_headers, read_index, read_tensors, write_tensors
+
+FILE = "tensors_00000_of_00001.safetensors"
 
 # Each rank saves its share of the rows of `rows` (7, so unevenly), of the columns of `columns`, and so on.
 WORKER = """
@@ -138,6 +145,116 @@ def test_index_that_does_not_fit_is_a_broken_checkpoint(tmp_path: Path, edit) ->
     with pytest.raises(BrokenCheckpoint):
         read_tensors(tmp_path, {"w": target})
     assert not target.any()
+
+
+def chunk(offset: list[Any], shape: list[Any], file: str = FILE, key: str = "w") -> dict[str, Any]:
+    return {"file": file, "key": key, "offset": offset, "shape": shape}
+
+
+DO_NOT_FILL = {
+    "none": [],
+    "beyond the end": [chunk([5, 0], [4, 6])],
+    "before the start": [chunk([-4, 0], [4, 6])],
+    "another rank": [chunk([0, 0, 0], [4, 6, 1])],
+    "no rank": [chunk([], [])],
+    "three times the same": [chunk([0, 0], [4, 6])] * 3,
+    "a part twice": [chunk([0, 0], [2, 6])] * 2,
+    "too small": [chunk([0, 0], [4, 5])],
+    "too large": [chunk([0, 0], [4, 7])],
+    "a gap": [chunk([0, 0], [1, 6]), chunk([2, 0], [2, 6])],
+    "an overlap and a gap": [
+        chunk([0, 0], [3, 3]),
+        chunk([0, 3], [1, 3]),
+        chunk([2, 3], [2, 3]),
+        chunk([1, 0], [1, 3]),
+    ],
+    "an empty one between": [chunk([0, 0], [2, 6]), chunk([2, 0], [0, 6]), chunk([2, 0], [2, 6])],
+    "a bool": [chunk([False, 0], [4, 6])],
+    "a float": [chunk([0.0, 0], [4, 6])],
+    "NaN": [chunk([math.nan, 0], [4, 6])],
+    "a huge number": [chunk([10**300, 0], [4, 6])],
+    "text": [chunk(["0", 0], [4, 6])],
+    "no list": [{"file": FILE, "key": "w", "offset": "00", "shape": {"4": 6}}],
+    "no object": ["w"],
+}
+
+
+@pytest.mark.parametrize("chunks", DO_NOT_FILL.values(), ids=[name.replace(" ", "-") for name in DO_NOT_FILL])
+def test_chunks_that_do_not_fill_their_tensor_are_refused_before_any_read(tmp_path: Path, chunks: list[Any]) -> None:
+    write_tensors(tmp_path, {"w": torch.ones(4, 6)})
+    index = json.loads((tmp_path / "index.json").read_text())
+    index["tensors"]["w"]["chunks"] = chunks
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(BrokenCheckpoint, match=r"index.json: is not the index of a tensor folder"):
+        read_index(tmp_path)
+
+
+def tiled(shape: tuple[int, ...], cuts: list[list[int]]) -> list[dict[str, Any]]:
+    """Chunks of a tensor that is cut along each dimension."""
+    spans = [list(itertools.pairwise([0, *dim_cuts, size])) for dim_cuts, size in zip(cuts, shape, strict=True)]
+    return [
+        chunk([start for start, _ in box], [end - start for start, end in box], key=str(box))
+        for box in itertools.product(*spans)
+    ]
+
+
+def test_chunks_cut_along_every_dimension_fill_their_tensor_and_one_less_does_not(tmp_path: Path) -> None:
+    write_tensors(tmp_path, {"w": torch.ones(40, 30, 20)})
+    index = json.loads((tmp_path / "index.json").read_text())
+    chunks = tiled((40, 30, 20), [list(range(1, 40)), [7, 8, 21], [5, 10]])
+    random.Random(1).shuffle(chunks)
+    for taken, whole in ((chunks, True), (chunks[1:], False), (chunks[1:] + chunks[-1:], False)):
+        index["tensors"]["w"]["chunks"] = taken
+        (tmp_path / "index.json").write_text(json.dumps(index))
+        if whole:
+            assert len(read_index(tmp_path).tensors["w"].chunks) == 480
+        else:
+            with pytest.raises(BrokenCheckpoint, match="do not fill its shape"):
+                read_index(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda w: w.update(dtype="float16"), "has another dtype or shape than in index.json"),
+        (lambda w: (w.update(shape=[6, 4]), w["chunks"][0].update(shape=[6, 4])), "has another dtype or shape"),
+        (lambda w: (w.update(shape=[2**50, 2]), w["chunks"][0].update(shape=[2**50, 2])), "which has 168"),
+        (lambda w: w.update(dtype="load"), "no 'load'"),
+        (lambda w: w.update(dtype=["float32"]), "unhashable"),
+    ],
+    ids=["dtype", "shape", "larger than its file", "a function of torch", "a list"],
+)
+def test_index_that_says_otherwise_than_the_file_is_refused_before_memory_is_taken(tmp_path, edit, message) -> None:
+    write_tensors(tmp_path, {"w": torch.ones(4, 6)})
+    index = json.loads((tmp_path / "index.json").read_text())
+    edit(index["tensors"]["w"])
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(BrokenCheckpoint, match=message):
+        check_headers(tmp_path, read_index(tmp_path))
+
+
+@pytest.mark.parametrize("edit", [lambda e: e.update(aliases={"v": "gone"}), lambda e: e.update(aliases=["w"])])
+def test_other_name_of_no_tensor_is_refused(tmp_path: Path, edit) -> None:
+    write_tensors(tmp_path, {"w": torch.ones(2)}, extra={"aliases": {"v": "w"}})
+    assert read_index(tmp_path).aliases == {"v": "w"}
+    index = json.loads((tmp_path / "index.json").read_text())
+    edit(index["extra"])
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(BrokenCheckpoint, match=r"index\.json"):
+        read_index(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["index.json", FILE])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_pipes_and_devices_are_refused_without_waiting(tmp_path: Path, name: str, kind: str) -> None:
+    write_tensors(tmp_path, {"w": torch.ones(2)})
+    (tmp_path / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(BrokenCheckpoint, match="which has 0|not a regular file"):
+        read_tensors(tmp_path, {"w": torch.zeros(2)})
 
 
 def test_check_comes_before_any_target_changes(tmp_path: Path) -> None:

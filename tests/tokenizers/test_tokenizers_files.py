@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def test_a_saved_folder_needs_nothing_else(tiny: Tokenizer, tmp_path: Path) -> N
     for file in again.files:
         assert (tmp_path / "second" / file.path.name).read_bytes() == file.path.read_bytes()
     assert load_tokenizer(moved).fingerprint == load_tokenizer(tmp_path / "second").fingerprint
-    assert not list(tmp_path.rglob("*.tmp"))
+    assert not list(tmp_path.rglob("*.tmp*"))
 
 
 def test_fingerprint_depends_on_options_and_content_only(tiny_gpt2: Path, tiny_roberta: Path, tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_damaged_folder_is_refused(damage: str, tiny: Tokenizer, tmp_path: Pat
         values["files"][0]["name"] = "../" + file.name
         expected = "plain name"
     elif damage == "not json":
-        expected = r"ftk_tokenizer\.json:1: not JSON"
+        expected = r"ftk_tokenizer\.json: is not JSON"
     elif damage == "other ids":
         values["command_tokens"]["pad"] = 12345
         expected = "other ids"
@@ -269,3 +270,54 @@ def test_gpt2_and_roberta_are_told_apart(tiny_gpt2: Path, tiny_roberta: Path) ->
     forced = build_tokenizer("gpt2_bpe", path=tiny_roberta, layout="gpt2")
     assert forced.token_text(forced.special.pad) == "<|endoftext|>"
     assert forced.special.mask >= forced.num_text_tokens
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 5000,
+        '{"format": 1, "name": "x", "options": {}, "files": ' + "[" * 500 + "]" * 500 + "}",
+        '{"format": ' + "9" * 5000 + "}",
+        '{"format": NaN, "name": "x", "options": {}, "files": []}',
+        '{"format": 1, "name": "x", "options": {}, "files": [{"name": "a\\u0000b"}]}',
+        '{"format": 1, "name": "bert_wordpiece", "options": {"sentinel_tokens": 1000000000}, "files": []}',
+        '{"format": 1, "name": "bert_wordpiece", "options": {"sentinel_tokens": 1e999}, "files": []}',
+        '{"format": 1, "name": "bert_wordpiece", "options": {"casing": [[]]}, "files": []}',
+        '{"format": 1, "name": "\\ud800", "options": {}, "files": []}',
+        '{"format": 1, "name": "bert_wordpiece", "options": {"\\ud800": 1}, "files": []}',
+        '{"format": true, "name": "", "options": {}, "files": [[]]}',
+        "\ufeff",
+    ],
+)
+def test_description_made_to_deceive_is_refused_in_plain_words(tmp_path: Path, content: str) -> None:
+    (tmp_path / "ftk_tokenizer.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_files_that_are_no_regular_ones_are_refused_without_waiting(tiny: Tokenizer, tmp_path: Path, kind: str) -> None:
+    tiny.save(tmp_path)
+    for path in (tmp_path / tiny.files[0].path.name, tmp_path / "ftk_tokenizer.json"):
+        path.unlink()
+        if kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to("/dev/zero")
+        with pytest.raises(UserError, match=r"not a regular file|holds no tokenizer"):
+            load_tokenizer(tmp_path)
+        with pytest.raises(UserError, match=r"not a regular file|is meant"):
+            build_tokenizer(tiny.name, path=path)
+
+
+def test_saving_follows_no_link_that_waits_for_it(tiny: Tokenizer, tmp_path: Path) -> None:
+    precious = tmp_path / "thesis.txt"
+    precious.write_text("years of work")
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("ftk_tokenizer.json", tiny.files[0].path.name):
+        (out / name).symlink_to(precious)
+        (out / f"{name}.tmp").symlink_to(precious)
+    tiny.save(out)
+    assert precious.read_text() == "years of work"
+    assert load_tokenizer(out).fingerprint == tiny.fingerprint

@@ -198,4 +198,4 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path, data_bin
     assert "checkpoint_6" in errors.splitlines()[-1]
     assert verify(tmp_path / "run" / "checkpoint_3") == []
     assert (tmp_path / "run" / "checkpoint_last").resolve().name == "checkpoint_3"
-    assert not list((tmp_path / "run").glob("*.tmp"))
+    assert not list((tmp_path / "run").glob("*.tmp-*"))

@@ -160,7 +160,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, uninterrupted):
     killed = toy_trainer(tmp_path, criterion=Acting(26, kill), **options)
     with pytest.raises(Killed):
         killed.train()
-    (tmp_path / "run" / "checkpoint_99.tmp").mkdir()
+    (tmp_path / "run" / "checkpoint_99.tmp-x").mkdir()
     assert max(record["num_updates"] for record in figures(tmp_path / "run")) > killed.checkpoints.last_saved
     with open(tmp_path / "run" / "metrics.jsonl", "a") as stream:
         stream.write('{"event": "train", "num_upd')
@@ -169,7 +169,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, uninterrupted):
     resumed.train()
     assert_same(resumed, uninterrupted)
     assert figures(tmp_path / "run") == figures(uninterrupted.checkpoints.folder)
-    assert not (tmp_path / "run" / "checkpoint_99.tmp").exists()
+    assert not (tmp_path / "run" / "checkpoint_99.tmp-x").exists()
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, uninterrupted, caplog):

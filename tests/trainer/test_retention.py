@@ -78,8 +78,8 @@ def run(folder, config, events, patch):
         if disk != "write fails":
             saved.append(name)
         present = {path.name for path in numbered_checkpoints(folder)}
-        assert not list(folder.glob("*.tmp")) or disk == "removal fails"
-        for path in folder.glob("*.tmp"):
+        assert not list(folder.glob("*.tmp-*")) or disk == "removal fails"
+        for path in folder.glob("*.tmp-*"):
             shutil.rmtree(path)
         if saved:
             assert saved[-1] in present  # the last one that was written

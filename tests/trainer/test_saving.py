@@ -135,7 +135,7 @@ def test_the_memory_of_a_snapshot_is_used_again(tmp_path):
 def test_links_move_and_old_ones_go_only_after_the_rename(tmp_path, monkeypatch):
     events = []
     for module, name in (
-        (ftk.checkpoint.layout, "put_in_place"),
+        (ftk.files, "put_in_place"),
         (ftk.trainer.checkpointing, "point_to"),
         (ftk.trainer.checkpointing, "remove_checkpoint"),
     ):
@@ -195,7 +195,7 @@ def test_a_second_signal_gives_up_the_save_that_is_under_way(tmp_path, monkeypat
     write = ftk.checkpoint.save.write_file
 
     def endless(path, pieces):
-        if path.parent.name == "checkpoint_3.tmp":
+        if path.parent.name.startswith("checkpoint_3.tmp-"):
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline:
                 ftk.checkpoint.manifest._stop_if_told()
@@ -215,7 +215,7 @@ def test_a_second_signal_gives_up_the_save_that_is_under_way(tmp_path, monkeypat
         trainer.train()
     assert time.monotonic() - began < 50
     assert trainer.checkpoints.last_saved == 2
-    assert not list((tmp_path / "run").glob("*.tmp"))
+    assert not list((tmp_path / "run").glob("*.tmp-*"))
     assert verify(tmp_path / "run" / "checkpoint_last") == []
 
 
@@ -224,7 +224,7 @@ def test_a_second_signal_gives_up_the_save_that_is_under_way(tmp_path, monkeypat
 
 def refuse(monkeypatch, where, name_of_checkpoint, error=errno.ENOSPC):
     """Make one system call fail for one checkpoint."""
-    real = {"fsync": os.fsync, "rename": os.rename, "mkdir": Path.mkdir, "symlink": Path.symlink_to, "open": open}
+    real = {"fsync": os.fsync, "rename": os.rename, "mkdir": os.mkdir, "symlink": Path.symlink_to, "open": open}
 
     def fails():
         raise OSError(error, os.strerror(error))
@@ -232,7 +232,7 @@ def refuse(monkeypatch, where, name_of_checkpoint, error=errno.ENOSPC):
     if where == "fsync":
         # The number of the file tells its path.
         def fsync(descriptor):
-            if name_of_checkpoint + ".tmp" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            if name_of_checkpoint + ".tmp-" in os.readlink(f"/proc/self/fd/{descriptor}"):
                 fails()
             real["fsync"](descriptor)
 
@@ -248,11 +248,11 @@ def refuse(monkeypatch, where, name_of_checkpoint, error=errno.ENOSPC):
     elif where == "mkdir":
 
         def mkdir(path, *args, **kwargs):
-            if path.name == name_of_checkpoint + ".tmp":
+            if Path(path).name.startswith(name_of_checkpoint + ".tmp-"):
                 fails()
             return real["mkdir"](path, *args, **kwargs)
 
-        monkeypatch.setattr(Path, "mkdir", mkdir)
+        monkeypatch.setattr(os, "mkdir", mkdir)
     elif where == "symlink":
 
         def symlink(path, target, *args, **kwargs):
@@ -265,7 +265,7 @@ def refuse(monkeypatch, where, name_of_checkpoint, error=errno.ENOSPC):
         write = ftk.checkpoint.storage.write_file
 
         def write_file(path, pieces):
-            if path.parent.parent.name == name_of_checkpoint + ".tmp":
+            if path.parent.parent.name.startswith(name_of_checkpoint + ".tmp-"):
                 path.write_bytes(b"half")
                 fails()
             return write(path, pieces)
@@ -405,7 +405,7 @@ def test_a_disk_that_is_really_full(tmp_path):
         there = [path.name for path in (small / "run").glob("checkpoint_[0-9]*")]
         assert 1 <= len(there) < 8
         assert all(verify(small / "run" / name) == [] for name in there)
-        assert not list((small / "run").glob("*.tmp"))
+        assert not list((small / "run").glob("*.tmp-*"))
     finally:
         subprocess.run(["umount", str(small)], check=True)
 

@@ -161,7 +161,7 @@ def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig:
         UserError: a parameter that tells the shape is missing, or the heads do not fit.
     """
     shapes = {name.removeprefix(HUGGINGFACE_PREFIX): value.shape for name, value in state_dict.items()}
-    layers = {int(match[1]) for match in map(re.compile(r"transformer\.layers\.(\d+)\.").match, shapes) if match}
+    layers = {int(match[1]) for match in map(re.compile(r"transformer\.layers\.([0-9]{1,9})\.").match, shapes) if match}
     needed = [
         "word_embeddings.weight",
         "transformer.position_embeddings.weight",

@@ -1,0 +1,69 @@
+"""Models no larger than the tensors that are to fill them, whatever a configuration asks for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as registration
+
+from ftk.checkpoint.layout import BrokenCheckpoint
+from ftk.checkpoint.storage import StoredTensor
+
+# A model may be built with more than it keeps: weights that are tied afterwards, and those of int4, two in a byte.
+_TIMES_ELEMENTS = 4
+_SPARE_ELEMENTS = 1 << 20
+_TIMES_PARTS = 20  # modules, parameters and buffers for each stored tensor
+_SPARE_PARTS = 1000
+
+
+@contextmanager
+def bounded_by(stored: Mapping[str, StoredTensor | torch.Tensor], source: object) -> Iterator[None]:
+    """Build a model in this block; it is stopped as soon as it has far more parts than there are tensors to fill them.
+
+    On the meta device, too: there a billion layers take no memory for weights, and all of it for Python's objects.
+
+    Args:
+        stored: the tensors, by name.
+        source: what they are of, for the message.
+
+    Raises:
+        BrokenCheckpoint: the model is too large for the tensors, or sizes cannot be those of a model.
+    """
+    elements = _TIMES_ELEMENTS * sum(_count(one) for one in stored.values()) + _SPARE_ELEMENTS
+    parts = _TIMES_PARTS * len(stored) + _SPARE_PARTS
+    thread = threading.get_ident()
+    seen: dict[int, Any] = {}  # kept, so that no `id` is given twice
+
+    def register(owner: nn.Module, name: str, part: Any) -> None:
+        nonlocal elements, parts
+        if part is None or id(part) in seen or threading.get_ident() != thread:
+            return
+        seen[id(part)] = part
+        parts -= 1
+        elements -= part.numel() if isinstance(part, torch.Tensor) else 0
+        if parts < 0 or elements < 0:
+            raise BrokenCheckpoint(
+                f"{source}: its configuration describes a model that is far larger than its tensors (at {name!r})"
+            )
+
+    hooks = [
+        registration.register_module_parameter_registration_hook(register),
+        registration.register_module_buffer_registration_hook(register),
+        registration.register_module_module_registration_hook(register),
+    ]
+    try:
+        yield
+    except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
+        raise BrokenCheckpoint(f"{source}: its model cannot be built ({str(error).splitlines()[0]:.200})") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _count(one: StoredTensor | torch.Tensor) -> int:
+    return torch.Size(one.shape).numel()
