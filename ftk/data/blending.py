@@ -76,7 +76,20 @@ class BlendedDataset:
         depends_on = {"shares": self.shares.tolist(), "samples": self.samples_per_epoch}
         worth_it = cache is not None and self.samples_per_epoch >= _WORTH_CACHING
         cache = cache if cache is not None and worth_it else IndexCache(None)
-        self.corpora = cache.get("blend", depends_on, lambda: blend_corpora(self.shares, self.samples_per_epoch))
+        wanted = self.shares * self.samples_per_epoch  # [K]
+
+        def is_sane(corpora: NDArray[np.uint16]) -> bool:
+            counts = np.bincount(corpora, minlength=len(parts))
+            return len(counts) == len(parts) and bool((abs(counts - wanted) < 2).all())
+
+        self.corpora = cache.get(
+            "blend",
+            depends_on,
+            lambda: blend_corpora(self.shares, self.samples_per_epoch),
+            dtype=np.uint16,
+            count=self.samples_per_epoch,
+            is_sane=is_sane,
+        )
         self.counts = np.bincount(self.corpora, minlength=len(parts))  # [K], samples of an epoch
 
     def __len__(self) -> int:

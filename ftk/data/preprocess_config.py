@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ftk.data.text import FORMATS, SEPARATORS
+from ftk.data.text import FORMATS, MAX_DOCUMENT_BYTES, SEPARATORS
 
 SPLITS = ("train", "valid", "test")
 NORMAL_FORMS = ("none", "nfc", "nfkc")
@@ -39,6 +39,10 @@ class InputConfig:
         },
     )
     text_key: str = field(default="text", metadata={"help": "field of each JSON object that holds the text"})
+    max_document_bytes: int = field(
+        default=MAX_DOCUMENT_BYTES,
+        metadata={"help": "a longer document counts as one that cannot be read", "unit": "bytes"},
+    )
     on_error: str = field(
         default="raise",
         metadata={
@@ -52,6 +56,8 @@ class InputConfig:
             yield "trainpref, validpref and testpref are empty; give at least one"
         if not self.text_key:
             yield "text_key is empty; it must name a field"
+        if self.max_document_bytes < 1:
+            yield f"max_document_bytes is {self.max_document_bytes}; it must be at least 1"
         for name, ratio in (("valid", self.valid_ratio), ("test", self.test_ratio)):
             if not 0.0 <= ratio < 1.0:
                 yield f"{name}_ratio is {ratio}; it must be at least 0 and below 1"

@@ -117,7 +117,13 @@ def split_documents(
         return numbers
 
     cache = cache if cache is not None and count >= _WORTH_CACHING else IndexCache(None)
-    numbers = cache.get("split", {"bounds": bounds.tolist(), "seed": seed}, divide)
+
+    def is_sane(numbers: NDArray[np.int64]) -> bool:
+        parts = [numbers[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False) if stop > start]
+        return all(part[0] >= 0 and part[-1] < count and (part[1:] > part[:-1]).all() for part in parts)
+
+    depends_on = {"bounds": bounds.tolist(), "seed": seed}
+    numbers = cache.get("split", depends_on, divide, dtype=np.int64, count=count, is_sane=is_sane)
     return {
         name: DocumentSubset(documents, numbers[start:stop])
         for name, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False)

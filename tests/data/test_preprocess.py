@@ -95,7 +95,7 @@ def test_the_folder_holds_the_encoded_documents_and_explains_itself(tmp_path, co
 
 
 def test_the_output_is_the_same_whatever_the_workers(tmp_path, corpus, model, monkeypatch):
-    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda path, kind: cut_file(path, kind, 1000))
+    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda *args, **rest: cut_file(*args, 1000, **rest))
     for workers in (1, 2, 5):
         out = tmp_path / f"data-{workers}"
         assert run("--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", workers) == 0
@@ -181,7 +181,7 @@ def test_several_files_follow_each_other(tmp_path, model):
 
 
 def test_the_first_bad_document_stops_the_run(tmp_path, model, capsys, monkeypatch):
-    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda path, kind: cut_file(path, kind, 50))
+    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda *args, **rest: cut_file(*args, 50, **rest))
     path = tmp_path / "bad.txt"
     path.write_bytes(b"a good line of the cat\n" * 20 + b"bad \xff\n" + b"good\n" * 9 + b"bad \xfe\n")
     assert run("--trainpref", path, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", 2) == 2
@@ -332,6 +332,39 @@ def test_ctrl_c_ends_the_training_of_a_model_at_once(tmp_path):
     assert process.returncode == 1
     assert shown.splitlines() == ["ftk-preprocess: interrupted"]
     assert [p.name for p in tmp_path.iterdir()] == ["train.txt"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_text_that_becomes_shorter_is_one_line_and_leaves_nothing(
+    tmp_path, corpus, model, capsys, monkeypatch, workers
+):
+    size = corpus.stat().st_size
+
+    def parts(path, *arguments, **rest):
+        items = list(cut_file(path, *arguments, 1000, **rest))
+        os.truncate(path, 5000)
+        return iter(items)
+
+    monkeypatch.setattr("ftk.data.preprocess.cut_file", parts)
+    out = tmp_path / "out"
+    assert run("--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", workers) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"ftk-preprocess: File became shorter while it was read (it ends at byte 5,000 of {size:,}; "
+        f"run again when nothing writes to it): {corpus}"
+    )
+    assert os.listdir(tmp_path) == ["train.txt"]
+
+
+def test_documents_that_are_too_large_are_named_or_skipped(tmp_path, model, capsys):
+    path, out = tmp_path / "a.txt", tmp_path / "out"
+    path.write_text("one bird\n" + "the cat sat " * 100 + "\ntwo trees\n")
+    arguments = ["--trainpref", path, "--destdir", out, "--tokenizer-path", model, "--max-document-bytes", 1000]
+    assert run(*arguments) == 2
+    assert f"{path}:2: (byte 9) a document of more than 1,000 bytes" in capsys.readouterr().err
+    assert run(*arguments, "--on-error", "skip") == 0
+    assert len(IndexedDataset(out / "train")) == 2
+    assert json.loads((out / "preprocess.json").read_text())["splits"]["train"]["skipped"] == {"too_large": 1}
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, corpus, model):
