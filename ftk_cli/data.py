@@ -56,12 +56,12 @@ class ShowConfig:
 
     def validate(self) -> Iterator[str]:
         for name in ("index", "draw", "seed"):
-            if getattr(self, name) < 0:
-                yield f"{name} is {getattr(self, name)}; it must be at least 0"
+            if not 0 <= getattr(self, name) < 1 << 63:
+                yield f"{name} is {getattr(self, name)}; it must be at least 0 and below 2^63"
         if self.num_samples is not None and self.num_samples < 1:
             yield f"num_samples is {self.num_samples}; it must be at least 1"
-        if self.width is not None and self.width < 40:
-            yield f"width is {self.width}; it must be at least 40"
+        if self.width is not None and not 40 <= self.width <= 10_000:
+            yield f"width is {self.width}; it must be in 40 to 10000"
 
 
 @dataclass(kw_only=True)

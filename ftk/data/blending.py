@@ -231,5 +231,5 @@ def weights_by_size(sizes: Sequence[int], temperature: float) -> NDArray[np.floa
 
     1 takes every corpus as large as it is; more takes the small ones up, in the limit all alike.
     """
-    logs = np.log(np.asarray(sizes, dtype=np.float64)) / temperature
-    return np.exp(logs - logs.max())
+    logs = np.log(np.asarray(sizes, dtype=np.float64))
+    return np.exp((logs - logs.max()) / temperature)

@@ -129,8 +129,10 @@ def cumulative_sizes(documents: Documents, cache: IndexCache | None = None) -> N
     if cache is None or paths is None or len(documents) < _WORTH_CACHING:
         return add_up()
 
+    total = getattr(documents, "num_tokens", 0)
+
     def is_sane(sums: NDArray[np.int64]) -> bool:
-        return bool(sums[0] >= 0 and sums[-1] == len(documents.tokens) and (sums[1:] >= sums[:-1]).all())
+        return bool(sums[0] >= 0 and sums[-1] == total and (sums[1:] >= sums[:-1]).all())
 
     depends_on = {"documents": len(documents), "index": file_identity(paths[0])}
     return cache.get("cumulative", depends_on, add_up, dtype=np.int64, count=len(documents), is_sane=is_sane)

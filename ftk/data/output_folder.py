@@ -99,7 +99,7 @@ def _check_entry(entry: Mapping[str, Any], checks: _Checks, where: str) -> None:
         if key not in entry and not needed:
             continue
         value: Any = entry.get(key)
-        if type(value) is not kind or (kind is int and not 0 <= value < 1 << 63):
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 63):
             raise ValueError(f"{where}: {key} is not {'a whole number' if kind is int else 'a string'}")
 
 

@@ -130,7 +130,7 @@ def expand_paths(files: str, separator: str = "line") -> list[str]:
     paths: list[str] = []
     for name in filter(None, (part.strip() for part in files.split(","))):
         path = Path(name)
-        if not path.exists():
+        if not os.path.exists(name):  # unlike Path.exists, not an error where the name is too long
             raise UserError(f"{name}: no such file")
         if not path.is_dir():
             paths.append(name)
