@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data._blending import blend_corpora
+from ftk.data.file_map import check_files
 from ftk.data.index_cache import IndexCache
 from ftk.data.random import SampleRandom
 from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of
@@ -123,6 +124,10 @@ class BlendedDataset:
                 made[row] = sample
         return made
 
+    def check_files(self) -> None:
+        """Raises OSError if a file of a corpus has become shorter."""
+        check_files(self.corpora, *(part.dataset for part in self.parts))
+
     def epoch_order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """The samples of an epoch in the order of training, and their sizes.
 
@@ -208,6 +213,10 @@ class ShardedDataset:
     def samples(self, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, Any]]:
         return samples_of(self._shard(epoch), epoch, indices)
 
+    def check_files(self) -> None:
+        """Raises OSError if a file of a shard has become shorter."""
+        check_files(*self.shards)
+
     def _shard(self, epoch: int) -> SampleDataset:
         return self.shards[(epoch - 1) % len(self.shards)]
 
@@ -232,4 +241,5 @@ def weights_by_size(sizes: Sequence[int], temperature: float) -> NDArray[np.floa
     1 takes every corpus as large as it is; more takes the small ones up, in the limit all alike.
     """
     logs = np.log(np.asarray(sizes, dtype=np.float64))
-    return np.exp((logs - logs.max()) / temperature)
+    with np.errstate(over="ignore"):
+        return np.exp((logs - logs.max()) / temperature)

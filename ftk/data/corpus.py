@@ -83,6 +83,10 @@ class GroupedDocuments:
             raise UserError(f"{dataset.prefix}: document {sizes.argmax()} has {sizes.max()} tokens, above 2147483647")
         self.sizes = sizes.astype(np.int32)
 
+    def check_files(self) -> None:
+        """Raises OSError if a file of the documents has become shorter."""
+        self.dataset.check_files()
+
     @property
     def tokens(self) -> npt.NDArray[Any]:
         """All documents back to back."""

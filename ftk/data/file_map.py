@@ -5,6 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from typing import Any
+
+import numpy as np
 
 from ftk.data._file_maps import guard, install, is_lost, release
 from ftk.files import FileState, open_regular, shortened, state_of
@@ -38,7 +41,6 @@ class FileMap(mmap.mmap):
         self.path, self.state = os.fspath(path), state
         self._number = guard(self)
         weakref.finalize(self, release, self._number).atexit = False
-        _maps.add(self)
         return self
 
     def check(self) -> None:
@@ -48,13 +50,21 @@ class FileMap(mmap.mmap):
             raise shortened(self.path, min(size, len(self)), len(self))
 
 
-_maps: weakref.WeakSet[FileMap] = weakref.WeakSet()
+def check_files(*sources: Any) -> None:
+    """Raises OSError if a file that documents, samples or an array come from has become shorter.
 
-
-def check_maps() -> None:
-    """Raises OSError if a file that is mapped has become shorter; called before what was read is used."""
-    for mapped in _maps:
-        mapped.check()
+    Args:
+        sources: each a `FileMap`, an array over one, or what has a method `check_files`; of others nothing is known.
+    """
+    for source in sources:
+        if isinstance(source, FileMap):
+            source.check()
+        elif isinstance(source, np.ndarray):
+            check_files(source.base)
+        elif isinstance(source, memoryview):
+            check_files(source.obj)
+        elif (check := getattr(source, "check_files", None)) is not None:
+            check()
 
 
 def guard_again() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ftk.data._index import SequenceTable
-from ftk.data.file_map import FileMap
+from ftk.data.file_map import FileMap, check_files
 from ftk.data.indexed_check import check_index, forget_pages
 from ftk.data.indexed_format import file_size, pack_header, read_layout
 from ftk.errors import UserError
@@ -35,8 +35,8 @@ class IndexedDataset(SequenceTable):
     The files are memory maps: opening costs nothing, tokens are views, processes share the pages. Everything
     that the index says is checked before the first token is handed out: when the dataset is opened or, for an
     index above 16 MiB, at the first access. Objects can be sent to worker processes; there the files are opened
-    anew, and checked anew if they have changed since. Who uses tokens calls `file_map.check_maps` before: a file may
-    have become shorter.
+    anew, and checked anew if they have changed since. Who uses tokens calls `check_files` before: a file may have
+    become shorter.
 
     `dataset[i]`, `get`, `gather` and `gather_packed` are compiled (`_index.pyx`).
 
@@ -92,6 +92,10 @@ class IndexedDataset(SequenceTable):
         if not self.accepted:
             check_index(self)
             self.accept()
+
+    def check_files(self) -> None:
+        """Raises OSError if a file has become shorter since it was opened."""
+        check_files(self.index, self._tokens)
 
     @property
     def sizes(self) -> npt.NDArray[np.int32]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ftk.data.file_map import check_maps
 from ftk.data.indexed_dataset import IndexedDataset
 from ftk.data.output_folder import RECORD, foreign_files, read_record, sha256_of
 from ftk.errors import UserError, counted
@@ -33,7 +32,7 @@ def stats(folder: str | Path) -> str:
     for split in _splits(folder):
         dataset = IndexedDataset(folder / split)
         parts.append("\n".join(_describe(split, dataset)))
-        check_maps()
+        dataset.check_files()
     return "\n\n".join(parts)
 
 
@@ -144,7 +143,7 @@ def _wrong_split(folder: Path, split: str, counts: dict[str, Any], vocab_size: i
             yield f"{folder / split}: {found} {what}, {RECORD} says {counts[what]}"
     for start in range(0, tokens.size if vocab_size is not None else 0, _CHUNK_TOKENS):
         part = tokens[start : start + _CHUNK_TOKENS]
-        check_maps()
+        dataset.check_files()
         if part.min() < 0 or part.max() >= vocab_size:
             wrong = part.min() if part.min() < 0 else part.max()
             yield f"{folder / split}.bin: holds token {wrong}, outside the vocabulary of {vocab_size}"

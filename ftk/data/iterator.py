@@ -20,7 +20,7 @@ import torch.utils.data
 from torch._utils import ExceptionWrapper
 
 from ftk.data.child_process import end_with_parent
-from ftk.data.file_map import check_maps, guard_again
+from ftk.data.file_map import check_files, guard_again
 from ftk.data.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
 from ftk.data.sample_dataset import SampleDataset, samples_of
 from ftk.errors import UserError
@@ -339,7 +339,7 @@ class _BatchSource(torch.utils.data.Dataset):
             self.notes[2 * worker.id : 2 * worker.id + 2] = [request.epoch, int(request.indices[0])]
         try:
             batch = self.collater(samples_of(self.dataset, request.epoch, request.indices))
-            check_maps()
+            check_files(self.dataset)
         except (UserError, OSError) as error:
             return _Refusal(error)
         except Exception:

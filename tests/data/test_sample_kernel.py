@@ -286,7 +286,7 @@ def test_kernels_refuse_what_would_have_them_read_or_write_outside_of_arrays(cas
         OUTSIDE[case]()
 
 
-@pytest.mark.parametrize("cumulative", [(90, 10, 100), (-20, 100), (1000, 100), (1 << 62, -(1 << 62), 100)])
+@pytest.mark.parametrize("cumulative", [(-20, 100), (1000, 100), (1 << 62, -(1 << 62), 100)])
 def test_running_sums_that_are_wrong_are_an_error_not_a_crash(cumulative):
     made = packer(ids(*cumulative))
     with pytest.raises(UserError, match="does not lie within the tokens"):
