@@ -38,7 +38,9 @@ cdef class TextPacker:
     cdef read_from(self, tokens)
     cdef place(self, starts_array)
     cdef int fetch(self, Py_ssize_t number, Document* document, void* keeper) except -1 nogil
-    cdef int check(self, Py_ssize_t number, const int64_t* text, Py_ssize_t count) except -1 nogil
+    cdef int check(
+        self, Py_ssize_t number, const Document* document, Py_ssize_t first, Py_ssize_t count
+    ) except -1 nogil
     cdef int refuse(self, Py_ssize_t number, str what) except -1 with gil
     cdef int fetch_object(self, Py_ssize_t number, Document* document, void* keeper) except -1 with gil
     cdef Py_ssize_t random_start(
