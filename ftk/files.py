@@ -42,6 +42,8 @@ _RENAME_EXCHANGE, _AT_FDCWD = 2, -100
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 PathLike = str | os.PathLike[str]
+FileState = tuple[int, int, int, int]
+"""Device, inode, bytes and time of the last change: the same as long as nobody writes to the file."""
 
 
 def open_regular(path: PathLike) -> io.FileIO:
@@ -57,6 +59,18 @@ def open_regular(path: PathLike) -> io.FileIO:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def state_of(descriptor: int) -> FileState:
+    """What tells whether an open file is still the same file with the same content."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def shortened(path: PathLike, found: int, expected: int) -> OSError:
+    """The error of a file that has become shorter while it was read: where it ended, and where it was to end."""
+    how = f"at byte {found:,} of {expected:,}; run again when nothing writes to it"
+    return OSError(errno.EIO, f"File became shorter while it was read (it ends {how})", os.fspath(path))
 
 
 def read_bytes(path: PathLike, max_bytes: int) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ftk.config import compose, section
+from ftk.data.text import MAX_DOCUMENT_BYTES
 
 DESCRIPTION = """Converts data folders and text files: ids between ftk, Megatron and fairseq, ids to text and back.
 Example: ftk-data convert data-bin text-again --to jsonl"""
@@ -55,6 +57,14 @@ class ConvertConfig:
         default="raise",
         metadata={"help": "from text: stop at what cannot be read, or skip and count it", "choices": ("raise", "skip")},
     )
+    max_document_bytes: int = field(
+        default=MAX_DOCUMENT_BYTES,
+        metadata={"help": "from text: a longer document counts as one that cannot be read", "unit": "bytes"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.max_document_bytes < 1:
+            yield f"max_document_bytes is {self.max_document_bytes}; it must be at least 1"
 
 
 @dataclass(kw_only=True)
@@ -74,6 +84,7 @@ def convert_body(argv: list[str]) -> int:
         target_lang=config.target_lang,
         text_key=config.text_key,
         on_error=config.on_error,
+        max_document_bytes=config.max_document_bytes,
         remove_bpe=config.remove_bpe,
     )
     print(

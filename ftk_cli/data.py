@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted
+from ftk.files import reason, write_whole
 from ftk.registry import DATASETS, TASKS
 from ftk_cli.convert import convert_body
 from ftk_cli.frame import Body, run, subcommands
@@ -56,12 +56,12 @@ class ShowConfig:
 
     def validate(self) -> Iterator[str]:
         for name in ("index", "draw", "seed"):
-            if getattr(self, name) < 0:
-                yield f"{name} is {getattr(self, name)}; it must be at least 0"
+            if not 0 <= getattr(self, name) < 1 << 63:
+                yield f"{name} is {getattr(self, name)}; it must be at least 0 and below 2^63"
         if self.num_samples is not None and self.num_samples < 1:
             yield f"num_samples is {self.num_samples}; it must be at least 1"
-        if self.width is not None and self.width < 40:
-            yield f"width is {self.width}; it must be at least 40"
+        if self.width is not None and not 40 <= self.width <= 10_000:
+            yield f"width is {self.width}; it must be in 40 to 10000"
 
 
 @dataclass(kw_only=True)
@@ -114,20 +114,12 @@ def show_body(argv: list[str]) -> int:
         return 0
     samples = list(samples_to_show(documents, tokenizer, config.task.config, **which))
     page = show_html(samples, tokenizer, f"ftk-data show {' '.join(argv)}")
-    write_text(Path(config.show.html), page)
+    try:
+        write_whole(config.show.html, page)
+    except OSError as error:
+        raise UserError(f"--html {config.show.html}: {reason(error)}") from error
     print(f"{config.show.html}: {counted(len(samples), 'sample')}")
     return 0
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file that appears whole or not at all."""
-    part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise UserError(f"--html {path}: {error.strerror or error}") from error
 
 
 SHOW_DESCRIPTION = """Shows documents and the samples made of them: blanks, answers, positions, mask.

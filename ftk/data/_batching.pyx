@@ -20,6 +20,8 @@ def batch_bounds(const int32_t[::1] sizes, int64_t batch_size, int64_t max_token
     bounds_array = np.empty(total + 1, dtype=np.int64)
     cdef int64_t[::1] bounds = bounds_array
     cdef int64_t longest, length
+    if multiple < 1:
+        raise ValueError(f"multiple is {multiple}; it must be at least 1")
     bounds[0] = 0
     with nogil:
         while start < total:

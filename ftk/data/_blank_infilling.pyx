@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 from libc.string cimport memcpy
 
 from ftk.data._span cimport Span
@@ -149,7 +149,7 @@ def build_arrays(
     int64_t position_offset,
     int64_t answer_position,
 ):
-    """The arrays of one sample; the arguments are taken as checked.
+    """The arrays of one sample.
 
     Args:
         document: [N].
@@ -166,6 +166,9 @@ def build_arrays(
     cdef Py_ssize_t count = spans.shape[0], context_length
     cdef const Span* places = span_pointer(spans)
     cdef Py_ssize_t total = document.shape[0] + count + (count if append_end else 0)
+    check_spans(spans, answer_order, document.shape[0])
+    if mask_ids.shape[0] < count or start_ids.shape[0] < count:
+        raise ValueError(f"{count} spans need as many mask and start tokens")
     arrays = (
         np.empty(total, dtype=np.int64),
         np.empty(total, dtype=np.int64),
@@ -207,6 +210,11 @@ def hide_answer_inputs(
 
     Start tokens stay. The sample must have been built with an end token after each answer.
     """
+    text = context_length - spans.shape[0] + check_spans(spans, answer_order, INT64_MAX)
+    if not 0 <= context_length <= tokens.shape[0] - (text - context_length + 2 * spans.shape[0]):
+        raise ValueError(f"{tokens.shape[0]} tokens are no sample with these spans and end tokens")
+    if tokens.shape[0] == 0:
+        return
     with nogil:
         hide_answers(
             &rng.state, &tokens[0], context_length, span_pointer(spans), number_pointer(answer_order),
@@ -229,12 +237,38 @@ def hide_context_inputs(
 
     Blanks, [CLS] and end-of-document tokens stay. Where fewer tokens are near blanks, all of them are replaced.
     """
+    if not 0 <= context_length <= tokens.shape[0] or reach < 0 or count < 0:
+        raise ValueError(f"a context of {context_length} of {tokens.shape[0]} tokens, reach {reach}, count {count}")
+    covered = check_spans(spans, np.arange(spans.shape[0]), INT64_MAX)
+    if spans.shape[0] and spans[spans.shape[0] - 1, 1] - covered + spans.shape[0] > context_length:
+        raise ValueError(f"the spans do not lie within a context of {context_length} tokens")
     cdef int64_t[::1] scratch = np.empty(2 * context_length + 1, dtype=np.int64)
+    if context_length == 0:
+        return
     with nogil:
         hide_context(
             &rng.state, &tokens[0], context_length, span_pointer(spans), spans.shape[0], reach, count, cls_id,
             eos_id, hidden_id, &scratch[0]
         )
+
+
+cdef int64_t check_spans(const int64_t[:, ::1] spans, const int64_t[::1] answer_order, int64_t size) except -1:
+    """Raises ValueError unless spans are sorted, apart and within a text, and answered once each; tokens in them."""
+    cdef Py_ssize_t number
+    cdef int64_t end = 0, covered = 0
+    seen = np.zeros(spans.shape[0], dtype=np.uint8)
+    cdef uint8_t[::1] answered = seen
+    if spans.shape[1] != 2 or answer_order.shape[0] != spans.shape[0]:
+        raise ValueError("spans are pairs, each with its answer")
+    for number in range(spans.shape[0]):
+        if not end <= spans[number, 0] < spans[number, 1] <= size:
+            raise ValueError(f"span {number} is empty, outside of the text, or in another")
+        end = spans[number, 1]
+        covered += end - spans[number, 0]
+        if not 0 <= answer_order[number] < spans.shape[0] or answered[answer_order[number]]:
+            raise ValueError(f"answer {number} is of no span, or of one that has been answered")
+        answered[answer_order[number]] = True
+    return covered
 
 
 cdef inline const int64_t* number_pointer(const int64_t[::1] values) noexcept nogil:

@@ -4,6 +4,9 @@ import numpy as np
 
 from libc.stdint cimport uint16_t
 
+cdef enum:
+    MOST_CORPORA = 1 << 16
+
 
 def blend_corpora(const double[::1] shares, Py_ssize_t count):
     """A sequence of corpora in which every prefix has the wanted proportions, to less than one sample.
@@ -20,6 +23,9 @@ def blend_corpora(const double[::1] shares, Py_ssize_t count):
         uint16 [N], numbers of corpora.
     """
     cdef Py_ssize_t corpora = shares.shape[0], place, corpus, chosen
+    weights = np.asarray(shares)
+    if not (0 < corpora <= MOST_CORPORA and (weights >= 0.0).all() and 0.0 < weights.sum() < np.inf and count >= 0):
+        raise ValueError(f"{corpora} shares, of 1 to {MOST_CORPORA}, for {count} samples: one must be above 0")
     corpus_array = np.empty(count, dtype=np.uint16)
     cdef uint16_t[::1] result = corpus_array
     counts_array = np.zeros(corpora, dtype=np.float64)

@@ -24,7 +24,7 @@ cdef class TextPacker:
     cdef Py_ssize_t num_documents
     cdef const char* tokens  # all documents; NULL where each is an object of its own
     cdef const int64_t* starts  # [num_documents], where each begins in `tokens`; NULL where they lie back to back
-    cdef Py_ssize_t itemsize
+    cdef Py_ssize_t itemsize, num_tokens
     cdef char kind
     cdef SentenceEnds ends
     cdef int64_t eos_id, cls_id
@@ -38,6 +38,10 @@ cdef class TextPacker:
     cdef read_from(self, tokens)
     cdef place(self, starts_array)
     cdef int fetch(self, Py_ssize_t number, Document* document, void* keeper) except -1 nogil
+    cdef int check(
+        self, Py_ssize_t number, const Document* document, Py_ssize_t first, Py_ssize_t count
+    ) except -1 nogil
+    cdef int refuse(self, Py_ssize_t number, str what) except -1 with gil
     cdef int fetch_object(self, Py_ssize_t number, Document* document, void* keeper) except -1 with gil
     cdef Py_ssize_t random_start(
         self, RandomState* state, const Document* document, Py_ssize_t room, int64_t* window

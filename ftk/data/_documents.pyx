@@ -7,6 +7,8 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, u
 from ftk.data._spans cimport SentenceEnds, ends_of, ends_sentence
 from ftk.data.random cimport RandomState, SampleRandom, next_below, next_uniform
 
+from ftk.errors import UserError
+
 cdef Py_ssize_t LEAST_ROOM = 3  # [CLS], a token, end of document
 cdef Py_ssize_t SHORTEST_CUT = 32
 
@@ -19,7 +21,8 @@ cdef class TextPacker:
             to back, or `pool`, which holds document d from token `starts[d]` on, they are read from there, without
             Python.
         cumulative: int64 [D], running sums of the documents' lengths; the last is above zero.
-        sentence_ends: [V], not zero for ids whose text ends a sentence.
+        sentence_ends: [V], not zero for ids whose text ends a sentence. Other ids than 0 .. V - 1 in a document are
+            an error.
         eos_id, cls_id: command tokens.
         seq_length, short_seq_prob, non_sentence_start, one_document: as of `BlankInfillingConfig`.
     """
@@ -45,6 +48,8 @@ cdef class TextPacker:
         self.ends_array = np.array(sentence_ends, dtype=np.uint8)
         cdef const int64_t[::1] sums = self.cumulative_array
         cdef const uint8_t[::1] ends = self.ends_array
+        if sums.shape[0] == 0 or sums[sums.shape[0] - 1] <= 0 or seq_length < 2:
+            raise ValueError(f"{sums.shape[0]} documents without a token, or texts of {seq_length} tokens")
         self.cumulative = &sums[0]
         self.num_documents = sums.shape[0]
         self.ends = ends_of(ends)
@@ -67,6 +72,7 @@ cdef class TextPacker:
         self.tokens_array = tokens
         self.tokens = <const char*>address(tokens)
         self.itemsize = tokens.dtype.itemsize
+        self.num_tokens = len(tokens)
         self.kind = ord(_kind(tokens.dtype))
 
     cdef place(self, starts_array):
@@ -124,10 +130,12 @@ cdef class TextPacker:
             length = document.length - start
             if length + 2 > free:
                 copy_tokens(text + used + 1, &document, start, free - 1)
+                self.check(number, &document, start, free - 1)
                 end = start_before(text + used, free, free, self.ends)
                 used += end if end >= max(2, free // 2) else free
                 break
             copy_tokens(text + used + 1, &document, start, length)
+            self.check(number, &document, start, length)
             text[used + 1 + length] = self.eos_id
             used += length + 2
             if self.one_document or room - used < LEAST_ROOM:
@@ -147,6 +155,8 @@ cdef class TextPacker:
             document.length = self.cumulative[number] - start
             if self.starts != NULL:
                 start = self.starts[number]
+            if document.length < 0 or start < 0 or start > self.num_tokens - document.length:
+                self.refuse(number, "does not lie within the tokens; the index is altered")
             document.tokens = self.tokens + start * self.itemsize
             document.kind = self.kind
         if document.length > 0:
@@ -154,6 +164,33 @@ cdef class TextPacker:
             if last == self.eos_id:
                 document.length -= 1
         return 0
+
+    cdef int check(
+        self, Py_ssize_t number, const Document* document, Py_ssize_t first, Py_ssize_t count
+    ) except -1 nogil:
+        """Raises UserError if an id is outside of the vocabulary."""
+        cdef int64_t last = self.ends.size - 1, token
+        cdef Py_ssize_t place
+        if is_within(document, first, count, last):
+            return 0
+        for place in range(first, first + count):
+            copy_tokens(&token, document, place, 1)
+            if not 0 <= token <= last:
+                break
+        with gil:
+            self.refuse(
+                number,
+                f"holds token {token}, outside the vocabulary of {last + 1}; another tokenizer made it, or it is "
+                "altered"
+            )
+        return 0
+
+    cdef int refuse(self, Py_ssize_t number, str what) except -1 with gil:
+        documents = self.documents
+        while hasattr(documents, "numbers"):  # some of others
+            number, documents = documents.numbers[number], documents.documents
+        name = getattr(getattr(documents, "dataset", documents), "prefix", None)
+        raise UserError(f"{'' if name is None else f'{name}.bin: '}document {number} {what}")
 
     cdef int fetch_object(self, Py_ssize_t number, Document* document, void* keeper) except -1 with gil:
         found = np.ascontiguousarray(self.documents[number])
@@ -205,6 +242,29 @@ def _can_be_read(tokens):
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         return False
     return tokens.dtype.isnative and tokens.flags.c_contiguous and tokens.flags.aligned
+
+
+cdef bint is_within(const Document* document, Py_ssize_t first, Py_ssize_t count, int64_t last) noexcept nogil:
+    """Whether all ids are in 0 .. last. Loops without a branch, over narrow numbers, cost next to nothing."""
+    cdef Py_ssize_t place
+    cdef uint16_t short_most = 0
+    cdef uint32_t most = 0
+    cdef int64_t token, outside = 0
+    cdef const uint16_t* short_tokens = <const uint16_t*>document.tokens + first
+    cdef const uint32_t* tokens = <const uint32_t*>document.tokens + first
+    if document.kind == b"H":
+        if last < 0xFFFF:
+            for place in range(count):
+                short_most = max(short_most, short_tokens[place])
+        return short_most <= last
+    if document.kind == b"i" or document.kind == b"I":  # as unsigned, a number below zero is beyond all others
+        for place in range(count):
+            most = max(most, tokens[place])
+        return most <= last and (document.kind == b"I" or most <= 0x7FFFFFFF)
+    for place in range(first, first + count):
+        copy_tokens(&token, document, place, 1)
+        outside |= token | (last - token)  # below zero where one of them is
+    return outside >= 0
 
 
 cdef void copy_tokens(int64_t* out, const Document* document, Py_ssize_t first, Py_ssize_t count) noexcept nogil:
@@ -274,14 +334,20 @@ def draw_document(const int64_t[::1] cumulative, SampleRandom rng):
         cumulative: [D], running sums of the documents' lengths; the last is above zero.
         rng: its next uniform number u is used: the document is the one that holds token int(u * total).
     """
+    if cumulative.shape[0] == 0:
+        raise ValueError("there is no document")
     return find_document(&cumulative[0], cumulative.shape[0], next_uniform(&rng.state))
 
 
 def sentence_start_before(const int64_t[::1] tokens, Py_ssize_t place, const uint8_t[::1] sentence_ends):
     """The nearest place <= `place` after which a sentence starts, or -1. Place 0 does not count by itself."""
-    return start_before(&tokens[0], tokens.shape[0], place, ends_of(sentence_ends))
+    if not 0 <= place <= tokens.shape[0]:
+        raise IndexError(f"place {place} of {tokens.shape[0]}")
+    return start_before(&tokens[0], tokens.shape[0], place, ends_of(sentence_ends)) if place else -1
 
 
 def sentence_start_after(const int64_t[::1] tokens, Py_ssize_t place, const uint8_t[::1] sentence_ends):
     """The nearest place >= `place` where a sentence starts and at least one token follows, or -1."""
-    return start_after(&tokens[0], tokens.shape[0], place, ends_of(sentence_ends))
+    if not 0 <= place <= tokens.shape[0]:
+        raise IndexError(f"place {place} of {tokens.shape[0]}")
+    return start_after(&tokens[0], tokens.shape[0], place, ends_of(sentence_ends)) if tokens.shape[0] else -1

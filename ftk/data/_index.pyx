@@ -13,9 +13,13 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport INT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy
 
+import errno
+
 import numpy as np
 
 cnp.import_array()
+
+CHANGED = "Index changed while it was read (run again when nothing writes to it)"
 
 cdef extern from "numpy/arrayobject.h":
     object PyArray_NewFromDescr(PyTypeObject* subtype, cnp.dtype descr, int nd, const cnp.npy_intp* dims,
@@ -89,7 +93,7 @@ cdef class SequenceTable:
 
     def __init__(self, const unsigned char[::1] index, cnp.ndarray tokens not None, Py_ssize_t count,
                  Py_ssize_t sizes_at, Py_ssize_t pointers_at):
-        if not (count >= 0 and 0 <= sizes_at <= index.shape[0] - 4 * count
+        if not (0 <= count <= index.shape[0] // 8 and 0 <= sizes_at <= index.shape[0] - 4 * count
                 and 0 <= pointers_at <= index.shape[0] - 8 * count):
             raise ValueError(f"{count} sequences do not fit an index of {index.shape[0]} bytes")
         if tokens.ndim != 1 or not tokens.flags.c_contiguous:
@@ -118,7 +122,7 @@ cdef class SequenceTable:
             index += self._count
         if index < 0 or index >= self._count:
             raise IndexError(f"sequence {index} of {self._count}")
-        length = _int32_at(self._sizes, index)
+        length = self._length_of(index)
         return self._view(_int64_at(self._pointers, index), length)
 
     def get(self, Py_ssize_t index, Py_ssize_t offset=0, length=None):
@@ -142,7 +146,7 @@ cdef class SequenceTable:
             index += self._count
         if index < 0 or index >= self._count:
             raise IndexError(f"sequence {index} of {self._count}")
-        size = _int32_at(self._sizes, index)
+        size = self._length_of(index)
         wanted = size - offset if length is None else length
         if offset < 0 or wanted < 0 or offset > size - wanted:
             raise IndexError(f"tokens {offset} to {offset + wanted} of sequence {index}, which has {size}")
@@ -278,6 +282,16 @@ cdef class SequenceTable:
             return ("gap", i, pointer, expected), 0
         return None, expected
 
+    cdef inline bint _lies_within(self, int64_t at, int64_t length) noexcept nogil:
+        """Whether so many tokens from a byte on are there: an index is checked when it is opened, and may change."""
+        return 0 <= length <= INT32_MAX and 0 <= at <= self._num_bytes - length * self._itemsize
+
+    cdef inline Py_ssize_t _length_of(self, Py_ssize_t index) except -1:
+        cdef Py_ssize_t length = _int32_at(self._sizes, index)
+        if not self._lies_within(_int64_at(self._pointers, index), length):
+            raise OSError(errno.EIO, CHANGED, str(getattr(self, "prefix", "")))
+        return length
+
     cdef inline object _view(self, int64_t at, cnp.npy_intp length):
         """`length` tokens from byte `at` on; the caller has made sure that they exist."""
         cdef object array
@@ -288,7 +302,7 @@ cdef class SequenceTable:
 
     cdef _locate(self, indices):
         """Byte offsets [N] and lengths [N] (both int64) of sequences, the greatest length, the sum of lengths."""
-        cdef Py_ssize_t i, index, bad = -1, n
+        cdef Py_ssize_t i, index, bad = -1, changed = -1, n
         cdef int64_t longest = 0, total = 0
         if not self._accepted:
             self.check()
@@ -316,11 +330,17 @@ cdef class SequenceTable:
                     index = start_of[i]
                     size_of[i] = _int32_at(self._sizes, index)
                     start_of[i] = _int64_at(self._pointers, index)
+                    if not self._lies_within(start_of[i], size_of[i]):
+                        changed = index
+                        break
                     total += size_of[i]
                     if size_of[i] > longest:
                         longest = size_of[i]
         if bad >= 0:
             raise IndexError(f"sequence {given[bad]} of {self._count}")
+        if changed >= 0:
+            self._length_of(changed)
+            raise OSError(errno.EIO, CHANGED, str(getattr(self, "prefix", "")))
         return starts, sizes, longest, total
 
     def _target_dtype(self, dtype):
@@ -465,7 +485,7 @@ def find_document_fault(const unsigned char[::1] index, Py_ssize_t at, Py_ssize_
     cdef Py_ssize_t i = first
     cdef bint fault = False
     cdef const unsigned char* marks
-    if not (0 <= first <= stop and 0 <= at and at + 8 * stop <= index.shape[0]):
+    if not (0 <= first <= stop <= index.shape[0] // 8 and 0 <= at <= index.shape[0] - 8 * stop):
         raise IndexError(f"entries {first} to {stop}")
     if first == stop:
         return None, previous

@@ -76,6 +76,12 @@ cdef class SampleMaker:
         )
         self.packer, self.drawer = packer, drawer
         self.most_spans, self.seq_length = most_spans, packer.seq_length
+        drawn = max(
+            drawer.bert_ratio if drawer.bert_prob > 0.0 else 0.0,
+            drawer.gap_sentence_ratio if drawer.gap_sentence_prob > 0.0 else 0.0,
+        )
+        if most_spans < max(1, int(drawn * packer.seq_length)):
+            raise ValueError(f"most_spans is {most_spans}; more can be drawn of {packer.seq_length} tokens")
         self.mask_array = np.array(mask_ids, dtype=np.int64).reshape(3, most_spans)
         self.start_array = np.array(start_ids, dtype=np.int64).reshape(most_spans)
         cdef int64_t[:, ::1] masks = self.mask_array
@@ -128,7 +134,7 @@ cdef class SampleMaker:
         )
         return *made, *self.lay_out(drafts)
 
-    def draw(self, seed, epoch, indices):
+    cdef draw(self, seed, epoch, indices):
         """Everything random but hidden tokens: a draft of each sample, [B, stride]."""
         cdef const int64_t[::1] numbers = np.ascontiguousarray(indices, dtype=np.int64)
         cdef Py_ssize_t total = numbers.shape[0], row
@@ -162,7 +168,7 @@ cdef class SampleMaker:
             head.offset = next_below(&head.state, max(1, self.longest_context - head.context_length + 1))
         return 0
 
-    def lay_out(self, drafts):
+    cdef lay_out(self, drafts):
         """The arrays of drafted samples, as of `samples`; hides tokens with the rest of their random streams."""
         cdef int64_t[:, ::1] rows = drafts
         cdef Py_ssize_t total = rows.shape[0], row, longest = 0

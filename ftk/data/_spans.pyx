@@ -54,6 +54,9 @@ cdef class SpanDrawer:
         cdef uint8_t[::1] ends = self.ends_array
         cdef double[::1] weights = self.weights_array
         self.ends = ends_of(ends)
+        for ratio in (self.bert_ratio, self.gap_sentence_ratio, self.gpt_min_ratio):
+            check_ratio(ratio)
+        check_weights(weights)
         self.weights = &weights[0]
         self.num_weights = weights.shape[0]
 
@@ -126,6 +129,19 @@ cdef class SpanDrawer:
         if drawn < self.bert_prob + self.gap_sentence_prob or self.gpt_prob < 1e-9:
             return SENTENCE if self.gap_sentence_prob > 0.0 else TOKEN
         return DOCUMENT
+
+
+cdef int check_ratio(double ratio) except -1:
+    """More than all tokens would be drawn, and written behind the scratch space."""
+    if not 0.0 <= ratio <= 1.0:
+        raise ValueError(f"a ratio is {ratio}; it must be in [0, 1]")
+    return 0
+
+
+cdef int check_weights(const double[::1] weights) except -1:
+    if weights.shape[0] == 0 or not 0.0 < weights[weights.shape[0] - 1] < float("inf"):
+        raise ValueError("the weights of the lengths sum to nothing; at least one must be above zero")
+    return 0
 
 
 cdef inline const int64_t* first(const int64_t[::1] values) noexcept nogil:
@@ -344,6 +360,8 @@ def token_spans(
         int64 [K, 2] half-open spans, sorted; empty only where there is no text at all.
     """
     cdef Py_ssize_t size = tokens.shape[0], count
+    check_ratio(ratio)
+    check_weights(length_weights)
     cdef int64_t[::1] scratch = np.empty(scratch_size(size), dtype=np.int64)
     spans_array = np.empty((size + 1, 2), dtype=np.int64)
     cdef int64_t[:, ::1] spans = spans_array
@@ -379,6 +397,7 @@ def sentence_spans(
     cdef int64_t[::1] scratch = np.empty(scratch_size(size), dtype=np.int64)
     spans_array = np.empty((size + 1, 2), dtype=np.int64)
     cdef int64_t[:, ::1] spans = spans_array
+    check_ratio(ratio)
     cdef SentenceEnds ends = ends_of(sentence_ends)
     with nogil:
         count = draw_sentence_spans(
@@ -410,6 +429,7 @@ def document_span(
     spans_array = np.empty((size + 1, 2), dtype=np.int64)
     cdef int64_t[:, ::1] spans = spans_array
     cdef bint is_suffix = False
+    check_ratio(min_ratio)
     with nogil:
         count = draw_document_span(
             &rng.state, first(tokens), size, eos_id, cls_id, suffix_prob, min_ratio, &scratch[0],

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data._blending import blend_corpora
+from ftk.data.file_map import check_files
 from ftk.data.index_cache import IndexCache
 from ftk.data.random import SampleRandom
 from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of
@@ -76,7 +77,20 @@ class BlendedDataset:
         depends_on = {"shares": self.shares.tolist(), "samples": self.samples_per_epoch}
         worth_it = cache is not None and self.samples_per_epoch >= _WORTH_CACHING
         cache = cache if cache is not None and worth_it else IndexCache(None)
-        self.corpora = cache.get("blend", depends_on, lambda: blend_corpora(self.shares, self.samples_per_epoch))
+        wanted = self.shares * self.samples_per_epoch  # [K]
+
+        def is_sane(corpora: NDArray[np.uint16]) -> bool:
+            counts = np.bincount(corpora, minlength=len(parts))
+            return len(counts) == len(parts) and bool((abs(counts - wanted) < 2).all())
+
+        self.corpora = cache.get(
+            "blend",
+            depends_on,
+            lambda: blend_corpora(self.shares, self.samples_per_epoch),
+            dtype=np.uint16,
+            count=self.samples_per_epoch,
+            is_sane=is_sane,
+        )
         self.counts = np.bincount(self.corpora, minlength=len(parts))  # [K], samples of an epoch
 
     def __len__(self) -> int:
@@ -109,6 +123,10 @@ class BlendedDataset:
             for row, sample in zip(rows, several, strict=True):
                 made[row] = sample
         return made
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of a corpus has become shorter."""
+        check_files(self.corpora, *(part.dataset for part in self.parts))
 
     def epoch_order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """The samples of an epoch in the order of training, and their sizes.
@@ -195,6 +213,10 @@ class ShardedDataset:
     def samples(self, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, Any]]:
         return samples_of(self._shard(epoch), epoch, indices)
 
+    def check_files(self) -> None:
+        """Raises OSError if a file of a shard has become shorter."""
+        check_files(*self.shards)
+
     def _shard(self, epoch: int) -> SampleDataset:
         return self.shards[(epoch - 1) % len(self.shards)]
 
@@ -218,5 +240,6 @@ def weights_by_size(sizes: Sequence[int], temperature: float) -> NDArray[np.floa
 
     1 takes every corpus as large as it is; more takes the small ones up, in the limit all alike.
     """
-    logs = np.log(np.asarray(sizes, dtype=np.float64)) / temperature
-    return np.exp(logs - logs.max())
+    logs = np.log(np.asarray(sizes, dtype=np.float64))
+    with np.errstate(over="ignore"):
+        return np.exp((logs - logs.max()) / temperature)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -15,11 +19,15 @@ from ftk.errors import UserError
 
 T = TypeVar("T")
 
+_PR_SET_PDEATHSIG = 1
+_WATCH_SECONDS = 1.0
+
 
 def start_child(target: Callable[..., None], *arguments: Any, fresh: bool = False) -> tuple[Connection, BaseProcess]:
     """Starts `target(connection, *arguments)` in a process of its own.
 
-    Ctrl-C, which reaches every process of a terminal, is left to the parent; SIGTERM ends the child at once.
+    Ctrl-C, which reaches every process of a terminal, is left to the parent; SIGTERM ends the child at once, and so
+    does the end of the thread that calls this function, however it ends.
 
     Args:
         target, arguments: importable and picklable.
@@ -31,7 +39,7 @@ def start_child(target: Callable[..., None], *arguments: Any, fresh: bool = Fals
     # A fork starts in milliseconds and knows all plugins; elsewhere a child imports what it needs.
     context: Any = multiprocessing.get_context("fork" if can_fork() and not fresh else "spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(target, theirs, arguments), daemon=True)
+    process = context.Process(target=_run, args=(target, theirs, os.getpid(), arguments), daemon=True)
     mask = _block_signals()  # until the child has put its own handlers in place of its parent's
     try:
         process.start()
@@ -53,7 +61,7 @@ def call_in_child(function: Callable[..., T], *arguments: Any) -> T:
     has threads of its own (PyTorch's).
 
     Raises:
-        UserError: raised by the function.
+        UserError, OSError: raised by the function.
         RuntimeError: the function raised something else, or the process was killed.
     """
     connection, process = start_child(_answer, function, *arguments, fresh=True)
@@ -63,18 +71,40 @@ def call_in_child(function: Callable[..., T], *arguments: Any) -> T:
         stop_child(connection, process)
 
 
+def end_with_parent(parent: int) -> None:
+    """Has this process killed as soon as its parent has ended, however that ends and whatever this one waits for.
+
+    On Linux the kernel does it when the thread that started this process ends; elsewhere a thread watches.
+
+    Args:
+        parent: the process that started this one; if it is gone already, this one ends here.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    elif hasattr(os, "getppid"):
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_WATCH_SECONDS)
+    os._exit(1)
+
+
 def receive(connection: Connection, process: BaseProcess) -> Any:
     """What a child sends: a value, or the error that `send_result` makes of an exception.
 
     Raises:
-        UserError: the child sent it.
+        UserError, OSError: the child sent it.
         RuntimeError: the child failed or is dead.
     """
     try:
         answer = connection.recv()
     except (EOFError, OSError) as error:
         raise death(process) from error
-    if isinstance(answer, UserError):
+    if isinstance(answer, (UserError, OSError)):
         raise answer
     if isinstance(answer, _Failure):
         raise RuntimeError(f"a worker process failed: {answer.summary}") from RuntimeError(answer.trace)
@@ -85,7 +115,7 @@ def send_result(connection: Connection, function: Callable[..., Any], *arguments
     """Sends what a function returns, or what it raises, to the parent; False if that has gone."""
     try:
         result = function(*arguments)
-    except UserError as error:
+    except (UserError, OSError) as error:
         result = error
     except Exception as error:
         result = _Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
@@ -120,7 +150,8 @@ def _answer(connection: Connection, function: Callable[..., Any], *arguments: An
     send_result(connection, function, *arguments)
 
 
-def _run(target: Callable[..., None], connection: Connection, arguments: tuple[Any, ...]) -> None:
+def _run(target: Callable[..., None], connection: Connection, parent: int, arguments: tuple[Any, ...]) -> None:
+    end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _restore_signals(set())

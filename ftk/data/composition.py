@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +61,7 @@ class CompositionConfig:
         if self.data_weights is not None and self.data_temperature != 1.0:
             yield "data_temperature and data_weights are both given; give one of them"
         if self.data_weights is not None and not _is_distribution(self.data_weights):
-            yield f"data_weights is {_listed(self.data_weights)}; none may be below 0, and one must be above"
+            yield f"data_weights is {_listed(self.data_weights)}; none may be below 0, and their sum must be above"
         if self.split_ratios is not None:
             if not 2 <= len(self.split_ratios) <= len(SPLITS):
                 yield f"split_ratios is {_listed(self.split_ratios)}; give two or three: train, valid, test"
@@ -185,11 +186,11 @@ class ComposedCorpus:
 
 def parse_data(data: str) -> list[list[str]]:
     """`a:b,c` -> [[a, b], [c]]; a path that exists is taken as it stands."""
-    if Path(data).exists():
+    if os.path.exists(data):  # unlike Path.exists, not an error where the name is too long for a file
         return [[data]]
     corpora = []
     for corpus in data.split(","):
-        shards = [corpus] if Path(corpus).exists() else corpus.split(":")
+        shards = [corpus] if os.path.exists(corpus) else corpus.split(":")
         if not all(path.strip() for path in shards):
             raise UserError(f"{data}: a name is empty; write corpora as A,B and shards of one as A:B")
         corpora.append([path.strip() for path in shards])
@@ -206,7 +207,7 @@ def _num_tokens(documents: Documents) -> int:
 
 
 def _is_distribution(weights: Sequence[float]) -> bool:
-    return all(0.0 <= weight < float("inf") for weight in weights) and any(weights)
+    return all(weight >= 0.0 for weight in weights) and 0.0 < sum(weights) < float("inf")
 
 
 def _listed(numbers: Sequence[float]) -> str:

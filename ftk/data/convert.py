@@ -13,9 +13,10 @@ import numpy as np
 from ftk.data._index import flatten
 from ftk.data.convert_fairseq import FairseqVocabulary
 from ftk.data.convert_sources import Side, Source, check_ids, narrowest
+from ftk.data.file_map import check_files
 from ftk.data.folder_layout import SOURCE, TARGET
 from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
-from ftk.data.output_folder import RECORD, describe_files, whole_folder
+from ftk.data.output_folder import describe_files, whole_folder, write_record
 from ftk.errors import UserError, counted
 from ftk.tokenizers import Tokenizer
 from ftk.version import __version__
@@ -50,6 +51,7 @@ def convert(source: Source, origin: str, destination: str, to: str, *, overwrite
     with whole_folder(target, overwrite, name=destination) as folder:
         work = _Conversion(source, origin, folder, to, keep_ids)
         lines = work.run()
+        check_files(*(side.dataset for sides in source.splits.values() for side in sides))
         record = {
             "ftk_version": __version__,
             "settings": {"converted_from": source.kind, "converted_to": to},
@@ -58,7 +60,7 @@ def convert(source: Source, origin: str, destination: str, to: str, *, overwrite
             "splits": work.splits,
             "files": describe_files(folder, {}) if to == "ftk" else _file_sizes(folder),
         }
-        (folder / RECORD).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_record(folder, record)
     return "\n".join([*lines, f"written: {destination}"])
 
 

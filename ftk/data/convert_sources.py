@@ -13,6 +13,7 @@ from ftk.data.folder_layout import SOURCE, TARGET
 from ftk.data.indexed_dataset import IndexedDataset
 from ftk.data.raw_corpus import RawCorpusConfig, read_pairs, read_texts
 from ftk.data.raw_files import RawFiles, find_raw_files
+from ftk.data.text import MAX_DOCUMENT_BYTES
 from ftk.errors import UserError
 from ftk.tokenizers import Tokenizer, build_tokenizer, load_tokenizer
 
@@ -72,6 +73,7 @@ def open_source(
     target_lang: str | None = None,
     text_key: str = "text",
     on_error: str = "raise",
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
     remove_bpe: str = "none",
 ) -> Source:
     """A folder of `.bin/.idx` files, or text files as `--dataset raw` takes them.
@@ -80,7 +82,7 @@ def open_source(
         path: the folder, or `[SPLIT=]FILE,...`.
         tokenizer_folder: tokenizer for data that holds none.
         source_lang, target_lang: which language pair, or the endings of text files.
-        text_key, on_error: for text files, as of `--dataset raw`.
+        text_key, on_error, max_document_bytes: for text files, as of `--dataset raw`.
         remove_bpe: how symbols of a fairseq dictionary become text.
 
     Raises:
@@ -96,6 +98,7 @@ def open_source(
         source_lang=source_lang or SOURCE,
         target_lang=target_lang or TARGET,
         on_error=on_error,
+        max_document_bytes=max_document_bytes,
     )
     tokenizer = load_tokenizer(tokenizer_folder) if tokenizer_folder is not None else None
     splits = {}

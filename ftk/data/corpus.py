@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,9 @@ from ftk.data.composition import ComposedCorpus, CompositionConfig
 from ftk.data.folder_layout import NoSplit, SplitFiles, find_splits
 from ftk.data.indexed_check import forget_pages
 from ftk.data.indexed_dataset import IndexedDataset
+from ftk.data.output_folder import RECORD, read_record
 from ftk.errors import UserError
+from ftk.files import reason
 from ftk.registry import register_dataset
 from ftk.tokenizers import build_tokenizer, find_description, load_tokenizer
 from ftk.tokenizers.base import Tokenizer
@@ -81,6 +82,10 @@ class GroupedDocuments:
         if sizes.size and sizes.max() > np.iinfo(np.int32).max:
             raise UserError(f"{dataset.prefix}: document {sizes.argmax()} has {sizes.max()} tokens, above 2147483647")
         self.sizes = sizes.astype(np.int32)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the documents has become shorter."""
+        self.dataset.check_files()
 
     @property
     def tokens(self) -> npt.NDArray[Any]:
@@ -248,14 +253,14 @@ class IndexedFolder:
         return self.folder / "dict.txt"
 
     def _recorded_fingerprint(self) -> str | None:
-        record = self.folder / "preprocess.json"
-        if not record.exists():  # files made by Megatron or fairseq have none
-            return None
         try:
-            tokenizer = json.loads(record.read_text(encoding="utf-8"))["tokenizer"]
-            return None if tokenizer is None else tokenizer["fingerprint"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{record} is damaged ({error}); run ftk-data verify {self.folder}") from error
+            tokenizer = read_record(self.folder)["tokenizer"]
+        except FileNotFoundError:  # files made by Megatron or fairseq have none
+            return None
+        except (OSError, ValueError) as error:
+            path = self.folder / RECORD
+            raise UserError(f"{path} is damaged ({reason(error)}); run ftk-data verify {self.folder}") from error
+        return None if tokenizer is None else tokenizer["fingerprint"]
 
 
 def as_documents(dataset: IndexedDataset) -> IndexedDataset | GroupedDocuments:

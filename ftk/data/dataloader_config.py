@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+MOST = 2**31 - 1
+MOST_WORKERS = 4096
+
 
 @dataclass(kw_only=True)
 class DataloaderConfig:
@@ -68,11 +71,16 @@ class DataloaderConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 yield f"{name} is {value}; it must be at least 1"
+        for name in ("batch_size", "max_tokens", "required_batch_size_multiple", "max_valid_samples", "bucket_window"):
+            if (getattr(self, name) or 0) > MOST:
+                yield f"{name} is {getattr(self, name)}; it must be at most {MOST}"
         if self.bucket_window < 0:
             yield f"bucket_window is {self.bucket_window}; it must be at least 0"
+        if self.curriculum_updates > MOST:
+            yield f"curriculum_updates is {self.curriculum_updates}; it must be at most {MOST}"
         if self.curriculum_updates < -1:
             yield f"curriculum_updates is {self.curriculum_updates}; it must be at least 0, or -1 for the first epoch"
         if self.long_samples == "drop" and self.max_tokens is None:
             yield "long_samples is drop, but nothing is too long without max_tokens; give --max-tokens"
-        if self.num_workers < 0:
-            yield f"num_workers is {self.num_workers}; it must be at least 0"
+        if not 0 <= self.num_workers <= MOST_WORKERS:
+            yield f"num_workers is {self.num_workers}; it must be in 0 to {MOST_WORKERS}"

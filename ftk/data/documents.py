@@ -128,8 +128,14 @@ def cumulative_sizes(documents: Documents, cache: IndexCache | None = None) -> N
     paths = getattr(documents, "paths", None)  # of the index and the tokens
     if cache is None or paths is None or len(documents) < _WORTH_CACHING:
         return add_up()
-    sums = cache.get("cumulative", {"documents": len(documents), "index": file_identity(paths[0])}, add_up)
-    return np.asarray(sums)
+
+    total = getattr(documents, "num_tokens", 0)
+
+    def is_sane(sums: NDArray[np.int64]) -> bool:
+        return bool(sums[0] >= 0 and sums[-1] == total and (sums[1:] >= sums[:-1]).all())
+
+    depends_on = {"documents": len(documents), "index": file_identity(paths[0])}
+    return cache.get("cumulative", depends_on, add_up, dtype=np.int64, count=len(documents), is_sane=is_sane)
 
 
 def sentence_end_ids(tokenizer: Tokenizer, size: int | None = None) -> NDArray[np.bool_]:

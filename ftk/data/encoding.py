@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ftk.data._index import flatten
 from ftk.data.child_process import can_fork, death, receive, send_result, start_child, stop_child
 from ftk.data.records import clean_texts, parse_block
-from ftk.data.text import Block, Part, Problem, read_part
+from ftk.data.text import MAX_DOCUMENT_BYTES, Block, Part, Problem, read_part
 from ftk.errors import UserError
 
 _AHEAD = 8  # tasks per worker that may be finished before the one whose turn it is
@@ -37,6 +37,7 @@ class EncodingSettings:
         tokenizer_folder: written by `Tokenizer.save`; a worker that is no fork loads it.
         dtype: dtype of the tokens.
         text_key: field of JSON objects that holds the text.
+        max_document_bytes: longer documents cannot be read.
         stop_at_problem: leave out what follows the first document that cannot be read.
         user_dir: plugins to import first.
         normalize: Unicode normal form ("nfc", "nfkc") to bring texts into, or "none".
@@ -48,6 +49,7 @@ class EncodingSettings:
     tokenizer_folder: Path
     dtype: np.dtype[Any]
     text_key: str = "text"
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
     stop_at_problem: bool = True
     user_dir: str | None = None
     normalize: str = "none"
@@ -97,9 +99,9 @@ def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: Encod
     problems: list[Problem] = []
     num_bytes = num_lines = 0
     for item in items:
-        block = read_part(item) if isinstance(item, Part) else item
+        block = read_part(item, settings.max_document_bytes) if isinstance(item, Part) else item
         num_bytes += len(block.data)
-        num_lines = block.data.count(b"\n")
+        num_lines = block.num_lines
         found += _texts(block, settings, problems)
         if problems and settings.stop_at_problem:
             break
@@ -182,11 +184,11 @@ def select(
 
 
 def _texts(block: Block, settings: EncodingSettings, problems: list[Problem]) -> list[str]:
-    texts = clean_texts(block, settings.text_key)
+    texts = clean_texts(block, settings.text_key, settings.max_document_bytes)
     if texts is not None:
         return texts
     texts = []
-    for record in parse_block(block, settings.text_key):
+    for record in parse_block(block, settings.text_key, settings.max_document_bytes):
         if not isinstance(record, Problem):
             texts.append(record.text)
             continue

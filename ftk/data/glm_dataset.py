@@ -14,6 +14,7 @@ from ftk.data.blank_config import BlankInfillingConfig, max_blanks, max_sample_l
 from ftk.data.blank_infilling import OBJECTIVES, Sample, command_ids
 from ftk.data.collate import SampleBatch
 from ftk.data.documents import DocumentPacker, Documents, sentence_end_ids
+from ftk.data.file_map import check_files
 from ftk.data.index_cache import IndexCache
 from ftk.data.spans import Blanks, SpanSampler
 from ftk.data.split import DocumentSubset
@@ -106,6 +107,10 @@ class GLMBlankDataset:
         made = SampleBatch(arrays, lengths)[0]
         made["context_length"], made["objective"] = int(made["context_length"]), int(made["objective"])
         return text, Blanks(made["objective"], spans, answer_order, append_end), Sample(**made)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        check_files(self.packer.documents, self.packer.cumulative)
 
     def _check_indices(self, indices: NDArray[np.integer]) -> None:
         wrong = indices[(indices < 0) | (indices >= len(self))]

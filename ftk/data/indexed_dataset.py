@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,15 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ftk.data._index import SequenceTable
+from ftk.data.file_map import FileMap, check_files
 from ftk.data.indexed_check import check_index, forget_pages
 from ftk.data.indexed_format import file_size, pack_header, read_layout
 from ftk.errors import UserError
+from ftk.files import FileState, open_regular, shortened, whole_file
 
 _EAGER_CHECK_BYTES = 1 << 24  # a larger index is checked at the first access, so that opening stays instant
 _SPILL_NUMBERS = 1 << 16
 _COPY_NUMBERS = 1 << 20
 
-FileState = tuple[int, int, int, int]  # device, inode, bytes, time of the last change
 FileStates = tuple[FileState, "FileState | None"]  # of the .idx and of the .bin, which may be empty
 
 
@@ -34,7 +35,8 @@ class IndexedDataset(SequenceTable):
     The files are memory maps: opening costs nothing, tokens are views, processes share the pages. Everything
     that the index says is checked before the first token is handed out: when the dataset is opened or, for an
     index above 16 MiB, at the first access. Objects can be sent to worker processes; there the files are opened
-    anew, and checked anew if they have changed since.
+    anew, and checked anew if they have changed since. Who uses tokens calls `check_files` before: a file may have
+    become shorter.
 
     `dataset[i]`, `get`, `gather` and `gather_packed` are compiled (`_index.pyx`).
 
@@ -63,13 +65,16 @@ class IndexedDataset(SequenceTable):
                 f"{bin_path}: {num_bytes} bytes do not divide into {self.dtype.name} tokens; "
                 "it is truncated or altered, make it again"
             )
-        self.index, index_state = _map(idx_path)
+        self.index = FileMap(idx_path)
         self._tokens: npt.NDArray[Any] = np.empty(0, dtype=self.dtype)
-        bin_state = None
+        bin_state: FileState | None = None
         if num_bytes:
-            data, bin_state = _map(bin_path)
+            data = FileMap(bin_path)
+            bin_state = data.state
+            if bin_state[2] < num_bytes:
+                raise shortened(bin_path, bin_state[2], num_bytes)
             self._tokens = np.frombuffer(data, dtype=self.dtype, count=num_bytes // self.dtype.itemsize)
-        self._states: FileStates = (index_state, bin_state)
+        self._states: FileStates = (self.index.state, bin_state)
         self._sizes: npt.NDArray[np.int32] | None = None
         layout = self.layout
         super().__init__(self.index, self._tokens, layout.num_sequences, layout.sizes_at, layout.pointers_at)
@@ -87,6 +92,10 @@ class IndexedDataset(SequenceTable):
         if not self.accepted:
             check_index(self)
             self.accept()
+
+    def check_files(self) -> None:
+        """Raises OSError if a file has become shorter since it was opened."""
+        check_files(self.index, self._tokens)
 
     @property
     def sizes(self) -> npt.NDArray[np.int32]:
@@ -167,17 +176,12 @@ class IndexedDatasetWriter:
         self._files = contextlib.ExitStack()
 
     def __enter__(self) -> IndexedDatasetWriter:
-        suffix = f".tmp-{os.getpid()}"
-        self._idx_part = self._idx_path.with_name(self._idx_path.name + suffix)
-        self._bin_part = self._bin_path.with_name(self._bin_path.name + suffix)
-        try:
+        with contextlib.ExitStack() as files:
             # Lengths go straight to their place in the index; pointers follow from them when all are known.
-            self._idx_file = self._files.enter_context(open(self._idx_part, "w+b"))
-            self._bin_file = self._files.enter_context(open(self._bin_part, "wb", buffering=1 << 20))
-            marks = self._files.enter_context(tempfile.TemporaryFile(dir=self._idx_path.parent))
-        except BaseException:
-            self._abort()
-            raise
+            self._idx_file = files.enter_context(whole_file(self._idx_path))  # takes its place last
+            self._bin_file = files.enter_context(whole_file(self._bin_path))
+            marks = files.enter_context(tempfile.TemporaryFile(dir=self._idx_path.parent))
+            self._files = files.pop_all()
         self._idx_file.write(bytes(self._sizes_at))
         self._sizes = _Spill(self._idx_file, np.dtype("<i4"))
         self._marks = _Spill(marks, np.dtype("<i8"))
@@ -240,11 +244,15 @@ class IndexedDatasetWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if kind is None:
+        if kind is None:
+            try:
                 self._finish()
-        finally:
-            self._abort()  # after a success there is nothing left under the temporary names
+            except BaseException:
+                self._files.__exit__(*sys.exc_info())
+                raise
+            self._publish()
+        else:
+            self._files.__exit__(kind, error, trace)
 
     def _write(self, array: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
         if lengths.size and int(lengths.max()) > np.iinfo(np.int32).max:
@@ -288,28 +296,15 @@ class IndexedDatasetWriter:
                 idx.write(self._marks.file.read(8 * min(_COPY_NUMBERS, num_marks - start)))
         idx.seek(0)
         idx.write(pack_header(self.dtype, num_sequences, num_marks, self.dialect))
-        for file in (idx, self._bin_file):
-            file.flush()
-            os.fsync(file.fileno())
-        self._files.close()
-        self._publish()
 
     def _publish(self) -> None:
         # Without its .idx a pair does not exist: the old one goes first, the new one comes last.
         self._idx_path.unlink(missing_ok=True)
         try:
-            os.replace(self._bin_part, self._bin_path)
-            os.replace(self._idx_part, self._idx_path)
+            self._files.close()
         except BaseException:
             self._bin_path.unlink(missing_ok=True)
             raise
-        sync_folder(self._idx_path.parent)
-
-    def _abort(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk refuses the last buffer once more; it is dropped
-            self._files.close()
-        for part in (self._idx_part, self._bin_part):
-            part.unlink(missing_ok=True)
 
 
 def optimal_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -325,7 +320,7 @@ def paths_of(prefix: str | os.PathLike[str]) -> tuple[Path, Path]:
 def copy_bytes(source: Path, target: IO[bytes]) -> None:
     """Appends a file to one that is open for writing; where the source has holes, the copy has them too."""
     at = os.fstat(target.fileno()).st_size
-    with open(source, "rb", buffering=0) as file:
+    with open_regular(source) as file:
         size = os.fstat(file.fileno()).st_size
         for first, stop in _data_parts(file.fileno(), size):
             file.seek(first)
@@ -334,7 +329,7 @@ def copy_bytes(source: Path, target: IO[bytes]) -> None:
                 target.write(chunk)
                 first += len(chunk)
             if first < stop:
-                raise UserError(f"{source}: has become shorter while it was copied; is somebody writing to it?")
+                raise shortened(source, first, size)
         target.flush()
         os.ftruncate(target.fileno(), at + size)
         target.seek(at + size)
@@ -354,16 +349,6 @@ def _data_parts(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
                 raise
             return
         yield first, stop
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames in `folder` survive a power cut, where the system lets folders be opened."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class _Spill:
@@ -387,14 +372,6 @@ class _Spill:
     def flush(self) -> None:
         self.file.write(self._buffer[: self._used].data)
         self._used = 0
-
-
-def _map(path: Path) -> tuple[mmap.mmap, FileState]:
-    """A file as a memory map, with what tells whether it is the same file when it is opened again."""
-    with open(path, "rb") as file:
-        status = os.fstat(file.fileno())
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return mapped, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _open_again(kind: type[IndexedDataset], prefix: str, checked: FileStates | None) -> IndexedDataset:

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from ftk.errors import UserError
+from ftk.files import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -112,7 +113,7 @@ def read_layout(path: Path) -> IndexLayout:
         UserError: the file is missing, is something else, or its size contradicts its header.
     """
     size = file_size(path)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         header = file.read(SIZES_AT)
     if header[:8] == b"TNTIDX\x00\x00":
         raise UserError(f"{path}: fairseq's older format; make it again with --dataset-impl mmap")

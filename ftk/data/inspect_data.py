@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ftk.data.indexed_dataset import IndexedDataset
 from ftk.data.output_folder import RECORD, foreign_files, read_record, sha256_of
 from ftk.errors import UserError, counted
+from ftk.files import reason
 
 _BAR_CHARACTERS = 40
 _CHUNK_TOKENS = 1 << 22
@@ -31,6 +32,7 @@ def stats(folder: str | Path) -> str:
     for split in _splits(folder):
         dataset = IndexedDataset(folder / split)
         parts.append("\n".join(_describe(split, dataset)))
+        dataset.check_files()
     return "\n\n".join(parts)
 
 
@@ -56,8 +58,8 @@ def verify(folder: str | Path) -> list[str]:
         vocab_size, fingerprint = (tokenizer["vocab_size"], tokenizer["fingerprint"]) if tokenizer else (None, None)
     except FileNotFoundError:
         return [problem for split in _splits(folder) for problem in _wrong_split(folder, split, {}, None)]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / RECORD}: damaged ({error}); run ftk-preprocess again") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / RECORD}: damaged ({reason(error)}); run ftk-preprocess again") from error
     problems = list(_wrong_files(folder, files))
     problems += [f"{folder / name}: not listed in {RECORD}" for name in foreign_files(folder)]
     for split, counts in splits.items():
@@ -141,6 +143,7 @@ def _wrong_split(folder: Path, split: str, counts: dict[str, Any], vocab_size: i
             yield f"{folder / split}: {found} {what}, {RECORD} says {counts[what]}"
     for start in range(0, tokens.size if vocab_size is not None else 0, _CHUNK_TOKENS):
         part = tokens[start : start + _CHUNK_TOKENS]
+        dataset.check_files()
         if part.min() < 0 or part.max() >= vocab_size:
             wrong = part.min() if part.min() < 0 else part.max()
             yield f"{folder / split}.bin: holds token {wrong}, outside the vocabulary of {vocab_size}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import multiprocessing
 import os
@@ -18,6 +19,8 @@ import numpy as np
 import torch.utils.data
 from torch._utils import ExceptionWrapper
 
+from ftk.data.child_process import end_with_parent
+from ftk.data.file_map import check_files, guard_again
 from ftk.data.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
 from ftk.data.sample_dataset import SampleDataset, samples_of
 from ftk.errors import UserError
@@ -101,7 +104,6 @@ class EpochBatchIterator:
             batch_size=None,
             collate_fn=_unchanged,
             num_workers=num_workers,
-            worker_init_fn=_stand_apart,
             persistent_workers=num_workers > 0,
             multiprocessing_context=multiprocessing_context if num_workers > 0 else None,
             generator=torch.Generator(),  # else each pass draws from the global one, and dropout after a resume differs
@@ -213,7 +215,7 @@ class EpochBatchIterator:
                 raise
             raise named from error
         if isinstance(made, _Refusal):
-            raise UserError(made.message)
+            raise made.error
         if isinstance(made, _Failed):
             logger.error("%s", made.what)
             made.error.reraise()
@@ -277,9 +279,9 @@ class _Requests:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """A user error in a worker, on its way to the main process without a traceback."""
+    """An error of the user or the system in a worker, on its way to the main process without a traceback."""
 
-    message: str
+    error: UserError | OSError
 
 
 @dataclass(frozen=True)
@@ -337,8 +339,9 @@ class _BatchSource(torch.utils.data.Dataset):
             self.notes[2 * worker.id : 2 * worker.id + 2] = [request.epoch, int(request.indices[0])]
         try:
             batch = self.collater(samples_of(self.dataset, request.epoch, request.indices))
-        except UserError as error:
-            return _Refusal(str(error))
+            check_files(self.dataset)
+        except (UserError, OSError) as error:
+            return _Refusal(error)
         except Exception:
             what = self._culprit(request)
             if worker is not None:
@@ -371,8 +374,12 @@ def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
     PyTorch would raise it from a handler of SIGCHLD at any place of the main thread, in the middle of an update, too.
     """
     before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    # Workers outlive another thread, with which the kernel would end them; of a fork server we are not the parent.
+    direct = in_main_thread and getattr(loader.multiprocessing_context, "_name", "fork") != "forkserver"
+    loader.worker_init_fn = functools.partial(_stand_apart, os.getpid() if direct else None)
     handed_out = iter(loader)
-    if before is not None and threading.current_thread() is threading.main_thread():
+    if before is not None and in_main_thread:
         signal.signal(signal.SIGCHLD, before)
     return handed_out
 
@@ -408,12 +415,18 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _stand_apart(worker: int) -> None:
+def _stand_apart(parent: int | None, worker: int) -> None:
     """Leaves signals that are sent to the whole process group (Ctrl-C, a scheduler's SIGTERM) to the main process.
 
-    A worker that died of one would take the main process with it while that saves. Workers whose main process is
-    gone end by themselves (torch's watchdog).
+    A worker that died of one would take the main process with it while that saves.
+
+    Args:
+        parent: the main process, with which this one ends; None: torch's watchdog sees to that, after seconds.
+        worker: our number.
     """
+    if parent is not None:
+        end_with_parent(parent)
+    guard_again()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)

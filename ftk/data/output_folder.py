@@ -6,15 +6,20 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ftk.data.indexed_dataset import sync_folder
 from ftk.errors import UserError
+from ftk.files import open_regular, put_in_place, read_json, sync_tree, temporary_folder
 
 RECORD = "preprocess.json"
+_Checks = Mapping[str, tuple[type, bool]]  # key -> its type, and whether it must be there
+_FIELDS: dict[str, _Checks] = {
+    "files": {"bytes": (int, True), "sha256": (str, False)},
+    "splits": {"documents": (int, False), "tokens": (int, False)},
+}
+_TOKENIZER: _Checks = {"vocab_size": (int, True), "fingerprint": (str, True)}
 
 
 def check_destination(destination: Path, overwrite: bool, name: str | None = None) -> None:
@@ -50,15 +55,52 @@ def check_destination(destination: Path, overwrite: bool, name: str | None = Non
 def foreign_files(folder: Path) -> list[str]:
     """Files in `folder` that its `preprocess.json` does not list (all of them if it has none)."""
     listed = {RECORD}
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # no record: nothing in it is known as ours
+    with contextlib.suppress(OSError, ValueError):  # no record: nothing in it is known as ours
         listed |= set(read_record(folder)["files"])
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
     return sorted(name for name in found if listed == {RECORD} or name not in listed)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The `preprocess.json` of a folder, as it stands there."""
-    return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    """The `preprocess.json` of a folder; what ftk reads of it has the types that ftk gave it.
+
+    Raises:
+        OSError: there is none, or it is no regular file.
+        ValueError: it is no record; the message says where.
+    """
+    record = read_json(folder / RECORD)
+    if not isinstance(record, dict):
+        raise ValueError("is not a JSON object")
+    for field, checks in _FIELDS.items():
+        entries = record.get(field)
+        if not isinstance(entries, dict):
+            raise ValueError(f'has no object "{field}"')
+        for name, entry in entries.items():
+            if "\0" in name or name != os.path.normpath(name) or name.startswith(("/", "..")):
+                raise ValueError(f'"{field}" names {name!r}, which is not a file in this folder')
+            if not isinstance(entry, dict):
+                raise ValueError(f'"{field}", {name!r}: is not an object')
+            _check_entry(entry, checks, f'"{field}", {name!r}')
+    tokenizer = record.get("tokenizer", "")
+    if tokenizer is not None:  # null: converted to what has none
+        if not isinstance(tokenizer, dict):
+            raise ValueError('has no object "tokenizer"')
+        _check_entry(tokenizer, _TOKENIZER, '"tokenizer"')
+    return record
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Writes the `preprocess.json` of a folder that is being made."""
+    (folder / RECORD).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _check_entry(entry: Mapping[str, Any], checks: _Checks, where: str) -> None:
+    for key, (kind, needed) in checks.items():
+        if key not in entry and not needed:
+            continue
+        value: Any = entry.get(key)
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 63):
+            raise ValueError(f"{where}: {key} is not {'a whole number' if kind is int else 'a string'}")
 
 
 @contextlib.contextmanager
@@ -76,21 +118,11 @@ def whole_folder(destination: Path, overwrite: bool, name: str | None = None) ->
     check_destination(destination, overwrite, name)
     destination = destination.resolve()
     destination.parent.mkdir(parents=True, exist_ok=True)
-    part = destination.with_name(f"{destination.name}.tmp-{os.getpid()}")
-    part.mkdir()
-    try:
+    with temporary_folder(destination) as part:
         yield part
-        for path in sorted(part.rglob("*")):
-            if path.is_dir():
-                sync_folder(path)
-            else:
-                _sync_file(path)
-        sync_folder(part)
+        sync_tree(part)
         check_destination(destination, overwrite, name)  # somebody may have written there meanwhile
-        _replace(part, destination)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+        put_in_place(part, destination)
 
 
 def describe_files(folder: Path, known: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -110,25 +142,7 @@ def describe_files(folder: Path, known: Mapping[str, str]) -> dict[str, dict[str
 def sha256_of(path: Path) -> str:
     """sha256 of a file, hex."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _replace(part: Path, destination: Path) -> None:
-    old = destination.with_name(f"{destination.name}.old-{os.getpid()}")
-    try:
-        if destination.exists():
-            os.rename(destination, old)
-        os.rename(part, destination)
-        sync_folder(destination.parent)
-    finally:
-        if old.exists() and not destination.exists():
-            os.rename(old, destination)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

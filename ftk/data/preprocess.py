@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import itertools
-import json
 import logging
 import os
 import tempfile
@@ -23,7 +22,7 @@ from ftk.data._hash_set import HashSet
 from ftk.data.child_process import call_in_child
 from ftk.data.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_texts, normalized
 from ftk.data.indexed_dataset import optimal_dtype
-from ftk.data.output_folder import RECORD, describe_files, whole_folder
+from ftk.data.output_folder import RECORD, describe_files, whole_folder, write_record
 from ftk.data.preprocess_config import SPLITS, DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.data.preprocess_progress import ReadingProgress
 from ftk.data.records import read_documents
@@ -113,7 +112,7 @@ def preprocess(
     destination = Path(output.destdir)
     try:
         with whole_folder(destination, output.overwrite) as folder:
-            with tempfile.TemporaryDirectory(prefix="ftk-preprocess-") as scratch:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 model = None
                 if training is not None:
                     logger.info("training a SentencePiece model of %s pieces", training.vocab_size)
@@ -124,6 +123,7 @@ def preprocess(
                 tokenizer_folder=folder / "tokenizer",
                 dtype=optimal_dtype(tokenizer.vocab_size),
                 text_key=inputs.text_key,
+                max_document_bytes=inputs.max_document_bytes,
                 stop_at_problem=inputs.on_error == "raise",
                 user_dir=output.user_dir,
                 normalize=documents.normalize,
@@ -142,7 +142,7 @@ def preprocess(
             reports = {split: reports[split] for split in SPLITS if split in reports}
             record = _record(inputs, documents, tokenizer, settings.dtype, reports)
             record["files"] = describe_files(folder, checksums)
-            (folder / RECORD).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_record(folder, record)
     except OSError as error:
         if error.errno in _DISK_FULL and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
@@ -193,6 +193,7 @@ def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[st
         format=inputs.format,
         separator=inputs.document_separator,
         text_key=inputs.text_key,
+        max_document_bytes=inputs.max_document_bytes,
         on_problem=(lambda problem: None) if inputs.on_error == "skip" else None,  # counted when encoded
     )
     held_out = inputs.held_out("train")
@@ -242,7 +243,8 @@ def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]
     small: list[Part | Block] = []
     num_bytes = 0
     for path in paths:
-        for item in cut_file(path, kind_of(path, inputs.format, inputs.document_separator)):
+        kind = kind_of(path, inputs.format, inputs.document_separator)
+        for item in cut_file(path, kind, max_document_bytes=inputs.max_document_bytes):
             is_whole = isinstance(item, Part) and item.is_first and item.is_last
             if small and (not is_whole or num_bytes + item.disk_bytes > PART_BYTES or len(small) == _MOST_FILES):
                 yield small
@@ -270,6 +272,7 @@ def _record(
             "format": inputs.format,
             "document_separator": inputs.document_separator,
             "text_key": inputs.text_key,
+            "max_document_bytes": inputs.max_document_bytes,
             "on_error": inputs.on_error,
             "valid_ratio": inputs.valid_ratio,
             "test_ratio": inputs.test_ratio,

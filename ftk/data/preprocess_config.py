@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ftk.data.text import FORMATS, SEPARATORS
+from ftk.data.dataloader_config import MOST_WORKERS
+from ftk.data.text import FORMATS, MAX_DOCUMENT_BYTES, SEPARATORS
 
 SPLITS = ("train", "valid", "test")
 NORMAL_FORMS = ("none", "nfc", "nfkc")
@@ -39,6 +40,10 @@ class InputConfig:
         },
     )
     text_key: str = field(default="text", metadata={"help": "field of each JSON object that holds the text"})
+    max_document_bytes: int = field(
+        default=MAX_DOCUMENT_BYTES,
+        metadata={"help": "a longer document counts as one that cannot be read", "unit": "bytes"},
+    )
     on_error: str = field(
         default="raise",
         metadata={
@@ -52,6 +57,8 @@ class InputConfig:
             yield "trainpref, validpref and testpref are empty; give at least one"
         if not self.text_key:
             yield "text_key is empty; it must name a field"
+        if self.max_document_bytes < 1:
+            yield f"max_document_bytes is {self.max_document_bytes}; it must be at least 1"
         for name, ratio in (("valid", self.valid_ratio), ("test", self.test_ratio)):
             if not 0.0 <= ratio < 1.0:
                 yield f"{name}_ratio is {ratio}; it must be at least 0 and below 1"
@@ -123,8 +130,8 @@ class OutputConfig:
     def validate(self) -> Iterator[str]:
         if not self.destdir.strip():
             yield "destdir is empty; it must name a folder"
-        if self.workers is not None and self.workers < 1:
-            yield f"workers is {self.workers}; it must be at least 1"
+        if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
+            yield f"workers is {self.workers}; it must be in 1 to {MOST_WORKERS}"
 
 
 @dataclass(kw_only=True)
@@ -151,9 +158,9 @@ class TrainingConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        if self.vocab_size is not None and self.vocab_size < 1:
-            yield f"vocab_size is {self.vocab_size}; it must be at least 1"
+        if self.vocab_size is not None and not 1 <= self.vocab_size < 1 << 31:
+            yield f"vocab_size is {self.vocab_size}; it must be in 1 to 2147483647"
         if not 0.0 < self.character_coverage <= 1.0:
             yield f"character_coverage is {self.character_coverage}; it must be above 0 and at most 1"
-        if self.max_lines < 0:
-            yield f"max_lines is {self.max_lines}; it must be at least 0"
+        if not 0 <= self.max_lines < 1 << 63:
+            yield f"max_lines is {self.max_lines}; it must be at least 0 and below 2^63"

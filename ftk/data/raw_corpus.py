@@ -19,7 +19,7 @@ from ftk.data.folder_layout import NoSplit
 from ftk.data.indexed_dataset import optimal_dtype
 from ftk.data.raw_files import RawFiles, find_raw_files
 from ftk.data.records import is_empty, parse_block, read_documents
-from ftk.data.text import FORMATS, SEPARATORS, Problem, kind_of, read_blocks
+from ftk.data.text import FORMATS, MAX_DOCUMENT_BYTES, SEPARATORS, TOO_LARGE, Problem, kind_of, read_blocks
 from ftk.errors import UserError, counted
 from ftk.registry import register_dataset
 from ftk.tokenizers import find_description, load_tokenizer
@@ -61,6 +61,10 @@ class RawCorpusConfig:
     target_lang: str = field(
         default="target", metadata={"help": "ending of the files that hold targets, as in train.target"}
     )
+    max_document_bytes: int = field(
+        default=MAX_DOCUMENT_BYTES,
+        metadata={"help": "a longer document counts as one that cannot be read", "unit": "bytes"},
+    )
     on_error: str = field(
         default="raise",
         metadata={
@@ -76,6 +80,8 @@ class RawCorpusConfig:
     def validate(self) -> Iterator[str]:
         if self.raw_limit < 1:
             yield f"raw_limit is {self.raw_limit}; it must be at least 1"
+        if self.max_document_bytes < 1:
+            yield f"max_document_bytes is {self.max_document_bytes}; it must be at least 1"
         for name in ("text_key", "source_lang", "target_lang"):
             if not getattr(self, name):
                 yield f"{name} is empty; it must be a name"
@@ -225,6 +231,7 @@ def read_texts(paths: Sequence[str], config: RawCorpusConfig) -> Iterator[str]:
         format=config.text_format,
         separator=config.document_separator,
         text_key=config.text_key,
+        max_document_bytes=config.max_document_bytes,
         on_problem=skip if config.on_error == "skip" else None,
     )
     for document in documents:
@@ -264,9 +271,10 @@ def read_pairs(source: str, target: str, config: RawCorpusConfig) -> Iterator[tu
 
 def _lines(path: str, config: RawCorpusConfig) -> Iterator[str | Problem]:
     """The lines of one side, empty ones included."""
-    for block in read_blocks(path, kind_of(path, "text", "line")):
-        for record in parse_block(block, config.text_key):
-            if isinstance(record, Problem) and block.problem is not None:
+    limit = config.max_document_bytes
+    for block in read_blocks(path, kind_of(path, "text", "line"), max_document_bytes=limit):
+        for record in parse_block(block, config.text_key, limit):
+            if record is block.problem and record.reason != TOO_LARGE:
                 raise UserError(str(record))  # the whole file: there is nothing to skip to
             yield record if isinstance(record, Problem) else record.text
 

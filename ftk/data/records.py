@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ftk.data._json_texts import json_texts
-from ftk.data.text import Block, Problem, kind_of, read_blocks
+from ftk.data.text import MAX_DOCUMENT_BYTES, Block, Problem, kind_of, read_blocks, too_large
 from ftk.errors import UserError
 
 _SKIP = "or skip such documents with --on-error skip"
@@ -38,6 +38,7 @@ def read_documents(
     format: str = "auto",
     separator: str = "line",
     text_key: str = "text",
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
     on_problem: Callable[[Problem], None] | None = None,
 ) -> Iterator[Document]:
     """Reads the documents of text files one after another; empty ones are left out.
@@ -47,14 +48,16 @@ def read_documents(
         format: "auto" (JSONL by the name), "text" or "jsonl".
         separator: "line", "blank-line" or "file"; what ends a document in text.
         text_key: field of a JSON object that holds the text.
+        max_document_bytes: longer documents cannot be read.
         on_problem: called with each document that cannot be read, which is then left out.
 
     Raises:
         UserError: at the first document that cannot be read, if there is no `on_problem`.
     """
     for path in paths:
-        for block in read_blocks(path, kind_of(path, format, separator)):
-            for record in parse_block(block, text_key):
+        kind = kind_of(path, format, separator)
+        for block in read_blocks(path, kind, max_document_bytes=max_document_bytes):
+            for record in parse_block(block, text_key, max_document_bytes):
                 if isinstance(record, Problem):
                     if on_problem is None:
                         raise UserError(str(record))
@@ -68,12 +71,14 @@ def is_empty(text: str) -> bool:
     return not text or text.isspace()
 
 
-def parse_block(block: Block, text_key: str = "text") -> Iterator[Document | Problem]:
+def parse_block(
+    block: Block, text_key: str = "text", max_document_bytes: int = MAX_DOCUMENT_BYTES
+) -> Iterator[Document | Problem]:
     """The documents of a block in their order, empty ones included; a `Problem` where one cannot be read."""
-    if block.problem is not None:
-        yield block.problem
-        return
-    for line, start, data in _cut(block):
+    for line, start, data in _cut(block) if block.data else ():
+        if len(data) > max_document_bytes:
+            yield too_large(block.source, line, block.offset + start, max_document_bytes)
+            continue
         text = _decode(block.source, line, block.offset + start, data)
         if isinstance(text, str) and block.kind == "jsonl" and not is_empty(text):
             text = _text_of_json(text, text_key, block.source, line, block.offset + start)
@@ -81,15 +86,19 @@ def parse_block(block: Block, text_key: str = "text") -> Iterator[Document | Pro
             yield text
         else:
             yield Document(text, block.source, line, block.offset + start)
+    if block.problem is not None:
+        yield block.problem
 
 
-def clean_texts(block: Block, text_key: str = "text") -> list[str] | None:
+def clean_texts(block: Block, text_key: str = "text", max_document_bytes: int = MAX_DOCUMENT_BYTES) -> list[str] | None:
     """The texts of a block, empty ones included, some ten times faster than `parse_block` reads them.
 
     Returns:
         the texts, or None where `parse_block` is needed: something cannot be read, or documents are not lines.
     """
     if block.problem is not None or block.kind not in ("line", "jsonl") or b"\0" in block.data:
+        return None
+    if len(block.data) > max_document_bytes < max(map(len, block.data.split(b"\n"))):
         return None
     try:
         text = block.data.decode("utf-8")

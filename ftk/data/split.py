@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.documents import Documents
+from ftk.data.file_map import check_files
 from ftk.data.index_cache import IndexCache
 from ftk.data.random import SampleRandom
 
@@ -37,6 +38,10 @@ class DocumentSubset:
 
     def __reduce__(self) -> tuple[type[DocumentSubset], tuple[Documents, NDArray[np.int64]]]:
         return DocumentSubset, (self.documents, self.numbers)  # the rest follows from them
+
+    def check_files(self) -> None:
+        """Raises OSError if the file of the documents has become shorter."""
+        check_files(self.documents)
 
     @property
     def pool(self) -> NDArray[np.integer] | None:
@@ -70,6 +75,10 @@ class JoinedDocuments:
         self.sources = tuple(sources)
         self.sizes = np.concatenate([np.asarray(source.sizes) for source in sources])  # [D]
         self._ends = np.cumsum([len(source) for source in sources])
+
+    def check_files(self) -> None:
+        """Raises OSError if the file of a source has become shorter."""
+        check_files(*self.sources)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -117,7 +126,13 @@ def split_documents(
         return numbers
 
     cache = cache if cache is not None and count >= _WORTH_CACHING else IndexCache(None)
-    numbers = cache.get("split", {"bounds": bounds.tolist(), "seed": seed}, divide)
+
+    def is_sane(numbers: NDArray[np.int64]) -> bool:
+        parts = [numbers[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False) if stop > start]
+        return all(part[0] >= 0 and part[-1] < count and (part[1:] > part[:-1]).all() for part in parts)
+
+    depends_on = {"bounds": bounds.tolist(), "seed": seed}
+    numbers = cache.get("split", depends_on, divide, dtype=np.int64, count=count, is_sane=is_sane)
     return {
         name: DocumentSubset(documents, numbers[start:stop])
         for name, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False)

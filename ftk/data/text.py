@@ -7,7 +7,10 @@ What the documents of a block are is the subject of `records`.
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
+import io
+import logging
 import lzma
 import os
 import re
@@ -19,15 +22,23 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ftk.errors import UserError
+from ftk.files import FileState, shortened, state_of
+
+logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 1 << 17
 PART_BYTES = 1 << 18  # half of it costs a twentieth more time: for opening, sending and receiving
+MAX_DOCUMENT_BYTES = 1 << 26
+"""Longer documents are not read: a few such, or one line of an unpacked bomb, would take all memory."""
+TOO_LARGE = "too_large"
 SEPARATORS = ("line", "blank-line", "file")
 FORMATS = ("auto", "text", "jsonl")
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BLANK = b" \t\r\f\v"
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
+_ZSTD_BYTES = 1 << 10  # unpacked at a time: they can stand for 32 MiB
 _FOREIGN_STARTS = {
     b"\x1f\x8b": ("compressed", "gzip data; rename the file to end in .gz"),
     b"BZh91AY&SY": ("compressed", "bzip2 data; rename the file to end in .bz2"),
@@ -68,7 +79,7 @@ class Block:
         line, offset: line number (from 1) and byte offset of the first byte of `data`.
         data: the bytes.
         disk_bytes: how far the file on disk had been read, for progress.
-        problem: the file as a whole cannot be read as text; `data` is empty then.
+        problem: what cannot be read behind `data`: a document that is too large, or the file as a whole.
     """
 
     source: str
@@ -79,6 +90,11 @@ class Block:
     disk_bytes: int
     problem: Problem | None = None
 
+    @property
+    def num_lines(self) -> int:
+        """Line ends in the part of the file that this block stands for."""
+        return self.data.count(b"\n") + (self.problem is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -88,6 +104,7 @@ class Part:
         source, kind: as in `Block`.
         start, stop: byte offsets; `start` of the first part is where the text begins.
         is_first, is_last: there is no part before it, or behind it.
+        state: of the file when it was cut.
     """
 
     source: str
@@ -96,6 +113,7 @@ class Part:
     stop: int
     is_first: bool
     is_last: bool
+    state: FileState
 
     @property
     def disk_bytes(self) -> int:
@@ -112,7 +130,7 @@ def expand_paths(files: str, separator: str = "line") -> list[str]:
     paths: list[str] = []
     for name in filter(None, (part.strip() for part in files.split(","))):
         path = Path(name)
-        if not path.exists():
+        if not os.path.exists(name):  # unlike Path.exists, not an error where the name is too long
             raise UserError(f"{name}: no such file")
         if not path.is_dir():
             paths.append(name)
@@ -142,21 +160,25 @@ def compressed_suffix(path: str) -> str:
     return suffix if suffix in _COMPRESSED_SUFFIXES else ""
 
 
-def read_blocks(path: str, kind: str, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+def read_blocks(
+    path: str, kind: str, block_bytes: int = BLOCK_BYTES, max_document_bytes: int = MAX_DOCUMENT_BYTES
+) -> Iterator[Block]:
     """Reads a file as blocks of about `block_bytes` that end where a document ends.
 
-    Memory use is a few times the larger of `block_bytes` and the longest document.
+    Memory use is a few times the larger of `block_bytes` and the longest document, or `max_document_bytes`.
 
     Args:
         path: file; decompressed if its name ends in .gz, .bz2, .xz or .zst.
         kind: from `kind_of`.
         block_bytes: bytes read at a time.
+        max_document_bytes: a longer document is passed over: a block says so.
 
     Raises:
         UserError: compressed data is broken or its library is missing.
+        OSError: the file cannot be read, or somebody writes to it.
     """
     line, offset, pending, parts_searched = 1, 0, bytearray(), 0
-    disk_bytes = 0
+    disk_bytes, passing_over = 0, False
     for first, (chunk, disk_bytes) in enumerate(_read_chunks(path, block_bytes)):
         if first == 0:
             problem = _sniff(path, chunk)
@@ -166,6 +188,11 @@ def read_blocks(path: str, kind: str, block_bytes: int = BLOCK_BYTES) -> Iterato
             if chunk.startswith(_BYTE_ORDER_MARK):
                 chunk, offset = chunk[len(_BYTE_ORDER_MARK) :], len(_BYTE_ORDER_MARK)
         pending += chunk
+        if passing_over:
+            num_bytes, num_lines, passing_over = _pass_over(pending, kind)
+            line, offset, parts_searched = line + num_lines, offset + num_bytes, 0
+            if passing_over:
+                continue
         end = _last_document_end(pending, kind, parts_searched)
         parts_searched = len(pending)
         if end:
@@ -175,11 +202,18 @@ def read_blocks(path: str, kind: str, block_bytes: int = BLOCK_BYTES) -> Iterato
             line += data.count(b"\n")
             offset += end
             parts_searched -= end
-    if pending:
+        if len(pending) > max_document_bytes:
+            problem = too_large(path, line, offset, max_document_bytes)
+            yield Block(path, kind, line, offset, b"", disk_bytes, problem)
+            num_bytes, num_lines, passing_over = _pass_over(pending, kind)
+            line, offset = line + num_lines, offset + num_bytes
+    if pending and not passing_over:
         yield Block(path, kind, line, offset, bytes(pending), disk_bytes)
 
 
-def cut_file(path: str, kind: str, part_bytes: int = PART_BYTES) -> Iterator[Part | Block]:
+def cut_file(
+    path: str, kind: str, part_bytes: int = PART_BYTES, max_document_bytes: int = MAX_DOCUMENT_BYTES
+) -> Iterator[Part | Block]:
     """A file as parts that many processes can read, or as blocks where only one can.
 
     One must where the bytes of the file are not the text (compressed files), where they cannot be read twice
@@ -189,55 +223,129 @@ def cut_file(path: str, kind: str, part_bytes: int = PART_BYTES) -> Iterator[Par
         path: file.
         kind: from `kind_of`.
         part_bytes: bytes of a part; with kind "file", a part is the whole file.
+        max_document_bytes: as of `read_blocks`.
     """
     with open(path, "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         whole = compressed_suffix(path) == "" and stat.S_ISREG(status.st_mode) and kind != "blank-line"
+        state = state_of(file.fileno())
         start = file.read(8) if whole else b""
     problem = _sniff(path, start)
     if not whole or problem is not None:
-        yield from read_blocks(path, kind)
+        yield from read_blocks(path, kind, max_document_bytes=max_document_bytes)
         return
     first = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
     size = status.st_size
     step = part_bytes if kind != "file" else max(size, 1)
     for begin in range(first, size, step):
         end = min(begin + step, size)
-        yield Part(path, kind, begin, end, is_first=begin == first, is_last=end == size)
+        yield Part(path, kind, begin, end, is_first=begin == first, is_last=end == size, state=state)
 
 
-def read_part(part: Part) -> Block:
+def read_part(part: Part, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Block:
     """The documents that begin in a part; the last of them may reach beyond its end.
 
     The lines of the block are counted from 1 in each part.
+
+    Args:
+        part: from `cut_file`.
+        max_document_bytes: where the last document is longer, the block's `problem` says so.
+
+    Raises:
+        OSError: the file cannot be read, or has changed since it was cut; of one that only grew, the log is told.
     """
     before = 0 if part.is_first else 1  # a line that begins at `start` is known by the "\n" before it
+    if part.kind == "file" and part.stop - part.start > max_document_bytes:
+        whole = too_large(part.source, 1, part.start, max_document_bytes)
+        return Block(part.source, part.kind, 1, part.start, b"", part.stop, whole)
+    problem: Problem | None = None
     with open(part.source, "rb", buffering=0) as file:
         file.seek(part.start - before)
-        data = _read_exactly(file, part.stop - part.start + before)
+        data = _read_exactly(file, part.stop - part.start + before, part)
         begin = 0
         if not part.is_first:
             begin = data.find(b"\n", 0, len(data) - 1) + 1 or len(data)
-        rest = b""
+        offset = part.start - before + begin
         if begin < len(data) and part.kind != "file" and not data.endswith(b"\n"):
-            rest = _rest_of_line(file)
-    offset = part.start - before + begin
-    return Block(part.source, part.kind, 1, offset, b"".join((memoryview(data)[begin:], rest)), part.stop)
+            last = max(begin, data.rfind(b"\n") + 1)
+            rest = _rest_of_line(file, part, max_document_bytes - (len(data) - last))
+            if rest is None:
+                lines = data.count(b"\n", begin, last)
+                problem = too_large(part.source, 1 + lines, offset + last - begin, max_document_bytes)
+                data = data[:last]
+            else:
+                data += rest
+        _check_unchanged(file, part.source, part.state, tell_growth=part.is_last)
+    return Block(part.source, part.kind, 1, offset, data[begin:], part.stop, problem)
 
 
-def _rest_of_line(file: IO[bytes]) -> bytes:
-    rest = bytearray()
-    while b"\n" not in rest and (chunk := file.read(max(1 << 12, len(rest)))):
+def too_large(source: str, line: int, offset: int, max_document_bytes: int) -> Problem:
+    """What is said of a document that is too large to be read."""
+    message = (
+        f"a document of more than {max_document_bytes:,} bytes; cut it, raise --max-document-bytes, "
+        "or skip such documents with --on-error skip"
+    )
+    return Problem(TOO_LARGE, source, line, offset, message)
+
+
+def _rest_of_line(file: IO[bytes], part: Part, room: int) -> bytes | None:
+    """What follows a part up to the end of the line, or None if that is more than `room` bytes."""
+    rest, left = bytearray(), part.state[2] - part.stop
+    while left and b"\n" not in rest:
+        if len(rest) > room:
+            return None
+        chunk = _read_exactly(file, min(left, max(1 << 12, len(rest)), max(room, 0) + 2), part)
         rest += chunk
-    return bytes(rest[: rest.find(b"\n") + 1 or len(rest)])
+        left -= len(chunk)
+    end = rest.find(b"\n") + 1 or len(rest)
+    return None if end - rest.endswith(b"\n", 0, end) > room else bytes(rest[:end])
 
 
-def _read_exactly(file: IO[bytes], size: int) -> bytes:
-    """`size` bytes, fewer only at the end of the file: one call gives at most 2 GiB."""
+def _read_exactly(file: IO[bytes], size: int, part: Part) -> bytes:
+    """`size` bytes: one call gives at most 2 GiB."""
     data = file.read(size)
     while len(data) < size and (more := file.read(size - len(data))):
         data += more
+    if len(data) < size:
+        raise shortened(part.source, file.tell(), part.state[2])
     return data
+
+
+def _check_unchanged(file: IO[bytes], source: str, before: FileState, tell_growth: bool = True) -> None:
+    """Raises OSError if a file is no longer what it was; of one that grew, the log is told what was read."""
+    now = state_of(file.fileno())
+    if now == before:
+        return
+    if now[:2] == before[:2] and now[2] < before[2]:
+        raise shortened(source, now[2], before[2])
+    if now[:2] != before[:2] or now[2] == before[2]:
+        raise OSError(errno.EIO, "File changed while it was read (run again when nothing writes to it)", source)
+    if tell_growth:
+        logger.warning(
+            "%s: grew from %s to %s bytes while it was read; the first %s were read",
+            *(source, f"{before[2]:,}", f"{now[2]:,}", f"{before[2]:,}"),
+        )
+
+
+def _pass_over(pending: bytearray, kind: str) -> tuple[int, int, bool]:
+    """Removes the rest of a document that is too large.
+
+    Returns:
+        bytes and line ends that were removed, and whether the document goes on behind them.
+    """
+    goes_on, kept = True, b""
+    if kind == "blank-line":
+        found = _BLANK_LINE.search(pending)
+        end = len(pending) if found is None else found.end()
+        goes_on = found is None
+        if goes_on and b"\n" in pending and not pending[pending.rfind(b"\n") :].strip(_BLANK + b"\n"):
+            kept = b"\n"  # a blank line may follow
+    else:
+        end = (pending.find(b"\n") + 1 or len(pending)) if kind != "file" else len(pending)
+        goes_on = kind == "file" or not pending.endswith(b"\n", 0, end)
+    num_lines = pending.count(b"\n", 0, end) - len(kept)
+    pending[:end] = kept
+    return end - len(kept), num_lines, goes_on
 
 
 def _last_document_end(pending: bytearray, kind: str, searched: int) -> int:
@@ -261,39 +369,71 @@ def _sniff(path: str, start: bytes) -> Problem | None:
     return None
 
 
+class _Source(io.RawIOBase):
+    """A file of the length that it had when it was opened, or a pipe; unbuffered.
+
+    A buffered read from a pipe loops in C, where Ctrl-C goes unheard until the next data.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._file = path, io.FileIO(path)
+        self._state = state_of(self._file.fileno())
+        self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
+        self.position = 0  # stays at 0 in a pipe
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._is_regular:
+            return self._file.readinto(buffer)
+        size = self._state[2]
+        count = self._file.readinto(memoryview(buffer)[: size - self.position])
+        if not count and len(buffer) and self.position < size:
+            raise shortened(self._path, self.position, size)
+        self.position += count
+        return count
+
+    def check(self) -> None:
+        """Raises OSError if the file is no longer what it was."""
+        if self._is_regular:
+            _check_unchanged(self._file, self._path, self._state)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def _read_chunks(path: str, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
     """The decompressed bytes of a file, in chunks, each with how far the file on disk has been read."""
     suffix = compressed_suffix(path)
-    # Unbuffered: a buffered read from a pipe loops in C, where Ctrl-C goes unheard until the next data.
-    with open(path, "rb", buffering=0) as raw:
+    with _Source(path) as source:
         if suffix == ".zst":
-            yield from _read_zstd(path, raw)
-            return
-        openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-        reader = openers[suffix](raw) if suffix else raw
-        seekable = raw.seekable()
-        while True:
-            try:
-                chunk = reader.read(chunk_bytes)
-            except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-                if not suffix or (isinstance(error, OSError) and error.errno is not None):
-                    raise
-                raise _broken(path, suffix, error) from error
-            if not chunk:
-                return
-            yield chunk, raw.tell() if seekable else 0
+            yield from _read_zstd(path, source)
+        else:
+            openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+            reader = openers[suffix](source) if suffix else source
+            while True:
+                try:
+                    chunk = reader.read(chunk_bytes)
+                except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+                    if not suffix or (isinstance(error, OSError) and error.errno is not None):
+                        raise
+                    raise _broken(path, suffix, error) from error
+                if not chunk:
+                    break
+                yield chunk, source.position
+        source.check()
 
 
-def _read_zstd(path: str, raw: IO[bytes]) -> Iterator[tuple[bytes, int]]:
+def _read_zstd(path: str, raw: _Source) -> Iterator[tuple[bytes, int]]:
     # Not the library's stream reader: it takes a truncated file for a whole one.
     try:
         import zstandard
     except ImportError:
         raise UserError(f"{path}: reading Zstandard files needs one more package; pip install 'ftk[zstd]'") from None
     frame = None
-    position = 0
-    while data := raw.read(1 << 16):
-        position += len(data)
+    while data := raw.read(_ZSTD_BYTES):
         while data:
             if frame is None:
                 frame = zstandard.ZstdDecompressor().decompressobj()
@@ -302,7 +442,7 @@ def _read_zstd(path: str, raw: IO[bytes]) -> Iterator[tuple[bytes, int]]:
             except zstandard.ZstdError as error:
                 raise _broken(path, ".zst", error) from error
             if chunk:
-                yield chunk, position
+                yield chunk, raw.position
             data = frame.unused_data if frame.eof else b""
             if frame.eof:
                 frame = None

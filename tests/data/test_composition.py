@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from number_corpus import NumberTokenizer, random_documents
 
 from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.blending import weights_by_size
 from ftk.data.composition import ComposedCorpus, CompositionConfig, parse_data
+from ftk.data.dataloader_config import DataloaderConfig
 from ftk.data.documents import DocumentList
 from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.data.index_cache import IndexCache
@@ -146,6 +148,33 @@ def test_different_tokenizers_are_refused():
 )
 def test_wrong_options_are_said(options, message):
     assert any(message in found for found in CompositionConfig(**options).validate())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: 10**30} for name in ("batch_size", "max_tokens", "required_batch_size_multiple", "num_workers")),
+        *({name: 10**30} for name in ("max_valid_samples", "bucket_window", "curriculum_updates")),
+    ],
+)
+def test_huge_numbers_are_said_before_anything_is_made(options):
+    (name,) = options
+    assert any(f"{name} is {10**30}; it must be" in found for found in DataloaderConfig(**options).validate())
+
+
+@pytest.mark.parametrize("weights", [[1e308, 1e308], [float("inf"), 1.0], [float("nan"), 1.0]])
+def test_weights_have_a_sum(weights):
+    for name in ("data_weights", "split_ratios"):
+        assert any(name in found for found in CompositionConfig(**{name: weights}).validate())
+
+
+def test_the_smallest_temperature_takes_the_largest_corpus_alone():
+    assert weights_by_size([10, 20], 5e-324).tolist() == [0.0, 1.0]
+
+
+def test_names_of_many_corpora_are_longer_than_that_of_a_file():
+    names = [f"corpus-{number}" for number in range(1000)]
+    assert parse_data(",".join(names)) == [[name] for name in names]
 
 
 def test_as_many_weights_as_corpora():

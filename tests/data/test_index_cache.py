@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from number_corpus import NumberTokenizer, random_documents
 from ftk.data import IndexedDataset, IndexedDatasetWriter, documents
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.glm_dataset import GLMBlankDataset
-from ftk.data.index_cache import IndexCache, file_identity
+from ftk.data.index_cache import DEFAULT_FOLDER, IndexCache, file_identity
 
 BUILDER = """
     import os, sys, time
@@ -31,8 +32,8 @@ BUILDER = """
         time.sleep(seconds)
         return np.arange(100_000) * 3
 
-    array = IndexCache(folder, timeout).get("numbers", {"times": 3}, build)
-    print(int(array.sum()), type(array).__name__, flush=True)
+    array = IndexCache(folder, timeout).get("numbers", {"times": 3}, build, dtype=np.int64, count=100_000)
+    print(int(array.sum()), "own" if array.flags.owndata else "mapped", flush=True)
 """
 EXPECTED = str(int((np.arange(100_000) * 3).sum()))
 
@@ -72,7 +73,7 @@ def wait_for_builds(tmp_path, count):
 
 def test_of_processes_that_start_together_one_builds(tmp_path, builder):
     outputs = [process.communicate(timeout=60)[0].split() for process in [builder(1.0) for _ in range(4)]]
-    assert outputs == [[EXPECTED, "memmap"]] * 4
+    assert outputs == [[EXPECTED, "mapped"]] * 4
     assert len(builds(tmp_path)) == 1
 
 
@@ -83,18 +84,18 @@ def test_a_killed_builder_leaves_nothing_in_the_way(tmp_path, builder):
     time.sleep(0.3)
     assert waiting.poll() is None
     first.send_signal(signal.SIGKILL)
-    assert waiting.communicate(timeout=60)[0].split() == [EXPECTED, "memmap"]
+    assert waiting.communicate(timeout=60)[0].split() == [EXPECTED, "mapped"]
     assert len(builds(tmp_path)) == 2
 
 
 def test_a_kill_while_writing_leaves_no_file_under_the_name(tmp_path, builder):
     """The half-written file of a killed process is swept away by the next builder."""
-    assert builder(0.0).communicate(timeout=60)[0].split() == [EXPECTED, "memmap"]
+    assert builder(0.0).communicate(timeout=60)[0].split() == [EXPECTED, "mapped"]
     (name,) = (path.name for path in (tmp_path / "cache").glob("numbers-*.npy"))
     (tmp_path / "cache" / name).unlink()
     half = tmp_path / "cache" / f"{name}.tmp-1"
     half.write_bytes(b"half")
-    assert builder(0.0).communicate(timeout=60)[0].split() == [EXPECTED, "memmap"]
+    assert builder(0.0).communicate(timeout=60)[0].split() == [EXPECTED, "mapped"]
     assert not half.exists()
 
 
@@ -102,7 +103,7 @@ def test_who_waited_too_long_builds_for_itself(tmp_path, builder):
     first = builder(60.0)
     wait_for_builds(tmp_path, 1)
     out, err = builder(0.0, timeout=0.2).communicate(timeout=60)
-    assert out.split() == [EXPECTED, "ndarray"]
+    assert out.split() == [EXPECTED, "own"]
     assert "is being built by another process for more than 0.2 seconds" in err
     assert first.poll() is None
 
@@ -113,7 +114,12 @@ def cached(folder, count=1000, made=None, **depends_on):
             made.append(count)
         return np.arange(count)
 
-    return IndexCache(folder).get("numbers", {"count": count, **depends_on}, build)
+    cache = IndexCache(folder)
+    return cache.get("numbers", {"count": count, **depends_on}, build, dtype=np.int64, count=count, is_sane=rises)
+
+
+def rises(array):
+    return bool((np.diff(array) > 0).all())
 
 
 def test_the_name_is_a_hash_of_all_it_depends_on(tmp_path):
@@ -125,17 +131,81 @@ def test_the_name_is_a_hash_of_all_it_depends_on(tmp_path):
     assert not cached(tmp_path, seed=1).flags.writeable
 
 
-@pytest.mark.parametrize("damage", [b"", b"no array", "half"])
-def test_a_damaged_file_is_built_anew(tmp_path, damage, caplog):
+def without_checksum(path):
+    np.save(path, np.arange(1000))
+
+
+def of_another_type(path):
+    np.save(path, np.arange(2000, dtype=np.int32))
+    path.write_bytes(path.read_bytes() + bytes(4))
+
+
+def of_another_shape(path):
+    np.save(path, np.arange(1000).reshape(10, 100))
+    path.write_bytes(path.read_bytes() + bytes(4))
+
+
+def with_one_bit_changed(path):
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+
+
+def with_numbers_that_cannot_be(path):
+    wrong = np.arange(1000)[::-1].copy()
+    path.write_bytes(path.read_bytes()[:-8004] + wrong.tobytes() + zlib.crc32(wrong).to_bytes(4, "little"))
+
+
+def a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGE = {
+    "empty": lambda path: path.write_bytes(b""),
+    "no array": lambda path: path.write_bytes(b"no array"),
+    "half": lambda path: path.write_bytes(path.read_bytes()[:3000]),
+    **{make.__name__: make for make in (without_checksum, of_another_type, of_another_shape, with_one_bit_changed)},
+    **{make.__name__: make for make in (with_numbers_that_cannot_be, a_pipe)},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_built_anew_and_that_is_said_once(tmp_path, damage, caplog):
     cached(tmp_path)
     (path,) = tmp_path.glob("*.npy")
-    path.write_bytes(path.read_bytes()[:3000] if damage == "half" else damage)
+    DAMAGE[damage](path)
     made = []
     assert cached(tmp_path, made=made).tolist() == list(range(1000))
     assert made == [1000]
-    assert "is damaged" in caplog.text
+    (message,) = caplog.messages
+    assert "is damaged" in message
     assert cached(tmp_path, made=made).tolist() == list(range(1000))
     assert made == [1000]
+
+
+def test_numpy_reads_the_files_too(tmp_path):
+    cached(tmp_path)
+    (path,) = tmp_path.glob("*.npy")
+    assert np.load(path, mmap_mode="r").tolist() == list(range(1000))
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path, caplog):
+    cached(tmp_path)
+    (path,) = tmp_path.glob("*.npy")
+    path.unlink()
+    path.with_suffix(".lock").unlink()
+    path.with_suffix(".lock").symlink_to(tmp_path / "victim")
+    assert cached(tmp_path).tolist() == list(range(1000))
+    assert not (tmp_path / "victim").exists()
+    assert "is a link" in caplog.text
+
+
+def test_a_user_without_a_home_has_no_cache_and_hears_nothing(monkeypatch, caplog):
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert cached(DEFAULT_FOLDER).tolist() == list(range(1000))
+    assert IndexCache(DEFAULT_FOLDER).folder is None
+    assert not caplog.messages
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_anything(tmp_path, caplog):
@@ -149,7 +219,7 @@ def test_an_error_of_the_builder_is_its_own(tmp_path):
         raise OSError("the data cannot be read")
 
     with pytest.raises(OSError, match="the data cannot be read"):
-        IndexCache(tmp_path).get("numbers", {}, build)
+        IndexCache(tmp_path).get("numbers", {}, build, dtype=np.int64, count=1)
     assert cached(tmp_path).tolist() == list(range(1000))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import json
@@ -19,6 +20,7 @@ import pytest
 
 from ftk.data import IndexedDataset
 from ftk.data import encoding as encoding_module
+from ftk.data.corpus import IndexedCorpus, IndexedCorpusConfig
 from ftk.data.encoding import EncoderPool, EncodingSettings
 from ftk.data.inspect_data import stats, verify
 from ftk.data.text import cut_file, read_blocks
@@ -95,7 +97,7 @@ def test_the_folder_holds_the_encoded_documents_and_explains_itself(tmp_path, co
 
 
 def test_the_output_is_the_same_whatever_the_workers(tmp_path, corpus, model, monkeypatch):
-    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda path, kind: cut_file(path, kind, 1000))
+    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda *args, **rest: cut_file(*args, 1000, **rest))
     for workers in (1, 2, 5):
         out = tmp_path / f"data-{workers}"
         assert run("--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", workers) == 0
@@ -181,7 +183,7 @@ def test_several_files_follow_each_other(tmp_path, model):
 
 
 def test_the_first_bad_document_stops_the_run(tmp_path, model, capsys, monkeypatch):
-    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda path, kind: cut_file(path, kind, 50))
+    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda *args, **rest: cut_file(*args, 50, **rest))
     path = tmp_path / "bad.txt"
     path.write_bytes(b"a good line of the cat\n" * 20 + b"bad \xff\n" + b"good\n" * 9 + b"bad \xfe\n")
     assert run("--trainpref", path, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", 2) == 2
@@ -332,6 +334,94 @@ def test_ctrl_c_ends_the_training_of_a_model_at_once(tmp_path):
     assert process.returncode == 1
     assert shown.splitlines() == ["ftk-preprocess: interrupted"]
     assert [p.name for p in tmp_path.iterdir()] == ["train.txt"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_text_that_becomes_shorter_is_one_line_and_leaves_nothing(
+    tmp_path, corpus, model, capsys, monkeypatch, workers
+):
+    size = corpus.stat().st_size
+
+    def parts(path, *arguments, **rest):
+        items = list(cut_file(path, *arguments, 1000, **rest))
+        os.truncate(path, 5000)
+        return iter(items)
+
+    monkeypatch.setattr("ftk.data.preprocess.cut_file", parts)
+    out = tmp_path / "out"
+    assert run("--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", workers) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"ftk-preprocess: File became shorter while it was read (it ends at byte 5,000 of {size:,}; "
+        f"run again when nothing writes to it): {corpus}"
+    )
+    assert os.listdir(tmp_path) == ["train.txt"]
+
+
+def test_documents_that_are_too_large_are_named_or_skipped(tmp_path, model, capsys):
+    path, out = tmp_path / "a.txt", tmp_path / "out"
+    path.write_text("one bird\n" + "the cat sat " * 100 + "\ntwo trees\n")
+    arguments = ["--trainpref", path, "--destdir", out, "--tokenizer-path", model, "--max-document-bytes", 1000]
+    assert run(*arguments) == 2
+    assert f"{path}:2: (byte 9) a document of more than 1,000 bytes" in capsys.readouterr().err
+    assert run(*arguments, "--on-error", "skip") == 0
+    assert len(IndexedDataset(out / "train")) == 2
+    assert json.loads((out / "preprocess.json").read_text())["splits"]["train"]["skipped"] == {"too_large": 1}
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and f"\nPPid:\t{pid}\n" in (entry / "status").read_text():
+                found.append(int(entry.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_children_end_with_a_killed_parent_and_the_next_run_clears_what_it_left(tmp_path, model, number, trains):
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    words = [f"{line} {i * 7919 % 10007:x}\n" for i, line in enumerate(sentences(60_000))]
+    if trains:
+        text.write_text("".join(words))
+    else:
+        os.mkfifo(text)
+    options = ["--vocab-size", "8000"] if trains else ["--tokenizer-path", str(model), "--workers", "3"]
+    command = [sys.executable, "-c", "import sys; from ftk_cli.preprocess import main; sys.exit(main())"]
+    command += ["--trainpref", str(text), "--destdir", str(out), *options]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        with contextlib.nullcontext() if trains else open(text, "w", encoding="utf-8") as writer:
+            if writer is not None:
+                writer.writelines(words)
+                writer.flush()
+            deadline = time.monotonic() + 60
+            wanted = "out.tmp-*" if trains else "out.tmp-*/train.bin.tmp-*"
+            while not list(tmp_path.glob(wanted)) or len(children_of(process.pid)) < (2 if trains else 3):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            children = children_of(process.pid)
+            process.send_signal(number)
+            process.wait()
+            while any(map(is_alive, children)):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    assert list(tmp_path.glob("out.tmp-*"))
+    (tmp_path / "good.txt").write_text("one bird\n")
+    assert run("--trainpref", tmp_path / "good.txt", "--destdir", out, "--tokenizer-path", model) == 0
+    assert sorted(os.listdir(tmp_path)) == ["good.txt", "out", "text.txt"]
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, corpus, model):
@@ -506,6 +596,51 @@ def test_what_is_no_data_folder_is_refused(tmp_path, capsys, command):
     for name, message in (("none", "no such folder"), ("file", "a file; give the folder"), (".", "give ")):
         assert data_command.main([command, str(tmp_path / name)]) == 2
         assert message in capsys.readouterr().err
+
+
+NO_RECORDS = {
+    "deep": b"[" * 100_000,
+    "a list": b"[]",
+    "no files": b'{"files": 1, "splits": {}, "tokenizer": null}',
+    "files of other types": b'{"files": {"train.bin": 1}, "splits": {}, "tokenizer": null}',
+    "bytes of another type": b'{"files": {"train.bin": {"bytes": "1"}}, "splits": {}, "tokenizer": null}',
+    "huge bytes": b'{"files": {"train.bin": {"bytes": 1%s}}, "splits": {}, "tokenizer": null}' % (b"0" * 100),
+    "a checksum of another type": b'{"files": {"a": {"bytes": 1, "sha256": 1}}, "splits": {}, "tokenizer": null}',
+    "a file elsewhere": b'{"files": {"../a": {"bytes": 1}}, "splits": {}, "tokenizer": null}',
+    "a file at the root": b'{"files": {"/a": {"bytes": 1}}, "splits": {}, "tokenizer": null}',
+    "a NUL in a name": b'{"files": {"a\\u0000": {"bytes": 1}}, "splits": {}, "tokenizer": null}',
+    "splits of another type": b'{"files": {}, "splits": [1], "tokenizer": null}',
+    "documents of another type": b'{"files": {}, "splits": {"train": {"documents": true}}, "tokenizer": null}',
+    "no tokenizer": b'{"files": {}, "splits": {}}',
+    "a tokenizer of another type": b'{"files": {}, "splits": {}, "tokenizer": "x"}',
+    "a vocabulary of another type": b'{"files": {}, "splits": {}, "tokenizer": {"vocab_size": "1", "fingerprint": ""}}',
+    "a fingerprint of another type": b'{"files": {}, "splits": {}, "tokenizer": {"vocab_size": 1, "fingerprint": []}}',
+    "a pipe": None,
+}
+
+
+@pytest.mark.parametrize("case", NO_RECORDS)
+def test_whatever_stands_in_the_place_of_the_record_is_one_line(made, capsys, case):
+    record = made / "preprocess.json"
+    record.unlink()
+    if NO_RECORDS[case] is None:
+        os.mkfifo(record)
+    else:
+        record.write_bytes(NO_RECORDS[case])
+    assert data_command.main(["verify", str(made)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{record}: damaged" in line
+    with pytest.raises(UserError, match="is damaged"):
+        IndexedCorpus(IndexedCorpusConfig(data=str(made))).tokenizer()
+
+
+@pytest.mark.parametrize("name", ["train.idx", "train.bin"])
+def test_a_pipe_in_the_place_of_a_data_file_is_one_line(made, capsys, name):
+    (made / name).unlink()
+    os.mkfifo(made / name)
+    assert data_command.main(["stats", str(made)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{made / name}: not a regular file" in line
 
 
 def test_a_damaged_record_is_named(made, capsys):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
+import os
 import random
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -16,12 +22,24 @@ from ftk.data._json_texts import json_texts
 from ftk.data.encoding import hash_texts
 from ftk.data.preprocess import _tasks
 from ftk.data.preprocess_config import InputConfig
-from ftk.data.records import _clean_json_text
-from ftk.data.text import PART_BYTES, Block, Part, cut_file, read_part
+from ftk.data.records import _clean_json_text, clean_texts, parse_block
+from ftk.data.text import (
+    MAX_DOCUMENT_BYTES,
+    PART_BYTES,
+    TOO_LARGE,
+    Block,
+    Part,
+    Problem,
+    _read_chunks,
+    cut_file,
+    read_blocks,
+    read_part,
+)
 
 
-def blocks_of(path: str, kind: str, part_bytes: int) -> list[Block]:
-    return [read_part(item) if isinstance(item, Part) else item for item in cut_file(path, kind, part_bytes)]
+def blocks_of(path: str, kind: str, part_bytes: int, most: int = MAX_DOCUMENT_BYTES) -> list[Block]:
+    items = cut_file(path, kind, part_bytes, most)
+    return [read_part(item, most) if isinstance(item, Part) else item for item in items]
 
 
 @given(
@@ -50,6 +68,146 @@ def test_a_line_longer_than_many_parts_belongs_to_the_part_where_it_begins(tmp_p
     sizes = [len(block.data) for block in blocks_of(str(path), "line", 1000)]
     assert sizes[0] == 3 + 100_001
     assert sum(sizes) == sizes[0] + 3
+
+
+LINES = st.lists(st.sampled_from([b"a", b"bc", b"d" * 9, b"e" * 10, b"f" * 11, b"g" * 50, b""]), max_size=20)
+
+
+@given(lines=LINES, ended=st.booleans(), most=st.integers(9, 11), part_bytes=st.integers(1, 30))
+@settings(max_examples=200, deadline=None)
+def test_lines_that_are_too_large_are_named_and_passed_over(tmp_path_factory, lines, ended, most, part_bytes):
+    path = tmp_path_factory.getbasetemp() / "large.txt"
+    path.write_bytes(b"\n".join(lines) + b"\n" * ended)
+    expected = [
+        (number, None if len(line) > most else line.decode())
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1)
+    ]
+    if expected[-1][1] == "":
+        expected.pop()
+    offsets = {number: sum(len(line) + 1 for line in lines[: number - 1]) for number, _ in expected}
+    for blocks in (
+        blocks_of(str(path), "line", part_bytes, most),
+        list(read_blocks(str(path), "line", part_bytes, most)),
+    ):
+        found, before = [], 0
+        for block in blocks:
+            records = list(parse_block(block, "text", most))
+            fast = clean_texts(block, "text", most)
+            assert fast is None or fast == [record.text for record in records]
+            for record in records:
+                line = record.line + (before if block.line == 1 else 0)
+                found.append((line, None if isinstance(record, Problem) else record.text))
+                assert record.offset == offsets[line]
+                assert not isinstance(record, Problem) or record.reason == TOO_LARGE
+            before += block.num_lines
+        assert found == expected
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 1000])
+def test_paragraphs_and_files_that_are_too_large_are_passed_over(tmp_path, block_bytes):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\n\n" + b"long\n" * 20 + b"  \t \n\ntwo\n\n" + b"y" * 60 + b"\n" + b" " * 50 + b"\nthree\n")
+    blocks = read_blocks(str(path), "blank-line", block_bytes, 20)
+    found = [
+        (r.line, r.reason if isinstance(r, Problem) else r.text) for b in blocks for r in parse_block(b, "text", 20)
+    ]
+    assert found == [(1, "one"), (3, TOO_LARGE), (25, "two"), (27, TOO_LARGE), (29, "three")]
+    (block,) = read_blocks(str(path), "file", block_bytes, 20)
+    assert block.problem.reason == TOO_LARGE
+    (block,) = blocks_of(str(path), "file", 1000, 20)
+    assert block.problem.reason == TOO_LARGE
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+def test_a_bomb_of_one_line_takes_no_memory(tmp_path, suffix):
+    """The tenth of a gigabyte, one line, in a compressed file of kilobytes."""
+    if suffix == ".zst":
+        pytest.importorskip("zstandard")
+    code = """
+import bz2, gzip, resource, sys
+from ftk.data.text import read_blocks
+path, most = sys.argv[1], 1 << 20
+write = lambda file: [file.write(b"a" * (1 << 20)) for _ in range(256)]
+if path.endswith(".zst"):
+    import zstandard
+    with open(path, "wb") as raw, zstandard.ZstdCompressor().stream_writer(raw) as file:
+        write(file)
+else:
+    with (gzip if path.endswith(".gz") else bz2).open(path, "wb") as file:
+        write(file)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+(block,) = read_blocks(path, "line", max_document_bytes=most)
+print(block.problem.reason, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 100_000)
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / f"a.txt{suffix}"], capture_output=True, text=True)
+    assert done.stdout.split() == [TOO_LARGE, "True"], done.stderr
+
+
+def shorten(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def rewrite(path):
+    content = path.read_bytes()
+    path.write_bytes(content[::-1])
+    os.utime(path, ns=(0, 10**18))
+
+
+def touch(path):
+    os.utime(path, ns=(0, 10**18))
+
+
+def replace(path):
+    (path.parent / "other").write_bytes(path.read_bytes())
+    os.replace(path.parent / "other", path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [(shorten, "became shorter .* at byte"), (rewrite, "changed"), (replace, "changed")]
+)
+@pytest.mark.parametrize("kind", ["line", "jsonl", "file"])
+def test_a_part_of_a_file_that_has_changed_is_refused(tmp_path, kind, change, message):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"the cat\n" * 1000)
+    parts = list(cut_file(str(path), kind, 1000))
+    read_part(parts[0])
+    change(path)
+    with pytest.raises(OSError, match=message) as refused:
+        read_part(parts[-1])
+    assert refused.value.filename == str(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.bz2", "a.txt.xz", "a.txt.zst"])
+@pytest.mark.parametrize(("change", "message"), [(shorten, "became shorter .* at byte"), (touch, "changed")])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, name, change, message):
+    path = tmp_path / name
+    content = random.Random(1).randbytes(400_000).hex().encode()
+    if name.endswith(".zst"):
+        content = pytest.importorskip("zstandard").ZstdCompressor().compress(content)
+    elif name != "a.txt":
+        content = {"gz": gzip, "bz2": bz2, "xz": lzma}[name.split(".")[-1]].compress(content)
+    path.write_bytes(content)
+
+    chunks = _read_chunks(str(path), 100)
+    next(chunks)
+    change(path)
+    with pytest.raises(OSError, match=message):
+        list(chunks)
+
+
+@pytest.mark.parametrize("kind", ["line", "blank-line"])
+def test_of_a_file_that_grows_the_start_is_read_and_the_log_says_so(tmp_path, caplog, kind):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"the cat\n\n" * 100_000)
+    data = b""
+    for item in cut_file(str(path), kind):
+        data += (read_part(item) if isinstance(item, Part) else item).data
+        if path.stat().st_size == 900_000:
+            with open(path, "ab") as file:
+                file.write(b"more")
+    assert data == b"the cat\n\n" * 100_000
+    (message,) = caplog.messages
+    assert re.search("grew from 900,000 to 900,004 bytes while it was read; the first 900,000 were read", message)
 
 
 @pytest.mark.parametrize("kind", ["line", "jsonl", "file"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +15,20 @@ from number_corpus import CLS, EOS, NumberTokenizer, random_documents
 from reference_random import SlowRandom
 from reference_samples import PlainDataset, collate
 
+from ftk.data._batching import batch_bounds
+from ftk.data._blank_infilling import build_arrays, hide_answer_inputs, hide_context_inputs
+from ftk.data._blending import blend_corpora
+from ftk.data._documents import TextPacker, draw_document, sentence_start_after, sentence_start_before
+from ftk.data._samples import SampleMaker
+from ftk.data._spans import SpanDrawer, sentence_spans, token_spans
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.collate import Collater, SampleBatch
 from ftk.data.documents import sentence_end_ids
 from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from ftk.data.random import SampleRandom
 from ftk.data.spans import poisson_weights
+from ftk.errors import UserError
 
 LENGTHS = [3, 1, 0, 700, 40, 25, 90, 200, 8, 12, 60, 150, 1500, 2, 33]
 TOKENIZER = NumberTokenizer(pad=599)
@@ -199,3 +208,107 @@ def test_document_numbers_follow_the_text():
         ]
         assert np.array_equal(numbers[sample.context_length :], np.concatenate(expected))
         assert (text[np.flatnonzero(np.diff(of_text))] == EOS).all()
+
+
+def rng():
+    return SampleRandom(1, 1, 1)
+
+
+def ids(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def spans_of(*pairs):
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def arrays_of(spans, order, masks=2):
+    masks = np.zeros(masks, dtype=np.int64)
+    return build_arrays(ids(1, 2, 3, 4), spans, order, masks, masks, 9, True, True, 0, -1)
+
+
+def packer(cumulative, seq_length=32):
+    documents = SimpleNamespace(tokens=np.full(100, 30))
+    return TextPacker(documents, cumulative, np.zeros(600), 0, 2, seq_length, 0.0, 0.0, False)
+
+
+def drawer(bert_ratio=0.15, weights=(1.0, 2.0)):
+    return SpanDrawer(0, 2, (0.0, 1.0, 0.0, 0.0), (bert_ratio, 0.1, 0.1), 0.5, weights, np.zeros(600), True)
+
+
+def maker(most_spans):
+    masks = np.zeros(most_spans)
+    return SampleMaker(
+        packer(ids(100)), drawer(0.5), most_spans, np.zeros((3, most_spans)), masks, (0, 0, 2, 7, 10), True, False, -1,
+        -1, 0.0, 0.0, 3
+    )  # fmt: skip
+
+
+WEIGHTS, ENDS = np.array([1.0, 2.0]), np.zeros(600, dtype=np.uint8)
+OUTSIDE = {
+    "a span behind the text": lambda: arrays_of(spans_of((3, 5)), ids(0)),
+    "a span before the text": lambda: arrays_of(spans_of((-1, 1)), ids(0)),
+    "an empty span": lambda: arrays_of(spans_of((1, 1)), ids(0)),
+    "spans in each other": lambda: arrays_of(spans_of((0, 2), (1, 3)), ids(0, 1)),
+    "an answer of no span": lambda: arrays_of(spans_of((0, 2)), ids(1)),
+    "an answer twice": lambda: arrays_of(spans_of((0, 1), (2, 3)), ids(0, 0)),
+    "too few answers": lambda: arrays_of(spans_of((0, 1), (2, 3)), ids(0)),
+    "too few masks": lambda: arrays_of(spans_of((0, 1), (2, 3)), ids(0, 1), masks=1),
+    "triples": lambda: arrays_of(np.array([[0, 1, 2]]), ids(0)),
+    "answers behind the sample": lambda: hide_answer_inputs(ids(1, 2, 3), 2, spans_of((0, 9)), ids(0), 10, 0.5, rng()),
+    "a context longer than the sample": lambda: hide_context_inputs(ids(1, 2), 3, spans_of(), 1, 1, 2, 0, 10, rng()),
+    "a span behind the context": lambda: hide_context_inputs(ids(1, 2), 2, spans_of((5, 6)), 1, 1, 2, 0, 10, rng()),
+    "no documents": lambda: packer(ids()),
+    "documents without tokens": lambda: packer(ids(0, 0)),
+    "texts without tokens": lambda: packer(ids(100), seq_length=0),
+    "no document to draw": lambda: draw_document(ids(), rng()),
+    "a place behind the text": lambda: sentence_start_before(ids(1, 2), 3, ENDS),
+    "a place before the text": lambda: sentence_start_after(ids(1, 2), -1, ENDS),
+    "more tokens than there are": lambda: token_spans(ids(1, 3, 4), 0, 2, 50.0, WEIGHTS, False, rng()),
+    "a ratio that is no number": lambda: token_spans(ids(1, 3, 4), 0, 2, float("nan"), WEIGHTS, False, rng()),
+    "no lengths": lambda: token_spans(ids(1, 3, 4), 0, 2, 0.5, np.empty(0), False, rng()),
+    "more sentences than there are": lambda: sentence_spans(ids(1, 3, 4), 0, 2, 5.0, ENDS, rng()),
+    "a drawer of too much": lambda: drawer(bert_ratio=2.0),
+    "a drawer without lengths": lambda: drawer(weights=()),
+    "room for too few spans": lambda: maker(2),
+    "a multiple of nothing": lambda: batch_bounds(np.ones(3, dtype=np.int32), 2, 0, 0),
+    "no corpora": lambda: blend_corpora(np.empty(0), 5),
+    "shares of nothing": lambda: blend_corpora(np.zeros(3), 5),
+    "shares that are no numbers": lambda: blend_corpora(np.array([np.nan, 1.0]), 5),
+    "too many corpora": lambda: blend_corpora(np.full(70_000, 1 / 70_000), 5),
+    "fewer than no samples": lambda: blend_corpora(np.ones(1), -5),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_kernels_refuse_what_would_have_them_read_or_write_outside_of_arrays(case):
+    with pytest.raises((ValueError, IndexError)):
+        OUTSIDE[case]()
+
+
+@pytest.mark.parametrize("cumulative", [(-20, 100), (1000, 100), (1 << 62, -(1 << 62), 100)])
+def test_running_sums_that_are_wrong_are_an_error_not_a_crash(cumulative):
+    made = packer(ids(*cumulative))
+    with pytest.raises(UserError, match="does not lie within the tokens"):
+        all(len(made.pack(SampleRandom(1, 1, index))) for index in range(100))
+
+
+def test_an_index_that_is_altered_under_a_run_is_an_error_not_a_crash(tmp_path):
+    with IndexedDatasetWriter(tmp_path / "train", np.uint16) as writer:
+        for _ in range(4):
+            writer.add(np.arange(100))
+    dataset = IndexedDataset(tmp_path / "train")
+    for at, value in ((dataset.layout.pointers_at, 1 << 40), (dataset.layout.pointers_at + 16, -(1 << 40))):
+        with open(tmp_path / "train.idx", "r+b") as file:
+            file.seek(at)
+            file.write(value.to_bytes(8, "little", signed=True))
+    for number in (0, 2):
+        for read in (
+            dataset.__getitem__,
+            dataset.get,
+            lambda n: dataset.gather([n]),
+            lambda n: dataset.gather_packed([n]),
+        ):
+            with pytest.raises(OSError, match="Index changed"):
+                read(number)
+    assert dataset[1].tolist() == list(range(100))
