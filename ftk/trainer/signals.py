@@ -10,7 +10,7 @@ import time
 from types import FrameType, TracebackType
 
 PREEMPTIONS = ("SIGTERM", "SIGHUP", "SIGUSR1")
-"""What a scheduler sends before it takes the machine, and a terminal that closes: a run that then saved has ended well."""
+"""What a scheduler sends before it takes the machine, or a terminal as it closes: a run that saved has ended well."""
 
 STOP_SIGNALS = ("SIGINT", *PREEMPTIONS)
 """The names of all signals that stop a run."""

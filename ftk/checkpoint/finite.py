@@ -1,0 +1,68 @@
+"""Which weights are not finite? Asked before a save, so that NaN never takes the place of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ftk.errors import UserError, counted
+
+_FLOAT8_BITS = 8  # torch has no kernels for the extremes of these
+
+
+def non_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of the tensors that hold a NaN or an infinity, in their order; of DTensors this process's shard is asked.
+
+    One pass over the elements and no copy of them; one wait for the device in all.
+
+    Args:
+        tensors: by name; integers and tensors on the meta device are finite.
+    """
+    asked = {}
+    for name, tensor in tensors.items():
+        part = tensor.detach()
+        part = part.to_local() if isinstance(part, DTensor) else part
+        if part.is_meta or not part.numel() or not (part.is_floating_point() or part.is_complex()):
+            continue
+        asked[name] = _is_finite(part)
+    by_device: dict[torch.device, list[str]] = {}
+    for name, answer in asked.items():
+        by_device.setdefault(answer.device, []).append(name)
+    bad: set[str] = set()
+    for names in by_device.values():
+        answers = torch.stack([asked[name] for name in names]).tolist()
+        bad.update(name for name, is_finite in zip(names, answers, strict=True) if not is_finite)
+    return [name for name in asked if name in bad]
+
+
+def refuse_non_finite(tensors: Mapping[str, torch.Tensor], source: object) -> None:
+    """Refuse to make another file of weights that are not finite.
+
+    Args:
+        tensors: of a model, by name.
+        source: what they are of, for the message.
+
+    Raises:
+        UserError: names the first that is not.
+    """
+    bad = non_finite(tensors)
+    if bad:
+        raise UserError(f"{source}: {what_is_wrong(bad)}; its training has diverged: take an older checkpoint")
+
+
+def what_is_wrong(names: Sequence[str]) -> str:
+    """Words for what `non_finite` found."""
+    more = f" and {counted(len(names) - 1, 'further tensor')}" if len(names) > 1 else ""
+    return f"holds NaN or infinity in {names[0]}{more}"
+
+
+def _is_finite(part: torch.Tensor) -> torch.Tensor:
+    """A bool of one element, on the device of `part`."""
+    if part.is_complex():
+        part = torch.view_as_real(part)
+    if torch.finfo(part.dtype).bits <= _FLOAT8_BITS:
+        part = part.float()
+    low, high = torch.aminmax(part)  # a NaN anywhere is in both
+    return torch.isfinite(low) & torch.isfinite(high)
