@@ -24,12 +24,14 @@ def fill_subset(
     """Answers the blanks that the task makes in a split; prints them beside the references."""
     from ftk.evaluation.base import build_scorer
     from ftk.generation.samples import question_of
+    from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
     from ftk_cli.answer_lines import Way, json_line, note, num_steps, text_lines
 
     options = root.generate
     task, _ = restore_task(checkpoints.model[0], data)
     subset = options.gen_subset or "valid"
+    check_same_data(task, [subset], world)
     samples = task.load_split(subset)
     count = min(len(samples), options.max_samples or len(samples))
     scorers = {name: build_scorer(name) for name in options.scoring}

@@ -179,7 +179,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def body(argv: list[str]) -> int:
     root = compose(GenerateRoot, PROG, DESCRIPTION, argv)
+    from ftk.checkpoint.layout import MANIFEST
     from ftk.model_parallel.inference import parallel_config
+    from ftk.model_parallel.same_start import options_by_flag
+    from ftk.model_parallel.together import check_same_files
     from ftk.model_parallel.world import open_world
     from ftk.trainer.device import resolve_device
     from ftk_cli.fill_prompts import fill_prompts
@@ -189,7 +192,8 @@ def body(argv: list[str]) -> int:
 
     device = resolve_device(root.common.device)
     with ExitStack() as stack:
-        world = stack.enter_context(open_world(parallel_config(root.parallel), device))
+        facts = options_by_flag(PROG, root)
+        world = stack.enter_context(open_world(parallel_config(root.parallel), device, facts))
         stack.enter_context(world.naming_who_hangs())
         if world.size > 1 and root.generate.input == "-":
             raise UserError("--input - cannot be read by several processes; write the prompts to a file")
@@ -198,6 +202,10 @@ def body(argv: list[str]) -> int:
             stack.enter_context(redirect_stdout(silence))
         options = root.generate
         checkpoints = find_checkpoints(options.path, root.generation.lm_path, world)
+        files = {"--path": checkpoints.model, "--lm-path": checkpoints.language_model or []}
+        check_same_files(world, {name: [folder / MANIFEST for folder in folders] for name, folders in files.items()})
+        if options.input is not None:
+            check_same_files(world, {"--input": [Path(options.input)]})
         results = _open_results(root, checkpoints, world)
         if results is not None:
             stack.enter_context(closing(results))

@@ -84,11 +84,14 @@ def score_subset(
 ) -> int:
     """Scores what stood in the blanks that the task makes in a split, as training predicts it."""
     from ftk.generation.samples import question_of
+    from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
 
     options = root.generate
     task, _ = restore_task(checkpoints.model[0], data)
-    samples = task.load_split(options.gen_subset or "valid")
+    subset = options.gen_subset or "valid"
+    check_same_data(task, [subset], world)
+    samples = task.load_split(subset)
     count = min(len(samples), options.max_samples or len(samples))
     totals = _Totals(root)
     done = 0

@@ -49,7 +49,10 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
     if config.common.num_threads is not None:
         torch.set_num_threads(config.common.num_threads)
 
+    from ftk.model_parallel.same_start import options_by_flag
     from ftk.model_parallel.world import is_main_process, open_world
+    from ftk.tasks.data_facts import check_same_data
+    from ftk.trainer.dataloading import split_names
     from ftk.trainer.device import resolve_device
     from ftk.trainer.parallel_check import check_parallel
 
@@ -71,7 +74,9 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
         config = range_config(config)
 
     device, longer = resolve_device(config.common.device), "; --collective-timeout-minutes gives it longer"
-    with open_world(config.parallel, device) as world, said_at_once("ftk-train"), world.naming_who_hangs(longer):
+    facts = options_by_flag("ftk-train", config)
+    with open_world(config.parallel, device, facts) as world, said_at_once("ftk-train"), world.naming_who_hangs(longer):
+        check_same_data(task, split_names(config.dataloader), world)
         return run_training(config, task, world, said)
 
 

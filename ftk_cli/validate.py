@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
@@ -73,6 +74,7 @@ def body(argv: list[str]) -> int:
     import torch
 
     from ftk.model_parallel.parallel_config import ParallelConfig
+    from ftk.model_parallel.same_start import options_by_flag
     from ftk.model_parallel.world import open_world
     from ftk.trainer.device import resolve_device
 
@@ -83,7 +85,8 @@ def body(argv: list[str]) -> int:
         pipeline_parallel_size=root.parallel.pipeline_parallel_size,
     )
     device = resolve_device(root.common.device)
-    with open_world(sizes, device) as world, said_at_once("ftk-validate"), world.naming_who_hangs():
+    facts = options_by_flag("ftk-validate", root)
+    with open_world(sizes, device, facts) as world, said_at_once("ftk-validate"), world.naming_who_hangs():
         return evaluate(root, world)
 
 
@@ -91,19 +94,28 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     """What one process does: of several, those of a data rank have one model, and take its share of the batches."""
     from tqdm import tqdm
 
+    from ftk.checkpoint import resolve_checkpoint
+    from ftk.checkpoint.layout import MANIFEST
+    from ftk.model_parallel.together import check_same_files, on_main, together
+    from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
-    from ftk.trainer.dataloading import valid_iterators
+    from ftk.trainer.dataloading import split_names, valid_iterators, valid_names
     from ftk.trainer.validation import validate
 
     options, device = root.validation, world.device
-    task, parts = restore_task(options.path, options.data)
+    # Found once: a run that saves meanwhile moves its links.
+    options.path = on_main(world, lambda: str(resolve_checkpoint(options.path)))
+    task, parts = together(world, lambda: restore_task(options.path, options.data))
+    check_same_files(world, {"--path": [Path(options.path) / MANIFEST]})
     model, runner = load(root, world, task, task.build_criterion(parts.criterion))
     loading = DataloaderConfig(
         batch_size=options.batch_size,
         num_workers=options.num_workers,
         valid_subset=options.valid_subset,
         max_valid_samples=options.max_samples,
+        train_subset=options.train_subset,
     )
+    check_same_data(task, split_names(loading) if options.unigram else valid_names(loading), world)
     iterators = valid_iterators(loading, root.common, task, rank=world.data_rank, ranks=world.sizes.data)
     for split, iterator in iterators.items():
         num_batches = iterator.batches_of_all_ranks()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ftk.errors import UserError
+from ftk.files import open_regular, reason
+from ftk.model_parallel.same_start import check_same_start
 from ftk.model_parallel.world import World
 
 T = TypeVar("T")
@@ -62,6 +66,35 @@ def on_main(world: World, work: Callable[[], Any]) -> Any:
         return work()
     result = together(world, work if world.is_main else lambda: None)
     return world.broadcast_json(result)
+
+
+def check_same_files(world: World, files: Mapping[str, Iterable[Path]]) -> None:
+    """Refuse processes that see other contents in the same files. All have to call it.
+
+    Args:
+        world: the processes.
+        files: by the option that names them; they are read to the end.
+
+    Raises:
+        UserError: on all of them, with the option and the processes; also where one cannot read a file.
+    """
+
+    def facts() -> dict[str, list[str]]:
+        return {f"the content of {name}": [_checksum(name, path) for path in paths] for name, paths in files.items()}
+
+    if world.mesh is not None:
+        check_same_start(together(world, facts), world.gather_json)
+
+
+def _checksum(name: str, path: Path) -> str:
+    size, found = 0, 0
+    try:
+        with open_regular(path) as file:
+            while block := file.read(1 << 20):
+                size, found = size + len(block), zlib.crc32(block, found)
+    except OSError as error:
+        raise UserError(f"{name} {path}: {reason(error)}") from error
+    return f"{size:,} bytes, checksum {found:08x}"
 
 
 def _described(error: Exception) -> dict[str, Any]:

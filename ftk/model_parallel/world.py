@@ -19,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from ftk.errors import UserError
 from ftk.model_parallel.meeting import hangs_named, meet
 from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.same_start import Facts, check_same_start, environment_facts
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -211,15 +212,7 @@ class World:
 
     def gather_json(self, value: Any) -> list[Any]:
         """What each process gives, by rank; on every process. Values are what JSON holds."""
-        if self.mesh is None:
-            return [value]
-        own = _as_bytes(value)
-        longest = int(self.max_host([own.numel()])[0])
-        padded = torch.full((longest,), ord(" "), dtype=torch.uint8)
-        padded[: own.numel()] = own
-        gathered = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(gathered, padded, group=self.host_group)
-        return [json.loads(part.numpy().tobytes()) for part in gathered]
+        return [value] if self.mesh is None else _gather_json(value, self.host_group)
 
     def broadcast_json(self, value: Any) -> Any:
         """What the main process gives, on every process; what the others give is not looked at."""
@@ -266,15 +259,17 @@ def is_main_process(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 @contextmanager
-def open_world(config: ParallelConfig, device: torch.device) -> Iterator[World]:
+def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None = None) -> Iterator[World]:
     """The world of this process; inside, its process groups exist.
 
     Args:
         config: the sizes that were asked for, and how long processes wait for each other.
         device: as `resolve_device` found it; of several processes each takes the GPU of its local rank.
+        facts: what this process was started with (`options_by_flag`), which has to be the same on all.
 
     Raises:
-        UserError: the sizes do not go with the number of processes, or GPUs do not go with them.
+        UserError: the sizes do not go with the number of processes, or GPUs do not go with them; the processes were
+            started differently.
         ProcessHangs: others did not come in time.
     """
     world_size = int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else 1
@@ -293,6 +288,8 @@ def open_world(config: ParallelConfig, device: torch.device) -> Iterator[World]:
     own_store = dist.PrefixStore(meet(store, rank, world_size, seconds), store)
     dist.init_process_group(backend, timeout=timeout, store=own_store, rank=rank, world_size=world_size)
     try:
+        # Before groups are made: with other sizes a process would wait for groups that the others never make.
+        check_same_start({**(facts or {}), **environment_facts()}, lambda value: _gather_json(value, None))
         world = dataclasses.replace(make_world(sizes, device, seconds), store=own_store)
         if device.type == "cuda":
             refuse_shared_gpus(world.gather_json(str(torch.cuda.get_device_properties(device).uuid)))
@@ -362,6 +359,17 @@ def _dimension_groups(ranks: torch.Tensor, rank: int, timeout: datetime.timedelt
         assert group is not None
         groups.append(group)
     return groups
+
+
+def _gather_json(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    own = _as_bytes(value)
+    longest = torch.tensor(own.numel())
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=group)
+    padded = torch.full((int(longest),), ord(" "), dtype=torch.uint8)
+    padded[: own.numel()] = own
+    gathered = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, padded, group=group)
+    return [json.loads(part.numpy().tobytes()) for part in gathered]
 
 
 def _as_bytes(value: Any) -> torch.Tensor:

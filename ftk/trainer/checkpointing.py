@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import time
 from dataclasses import dataclass
@@ -30,13 +31,17 @@ from ftk.checkpoint import (
     verify,
 )
 from ftk.checkpoint.background import Background
+from ftk.checkpoint.finite import non_finite
 from ftk.checkpoint.inspect import size_text
 from ftk.checkpoint.manifest import Abandoned
+from ftk.checkpoint.naming import model_tensors, optimizer_state
 from ftk.checkpoint.save import write_snapshot
 from ftk.checkpoint.shared import check_shared
 from ftk.checkpoint.snapshot import Buffers, ExtraTensors, Snapshot, take_snapshot
 from ftk.config import dump
 from ftk.errors import UserError
+from ftk.model_parallel.naming import canonical_name
+from ftk.model_parallel.shards import local
 from ftk.model_parallel.together import on_main, together
 from ftk.model_parallel.world import World
 from ftk.trainer.continuing import agree_on_changes
@@ -46,6 +51,12 @@ from ftk.trainer.state import TrainerState
 from ftk.trainer.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
+
+_NAMES_SHOWN = 3
+
+
+class NotFinite(FloatingPointError):
+    """What is to be saved holds NaN or infinity; every process of a run finds that at the same time."""
 
 
 @dataclass(frozen=True)
@@ -270,11 +281,21 @@ class Checkpoints:
         Args:
             state, model, optimizer: of the run; `state.scores` loses the checkpoints that are gone.
             extra_tensors: as of `save_checkpoint`.
+
+        Raises:
+            NotFinite: weights, their average or the optimizer's state hold NaN or infinity; nothing is written, also
+                where no checkpoint was to be.
         """
-        if not self.config.save:
-            return
         began = time.monotonic()
         self.collect(wait=True)
+        tensors = {
+            "model": model_tensors(model)[0],
+            "optimizer": optimizer_state(model, optimizer)[0],
+            **(extra_tensors or {}),
+        }
+        self._refuse_non_finite(tensors, model, state.num_updates)
+        if not self.config.save:
+            return
         name = checkpoint_name(state.num_updates)
         known = {path.name for path in numbered_checkpoints(self.folder)} | {name}
         state.scores = {n: score for n, score in state.scores.items() if n in known}
@@ -295,6 +316,24 @@ class Checkpoints:
         if not self.config.async_save:
             self.collect(wait=True)
         self.blocked_seconds += time.monotonic() - began
+
+    def _refuse_non_finite(self, parts: ExtraTensors, model: nn.Module, num_updates: int) -> None:
+        """Ask all processes whether what they hold is finite; the host waits once for the device."""
+        buffers = {canonical_name(name, model) for name, _ in model.named_buffers()}
+        own = {f"{part} {name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+        for name in (f"model {buffer}" for buffer in buffers):
+            if name in own and own[name].is_floating_point():  # infinity may be a mask
+                own[name] = local(own[name]).nan_to_num(nan=math.nan, posinf=0.0, neginf=0.0)
+        told = self.world.gather_json(non_finite(own)[: _NAMES_SHOWN + 1])
+        names = list(dict.fromkeys(name for names in told for name in names))
+        if not names:
+            return
+        where = ", ".join(names[:_NAMES_SHOWN]) + (" and others" if len(names) > _NAMES_SHOWN else "")
+        way = "begin again with a lower --lr"
+        if self.last_saved is not None:
+            last = self.folder / checkpoint_name(self.last_saved)
+            way = f"the same command with a lower --lr and --reset-lr-scheduler goes on from {last}, which is finite"
+        raise NotFinite(f"after update {num_updates} there is NaN or infinity in {where}; it is not saved, and {way}")
 
     def collect(self, *, wait: bool) -> Saved | None:
         """Hear of the save that was begun last: what was written, once; None if there is nothing new.

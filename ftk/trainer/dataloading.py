@@ -41,12 +41,21 @@ def valid_iterators(
     config: DataloaderConfig, common: CommonConfig, task: Task, *, rank: int = 0, ranks: int = 1
 ) -> dict[str, EpochBatchIterator]:
     """Batches of each validation split, in order, by the split's name; empty if there is none."""
-    splits = [name.strip() for name in (config.valid_subset or "").split(",") if name.strip()]
-    datasets = {split: _first(config, task.load_split(split)) for split in splits}
+    datasets = {split: _first(config, task.load_split(split)) for split in valid_names(config)}
     return {
         split: batch_iterator(config, common, task, dataset, shuffle=False, rank=rank, ranks=ranks)
         for split, dataset in datasets.items()
     }
+
+
+def split_names(config: DataloaderConfig) -> list[str]:
+    """The splits that a run trains and validates on."""
+    return list(dict.fromkeys([config.train_subset, *valid_names(config)]))
+
+
+def valid_names(config: DataloaderConfig) -> list[str]:
+    """The splits that are validated on; empty if there is none."""
+    return [name.strip() for name in (config.valid_subset or "").split(",") if name.strip()]
 
 
 def batch_iterator(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
 from ftk.errors import UserError
+from ftk.files import reason
 from ftk.trainer.progress import one_line
 from ftk.trainer.records import Record
+
+logger = logging.getLogger(__name__)
 
 
 class LogFile:
@@ -31,9 +35,9 @@ class LogFile:
             return
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._handler = logging.FileHandler(path, encoding="utf-8")
+            self._handler = _Appending(path, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            raise UserError(f"{flag} {path}: cannot be written ({error.strerror})") from error
+            raise UserError(f"{flag} {path}: cannot be written ({reason(error)})") from error
         self._handler.setFormatter(
             logging.Formatter("%(asctime)s | %(levelname)s | %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
         )
@@ -61,6 +65,26 @@ class LogFile:
         if self._handler is not None:
             line = one_line(record, self.total_updates)
             self._handler.handle(logging.LogRecord(__name__, logging.INFO, "", 0, line, None, None))
+
+
+class _Appending(logging.FileHandler):
+    """A full disk is said once; its lines wait for room, and the run goes on."""
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True  # also for this line, which comes here
+            logger.error("%s: cannot be written (%s); its lines wait for room", self.baseFilename, reason(error))
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:
+            logger.error("%s: the last lines are lost (%s)", self.baseFilename, reason(error))
 
 
 class HeldLines(logging.Handler):

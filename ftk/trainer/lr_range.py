@@ -14,6 +14,7 @@ import numpy as np
 
 from ftk.config import Chosen
 from ftk.errors import UserError, counted
+from ftk.files import write_whole
 from ftk.optim.group_schedules import GroupSchedules
 from ftk.optim.lr_schedulers.base import LRScheduler, LRSchedulerConfig
 from ftk.registry import LR_SCHEDULERS
@@ -164,11 +165,11 @@ def write_range(found: LRRange, folder: Path) -> list[Path]:
     """Write the figures, `lr_range.json`, and the curve, `lr_range.svg`; returns both paths."""
     figures, curve = folder / "lr_range.json", folder / "lr_range.svg"
     values = {"lr": found.rates, "loss": found.losses, "smoothed": found.smoothed, "diverged": found.diverged}
-    figures.write_text(json.dumps({**values, "suggestion": found.suggestion}) + "\n", encoding="utf-8")
+    write_whole(figures, json.dumps({**values, "suggestion": found.suggestion}) + "\n")
     marks = [("lowest loss", found.rates[found.lowest])]
     if found.steepest is not None and found.suggestion is not None:
         marks += [("steepest fall", found.rates[found.steepest]), ("suggestion", found.suggestion)]
-    curve.write_text(chart(found.rates, found.losses, found.smoothed, marks), encoding="utf-8")
+    write_whole(curve, chart(found.rates, found.losses, found.smoothed, marks))
     return [figures, curve]
 
 

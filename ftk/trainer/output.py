@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from ftk.files import reason
 from ftk.model_parallel.together import together
 from ftk.model_parallel.world import World
 from ftk.report.starts import Starts
@@ -15,6 +20,8 @@ from ftk.trainer.records import Record
 from ftk.trainer.sinks import RecordSinks, open_records
 from ftk.trainer.state import TrainerState
 from ftk.trainer.train_config import TrainConfig
+
+logger = logging.getLogger(__name__)
 
 
 class RunOutput:
@@ -51,14 +58,14 @@ class RunOutput:
         self._log_files: list[LogFile] = []
 
         def open_all() -> None:
-            logging = config.logging
+            options = config.logging
             if world.is_main:
                 self._records = open_records(config, folder, state)
                 self._starts = Starts(folder)
-                self._progress = make_progress(logging.log_format, total_updates)
-                self._log_files.append(LogFile(logging.log_file, total_updates))
-            if logging.log_all_ranks is not None:
-                own = str(Path(logging.log_all_ranks) / f"rank_{world.rank}.log")
+                self._progress = make_progress(options.log_format, total_updates)
+                self._log_files.append(LogFile(options.log_file, total_updates))
+            if options.log_all_ranks is not None:
+                own = str(Path(options.log_all_ranks) / f"rank_{world.rank}.log")
                 self._log_files.append(LogFile(own, total_updates, flag="--log-all-ranks"))
 
         together(world, open_all)
@@ -82,25 +89,38 @@ class RunOutput:
 
     def start_progress(self, num_updates: int) -> None:
         """The first update is about to begin."""
-        self._progress.start(num_updates)
+        self._display(lambda: self._progress.start(num_updates))
 
     def update(self) -> None:
         """One more update is done. Called on every update: costs nothing."""
-        self._progress.update()
+        self._display(self._progress.update)
 
     def show(self, record: Record) -> None:
         """A training or validation record is due."""
         self._records.write(record)
-        self._progress.show(record)
+        self._display(lambda: self._progress.show(record))
         for log_file in self._log_files:
             log_file.show(record)
 
     def close(self) -> None:
         """No more records will come."""
-        self._progress.close()
+        self._display(self._progress.close)
         self._records.close()
 
     def end(self, num_updates: int, reason: str) -> None:
         """This start of the run has ended."""
         if self._starts is not None:
             self._starts.end(num_updates, reason)
+
+    def _display(self, call: Callable[[], None]) -> None:
+        """A terminal that is gone, or a full disk behind standard output, is no end of a run; a closed pipe is."""
+        try:
+            call()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._progress = Progress()
+            logger.error("progress cannot be shown any more (%s); metrics.jsonl has the figures", reason(error))
+            # What waits in the buffer would be a failure once more when Python ends.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:  # or it is no file at all
+                os.dup2(nothing.fileno(), sys.stdout.fileno())

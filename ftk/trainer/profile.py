@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ftk.files import temporary_folder, write_whole
 from ftk.tasks.base import Batch
 from ftk.trainer.hooks import Hook
 
@@ -136,11 +138,8 @@ def _is_on_host(row: Any) -> bool:
 
 def _write(profiler: profile, trace: Path, table: str) -> None:
     # Written beside and renamed, so that a trace that is there is whole; torch packs by the name's end.
-    temporary = trace.with_name(f".{trace.name}")
-    try:
-        profiler.export_chrome_trace(str(temporary))
-        temporary.replace(trace)
-    finally:
-        temporary.unlink(missing_ok=True)
-    trace.with_name(trace.name.removesuffix(".json.gz") + ".txt").write_text(table, encoding="utf-8")
+    with temporary_folder(trace) as folder:
+        profiler.export_chrome_trace(str(folder / trace.name))
+        os.replace(folder / trace.name, trace)
+    write_whole(trace.with_name(trace.name.removesuffix(".json.gz") + ".txt"), table)
     logger.info("trace: %s (open it in https://ui.perfetto.dev)", trace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -70,6 +71,17 @@ class SimpleProgress(Progress):
         self.stream.flush()
 
 
+class _Bar(tqdm):
+    """Goes by a clock that nobody sets back: a bar of tqdm's own clock would stand still for hours."""
+
+    monitor_interval = 0  # its thread goes by the other one
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._time = time.monotonic
+        self.start_t = self.last_print_t = time.monotonic()
+
+
 class BarProgress(Progress):
     """A bar with rate, time left and the last figures; a line for each validation."""
 
@@ -80,7 +92,7 @@ class BarProgress(Progress):
         self._redirection: Any = None
 
     def start(self, num_updates: int) -> None:
-        self._bar = tqdm(
+        self._bar = _Bar(
             total=self.total_updates,
             initial=num_updates,
             unit="update",

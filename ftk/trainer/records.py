@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
-import os
 from io import FileIO
 from pathlib import Path
 from typing import Any
+
+from ftk.errors import UserError
+from ftk.files import open_regular, open_to_write, reason, write_whole
 
 Record = dict[str, Any]
 
@@ -47,16 +50,22 @@ class RecordFile:
     """Appends records to a file, each at once. A full disk is said once; its records wait until there is room.
 
     Args:
-        path: made when the first record comes.
+        path: made when the first record comes; never a link, whose target may be anything.
         num_updates: where the run stands; records beyond it were written by a process that died before its
             next checkpoint, and the same updates will write them again: they are taken out.
         validation_pending: whether the validation after the last update is still to be done.
+
+    Raises:
+        UserError: what stands there is a link, or no regular file.
+        OSError: the disk is full or the like.
     """
 
     def __init__(self, path: Path, num_updates: int, *, validation_pending: bool = False) -> None:
         self.path = path
         self._stream: FileIO | None = None
         self._waiting = b""  # what the disk has not taken: the rest of a line and those after it
+        if path.is_symlink():
+            raise UserError(f"{path}: is a link; remove it, ftk keeps a file of this name")
         if path.exists():
             _cut(path, num_updates, validation_pending)
 
@@ -67,7 +76,7 @@ class RecordFile:
             self._write_waiting()
         except OSError as error:
             if not waited:
-                logger.error("%s: cannot be written (%s); its records wait for room", self.path, error.strerror)
+                logger.error("%s: cannot be written (%s); its records wait for room", self.path, reason(error))
 
     def close(self) -> None:
         if self._waiting:
@@ -81,7 +90,8 @@ class RecordFile:
 
     def _write_waiting(self) -> None:
         if self._stream is None:
-            self._stream = FileIO(self.path, "a")  # without a buffer, in which a failed line would wait unseen
+            # Without a buffer, in which a failed line would wait unseen.
+            self._stream = open_to_write(self.path, append=True)
         while self._waiting:  # a raw file may take a part only, when the disk is nearly full
             self._waiting = self._waiting[self._stream.write(self._waiting) :]
 
@@ -89,22 +99,25 @@ class RecordFile:
 def read_records(path: Path) -> list[Record]:
     """The records of a file; lines that are none (a write cut short by a kill or a full disk) are left out."""
     records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+    with open_regular(path) as file:
+        text = file.read().decode("utf-8", "replace")
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            records.append(record)
+            records += [record] if isinstance(record, dict) else []
     return records
 
 
 def _cut(path: Path, num_updates: int, validation_pending: bool) -> None:
     def is_ours(record: Record) -> bool:
         to_come = validation_pending and record.get("event") == "valid"
-        return record.get("num_updates", 0) < num_updates + (0 if to_come else 1)
+        number = record.get("num_updates", 0)
+        return isinstance(number, int | float) and number < num_updates + (0 if to_come else 1)
 
-    kept = [record for record in read_records(path) if is_ours(record)]
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(to_json(record) + "\n" for record in kept), encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        kept = [record for record in read_records(path) if is_ours(record)]
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.EINVAL):
+            raise
+        raise UserError(f"{path}: {reason(error)}; remove it, ftk keeps a file of this name") from error
+    write_whole(path, "".join(to_json(record) + "\n" for record in kept))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
 from ftk.checkpoint import BEST, LAST
 from ftk.data.output_folder import RECORD
 from ftk.errors import UserError
+from ftk.files import open_lock, reason, write_whole
 
 try:
     import fcntl
@@ -31,29 +33,32 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: IO[str] | None = None  # held while this run trains
+        self._lock: int | None = None  # held while this run trains
 
     def prepare(self, config: Mapping[str, Any]) -> None:
         """Make the folder with its `config.yaml`.
 
         Raises:
-            UserError: it cannot be a folder, it is a data folder, or another process trains in it.
+            UserError: it cannot be a folder or written to, it is a data folder, or another process trains in it.
+            OSError: the disk is full or the like.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise UserError(f"--save-dir {self.path}: a file is in the way; name a folder") from error
-        except PermissionError as error:
-            raise UserError(f"--save-dir {self.path}: no permission to write there") from error
         except FileNotFoundError as error:  # /proc/run, say
             raise UserError(f"--save-dir {self.path}: no folder can be made there") from error
+        except OSError as error:
+            raise _not_writable(self.path, error) from error
         self.claim()
         for link in (self.path / LAST, self.path / BEST):  # now, and not at the first save
             if link.exists() and not link.is_symlink():
                 raise UserError(f"{link}: is not a link; move it away, ftk keeps a link of this name")
-        temporary = self.path / "config.yaml.tmp"
-        temporary.write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
-        os.replace(temporary, self.path / "config.yaml")
+        content = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        try:
+            write_whole(self.path / "config.yaml", content)
+        except OSError as error:
+            raise _not_writable(self.path / "config.yaml", error) from error
 
     def claim(self) -> None:
         """Keep other processes from training in this folder; the system forgets the claim when this one ends.
@@ -66,9 +71,9 @@ class RunFolder:
         if self._lock is not None or fcntl is None:
             return
         try:
-            lock = open(self.path / LOCK, "w")  # noqa: SIM115
-        except PermissionError as error:
-            raise UserError(f"--save-dir {self.path}: no permission to write there") from error
+            lock = open_lock(self.path / LOCK)
+        except OSError as error:
+            raise _not_writable(self.path / LOCK, error) from error
         deadline = time.monotonic() + LOCK_WAIT_SECONDS
         while True:
             try:
@@ -77,7 +82,7 @@ class RunFolder:
                 if time.monotonic() < deadline:
                     time.sleep(0.1)
                     continue
-                lock.close()
+                os.close(lock)
                 raise UserError(
                     f"--save-dir {self.path}: another ftk-train is running in it; name another folder"
                 ) from error
@@ -91,5 +96,14 @@ class RunFolder:
         if self._lock is not None:
             if fcntl is not None:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: data workers have inherited the file
-            self._lock.close()
+            os.close(self._lock)
             self._lock = None
+
+
+def _not_writable(path: Path, error: OSError) -> Exception:
+    """What is to be raised: the user's mistake, or the world's failure with the file's name."""
+    if isinstance(error, PermissionError):
+        return UserError(f"--save-dir {path}: no permission to write there")
+    if error.errno in (errno.EROFS, errno.ELOOP, errno.EISDIR, errno.EINVAL):
+        return UserError(f"--save-dir: {path} cannot be written ({reason(error)})")
+    return OSError(error.errno, reason(error), str(path))

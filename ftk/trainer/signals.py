@@ -1,15 +1,16 @@
-"""SIGINT, SIGTERM and SIGUSR1 during training: the first asks for a clean stop, the second stops at once."""
+"""SIGINT, SIGTERM, SIGHUP and SIGUSR1 during training: the first asks for a clean stop, the second stops at once."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from types import FrameType, TracebackType
 
-PREEMPTIONS = ("SIGTERM", "SIGUSR1")
-"""What a scheduler sends before it takes the machine: a run that then saved has ended as it should."""
+PREEMPTIONS = ("SIGTERM", "SIGHUP", "SIGUSR1")
+"""What a scheduler sends before it takes the machine, or a terminal as it closes: a run that saved has ended well."""
 
 STOP_SIGNALS = ("SIGINT", *PREEMPTIONS)
 """The names of all signals that stop a run."""
@@ -17,7 +18,7 @@ STOP_SIGNALS = ("SIGINT", *PREEMPTIONS)
 REPEAT_SECONDS = 5.0
 """A process of several is sent a signal twice, by whoever stops the job and by torchrun, which passes it on."""
 
-_SIGNALS = tuple(getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name))  # no SIGUSR1 on Windows
+_SIGNALS = tuple(getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name))  # two are not on Windows
 
 
 class StopSignals:
@@ -43,7 +44,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         self._pid = os.getpid()
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            self._previous = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
+            self._previous = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS if _is_heard(signum)}
         return self
 
     def __exit__(
@@ -61,7 +62,8 @@ class StopSignals:
             self.received = name
             self._first = time.monotonic()
             if self._speaks:  # os.write and not logging: it may have come in the middle of a line of the log.
-                os.write(2, f"\n{name}: finishing this update, then saving; once more stops at once\n".encode())
+                with contextlib.suppress(OSError):  # the terminal is gone, which SIGHUP says
+                    os.write(2, f"\n{name}: finishing this update, then saving; once more stops at once\n".encode())
         elif time.monotonic() >= self._first + self._repeat_seconds:
             raise KeyboardInterrupt(f"second signal ({name})")
 
@@ -71,3 +73,8 @@ class StopSignals:
         # second SIGTERM ends it: `Process.terminate` must have its way in the end.
         if signum == signal.SIGTERM:
             signal.signal(signum, signal.SIG_DFL)
+
+
+def _is_heard(signum: int) -> bool:
+    """Whether a signal is not one that `nohup` has this process ignore."""
+    return signal.Signals(signum).name != "SIGHUP" or signal.getsignal(signum) is not signal.SIG_IGN

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ftk.config import dump
 from ftk.errors import UserError
+from ftk.files import read_json, write_whole
 from ftk.report.config import ReportConfig
 from ftk.trainer.records import Record, RecordFile
 from ftk.trainer.state import TrainerState
@@ -110,7 +111,7 @@ class WandbSink:
         except Exception as error:  # no key, no network: wandb's errors have no common class in all its versions
             cause = " ".join(str(error).split())
             raise UserError(f"--wandb-project {project}: {cause}; WANDB_MODE=offline needs no account") from error
-        known.write_text(json.dumps({"project": project, "id": self._run.id}) + "\n", encoding="utf-8")
+        write_whole(known, json.dumps({"project": project, "id": self._run.id}) + "\n")
         self._run.define_metric("num_updates")
         self._run.define_metric("*", step_metric="num_updates")
 
@@ -183,7 +184,7 @@ def _wandb() -> Any:
 def _read_id(path: Path, project: str) -> str | None:
     """The id under which an earlier process of the run sent its figures to this project."""
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = read_json(path)
     except (OSError, ValueError):
         return None
     is_ours = isinstance(known, dict) and known.get("project") == project

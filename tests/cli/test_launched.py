@@ -150,6 +150,35 @@ def test_a_mistake_is_said_once_before_anything_starts(arguments, tmp_path):
     assert done.stdout == ""
 
 
+OTHERS = """
+import os, sys
+from ftk_cli.train import main
+
+arguments = sys.argv[sys.argv.index("--") + 1 :]
+sys.exit(main(arguments + sys.argv[1 : sys.argv.index("--")] * (os.environ["RANK"] == "1")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--max-update 7", "--max-update is 100000 on process 0 and 7 on process 1."),
+        ("--tensor-parallel-size 2", "--tensor-parallel-size is 1 on process 0 and 2 on process 1."),
+    ],
+)
+def test_processes_that_were_started_differently_are_refused_before_anything_is_written(
+    arguments, tmp_path, flags, message
+):
+    (tmp_path / "others.py").write_text(OTHERS)
+    done = torchrun(2, tmp_path / "others.py", *flags.split(), "--", *arguments[2:])
+    assert done.returncode != 0
+    assert own_lines(done.stderr) == [
+        f"ftk-train: the processes were started differently: {message} Start all of them with the same command"
+    ]
+    assert "exitcode  : 2" in root_cause(done.stderr)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
+import os
+import re
 
 import pytest
 
 from ftk.checkpoint import resolve_checkpoint
+from ftk.config import load_yaml
 from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
@@ -260,12 +265,70 @@ def test_a_data_folder_is_no_run_folder(tmp_path):
 def test_a_run_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
 
-    def refuse(path, mode):
+    def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("ftk.trainer.run_folder.open", refuse, raising=False)
-    with pytest.raises(UserError, match=r"--save-dir .*run: no permission to write there"):
+    monkeypatch.setattr("ftk.trainer.run_folder.open_lock", refuse)
+    with pytest.raises(UserError, match=r"--save-dir .*run/\.lock: no permission to write there"):
         toy_trainer(tmp_path)
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_a_link_in_the_place_of_a_file_that_stays_open_is_refused(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "precious").write_text("mine\n")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match=f"{re.escape(name)}.*is a link"):
+        toy_trainer(tmp_path)
+    assert (tmp_path / "precious").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "config.yaml.tmp", "metrics.jsonl.tmp"])
+def test_a_link_in_the_place_of_a_file_that_is_written_whole_is_not_followed(tmp_path, name):
+    toy_trainer(tmp_path, training__max_update=4).train()
+    (tmp_path / "precious").write_text("mine\n")
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
+    toy_trainer(tmp_path, training__max_update=5).train()
+    assert (tmp_path / "precious").read_text() == "mine\n"
+    assert load_yaml(tmp_path / "run" / "config.yaml")["training"]["max_update"] == 5
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(UserError, match=f"{re.escape(name)}.*is a pipe, not a regular file"):
+        toy_trainer(tmp_path)
+
+
+@pytest.mark.parametrize("line", ['{"num_updates": "x"}', '{"num_updates": null}', "[" * 100_000, "\x00"])
+def test_damaged_records_are_left_out_when_the_run_goes_on(tmp_path, line):
+    toy_trainer(tmp_path, training__max_update=4).train()
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    good = metrics.read_text()
+    metrics.write_text(f"{line}\n{good}")
+    toy_trainer(tmp_path, training__max_update=5).train()
+    assert metrics.read_text().startswith(good)
+
+
+class FullStream(io.StringIO):
+    def flush(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_behind_standard_output_is_said_once_and_no_end_of_the_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("sys.stdout", FullStream())
+    assert toy_trainer(tmp_path).train().exit_code == 0
+    assert caplog.text.count("progress cannot be shown any more (No space left on device)") == 1
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 7
+
+
+def test_a_full_disk_behind_the_log_file_is_said_once(tmp_path, caplog, capsys):
+    assert toy_trainer(tmp_path, logging__log_file="/dev/full").train().exit_code == 0
+    assert caplog.text.count("/dev/full: cannot be written (No space left on device)") == 1
+    assert caplog.text.count("/dev/full: the last lines are lost") == 1
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

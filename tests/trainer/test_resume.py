@@ -82,7 +82,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("call", [1, 2, 5, 7, 8, 9, 10, 11, 13, 20, 31, 45])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_at_any_moment_changes_nothing(tmp_path, uninterrupted, call, signum):
     stopped = toy_trainer(tmp_path, criterion=Acting(call, send(signum)), **OPTIONS)
     summary = stopped.train()
@@ -121,6 +121,16 @@ def test_the_handlers_of_before_are_back_after_training(tmp_path):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     toy_trainer(tmp_path).train()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_sighup_stays_ignored_where_nohup_ignores_it(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        summary = toy_trainer(tmp_path, criterion=Acting(2, send(signal.SIGHUP))).train()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (summary.signal, summary.num_updates) == (None, 10)
 
 
 def test_a_second_signal_stops_at_once(tmp_path, caplog):

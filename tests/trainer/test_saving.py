@@ -18,7 +18,7 @@ import ftk.checkpoint.save
 from ftk.checkpoint import load_model_tensors, read_trainer_state, verify
 from ftk.checkpoint.background import Background
 from ftk.checkpoint.manifest import Abandoned
-from ftk.trainer.checkpointing import Checkpoints
+from ftk.trainer.checkpointing import Checkpoints, NotFinite
 from ftk.trainer.records import RecordFile, read_records
 from ftk.trainer.state import TrainerState
 from tests.trainer.test_resume import OPTIONS, Acting, figures, send
@@ -444,3 +444,65 @@ def test_a_job_that_is_abandoned_leaves_no_file(tmp_path):
         background.collect(wait=True)
     background.start(lambda: ftk.checkpoint.manifest.write_file(tmp_path / "other", [b"abc"]).size)
     assert background.collect(wait=True) == 3
+
+
+# -- what is not finite -------------------------------------------------------------------------------------------
+
+
+def spoil(tensor, value=float("nan")):
+    with torch.no_grad():
+        tensor.view(-1)[0] = value
+
+
+class Spoiling(Acting):
+    """Makes a number of a trainer's state NaN or infinite in the update after the third."""
+
+    def __init__(self, find, value):
+        super().__init__(4, lambda: spoil(find(self.trainer), value))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("name", "find"),
+    [
+        ("model norm.weight", lambda trainer: trainer.model.norm.weight),
+        ("ema norm.weight", lambda trainer: trainer.ema.averages["norm.weight"]),
+        (
+            "optimizer norm.weight/exp_avg_sq",
+            lambda trainer: trainer.optimizer.state[trainer.model.norm.weight]["exp_avg_sq"],
+        ),
+    ],
+)
+def test_what_is_not_finite_is_never_saved_and_ends_the_run(tmp_path, name, find, value):
+    criterion = Spoiling(find, value)
+    options = {**EVERY_UPDATE, "ema__ema_decay": 0.5, "checkpoint__keep_last": 1}
+    trainer = criterion.trainer = toy_trainer(tmp_path, criterion=criterion, **options)
+    with pytest.raises(
+        NotFinite, match=f"there is NaN or infinity in .*{name}.* goes on from .*checkpoint_3, which is"
+    ):
+        trainer.train()
+    folder = tmp_path / "run"
+    assert sorted(path.name for path in folder.glob("checkpoint_*")) == ["checkpoint_3", "checkpoint_last"]
+    assert verify(folder / "checkpoint_last") == []
+    assert all(tensor.isfinite().all() for tensor in load_model_tensors(folder / "checkpoint_last").values())
+    goes_on = toy_trainer(tmp_path, **options)
+    assert goes_on.train().exit_code == 0
+
+
+def test_a_run_without_checkpoints_ends_as_badly(tmp_path):
+    criterion = Spoiling(lambda trainer: trainer.model.norm.weight, float("nan"))
+    criterion.trainer = toy_trainer(tmp_path, criterion=criterion, checkpoint__save=False)
+    with pytest.raises(NotFinite, match="model norm.weight; it is not saved, and begin again with a lower --lr"):
+        criterion.trainer.train()
+
+
+def test_infinity_in_a_buffer_may_be_a_mask_and_nan_may_not(tmp_path):
+    checkpoints = checkpoints_of(tmp_path)
+    model, optimizer = trained()
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    checkpoints.save(TrainerState(num_updates=1), model, optimizer)
+    spoil(model.mask)
+    with pytest.raises(NotFinite, match="model mask"):
+        checkpoints.save(TrainerState(num_updates=2), model, optimizer)
+    checkpoints.release()
+    assert checkpoints.last_saved == 1

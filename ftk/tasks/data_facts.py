@@ -1,0 +1,61 @@
+"""What tells data from other data, wherever it lies: looked at by processes that are to train on the same."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ftk.data.corpus import Documents
+from ftk.data.folder_layout import NoSplit
+from ftk.model_parallel.same_start import check_same_start
+from ftk.model_parallel.together import together
+from ftk.model_parallel.world import World
+from ftk.tasks.base import Task
+
+_SIZES_READ = 1 << 20
+_DOCUMENTS_READ = 1 << 10
+_EDGE_TOKENS = 1 << 10
+
+
+def check_same_data(task: Task, splits: Iterable[str], world: World) -> None:
+    """Refuse processes that have different data. All have to call it.
+
+    Args:
+        task: as this process has built it.
+        splits: that are used.
+        world: the processes.
+
+    Raises:
+        UserError: on all of them, with what differs and where.
+    """
+    if world.size > 1:
+        check_same_start(together(world, lambda: data_facts(task, splits)), world.gather_json)
+
+
+def data_facts(task: Task, splits: Iterable[str]) -> dict[str, Any]:
+    """The fingerprints of a task's tokenizer and of its splits; of a split that is not there None."""
+    facts: dict[str, Any] = {"the data's tokenizer": task.tokenizer.fingerprint}
+    corpus: Any = task.corpus
+    for split in splits if hasattr(corpus, "documents") else ():
+        try:
+            facts[f"the data of split {split!r}"] = fingerprint(corpus.documents(split))
+            if hasattr(corpus, "has_targets") and corpus.has_targets(split):
+                facts[f"the targets of split {split!r}"] = fingerprint(corpus.targets(split))
+        except NoSplit:
+            facts[f"the data of split {split!r}"] = None
+    return facts
+
+
+def fingerprint(documents: Documents) -> str:
+    """Number, sizes and tokens of documents; of many of them, and of long ones, only some are looked at."""
+    sizes = np.asarray(documents.sizes)
+    some = np.ascontiguousarray(sizes[:: -(-len(sizes) // _SIZES_READ) or 1], dtype="<i8")
+    found = zlib.crc32(some.tobytes())
+    for index in np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), _DOCUMENTS_READ)).astype(np.int64)):
+        tokens = np.asarray(documents[int(index)])
+        for edge in (tokens[:_EDGE_TOKENS], tokens[-_EDGE_TOKENS:]):
+            found = zlib.crc32(np.ascontiguousarray(edge, dtype="<i8").tobytes(), found)
+    return f"{len(sizes)} documents, checksum {found:08x}"
