@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import unicodedata
 from collections.abc import Collection
+from typing import Any
 
 
 class UserError(Exception):
@@ -26,6 +27,15 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 def counted(number: int, noun: str, form: str = "") -> str:
     """For messages: "1 sample", "2 samples"; with the form "," also "1,024 samples"."""
     return f"{number:{form}} {noun}{'s' * (number != 1)}"
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits
+        return f"too large a {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:80]} ... ({len(text):,} characters)"
 
 
 def visible(text: str, keep: str = "\t\n") -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import io
 import json
 import os
@@ -117,7 +118,7 @@ def parse_yaml(content: bytes | str) -> Any:
     """
     import yaml
 
-    kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml a megabyte takes seconds
+    kind = _yaml_loader()
     try:
         problem = _yaml_excess(yaml.parse(content, Loader=kind))
         if problem is None:
@@ -138,6 +139,23 @@ def parse_yaml(content: bytes | str) -> Any:
         # Of a broken scalar or key, such as a date in month 13, PyYAML raises what Python raises.
         problem = " ".join(str(error).split())
     raise ValueError(f"is not a YAML file: {problem}")
+
+
+def expand_home(path: PathLike) -> str:
+    """A path with `~` or `~user` at its beginning replaced by the home folder.
+
+    Raises:
+        ValueError: there is no such folder (a container may run as a user without one), or no file can have the name.
+    """
+    found = os.path.expanduser(os.fspath(path))
+    if found.startswith("~"):
+        raise ValueError("there is no such home folder; write a path without ~, or ./~")
+    try:
+        if b"\0" not in os.fsencode(found):
+            return found
+    except UnicodeEncodeError:
+        pass
+    raise ValueError("no file can have this name")
 
 
 def reason(error: OSError | ValueError) -> str:
@@ -323,6 +341,24 @@ def _check_regular(descriptor: int, path: PathLike) -> None:
         if is_kind(mode):
             code = errno.EISDIR if is_kind is stat.S_ISDIR else errno.EINVAL
             raise OSError(code, words, os.fspath(path))
+
+
+@functools.cache
+def _yaml_loader() -> Any:
+    """PyYAML's safe loader, which also refuses a number that a float can only hold as 0, such as 1.0e-400."""
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # without libyaml: slow
+        pass
+
+    def number(loader: Any, node: Any) -> float:
+        value: float = loader.construct_yaml_float(node)
+        if value == 0.0 and any(digit in "123456789" for digit in node.value.lower().partition("e")[0]):
+            raise ValueError(f"{node.value} is too small to differ from 0")
+        return value
+
+    Loader.add_constructor("tag:yaml.org,2002:float", number)
+    return Loader
 
 
 def _yaml_excess(events: Iterable[Any]) -> str | None:

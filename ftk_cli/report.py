@@ -17,7 +17,9 @@ Example: ftk-report run-1 run-2 --output report.html"""
 
 @dataclass(kw_only=True)
 class ReportCommandConfig:
-    runs: list[str] = field(metadata={"help": "folders of runs (--save-dir)", "positional": True, "metavar": "RUN"})
+    runs: list[str] = field(
+        metadata={"help": "folders of runs (--save-dir)", "positional": True, "metavar": "RUN", "path": True}
+    )
     output: str = field(default="report.html", metadata={"help": "page to write", "metavar": "FILE"})
 
     def validate(self) -> Iterator[str]:

@@ -30,13 +30,17 @@ torchrun --nproc-per-node 4 --no-python ftk-validate data-bin --path run --tenso
 
 @dataclass(kw_only=True)
 class ValidateConfig:
-    data: str = field(metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA"})
+    data: str = field(
+        metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA", "path": True}
+    )
     path: str = field(
         metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
     )
     valid_subset: str = field(default="valid", metadata={"help": "split or splits, comma-separated"})
     batch_size: int = field(default=16, metadata={"help": "samples in a batch", "unit": "samples"})
-    num_workers: int = field(default=0, metadata={"help": "processes that prepare batches", "unit": "processes"})
+    num_workers: int = field(
+        default=0, metadata={"min": 0, "max": 1024, "help": "processes that prepare batches", "unit": "processes"}
+    )
     max_samples: int | None = field(
         default=None, metadata={"help": "stop after so many of each split", "unit": "samples"}
     )

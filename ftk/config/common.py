@@ -8,13 +8,20 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True)
 class CommonConfig:
-    seed: int = field(default=1, metadata={"help": "fixes everything that is random", "resume": "fixed"})
+    seed: int = field(
+        default=1, metadata={"max": 2**63 - 1, "help": "fixes everything that is random", "resume": "fixed"}
+    )
     device: str = field(
         default="auto", metadata={"help": "auto (a GPU if there is one), cpu, cuda or cuda:N", "resume": "free"}
     )
     num_threads: int | None = field(
         default=None,
-        metadata={"help": "CPU threads of PyTorch; default: PyTorch's own choice", "unit": "threads", "resume": "free"},
+        metadata={
+            "max": 1024,
+            "help": "CPU threads of PyTorch; default: PyTorch's own choice",
+            "unit": "threads",
+            "resume": "free",
+        },
     )
     user_dir: str | None = field(
         default=None,

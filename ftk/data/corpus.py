@@ -105,6 +105,7 @@ class IndexedCorpusConfig(CompositionConfig):
             "A:B: shards, one an epoch",
             "positional": True,
             "metavar": "DATA",
+            "path": True,
         }
     )
     tokenizer_folder: str | None = field(

@@ -96,7 +96,7 @@ class SamplingConfig:
     group_title: ClassVar[str] = "sampling (what is asked for is done in this order)"
 
     sampling: bool = field(default=False, metadata={"help": "draw tokens at random instead of searching"})
-    temperature: float = field(default=1.0, metadata={"help": "sampling: divides the logits; above 0"})
+    temperature: float = field(default=1.0, metadata={"max": 1e308, "help": "sampling: divides the logits; above 0"})
     top_k: int = field(
         default=0,
         metadata={"help": "sampling: draw among so many likeliest tokens; 0: all", "unit": "tokens"},
@@ -115,7 +115,9 @@ class SamplingConfig:
             "help": "sampling: draw among the tokens of nearly expected information that hold this share, in (0, 1]"
         },
     )
-    seed: int = field(default=1, metadata={"help": "sampling: prompt and seed alone decide the answer"})
+    seed: int = field(
+        default=1, metadata={"max": 2**63 - 1, "help": "sampling: prompt and seed alone decide the answer"}
+    )
 
     def filters(self) -> dict[str, Any]:
         """What is done to the distribution that is drawn from: arguments of `token_probabilities`."""

@@ -22,7 +22,9 @@ SIZES = (
 class WorkConfig:
     """What an update does."""
 
-    global_batch_size: int = field(metadata={"help": "samples of an update, over all GPUs", "unit": "samples"})
+    global_batch_size: int = field(
+        metadata={"max": 10**9, "help": "samples of an update, over all GPUs", "unit": "samples"}
+    )
     seq_length: int | None = field(
         default=None, metadata={"help": "of a sample, padding included; default: --max-positions", "unit": "tokens"}
     )
