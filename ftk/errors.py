@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import unicodedata
 from collections.abc import Collection
 from typing import Any
@@ -15,6 +16,21 @@ class UserError(Exception):
     It is raised where the fact is known and printed once, without traceback, by the command
     (`ftk_cli.frame.run`), which then exits with code 2.
     """
+
+
+class LogFormatter(logging.Formatter):
+    """Lines of the log, in a terminal or a file: when, how grave, what; control characters from elsewhere are shown.
+
+    Args:
+        place: who speaks, where several do.
+    """
+
+    def __init__(self, place: str | None = None) -> None:
+        parts = ["%(asctime)s", "%(levelname)s", *([place] if place else []), "%(message)s"]
+        super().__init__(" | ".join(parts), datefmt="%Y-%m-%d %H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

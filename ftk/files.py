@@ -53,7 +53,7 @@ def open_regular(path: PathLike) -> io.FileIO:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check_regular(descriptor, path)
+        _check_regular(os.fstat(descriptor), path)
         return io.FileIO(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -171,7 +171,7 @@ def write_whole(path: PathLike, content: bytes | str) -> None:
         content: text is written in UTF-8.
 
     Raises:
-        OSError: the disk is full or the like; what was there before is still there.
+        OSError: the disk is full, `path` is a folder, a device or the like; what was there before is still there.
     """
     with whole_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
@@ -187,6 +187,8 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
         OSError: as of `write_whole`.
     """
     path = Path(path)
+    with contextlib.suppress(FileNotFoundError):
+        _check_regular(os.stat(path, follow_symlinks=False), path)
     remove_leftovers(path)
     descriptor, temporary = _new_file(path)
     with contextlib.ExitStack() as stack:
@@ -312,7 +314,7 @@ def open_lock(path: PathLike) -> int:
             raise OSError(errno.ELOOP, "is a link; remove it", os.fspath(path)) from None
         raise
     try:
-        _check_regular(descriptor, path)
+        _check_regular(os.fstat(descriptor), path)
     except BaseException:
         os.close(descriptor)
         raise
@@ -335,10 +337,9 @@ def open_to_write(path: PathLike, *, append: bool = False) -> io.FileIO:
     return io.FileIO(descriptor, "r+b")
 
 
-def _check_regular(descriptor: int, path: PathLike) -> None:
-    mode = os.fstat(descriptor).st_mode
+def _check_regular(status: os.stat_result, path: PathLike) -> None:
     for is_kind, words in _KINDS.items():
-        if is_kind(mode):
+        if is_kind(status.st_mode):
             code = errno.EISDIR if is_kind is stat.S_ISDIR else errno.EINVAL
             raise OSError(code, words, os.fspath(path))
 

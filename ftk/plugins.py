@@ -71,13 +71,13 @@ def import_plugins(user_dir: str | Path | None = None) -> None:
         import_user_dir(user_dir)
 
 
-def refuse_recorded(file: str | Path, tree: Mapping[Any, Any], how: str = "--user-dir") -> None:
+def refuse_recorded(file: str | Path, tree: Mapping[Any, Any], how: str = "--user-dir ") -> None:
     """Refuse a configuration that names a plugin when none was given: what a file says is never imported by itself.
 
     Args:
         file: for the message.
         tree: what the file holds.
-        how: what gives a plugin.
+        how: what gives a plugin, to be followed by its path.
 
     Raises:
         UserError: it says how to import the plugin, and how to go without.
@@ -87,7 +87,7 @@ def refuse_recorded(file: str | Path, tree: Mapping[Any, Any], how: str = "--use
     if recorded is not None:
         raise UserError(
             f"{file} names the plugin {shown(recorded)}, which is not imported by itself: it may run any code; "
-            f"give {how} PATH to import it, or {how} none to go without"
+            f"give {how}PATH to import it, or {how}none to go without"
         )
 
 

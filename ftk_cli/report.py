@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ftk.config import compose, section
-from ftk.errors import counted
+from ftk.errors import counted, visible
 from ftk_cli.frame import run
 
 DESCRIPTION = """Draws the curves of one or several runs, what differs in their configurations, and their environment,
@@ -45,4 +45,4 @@ def body(argv: list[str]) -> None:
     runs = read_runs(config.runs)
     write_report(Path(config.output), runs, f"ftk-report {' '.join(argv)}")
     names = [f"{one.name} ({counted(one.num_records, 'record')})" for one in runs]
-    print(f"{config.output}: {', '.join(names)}")
+    print(visible(f"{config.output}: {', '.join(names)}"))

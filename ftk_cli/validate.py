@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.data.dataloader_config import DataloaderConfig
+from ftk.errors import visible
 from ftk.model_parallel.inference_config import InferenceParallelConfig
 from ftk_cli.frame import run, said_at_once
 from ftk_cli.inference_options import DeviceConfig
@@ -159,7 +160,8 @@ def _print(figures: dict[str, Any], output_format: str) -> None:
         return
     width = max(map(len, figures))
     for name, value in figures.items():
-        print(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+        text = f"{value:.4f}" if isinstance(value, float) else visible(str(value))
+        print(f"{name:<{width}}  {text}")
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ def read_config_file(root: type, path: str, user_dir: str | None = None) -> Tree
     return tree
 
 
-def recipe_file(path: str) -> Path:
-    """The file that `--config` names: a YAML file, or the name of a recipe that comes with ftk.
+def recipe_file(path: str, flag: str = "--config") -> Path:
+    """The file that `flag` names: a YAML file, or the name of a recipe that comes with ftk.
 
     Raises:
         UserError: it is neither; names the recipes.
@@ -90,14 +90,14 @@ def recipe_file(path: str) -> Path:
 
     file, recipe = Path(path), recipe_folder() / f"{path}.yaml"
     if file.is_dir():
-        raise UserError(f"--config {path} is a folder; give the YAML file itself, e.g. {file / 'config.yaml'}")
+        raise UserError(f"{flag} {path} is a folder; give the YAML file itself, e.g. {file / 'config.yaml'}")
     if file.suffix or file.exists():
         return file
     if not recipe.exists():
         names = sorted(recipe.stem for recipe in recipe_folder().glob("*.yaml"))
         close = difflib.get_close_matches(path, names, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"--config {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(names)}")
+        raise UserError(f"{flag} {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(names)}")
     return recipe
 
 

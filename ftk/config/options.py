@@ -103,7 +103,7 @@ class Option:
 
     def _check_number(self, value: Any, number: float) -> None:
         least, greatest = self.bounds
-        if math.isnan(number) or (math.isinf(number) and number not in self.bounds):
+        if isinstance(number, float) and not math.isfinite(number) and number not in self.bounds:
             raise ValueError(f"{self.key} is {shown(value)}; it must be {self._expected()}")
         if isinstance(value, str) and underflows(value):
             raise ValueError(f"{self.key} is {shown(value)}, which is too small to differ from 0")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterable
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 
-from ftk.errors import UserError
+from ftk.errors import LogFormatter, UserError
 from ftk.trainer.progress import one_line
 from ftk.trainer.records import Record
+
+logger = logging.getLogger(__name__)
 
 
 class LogFile:
@@ -26,17 +31,15 @@ class LogFile:
 
     def __init__(self, path: str | None, total_updates: int | None, flag: str = "--log-file") -> None:
         self.total_updates = total_updates
-        self._handler: logging.FileHandler | None = None
+        self._handler: _FileHandler | None = None
         if path is None:
             return
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._handler = logging.FileHandler(path, encoding="utf-8")
+            self._handler = _FileHandler(path, encoding="utf-8")
         except OSError as error:
             raise UserError(f"{flag} {path}: cannot be written ({error.strerror})") from error
-        self._handler.setFormatter(
-            logging.Formatter("%(asctime)s | %(levelname)s | %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
-        )
+        self._handler.setFormatter(LogFormatter())
 
     def __enter__(self) -> LogFile:
         if self._handler is not None:
@@ -61,6 +64,38 @@ class LogFile:
         if self._handler is not None:
             line = one_line(record, self.total_updates)
             self._handler.handle(logging.LogRecord(__name__, logging.INFO, "", 0, line, None, None))
+
+
+class _FileHandler(logging.FileHandler):
+    """Writes until it fails, and says that once: a run is worth more than its log."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=_open_at_once)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.stream is not None:
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self.close()
+        logger.warning(
+            "%s cannot be written (%s): the log ends there, the run goes on", self.baseFilename, error.strerror
+        )
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError:  # of what was not written yet
+            self.stream = None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for the reader of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 class HeldLines(logging.Handler):

@@ -1,15 +1,17 @@
-"""SIGINT, SIGTERM and SIGUSR1 during training: the first asks for a clean stop, the second stops at once."""
+"""SIGINT, SIGTERM, SIGHUP and SIGUSR1 during training: the first asks for a clean stop, the second stops at once."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from types import FrameType, TracebackType
 
-PREEMPTIONS = ("SIGTERM", "SIGUSR1")
-"""What a scheduler sends before it takes the machine: a run that then saved has ended as it should."""
+PREEMPTIONS = ("SIGTERM", "SIGHUP", "SIGUSR1")
+"""What a scheduler sends before it takes the machine, or a terminal when it is closed: a run that then saved has ended
+as it should."""
 
 STOP_SIGNALS = ("SIGINT", *PREEMPTIONS)
 """The names of all signals that stop a run."""
@@ -43,7 +45,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         self._pid = os.getpid()
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            self._previous = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
+            wanted = [signum for signum in _SIGNALS if not _is_ignored_hang_up(signum)]
+            self._previous = {signum: signal.signal(signum, self._handle) for signum in wanted}
         return self
 
     def __exit__(
@@ -60,8 +63,11 @@ class StopSignals:
         elif self.received is None:
             self.received = name
             self._first = time.monotonic()
+            if name == "SIGHUP":
+                _leave_closed_terminal()
             if self._speaks:  # os.write and not logging: it may have come in the middle of a line of the log.
-                os.write(2, f"\n{name}: finishing this update, then saving; once more stops at once\n".encode())
+                with contextlib.suppress(OSError):
+                    os.write(2, f"\n{name}: finishing this update, then saving; once more stops at once\n".encode())
         elif time.monotonic() >= self._first + self._repeat_seconds:
             raise KeyboardInterrupt(f"second signal ({name})")
 
@@ -71,3 +77,19 @@ class StopSignals:
         # second SIGTERM ends it: `Process.terminate` must have its way in the end.
         if signum == signal.SIGTERM:
             signal.signal(signum, signal.SIG_DFL)
+
+
+def _is_ignored_hang_up(signum: int) -> bool:
+    """Whether whoever started this process (nohup) has it live on when its terminal is closed."""
+    return signum == getattr(signal, "SIGHUP", None) and signal.getsignal(signum) == signal.SIG_IGN
+
+
+def _leave_closed_terminal() -> None:
+    """Send what is still to be said nowhere, if the terminal is gone: each write to it would be an error."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)

@@ -309,12 +309,10 @@ STRANGER = "from pathlib import Path\nPath({marker!r}).touch()\n"
 @pytest.mark.parametrize("recipe", ["", "defaults: [base, _self_]\n"], ids=["config.yaml", "recipe"])
 def test_a_files_own_plugin_is_imported_only_when_it_is_given(tmp_path, recipe):
     marker = tmp_path / "imported"
-    plugin, file = tmp_path / "stranger_part.py", tmp_path / "stranger.yaml"
+    plugin, file = tmp_path / f"stranger_{len(recipe)}.py", tmp_path / "stranger.yaml"
     plugin.write_text(STRANGER.format(marker=str(marker)))
     file.write_text(f"{recipe}common: {{user_dir: {plugin}}}\npart: {{_name: nobody_knows}}\n")
-    how = (
-        f"stranger.yaml names the plugin '{plugin}', which is not imported by itself.*give --user-dir PATH to import it"
-    )
+    how = f"names the plugin '{plugin}', which is not imported by itself.*give --user-dir PATH to import it"
     for argv in ([], ["--dry-run"], ["--part", "ball"], ["--help"]):
         with pytest.raises(UserError, match=how):
             compose(CommonRoot, "prog", "A test.", ["--config", str(file), *argv])
