@@ -51,9 +51,9 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
         try:
             code = body(arguments) or 0
         except SystemExit:  # after --help
-            _flush(sys.stdout)
+            sys.stdout.flush()
             raise
-        _flush(sys.stdout)
+        sys.stdout.flush()  # now a full disk is an error like others, at the end of the process a traceback
         return code
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         _give_up(sys.stdout)
@@ -85,15 +85,6 @@ def _handle_signals(handler: Any) -> dict[signal.Signals, Any]:
         }
     except ValueError:  # not the main thread: somebody else owns the signals
         return {}
-
-
-def _flush(stream: TextIO) -> None:
-    """Write what is still to be written, while a full disk is an error like others and no traceback at the end."""
-    try:
-        stream.flush()
-    except OSError as error:
-        error.filename = "standard output"
-        raise
 
 
 def _give_up(stream: TextIO) -> None:
