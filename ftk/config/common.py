@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -38,7 +39,9 @@ class CommonConfig:
         if self.num_threads is not None and self.num_threads < 1:
             yield f"num_threads is {self.num_threads}; it must be at least 1"
         kind, _, number = self.device.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdigit())):
+        if kind not in ("auto", "cpu", "cuda") or (
+            number and not (kind == "cuda" and re.fullmatch("[0-9]{1,4}", number))
+        ):
             yield f"device is {self.device!r}; it must be auto, cpu, cuda or cuda:N"
 
 

@@ -195,7 +195,7 @@ class BlankConfig:
             yield f"misspelt_blanks is {self.misspelt_blanks!r}; it is one of refuse, text"
         if self.blank_order not in ("left", "confident"):
             numbers = [one.strip() for one in self.blank_order.split(",")]
-            if not all(one.isdecimal() and int(one) > 0 for one in numbers):
+            if not all(one.isdecimal() and len(one) < 10 and int(one) > 0 for one in numbers):
                 yield f"blank_order is {self.blank_order!r}; it is left, confident, or numbers from 1 on, e.g. 2,1,3"
             elif len({int(one) for one in numbers}) < len(numbers):
                 yield f"blank_order is {self.blank_order!r}; it names a blank twice"

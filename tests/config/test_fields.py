@@ -13,6 +13,7 @@ import pytest
 import ftk_cli
 from ftk import registry
 from ftk.config.build import build_options
+from ftk.config.common import CommonConfig
 from ftk.config.options import MISSING, Option, options_of
 from ftk.config.root import sections_of
 from ftk.errors import UserError, shown
@@ -85,6 +86,12 @@ def test_no_machine_has_a_hundred_thousand_threads_or_processes(name):
     for _, option in found:
         with pytest.raises(ValueError, match=f"{name} is 100000; it must be at most 1,024"):
             option.convert(100000)
+
+
+@pytest.mark.parametrize("device", ["cuda:²", "cuda:" + 5000 * "1", "cuda:-1", "cpu:1", "cuda:1:2", ""])
+def test_a_device_that_cannot_be_is_refused(device):
+    with pytest.raises(UserError, match="device is .*; it must be auto, cpu, cuda or cuda:N"):
+        build_options("common", CommonConfig, {"device": device})
 
 
 def test_what_names_a_file_or_folder_is_a_path():
