@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import unicodedata
 from collections.abc import Collection
+from typing import Any
 
 
 class UserError(Exception):
@@ -14,6 +16,21 @@ class UserError(Exception):
     It is raised where the fact is known and printed once, without traceback, by the command
     (`ftk_cli.frame.run`), which then exits with code 2.
     """
+
+
+class LogFormatter(logging.Formatter):
+    """Lines of the log, in a terminal or a file: when, how grave, what; control characters from elsewhere are shown.
+
+    Args:
+        place: who speaks, where several do.
+    """
+
+    def __init__(self, place: str | None = None) -> None:
+        parts = ["%(asctime)s", "%(levelname)s", *([place] if place else []), "%(message)s"]
+        super().__init__(" | ".join(parts), datefmt="%Y-%m-%d %H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -26,6 +43,15 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 def counted(number: int, noun: str, form: str = "") -> str:
     """For messages: "1 sample", "2 samples"; with the form "," also "1,024 samples"."""
     return f"{number:{form}} {noun}{'s' * (number != 1)}"
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits
+        return f"too large a {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:80]} ... ({len(text):,} characters)"
 
 
 def visible(text: str, keep: str = "\t\n") -> str:

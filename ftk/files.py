@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import io
 import json
 import os
@@ -54,7 +55,7 @@ def open_regular(path: PathLike) -> io.FileIO:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check_regular(descriptor, path)
+        _check_regular(os.fstat(descriptor), path)
         return io.FileIO(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -139,7 +140,7 @@ def parse_yaml(content: bytes | str) -> Any:
     """
     import yaml
 
-    kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml a megabyte takes seconds
+    kind = _yaml_loader()
     try:
         problem = _yaml_excess(yaml.parse(content, Loader=kind))
         if problem is None:
@@ -162,6 +163,23 @@ def parse_yaml(content: bytes | str) -> Any:
     raise ValueError(f"is not a YAML file: {problem}")
 
 
+def expand_home(path: PathLike) -> str:
+    """A path with `~` or `~user` at its beginning replaced by the home folder.
+
+    Raises:
+        ValueError: there is no such folder (a container may run as a user without one), or no file can have the name.
+    """
+    found = os.path.expanduser(os.fspath(path))
+    if found.startswith("~"):
+        raise ValueError("there is no such home folder; write a path without ~, or ./~")
+    try:
+        if b"\0" not in os.fsencode(found):
+            return found
+    except UnicodeEncodeError:
+        pass
+    raise ValueError("no file can have this name")
+
+
 def reason(error: OSError | ValueError) -> str:
     """What is wrong with a file, to follow its name in a message: "No such file or directory", "is not JSON (...)"."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -175,7 +193,7 @@ def write_whole(path: PathLike, content: bytes | str) -> None:
         content: text is written in UTF-8.
 
     Raises:
-        OSError: the disk is full or the like; what was there before is still there.
+        OSError: the disk is full, `path` is a folder, a device or the like; what was there before is still there.
     """
     with whole_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
@@ -191,6 +209,8 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
         OSError: as of `write_whole`.
     """
     path = Path(path)
+    with contextlib.suppress(FileNotFoundError):
+        _check_regular(os.stat(path, follow_symlinks=False), path)
     remove_leftovers(path)
     with contextlib.ExitStack() as stack:
         stack.enter_context(naming(path))
@@ -328,7 +348,7 @@ def open_lock(path: PathLike) -> int:
             raise OSError(errno.ELOOP, "is a link; remove it", os.fspath(path)) from None
         raise
     try:
-        _check_regular(descriptor, path)
+        _check_regular(os.fstat(descriptor), path)
     except BaseException:
         os.close(descriptor)
         raise
@@ -351,12 +371,29 @@ def open_to_write(path: PathLike, *, append: bool = False) -> io.FileIO:
     return io.FileIO(descriptor, "r+b")
 
 
-def _check_regular(descriptor: int, path: PathLike) -> None:
-    mode = os.fstat(descriptor).st_mode
+def _check_regular(status: os.stat_result, path: PathLike) -> None:
     for is_kind, words in _KINDS.items():
-        if is_kind(mode):
+        if is_kind(status.st_mode):
             code = errno.EISDIR if is_kind is stat.S_ISDIR else errno.EINVAL
             raise OSError(code, words, os.fspath(path))
+
+
+@functools.cache
+def _yaml_loader() -> Any:
+    """PyYAML's safe loader, which also refuses a number that a float can only hold as 0, such as 1.0e-400."""
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # without libyaml: slow
+        pass
+
+    def number(loader: Any, node: Any) -> float:
+        value: float = loader.construct_yaml_float(node)
+        if value == 0.0 and any(digit in "123456789" for digit in node.value.lower().partition("e")[0]):
+            raise ValueError(f"{node.value} is too small to differ from 0")
+        return value
+
+    Loader.add_constructor("tag:yaml.org,2002:float", number)
+    return Loader
 
 
 def _yaml_excess(events: Iterable[Any]) -> str | None:

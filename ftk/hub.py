@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, slot
-from ftk.config.build import build
+from ftk.config.build import as_mapping, build
 from ftk.errors import UserError, did_you_mean
 from ftk.plugins import import_plugins, naming_plugin
 from ftk.registry import ARCHITECTURES, MODELS
@@ -97,7 +97,7 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
 
 def _chosen_model(tree: dict[str, Any]) -> Chosen:
     """The model that a checkpoint's configuration names, with its options; its plugins are imported already."""
-    with naming_plugin((tree.get("common") or {}).get("user_dir")):
+    with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
         return build(_ModelSection, {"model": tree.get("model")}).model
 
 

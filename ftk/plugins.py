@@ -7,11 +7,13 @@ import importlib.metadata
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from ftk.errors import UserError
+from ftk.errors import UserError, shown
+from ftk.files import expand_home
 
 ENTRY_POINT_GROUP = "ftk.plugins"
 
@@ -26,7 +28,10 @@ def import_user_dir(path: str | Path) -> None:
         UserError: nothing there, a name that clashes with another module, or an import that fails (the
             plugin's own traceback is in the message).
     """
-    place = Path(path).expanduser().resolve()
+    try:
+        place = Path(expand_home(path)).resolve()
+    except ValueError as error:
+        raise UserError(f"--user-dir {path}: {error}") from error
     if place.is_file() and place.suffix == ".py":
         files = [place]
     elif (place / "__init__.py").is_file():
@@ -64,6 +69,26 @@ def import_plugins(user_dir: str | Path | None = None) -> None:
     import_entry_points()
     if user_dir is not None:
         import_user_dir(user_dir)
+
+
+def refuse_recorded(file: str | Path, tree: Mapping[Any, Any], how: str = "--user-dir ") -> None:
+    """Refuse a configuration that names a plugin when none was given: what a file says is never imported by itself.
+
+    Args:
+        file: for the message.
+        tree: what the file holds.
+        how: what gives a plugin, to be followed by its path.
+
+    Raises:
+        UserError: it says how to import the plugin, and how to go without.
+    """
+    common = tree.get("common")
+    recorded = common.get("user_dir") if isinstance(common, Mapping) else None
+    if recorded is not None:
+        raise UserError(
+            f"{file} names the plugin {shown(recorded)}, which is not imported by itself: it may run any code; "
+            f"give {how}PATH to import it, or {how}none to go without"
+        )
 
 
 @contextlib.contextmanager

@@ -65,8 +65,12 @@ class AverageConfig:
 
 @dataclass(kw_only=True)
 class ExportConfig:
-    source: str = field(metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "SRC"})
-    output: str = field(metadata={"help": "checkpoint or file to write", "positional": True, "metavar": "DST"})
+    source: str = field(
+        metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "SRC", "path": True}
+    )
+    output: str = field(
+        metadata={"help": "checkpoint or file to write", "positional": True, "metavar": "DST", "path": True}
+    )
     ema: bool = field(
         default=False,
         metadata={"help": "the moving average of the weights becomes the weights, where the run kept one"},
@@ -113,8 +117,8 @@ class ExportConfig:
 
 @dataclass(kw_only=True)
 class ConvertConfig:
-    source: str = field(metadata={"help": "checkpoint to read", "positional": True, "metavar": "SRC"})
-    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST"})
+    source: str = field(metadata={"help": "checkpoint to read", "positional": True, "metavar": "SRC", "path": True})
+    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST", "path": True})
     from_format: str | None = field(
         default=None,
         metadata={

@@ -19,10 +19,16 @@ class ConvertConfig:
             "help": "folder of .bin/.idx files or of text, or [SPLIT=]FILE[,...] of text",
             "positional": True,
             "metavar": "SRC",
+            "path": True,
         }
     )
     destination: str = field(
-        metadata={"help": "folder to make; it appears when all is done", "positional": True, "metavar": "DST"}
+        metadata={
+            "help": "folder to make; it appears when all is done",
+            "positional": True,
+            "metavar": "DST",
+            "path": True,
+        }
     )
     to: str = field(
         metadata={

@@ -17,7 +17,9 @@ from ftk_cli.frame import Body, run, subcommands
 
 @dataclass(kw_only=True)
 class FolderConfig:
-    data: str = field(metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA-BIN"})
+    data: str = field(
+        metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA-BIN", "path": True}
+    )
 
 
 @dataclass(kw_only=True)
@@ -30,10 +32,14 @@ class ShowConfig:
     split: str = field(default="train", metadata={"help": "split to look at"})
     index: int = field(default=0, metadata={"help": "which document of the split, from 0"})
     draw: int = field(default=0, metadata={"help": "which of the samples that can be drawn from it, from 0"})
-    seed: int = field(default=1, metadata={"help": "fixes everything that is random"})
+    seed: int = field(default=1, metadata={"max": 2**63 - 1, "help": "fixes everything that is random"})
     num_samples: int | None = field(
         default=None,
-        metadata={"help": "so many from --index on, of each objective; default: 1, with --html 3", "unit": "samples"},
+        metadata={
+            "max": 10**6,
+            "help": "so many from --index on, of each objective; default: 1, with --html 3",
+            "unit": "samples",
+        },
     )
     packed: bool = field(
         default=False,
@@ -47,7 +53,7 @@ class ShowConfig:
         metadata={"help": "write a page to look at in a browser, one file, instead of printing", "metavar": "FILE"},
     )
     width: int | None = field(
-        default=None, metadata={"help": "width of the page; default: the terminal's", "unit": "columns"}
+        default=None, metadata={"max": 10**4, "help": "width of the page; default: the terminal's", "unit": "columns"}
     )
     user_dir: str | None = field(
         default=None,

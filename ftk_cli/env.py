@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ftk.config import compose, section
+from ftk.errors import visible
 from ftk_cli.frame import run
 
 DESCRIPTION = """Prints versions, machine and settings: what a bug report needs. Values that may be secret are hidden.
@@ -32,4 +33,4 @@ def body(argv: list[str]) -> None:
     from ftk.report.environment import collect, lines, to_json
 
     environment = collect()
-    print(to_json(environment) if config.env.json else "\n".join(lines(environment)))
+    print(to_json(environment) if config.env.json else visible("\n".join(lines(environment))))

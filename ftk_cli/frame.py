@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TextIO
 
-from ftk.errors import UserError, visible
+from ftk.errors import LogFormatter, UserError, visible
 from ftk_cli import launched
 
 USER_ERROR = 2
 FAILURE = 1
+HANG_UP = getattr(signal, "SIGHUP", None)  # not on Windows
+TERMINATING = tuple(signum for signum in (signal.SIGTERM, HANG_UP) if signum is not None)
 TRACEBACK = "--traceback"
 _SAID = "_ftk_was_said"  # attribute of an exception
 
@@ -23,7 +26,7 @@ Body = Callable[[list[str]], "int | None"]
 
 
 class Terminated(BaseException):
-    """SIGTERM, raised where the program is, so that `finally` clauses clean up as on Ctrl-C."""
+    """SIGTERM or SIGHUP, raised where the program is, so that `finally` clauses clean up as on Ctrl-C."""
 
 
 def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
@@ -40,30 +43,56 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_traceback = TRACEBACK in arguments
     arguments = [argument for argument in arguments if argument != TRACEBACK]
-    logging.basicConfig(
-        format="%(asctime)s | %(levelname)s | %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-        level=logging.INFO,
-        stream=sys.stderr,
-    )
-    launched.quieten()
+    _set_up_log()
+    previous = _handle_signals(_terminate)
     try:
-        previous = signal.signal(signal.SIGTERM, _terminate)
-    except ValueError:  # not the main thread: somebody else owns the signals
-        previous = None
-    try:
-        return body(arguments) or 0
+        launched.check_variables()
+        launched.quieten()
+        try:
+            code = body(arguments) or 0
+        except SystemExit:  # after --help
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()  # now a full disk is an error like others, at the end of the process a traceback
+        return code
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up(sys.stdout)
         return FAILURE
     except (Exception, KeyboardInterrupt, Terminated) as error:
-        if previous is not None and launched.is_one_of_several():
+        if previous and launched.is_one_of_several():
             # torchrun signals the others as soon as one has failed, perhaps while this one says why it fails.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            _handle_signals(signal.SIG_IGN)
         return say(prog, error, show_traceback)
     finally:
-        if previous is not None:
-            signal.signal(signal.SIGTERM, previous)
+        for signum, handler in previous.items():
+            if handler is not None:  # None: not set by Python
+                signal.signal(signum, handler)
+
+
+def _set_up_log() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _handle_signals(handler: Any) -> dict[signal.Signals, Any]:
+    """Handle SIGTERM, and SIGHUP unless it is ignored, as under nohup; the handlers that there were."""
+    try:
+        return {
+            signum: signal.signal(signum, handler)
+            for signum in map(signal.Signals, TERMINATING)
+            if signum != HANG_UP or signal.getsignal(signum) != signal.SIG_IGN
+        }
+    except ValueError:  # not the main thread: somebody else owns the signals
+        return {}
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let what is still to be written to a stream go nowhere: the end of the process would try it once more."""
+    with contextlib.suppress(OSError, ValueError):  # no file, as in a test
+        descriptor = stream.fileno()
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), descriptor)
 
 
 def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body]]) -> Body:
@@ -110,19 +139,25 @@ def say(prog: str, error: BaseException, show_traceback: bool) -> int:
     elif isinstance(error, KeyboardInterrupt):
         text = "interrupted"
     elif isinstance(error, Terminated):
-        text = "terminated (SIGTERM)"
+        text = f"terminated ({error})"
     else:
         text = describe(error)
     message = launched.is_to_say(error, text) if launched.is_one_of_several() else text
     setattr(error, _SAID, True)
     if message is not None:
-        if show_traceback:
-            traceback.print_exception(error)
-        print(f"{prog}: {visible(message)}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone, a full disk: the exit code remains
+            if show_traceback:
+                traceback.print_exception(error)
+            print(f"{prog}: {visible(message)}", file=sys.stderr, flush=True)
+    if isinstance(error, OSError):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _give_up(sys.stdout)
     return code
 
 
-@contextmanager
+@contextlib.contextmanager
 def said_at_once(prog: str) -> Iterator[None]:
     """What fails inside is said there and then, before this process leaves the others: they fail in their turn."""
     try:
@@ -135,4 +170,4 @@ def said_at_once(prog: str) -> Iterator[None]:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise Terminated
+    raise Terminated(signal.Signals(signum).name)

@@ -37,7 +37,12 @@ echo "Ng is an adjunct professor at [MASK] ." | ftk-generate --path run --input 
 class GenerateConfig:
     data: str | None = field(
         default=None,
-        metadata={"help": "folder written by ftk-preprocess; not with --input", "positional": True, "metavar": "DATA"},
+        metadata={
+            "help": "folder written by ftk-preprocess; not with --input",
+            "positional": True,
+            "metavar": "DATA",
+            "path": True,
+        },
     )
     path: str = field(
         metadata={

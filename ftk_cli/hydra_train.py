@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
-from ftk.errors import UserError
+from ftk.config.options import NONE, underflows
+from ftk.errors import UserError, shown
 from ftk_cli.frame import run
 
 USAGE = """usage: ftk-hydra-train [--config-name RECIPE] [--config-dir DIR] [-m] [key.sub=value ...]
@@ -24,6 +29,9 @@ examples:
   --help, --version  this help; the version
 Everything else is Hydra's own: see https://hydra.cc/docs/advanced/hydra-command-line-flags
 """
+
+
+USER_DIR = "common.user_dir"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,30 +60,32 @@ def _launch(argv: list[str]) -> int:
 
     from ftk.config.build import build
     from ftk.config.hydra import recipe_folder, register_groups, to_tree
-    from ftk.plugins import import_entry_points, import_user_dir
+    from ftk.plugins import import_entry_points, import_user_dir, refuse_recorded
     from ftk.trainer.train_config import TrainConfig
     from ftk_cli.train import train
 
+    given = _read(argv)
+    user_dirs = [value for name, value in map(_override, given.overrides) if name == USER_DIR]
+    _check_recipe(given, bool(user_dirs))
     import_entry_points()
-    for argument in argv:
-        name, _, value = argument.lstrip("+").partition("=")
-        if name == "common.user_dir":
-            import_user_dir(value)
+    for path in user_dirs:
+        if path.lower() not in ("", *NONE):
+            import_user_dir(path)
     register_groups(TrainConfig)
-    _check_recipe(argv)
     codes: list[int] = []
 
     def job(composed: DictConfig) -> int:
-        codes.append(train(build(TrainConfig, to_tree(composed))))
+        tree = to_tree(composed)
+        if not user_dirs:  # in a file that the recipe is made of
+            refuse_recorded("the recipe", tree, f"{USER_DIR}=")
+        codes.append(train(build(TrainConfig, tree)))
         if codes[-1] != 0:  # a signal ended this job, and with it the whole sweep
             raise KeyboardInterrupt
         return codes[-1]
 
     # Hydra reads the process's own arguments; and with this variable it lets errors through to `run`.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    # Hydra's own logging would write to stdout, which belongs to the figures.
-    quiet = [f"hydra/{kind}=none" for kind in ("job_logging", "hydra_logging") if not _names(argv, f"hydra/{kind}")]
-    sys.argv = ["ftk-hydra-train", *argv, *quiet]
+    sys.argv = ["ftk-hydra-train", *_in_order(given)]
     try:
         hydra.main(version_base="1.3", config_path=str(recipe_folder()), config_name="glm_base")(job)()
     except (HydraException, OmegaConfBaseException) as error:
@@ -83,20 +93,88 @@ def _launch(argv: list[str]) -> int:
     return max(codes, default=0)
 
 
-def _names(argv: list[str], key: str) -> bool:
-    return any(argument.lstrip("+~").startswith(f"{key}=") for argument in argv)
+def _read(argv: list[str]) -> Namespace:
+    """The arguments as Hydra's own parser reads them, wherever its flags stand between the overrides.
+
+    Raises:
+        UserError: an unknown flag or a value that it does not take, or a number that is too small for a float.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    parser = get_args_parser()
+    parser.allow_abbrev = False
+    known = {value for action in parser._actions if action.dest == "info" for value in action.choices or ()}
+    arguments = list(argv)
+    for place, argument in enumerate(argv):
+        if argument in ("--info", "-i") and argv[place + 1 : place + 2] and argv[place + 1] not in known:
+            arguments[place] = "--info=all"  # what follows is an override, and not what to tell of
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(message)
+
+    parser.error = refuse  # type: ignore[method-assign]
+    given = parser.parse_intermixed_args(arguments)
+    if given.experimental_rerun is not None:
+        raise UserError("--experimental-rerun is left out: it unpickles a file, which may run any code")
+    if given.resolve and given.cfg is None:
+        raise UserError("--resolve goes with --cfg")
+    if sum([given.run, given.multirun, given.shell_completion, given.cfg is not None, given.info is not None]) > 1:
+        raise UserError("give one of --run, --multirun, --cfg, --info and --shell-completion")
+    for override in given.overrides:
+        for word in re.split(r"[^\w.+-]+", override):
+            if underflows(word):
+                raise UserError(f"{shown(override)}: {word} is too small to differ from 0")
+    return given
 
 
-def _check_recipe(argv: list[str]) -> None:
-    """Names the recipes that there are before Hydra says that it finds none."""
+def _in_order(given: Namespace) -> list[str]:
+    """Flags first, then the overrides: Hydra's parser takes them in no other order."""
+    flags = []
+    for name, value in vars(given).items():
+        if name != "overrides" and value not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
+            flags.append(flag if value is True else f"{flag}={value}")
+    # Hydra's own logging would write to stdout, which belongs to the figures.
+    overrides = [] if given.hydra_help else given.overrides  # its help is composed without the recipe
+    names = {name for name, _ in map(_override, given.overrides)}
+    quiet = [f"hydra/{kind}=none" for kind in ("job_logging", "hydra_logging") if f"hydra/{kind}" not in names]
+    return [*flags, *overrides, *quiet]
+
+
+def _override(argument: str) -> tuple[str, str]:
+    """Name and value of `name=value`, with or without signs before it and quotes around the value."""
+    name, _, value = argument.lstrip("+~").partition("=")
+    return name, value.strip("'\"")
+
+
+def _check_recipe(given: Namespace, with_plugin: bool) -> None:
+    """Names the recipes that there are before Hydra says that it finds none, and the plugin that a recipe names."""
     from ftk.config.compose import recipe_file
+    from ftk.config.root import load_yaml
+    from ftk.plugins import refuse_recorded
 
-    given = [argument.partition("=") for argument in argv]
-    if any(name in ("--config-dir", "-cd", "--config-path", "-cp") for name, _, _ in given):
-        return
-    for place, (name, _, value) in enumerate(given):
-        if name in ("--config-name", "-cn"):
-            recipe_file(value or (argv[place + 1] if place + 1 < len(argv) else ""))
+    own = [folder for folder in (given.config_dir, given.config_path) if folder is not None]
+    if not own and given.config_name is not None:
+        recipe_file(given.config_name, "--config-name")
+    for folder in own:
+        for file in sorted(Path(folder).rglob("*.yaml")):
+            _check_targets(file, load_yaml(file))
+    name = f"{given.config_name or 'glm_base'}".removesuffix(".yaml")
+    for file in (Path(folder) / f"{name}.yaml" for folder in own):
+        if file.is_file() and not with_plugin:
+            refuse_recorded(file, load_yaml(file), f"{USER_DIR}=")
+
+
+def _check_targets(file: Path, node: Any) -> None:
+    """Refuse a file that would have Hydra call what it names, other than Hydra's own classes."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "_target_" and not str(value).startswith(("hydra._internal.", "hydra_plugins.")):
+                raise UserError(f"{file}: hydra is not to call {shown(value)}: a file is not to say what code is run")
+            _check_targets(file, value)
+    elif isinstance(node, list):
+        for value in node:
+            _check_targets(file, value)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,21 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-from ftk.errors import UserError
+from ftk.errors import LogFormatter, UserError, shown, visible
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 MARK = "ftk_failed"
 WAIT_SECONDS = 3.0  # for the process that has really failed to say so, or for torchrun to see that it is gone
+
+_MOST = 10**6
+_VARIABLES = {
+    "WORLD_SIZE": (1, _MOST),
+    "RANK": (0, _MOST - 1),
+    "LOCAL_WORLD_SIZE": (1, _MOST),
+    "LOCAL_RANK": (0, _MOST - 1),
+    "MASTER_PORT": (0, 65535),
+}
+"""What torchrun sets: least and greatest value."""
 
 # What the back ends say when another process is no longer there: no exception class of theirs tells it.
 _LOST = (
@@ -38,12 +48,41 @@ _LOST = (
 
 def is_one_of_several(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this is one of several processes of a run."""
-    return int(environment.get("WORLD_SIZE", "1")) > 1 and "RANK" in environment
+    return _number(environment, "WORLD_SIZE", 1) > 1 and "RANK" in environment
 
 
 def rank(environment: Mapping[str, str] = os.environ) -> int:
     """This process's number."""
-    return int(environment.get("RANK", "0"))
+    return _number(environment, "RANK", 0)
+
+
+def check_variables(environment: Mapping[str, str] = os.environ) -> None:
+    """Check what torchrun says of this process in the environment, or whoever sets the same variables.
+
+    Raises:
+        UserError: a variable is no number, or its number cannot be.
+    """
+    several = "RANK" in environment and "WORLD_SIZE" in environment  # else MASTER_PORT may be Kubernetes' own
+    for name, (least, greatest) in _VARIABLES.items() if several else list(_VARIABLES.items())[:2]:
+        value = environment.get(name)
+        if value is not None and not least <= _number(environment, name, least - 1) <= greatest:
+            raise UserError(
+                f"the environment variable {name} is {shown(value)}; it must be a whole number from {least} to "
+                f"{greatest:,}, as torchrun sets it; unset it to run one process"
+            )
+    for name, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if name in environment and size in environment and int(environment[name]) >= int(environment[size]):
+            raise UserError(
+                f"the environment variable {name} is {environment[name]}, but {size} is {environment[size]}; "
+                f"use torchrun, or unset both to run one process"
+            )
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        return int(environment.get(name, default))
+    except ValueError:  # `check_variables` says so
+        return default
 
 
 def quieten() -> None:
@@ -53,7 +92,7 @@ def quieten() -> None:
     logging.captureWarnings(True)
     for handler in logging.getLogger().handlers:
         handler.setLevel(logging.ERROR)
-        handler.setFormatter(logging.Formatter(f"%(asctime)s | %(levelname)s | process {rank()} | %(message)s"))
+        handler.setFormatter(LogFormatter(f"process {rank()}"))
 
 
 def is_to_say(error: BaseException, message: str) -> str | None:
@@ -112,8 +151,9 @@ def record_failure(message: str, error: BaseException | None = None) -> None:
     path = os.environ.get(ERROR_FILE)
     if path is None:
         return
-    trace = message if error is None or isinstance(error, UserError) else f"{message}\n{traceback.format_exc()}"
-    extra = {"py_callstack": trace, "timestamp": str(int(time.time()))}
+    message = visible(message)
+    trace = "" if error is None or isinstance(error, UserError) else f"\n{traceback.format_exc()}"
+    extra = {"py_callstack": message + visible(trace), "timestamp": str(int(time.time()))}
     with contextlib.suppress(OSError):  # torchrun then knows the exit code alone
         Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}), encoding="utf-8")
 

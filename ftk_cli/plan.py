@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, compose, section, slot
-from ftk.errors import UserError
+from ftk.errors import UserError, visible
 from ftk.model_parallel.planner.cluster import PRESETS, ClusterConfig
 from ftk.model_parallel.planner.plan_config import LimitsConfig, WorkConfig
 from ftk.registry import ARCHITECTURES, MODELS, OPTIMIZERS
@@ -89,7 +89,7 @@ def body(argv: list[str]) -> int:
     if root.output.json:
         print(json.dumps(report.tree(question, found, root.output.top, root.output.all)))
     else:
-        print(report.text(question, found, root.output.top, root.output.all))
+        print(visible(report.text(question, found, root.output.top, root.output.all)))
     if root.output.check and found.plans:
         return _check(root.model, shape, found.plans[0].layout)
     return 0 if found.plans else 1
@@ -124,7 +124,7 @@ def _check(model: Chosen, shape: ModelShape, layout: Layout) -> int:
 
     checked = check_shapes(lambda: _on_meta(model), shape, layout)
     for line in checked.differences[:10]:
-        print(line, file=sys.stderr)
+        print(visible(line), file=sys.stderr)
     verdict = f"{len(checked.differences)} differ from the plan" if checked.differences else "all as planned"
     print(
         f"checked {checked.shapes:,} shapes of parameters on {checked.places} of {layout.world:,} processes, as "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ftk.config import compose, section
-from ftk.errors import counted
+from ftk.errors import counted, visible
 from ftk_cli.frame import run
 
 DESCRIPTION = """Draws the curves of one or several runs, what differs in their configurations, and their environment,
@@ -17,7 +17,9 @@ Example: ftk-report run-1 run-2 --output report.html"""
 
 @dataclass(kw_only=True)
 class ReportCommandConfig:
-    runs: list[str] = field(metadata={"help": "folders of runs (--save-dir)", "positional": True, "metavar": "RUN"})
+    runs: list[str] = field(
+        metadata={"help": "folders of runs (--save-dir)", "positional": True, "metavar": "RUN", "path": True}
+    )
     output: str = field(default="report.html", metadata={"help": "page to write", "metavar": "FILE"})
 
     def validate(self) -> Iterator[str]:
@@ -43,4 +45,4 @@ def body(argv: list[str]) -> None:
     runs = read_runs(config.runs)
     write_report(Path(config.output), runs, f"ftk-report {' '.join(argv)}")
     names = [f"{one.name} ({counted(one.num_records, 'record')})" for one in runs]
-    print(f"{config.output}: {', '.join(names)}")
+    print(visible(f"{config.output}: {', '.join(names)}"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config import compose
+from ftk.errors import visible
 from ftk.trainer.train_config import TrainConfig
 from ftk_cli import launched
 from ftk_cli.frame import run, said_at_once
@@ -45,7 +46,7 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
     import torch
 
     if config.common.user_dir is not None:  # so that config.yaml works from every working directory
-        config.common.user_dir = str(Path(config.common.user_dir).expanduser().resolve())
+        config.common.user_dir = str(Path(config.common.user_dir).resolve())
     if config.common.num_threads is not None:
         torch.set_num_threads(config.common.num_threads)
 
@@ -65,7 +66,7 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
             from ftk.trainer.dry_run import describe_run
 
             with torch.device("meta"):
-                print(describe_run(config, task, task.build_model(config.model), sizes))
+                print(visible(describe_run(config, task, task.build_model(config.model), sizes)))
         return 0
 
     if config.lr_range.lr_range_test:

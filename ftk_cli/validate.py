@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.data.dataloader_config import DataloaderConfig
+from ftk.errors import visible
 from ftk.model_parallel.inference_config import InferenceParallelConfig
 from ftk_cli.frame import run, said_at_once
 from ftk_cli.inference_options import DeviceConfig
@@ -31,13 +32,17 @@ torchrun --nproc-per-node 4 --no-python ftk-validate data-bin --path run --tenso
 
 @dataclass(kw_only=True)
 class ValidateConfig:
-    data: str = field(metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA"})
+    data: str = field(
+        metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA", "path": True}
+    )
     path: str = field(
         metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
     )
     valid_subset: str = field(default="valid", metadata={"help": "split or splits, comma-separated"})
     batch_size: int = field(default=16, metadata={"help": "samples in a batch", "unit": "samples"})
-    num_workers: int = field(default=0, metadata={"help": "processes that prepare batches", "unit": "processes"})
+    num_workers: int = field(
+        default=0, metadata={"min": 0, "max": 1024, "help": "processes that prepare batches", "unit": "processes"}
+    )
     max_samples: int | None = field(
         default=None, metadata={"help": "stop after so many of each split", "unit": "samples"}
     )
@@ -167,7 +172,8 @@ def _print(figures: dict[str, Any], output_format: str) -> None:
         return
     width = max(map(len, figures))
     for name, value in figures.items():
-        print(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+        text = f"{value:.4f}" if isinstance(value, float) else visible(str(value))
+        print(f"{name:<{width}}  {text}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -244,3 +245,29 @@ except OSError as error:
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     assert done.stdout == f"File too large {path}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket"])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, kind):
+    path = tmp_path / "it"
+    server = socket.socket(socket.AF_UNIX)
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "socket": lambda: server.bind(str(path))}[kind]()
+    before = os.stat(path)
+    with pytest.raises(OSError, match="is a (directory|pipe|socket)"):
+        files.write_whole(path, b"new")
+    assert os.path.samestat(os.stat(path), before)
+    assert os.listdir(tmp_path) == ["it"]
+    server.close()
+
+
+def test_a_device_is_not_replaced():
+    before = os.stat(os.devnull)
+    with pytest.raises(OSError, match="is a device"):
+        files.write_whole(os.devnull, b"new")
+    assert os.path.samestat(os.stat(os.devnull), before)
+
+
+def test_a_number_that_a_float_holds_as_zero_is_no_yaml():
+    assert files.parse_yaml("[0.0, -0.0e+5, 1.0e-300]") == [0.0, 0.0, 1e-300]
+    with pytest.raises(ValueError, match="1.0e-400 is too small to differ from 0"):
+        files.parse_yaml("a: 1.0e-400")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ftk.config.options import MISSING, Option, options_of
 from ftk.config.root import Chosen, Slot, Tree, sections_of, slots_of
-from ftk.errors import UserError
+from ftk.errors import UserError, shown
 from ftk.registry import Entry
 
 R = TypeVar("R")
@@ -69,7 +69,8 @@ def chosen_entry(key: str, slot: Slot, values: Tree) -> tuple[Entry, str | None]
         UserError: the name is unknown, or there is none and the slot has no default.
     """
     if slot.architectures is None:
-        name = values.get("_name") or slot.default
+        name = values.get("_name")
+        name = slot.default if name is None else name
         if name is None:
             raise UserError(f"{slot.flag} is missing; there are: {', '.join(slot.registry.names())}")
         return slot.registry.get(str(name)), None
@@ -149,15 +150,24 @@ def _placed(key: str, options: dict[str, Option], message: str, in_file: Collect
 
 
 def _mapping(key: str, tree: Tree, errors: list[str]) -> Tree:
-    values = tree.get(key)
-    if values is None:
+    try:
+        return as_mapping(key, tree.get(key))
+    except UserError as error:
+        errors.append(str(error))
         return {}
-    if isinstance(values, str):  # `criterion: cross_entropy` says the same as `criterion: {_name: ...}`
+
+
+def as_mapping(key: str, values: Any) -> Tree:
+    """A section's options; `criterion: cross_entropy` is short for `criterion: {_name: cross_entropy}`.
+
+    Raises:
+        UserError: it is neither a name nor a mapping.
+    """
+    if isinstance(values, str):
         return {"_name": values}
-    if not isinstance(values, dict):
-        errors.append(f"{key} is {values!r}; it must be a mapping of options")
-        return {}
-    return values
+    if not isinstance(values, (dict, type(None))):
+        raise UserError(f"{key} is {shown(values)}; it must be a mapping of options")
+    return dict(values or {})
 
 
 def _missing(option: Option) -> str:
@@ -165,7 +175,8 @@ def _missing(option: Option) -> str:
     return f"{option.key} is missing; give {flag} ({option.help})"
 
 
-def _unknown(what: str, name: str, known: list[str]) -> str:
+def _unknown(what: str, name: Any, known: list[str]) -> str:
+    name = name if isinstance(name, str) else shown(name)  # YAML has keys that are numbers, dates, nothing ...
     close = difflib.get_close_matches(name, known, n=1)
     return f"unknown {what} {name}" + (f"; did you mean {close[0]}?" if close else "")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-import yaml
-
 from ftk.config.build import build_options
 from ftk.config.root import Chosen
 from ftk.errors import UserError
+from ftk.files import parse_yaml
 from ftk.registry import Registry
 
 
@@ -35,7 +34,10 @@ def choice(text: str, registry: Registry, where: str, preset: dict[str, Any] | N
         key, equals, value = pair.partition("=")
         if not equals:
             raise UserError(f"{where}: {pair!r} in {text!r} is no option; write NAME option=value ...")
-        values[key.replace("-", "_")] = yaml.safe_load(value)
+        try:
+            values[key.replace("-", "_")] = parse_yaml(value)
+        except ValueError as error:
+            raise UserError(f"{where}: the value of {pair!r} {error}") from error
     if entry.config is None:
         if values:
             raise UserError(f"{where}: {registry.kind} {name!r} has no options, but {', '.join(values)} is given")

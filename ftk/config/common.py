@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
 @dataclass(kw_only=True)
 class CommonConfig:
-    seed: int = field(default=1, metadata={"help": "fixes everything that is random", "resume": "fixed"})
+    seed: int = field(
+        default=1, metadata={"max": 2**63 - 1, "help": "fixes everything that is random", "resume": "fixed"}
+    )
     device: str = field(
         default="auto", metadata={"help": "auto (a GPU if there is one), cpu, cuda or cuda:N", "resume": "free"}
     )
     num_threads: int | None = field(
         default=None,
-        metadata={"help": "CPU threads of PyTorch; default: PyTorch's own choice", "unit": "threads", "resume": "free"},
+        metadata={
+            "max": 1024,
+            "help": "CPU threads of PyTorch; default: PyTorch's own choice",
+            "unit": "threads",
+            "resume": "free",
+        },
     )
     user_dir: str | None = field(
         default=None,
@@ -31,7 +39,9 @@ class CommonConfig:
         if self.num_threads is not None and self.num_threads < 1:
             yield f"num_threads is {self.num_threads}; it must be at least 1"
         kind, _, number = self.device.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdigit())):
+        if kind not in ("auto", "cpu", "cuda") or (
+            number and not (kind == "cuda" and re.fullmatch("[0-9]{1,4}", number))
+        ):
             yield f"device is {self.device!r}; it must be auto, cpu, cuda or cuda:N"
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ftk.config import flags
-from ftk.config.build import build, chosen_entry, preset
-from ftk.config.options import Option, options_of
+from ftk.config.build import as_mapping, build, chosen_entry, preset
+from ftk.config.options import NONE, Option, options_of
 from ftk.config.root import Tree, load_yaml, slots_of
 from ftk.errors import UserError
-from ftk.plugins import import_entry_points, import_user_dir
+from ftk.plugins import import_entry_points, import_user_dir, refuse_recorded
 
 R = TypeVar("R")
 
@@ -36,7 +36,7 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     """
     early = flags.read_early(root, argv)
     import_entry_points()
-    if early.user_dir is not None:
+    if early.user_dir is not None and early.user_dir.lower() not in NONE:
         import_user_dir(early.user_dir)
     tree: Tree = read_config_file(root, early.config, early.user_dir) if early.config is not None else {}
 
@@ -46,9 +46,9 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     names_only = early.version or (early.help and not early.names and not early.config)
     options = [] if names_only else _slot_options(root, tree, complete=not early.help)
     given = flags.parse(root, prog, description, argv, options, names_only=names_only)
-    in_file = {f"{key}.{name}" for key, values in tree.items() for name in _as_mapping(values)}
+    in_file = {f"{key}.{name}" for key, values in tree.items() for name in as_mapping(key, values)}
     for key, values in given.items():
-        tree[key] = _as_mapping(tree.get(key)) | values
+        tree[key] = as_mapping(key, tree.get(key)) | values
         in_file -= {f"{key}.{name}" for name in values}
     return build(root, tree, in_file)
 
@@ -56,21 +56,32 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
 def read_config_file(root: type, path: str, user_dir: str | None = None) -> Tree:
     """The tree of a YAML file: a run's config.yaml, or a recipe with a Hydra `defaults` list.
 
-    A bare name such as `glm_large` means a recipe that comes with ftk. The file's own `common.user_dir` is imported
-    before it is composed, unless `user_dir` was given instead.
+    A bare name such as `glm_large` means a recipe that comes with ftk. The plugin that the file names as
+    `common.user_dir` is not imported: the file may come from anybody.
+
+    Args:
+        root: root dataclass (see `ftk.config.root`).
+        path: the file, or a recipe's name.
+        user_dir: the plugin that was given, which is imported; "none" for going without.
+
+    Raises:
+        UserError: no such file, nothing that can be read, or it names a plugin and none is given.
     """
     from ftk.config.hydra import compose_file
 
     file = recipe_file(path)
     tree = load_yaml(file)
-    recorded = _as_mapping(tree.get("common")).get("user_dir")
-    if user_dir is None and recorded is not None:
-        import_user_dir(recorded)
-    return compose_file(root, file) if "defaults" in tree else tree
+    if user_dir is None:
+        refuse_recorded(file, tree)
+    if "defaults" in tree:
+        tree = compose_file(root, file)
+        if user_dir is None:  # in a file that this one is made of
+            refuse_recorded(file, tree)
+    return tree
 
 
-def recipe_file(path: str) -> Path:
-    """The file that `--config` names: a YAML file, or the name of a recipe that comes with ftk.
+def recipe_file(path: str, flag: str = "--config") -> Path:
+    """The file that `flag` names: a YAML file, or the name of a recipe that comes with ftk.
 
     Raises:
         UserError: it is neither; names the recipes.
@@ -79,14 +90,14 @@ def recipe_file(path: str) -> Path:
 
     file, recipe = Path(path), recipe_folder() / f"{path}.yaml"
     if file.is_dir():
-        raise UserError(f"--config {path} is a folder; give the YAML file itself, e.g. {file / 'config.yaml'}")
+        raise UserError(f"{flag} {path} is a folder; give the YAML file itself, e.g. {file / 'config.yaml'}")
     if file.suffix or file.exists():
         return file
     if not recipe.exists():
         names = sorted(recipe.stem for recipe in recipe_folder().glob("*.yaml"))
         close = difflib.get_close_matches(path, names, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"--config {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(names)}")
+        raise UserError(f"{flag} {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(names)}")
     return recipe
 
 
@@ -102,7 +113,7 @@ def _slot_options(root: type, tree: Tree, *, complete: bool) -> list[tuple[str, 
     """(key, title, options, preset) for each chosen part. Not `complete`: skip slots that lack a choice."""
     groups = []
     for key, slot in slots_of(root).items():
-        values = _as_mapping(tree.get(key))
+        values = as_mapping(key, tree.get(key))
         try:
             entry, arch = chosen_entry(key, slot, values)
         except UserError:
@@ -113,8 +124,3 @@ def _slot_options(root: type, tree: Tree, *, complete: bool) -> list[tuple[str, 
             filled = preset(slot, arch) | {k: v for k, v in values.items() if k not in ("_name", "arch")}
             groups.append((key, arch or entry.name, options_of(key, entry.config), filled))
     return groups
-
-
-def _as_mapping(values: Any) -> Tree:
-    """A section's values; `criterion: cross_entropy` is short for `criterion: {_name: cross_entropy}`."""
-    return {"_name": values} if isinstance(values, str) else dict(values or {})

@@ -6,12 +6,13 @@ import argparse
 import dataclasses
 import difflib
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from ftk.config.options import MISSING, Option, options_of
 from ftk.config.root import Tree, sections_of, slots_of
-from ftk.errors import UserError
+from ftk.errors import UserError, visible
 from ftk.version import __version__
 
 SlotOptions = list[tuple[str, str, list[Option], Tree]]
@@ -43,6 +44,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Any:
         raise UserError(message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(visible(message))  # argparse's own keeps a full disk to itself
 
 
 def read_early(root: type, argv: Sequence[str]) -> Early:

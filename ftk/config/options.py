@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
+import re
 import types
 import typing
 from collections.abc import Iterator
 from typing import Any
 
+from ftk.errors import shown
+from ftk.files import expand_home
+
 MISSING = dataclasses.MISSING
-_NUMBERS: dict[type, str] = {int: "a whole number", float: "a number"}
+MAX_WHOLE, MAX_NUMBER = 10**15, 1e30
+"""Bounds of numbers, above zero and below, of fields that say no others: more is a slip, and overflows further on."""
+
+NONE = ("none", "null")
+"""Texts that mean None where an option may be None."""
+
+_NUMBERS: dict[type, str] = {int: "a whole number", float: "a finite number"}
+_PATHS = ("PATH", "DIR", "FILE")  # metavars of fields that are paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +43,8 @@ class Option:
         several: a list whose items are separate arguments, `--inputs A B C`, instead of one, `--betas 0.9,0.98`.
         metavar: what stands for the value in --help; None: a word for its type.
         resume: what a change of it means when a run is continued, see `ftk.config.changes`; None: its part says.
+        bounds: least and greatest value of numbers; infinity is one only where a bound is infinite.
+        path: whether the text is a path, in which `~` is the home folder.
     """
 
     section: str
@@ -47,6 +62,8 @@ class Option:
     several: bool
     metavar: str | None
     resume: str | None
+    bounds: tuple[float, float]
+    path: bool
 
     @property
     def key(self) -> str:
@@ -58,7 +75,7 @@ class Option:
         Raises:
             ValueError: it is not of this type or not among the choices; the message says what is allowed.
         """
-        if value is None or (self.optional and isinstance(value, str) and value.lower() in ("none", "null")):
+        if value is None or (self.optional and isinstance(value, str) and value.lower() in NONE):
             if not self.optional:
                 raise ValueError(f"{self.key} is empty; it must be {self._expected()}")
             return None
@@ -70,14 +87,42 @@ class Option:
         try:
             item = _CONVERTERS[self.kind](value)
         except (TypeError, ValueError, OverflowError):
-            raise ValueError(f"{self.key} is {value!r}; it must be {self._expected()}") from None
+            raise ValueError(f"{self.key} is {shown(value)}; it must be {self._expected()}") from None
         if self.choices is not None and item not in self.choices:
-            raise ValueError(f"{self.key} is {item!r}; it must be one of {', '.join(map(str, self.choices))}")
-        return item
+            raise ValueError(f"{self.key} is {shown(item)}; it must be one of {', '.join(map(str, self.choices))}")
+        if self.kind in _NUMBERS:
+            self._check_number(value, item)
+        return self._expand(item) if self.path else item
+
+    def _expand(self, text: str) -> str:
+        try:
+            first, *more = re.split("([,:=])", text)  # of several paths in one text
+            return "".join([expand_home(first), *map(os.path.expanduser, more)])
+        except ValueError as error:
+            raise ValueError(f"{self.key} is {shown(text)}; {error}") from None
+
+    def _check_number(self, value: Any, number: float) -> None:
+        least, greatest = self.bounds
+        if isinstance(number, float) and not math.isfinite(number) and number not in self.bounds:
+            raise ValueError(f"{self.key} is {shown(value)}; it must be {self._expected()}")
+        if isinstance(value, str) and underflows(value):
+            raise ValueError(f"{self.key} is {shown(value)}, which is too small to differ from 0")
+        if number < least:
+            raise ValueError(f"{self.key} is {shown(value)}; it must be at least {least:,}")
+        if number > greatest:
+            raise ValueError(f"{self.key} is {shown(value)}; it must be at most {greatest:,}")
 
     def _expected(self) -> str:
         one = {**_NUMBERS, bool: "true or false", str: "a text"}[self.kind]
         return f"a list, each item {one}" if self.is_list else one
+
+
+def underflows(text: str) -> bool:
+    """Whether text is a number other than 0 that a float can only hold as 0, such as 1e-400."""
+    try:
+        return float(text) == 0.0 and any(digit in "123456789" for digit in text.lower().partition("e")[0])
+    except ValueError:
+        return False
 
 
 def options_of(section: str, config: type) -> list[Option]:
@@ -97,6 +142,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
     positional = bool(meta.get("positional", False))
     dashed = field.name.replace("_", "-")
     choices = meta.get("choices", literal)
+    widest = MAX_WHOLE if kind is int else MAX_NUMBER
     return Option(
         section=section,
         name=field.name,
@@ -113,6 +159,8 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         several=bool(meta.get("several", False)),
         metavar=meta.get("metavar"),
         resume=meta.get("resume"),
+        bounds=(meta.get("min", -widest), meta.get("max", widest)),
+        path=bool(meta.get("path", kind is str and meta.get("metavar") in _PATHS)),
     )
 
 

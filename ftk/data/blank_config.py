@@ -19,6 +19,7 @@ class BlankInfillingConfig:
     seq_length: int = field(
         default=512,
         metadata={
+            "max": 10**8,
             "help": "text of one sample before it is blanked out, [CLS] and end-of-document tokens included; "
             "a sample is somewhat longer, because each blank adds a mask and a start token",
             "unit": "tokens",
@@ -43,7 +44,7 @@ class BlankInfillingConfig:
         default=3.0, metadata={"help": "Poisson mean of the span lengths of the token objective", "unit": "tokens"}
     )
     max_block_length: int = field(
-        default=39, metadata={"help": "longest span of the token objective", "unit": "tokens"}
+        default=39, metadata={"max": 10**8, "help": "longest span of the token objective", "unit": "tokens"}
     )
     gap_sentence_ratio: float = field(
         default=0.15, metadata={"help": "share of the tokens that the sentence objective blanks out, at least"}
@@ -104,7 +105,7 @@ class BlankInfillingConfig:
         },
     )
     context_mask_range: int = field(
-        default=3, metadata={"help": "how far from a blank context-mask-ratio reaches", "unit": "tokens"}
+        default=3, metadata={"max": 10**8, "help": "how far from a blank context-mask-ratio reaches", "unit": "tokens"}
     )
     random_position: bool = field(
         default=False, metadata={"help": "start the positions of a text shorter than seq-length at a random place"}

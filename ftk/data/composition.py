@@ -48,7 +48,8 @@ class CompositionConfig:
         },
     )
     split_seed: int = field(
-        default=1234, metadata={"help": "of --split-ratios; the run's own --seed does not change the division"}
+        default=1234,
+        metadata={"max": 2**63 - 1, "help": "of --split-ratios; the run's own --seed does not change the division"},
     )
     index_cache: str | None = field(
         default=DEFAULT_FOLDER,

@@ -110,6 +110,7 @@ class IndexedCorpusConfig(CompositionConfig):
             "A:B: shards, one an epoch",
             "positional": True,
             "metavar": "DATA",
+            "path": True,
         }
     )
     tokenizer_folder: str | None = field(

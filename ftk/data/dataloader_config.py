@@ -51,6 +51,7 @@ class DataloaderConfig:
     num_workers: int = field(
         default=0,
         metadata={
+            "max": 1024,
             "resume": "free",
             "help": "processes that prepare batches; 0: the training process itself",
             "unit": "processes",

@@ -16,10 +16,12 @@ NORMAL_FORMS = ("none", "nfc", "nfkc")
 class InputConfig:
     trainpref: str | None = field(
         default=None,
-        metadata={"help": "training text; .gz, .bz2, .xz and .zst are unpacked", "metavar": "F[,F...]"},
+        metadata={"help": "training text; .gz, .bz2, .xz and .zst are unpacked", "metavar": "F[,F...]", "path": True},
     )
-    validpref: str | None = field(default=None, metadata={"help": "validation text", "metavar": "F[,F...]"})
-    testpref: str | None = field(default=None, metadata={"help": "test text", "metavar": "F[,F...]"})
+    validpref: str | None = field(
+        default=None, metadata={"help": "validation text", "metavar": "F[,F...]", "path": True}
+    )
+    testpref: str | None = field(default=None, metadata={"help": "test text", "metavar": "F[,F...]", "path": True})
     valid_ratio: float = field(
         default=0.0,
         metadata={"help": "share of trainpref's documents held out for valid, chosen by a hash of their text"},
@@ -120,7 +122,7 @@ class OutputConfig:
     overwrite: bool = field(default=False, metadata={"help": "replace DIR, if ftk-preprocess has written it"})
     workers: int | None = field(
         default=None,
-        metadata={"help": "processes that encode; default: one for each CPU core", "metavar": "N"},
+        metadata={"max": 1024, "help": "processes that encode; default: one for each CPU core", "metavar": "N"},
     )
     user_dir: str | None = field(
         default=None,

@@ -38,6 +38,7 @@ class RawCorpusConfig:
             "[SPLIT=]FILE[,[SPLIT=]FILE...]",
             "positional": True,
             "metavar": "DATA",
+            "path": True,
         }
     )
     tokenizer_folder: str = field(

@@ -96,7 +96,7 @@ class SamplingConfig:
     group_title: ClassVar[str] = "sampling (what is asked for is done in this order)"
 
     sampling: bool = field(default=False, metadata={"help": "draw tokens at random instead of searching"})
-    temperature: float = field(default=1.0, metadata={"help": "sampling: divides the logits; above 0"})
+    temperature: float = field(default=1.0, metadata={"max": 1e308, "help": "sampling: divides the logits; above 0"})
     top_k: int = field(
         default=0,
         metadata={"help": "sampling: draw among so many likeliest tokens; 0: all", "unit": "tokens"},
@@ -115,7 +115,9 @@ class SamplingConfig:
             "help": "sampling: draw among the tokens of nearly expected information that hold this share, in (0, 1]"
         },
     )
-    seed: int = field(default=1, metadata={"help": "sampling: prompt and seed alone decide the answer"})
+    seed: int = field(
+        default=1, metadata={"max": 2**63 - 1, "help": "sampling: prompt and seed alone decide the answer"}
+    )
 
     def filters(self) -> dict[str, Any]:
         """What is done to the distribution that is drawn from: arguments of `token_probabilities`."""
@@ -193,7 +195,7 @@ class BlankConfig:
             yield f"misspelt_blanks is {self.misspelt_blanks!r}; it is one of refuse, text"
         if self.blank_order not in ("left", "confident"):
             numbers = [one.strip() for one in self.blank_order.split(",")]
-            if not all(one.isdecimal() and int(one) > 0 for one in numbers):
+            if not all(one.isdecimal() and len(one) < 10 and int(one) > 0 for one in numbers):
                 yield f"blank_order is {self.blank_order!r}; it is left, confident, or numbers from 1 on, e.g. 2,1,3"
             elif len({int(one) for one in numbers}) < len(numbers):
                 yield f"blank_order is {self.blank_order!r}; it names a blank twice"

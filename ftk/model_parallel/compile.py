@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from pathlib import Path
+import shutil
+import tempfile
 
 import torch
 from torch import nn
 
 from ftk.errors import UserError
+from ftk.files import expand_home
 from ftk.model_parallel.blocks import needed_blocks
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -31,7 +34,8 @@ def compile_model(model: nn.Module, mode: str) -> None:
     if mode == "none":
         return
     _check_torch(model)
-    os.environ.setdefault(CACHE, str(Path("~/.cache/ftk/inductor").expanduser()))
+    if not os.environ.get(CACHE):
+        os.environ[CACHE] = _cache_folder()
     if mode == "block":
         for _, block in needed_blocks(model, "compile", "none"):
             block.compile()
@@ -39,6 +43,20 @@ def compile_model(model: nn.Module, mode: str) -> None:
         model.hidden_states = torch.compile(model.hidden_states)  # type: ignore
     else:
         model.compile()
+
+
+def _cache_folder() -> str:
+    """~/.cache/ftk/inductor; a folder that is gone when the process ends where there is no home to write to."""
+    try:
+        folder = os.path.join(expand_home("~"), ".cache/ftk/inductor")
+        os.makedirs(folder, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    except (OSError, ValueError):
+        pass
+    folder = tempfile.mkdtemp(prefix="ftk-inductor-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _check_torch(model: nn.Module) -> None:

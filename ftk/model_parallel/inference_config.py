@@ -11,10 +11,11 @@ class InferenceParallelConfig:
     """The sizes whose product is the number of processes that torchrun starts."""
 
     tensor_parallel_size: int = field(
-        default=1, metadata={"help": "processes that share each layer's matrices (heads, inner width, vocabulary)"}
+        default=1,
+        metadata={"max": 10**6, "help": "processes that share each layer's matrices (heads, inner width, vocabulary)"},
     )
     pipeline_parallel_size: int = field(
-        default=1, metadata={"help": "processes that each hold a stretch of the layers"}
+        default=1, metadata={"max": 10**6, "help": "processes that each hold a stretch of the layers"}
     )
 
     def validate(self) -> Iterator[str]:

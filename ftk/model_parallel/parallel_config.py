@@ -11,7 +11,8 @@ class ParallelConfig:
     """The sizes whose product is the number of processes that torchrun starts."""
 
     tensor_parallel_size: int = field(
-        default=1, metadata={"help": "processes that share each layer's matrices (heads, inner width, vocabulary)"}
+        default=1,
+        metadata={"max": 10**6, "help": "processes that share each layer's matrices (heads, inner width, vocabulary)"},
     )
     sequence_parallel: bool = field(
         default=False,
@@ -20,7 +21,8 @@ class ParallelConfig:
         },
     )
     pipeline_parallel_size: int = field(
-        default=1, metadata={"help": "processes that each hold a stretch of the layers; a batch goes through all"}
+        default=1,
+        metadata={"max": 10**6, "help": "processes that each hold a stretch of the layers; a batch goes through all"},
     )
     pipeline_schedule: str = field(
         default="1f1b",
@@ -46,16 +48,18 @@ class ParallelConfig:
     data_parallel_shard_size: int | None = field(
         default=None,
         metadata={
+            "max": 10**6,
             "help": "processes that share parameters, gradients and optimizer state of the same layers, each with "
             "data of its own (FSDP, ZeRO); default: what the other sizes leave if --data-parallel-replicate-size is "
-            "given, else 1"
+            "given, else 1",
         },
     )
     data_parallel_replicate_size: int | None = field(
         default=None,
         metadata={
+            "max": 10**6,
             "help": "copies of the model, each with data of its own (DDP; FSDP2 where another size is above 1); "
-            "default: what the other sizes leave"
+            "default: what the other sizes leave",
         },
     )
     zero_stage: int = field(

@@ -34,7 +34,7 @@ class EMAConfig:
             yield f"ema_interval is {self.ema_interval}; it must be 1 or more"
 
         if not self.ema_decay and (self.ema_start_update > 0 or self.ema_interval > 1):
-            yield "ema_decay is 0, so that no average is kept; give --ema-decay too"
+            yield "ema_start_update and ema_interval go with --ema-decay: ema_decay is 0, so that no average is kept"
 
     def decay_at(self, num_updates: int) -> float:
         """The decay of the average after `num_updates` updates, at least 1."""

@@ -32,7 +32,8 @@ class MuonConfig(AdamWConfig):
     momentum: float = field(default=0.95, metadata={"help": "decay rate of the mean of gradients, in [0, 1)"})
     nesterov: bool = field(default=True, metadata={"help": "look one step ahead, as Nesterov's momentum does"})
     ns_steps: int = field(
-        default=5, metadata={"help": "Newton-Schulz iterations that make a step orthogonal", "unit": "iterations"}
+        default=5,
+        metadata={"max": 100, "help": "Newton-Schulz iterations that make a step orthogonal", "unit": "iterations"},
     )
     muon_scale: str = field(
         default="match_rms_adamw",

@@ -36,6 +36,7 @@ _SETTINGS = re.compile(
     r"^(FTK|OMP|MKL|KMP|GOMP|TORCH|PYTORCH|CUDA|CUBLAS|NCCL|GLOO|TRITON|WANDB|LOCAL|MASTER|SLURM_JOB)_|"
     r"^(RANK|WORLD_SIZE|PYTHONPATH|PYTHONHASHSEED|LD_PRELOAD)$"
 )
+_MAX_DEPTH = 20  # of what a file says; ours has two levels
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
 _CREDENTIALS_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
@@ -224,11 +225,13 @@ def _output(command: list[str]) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, depth: int = 0) -> str:
+    if isinstance(value, (Mapping, list)) and depth == _MAX_DEPTH:
+        return "..."
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {_text(item)}" for name, item in value.items()) or "none"
+        return "\n".join(f"{name}: {_text(item, depth + 1)}" for name, item in value.items()) or "none"
     if isinstance(value, list):
-        return "\n".join(map(_text, value)) or "none"
+        return "\n".join(_text(item, depth + 1) for item in value) or "none"
     if value is None or value == "":
         return "none"
     return "yes" if value is True else "no" if value is False else str(value)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
 from ftk.errors import UserError
+from ftk.files import reason, write_whole
 from ftk.report.charts import NUM_COLOURS, Chart, Line, Mark, chart_html
 from ftk.report.environment import facts
 from ftk.report.runs import Curve, Run
@@ -60,13 +60,10 @@ def write_report(path: Path, runs: Sequence[Run], source: str) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        part.write_text(report_html(runs, source), encoding="utf-8")
-        os.replace(part, path)
+        write_whole(path, report_html(runs, source).encode("utf-8", "backslashreplace"))
     except OSError as error:
-        part.unlink(missing_ok=True)
-        raise UserError(f"{path}: the report cannot be written ({error.strerror or error})") from error
+        raise UserError(f"{path}: the report cannot be written ({reason(error)})") from error
 
 
 def charts_of(runs: Sequence[Run]) -> list[Chart]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from array import array
@@ -12,6 +13,7 @@ from typing import Any
 
 from ftk.config import load_yaml
 from ftk.errors import UserError
+from ftk.files import open_regular, reason
 from ftk.report.starts import FILE_NAME, read_starts
 
 
@@ -110,7 +112,7 @@ def read_runs(paths: list[str]) -> list[Run]:
 def _read_records(run: Run, path: Path) -> None:
     """Line by line, so that a long run needs no more memory than its numbers."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
+        with open_regular(path) as file, io.TextIOWrapper(io.BufferedReader(file), "utf-8", "replace") as stream:
             for line in stream:
                 record = _record(line)
                 if record is None:
@@ -118,7 +120,7 @@ def _read_records(run: Run, path: Path) -> None:
                 else:
                     _add(run, record)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+        raise UserError(f"{path}: cannot be read ({reason(error)})") from error
 
 
 def _record(line: str) -> dict[str, Any] | None:

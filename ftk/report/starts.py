@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ftk.files import read_json, reason, write_whole
 from ftk.report.environment import collect
 
 logger = logging.getLogger(__name__)
@@ -52,18 +53,16 @@ class Starts:
             self._write(starts)
 
     def _write(self, starts: list[dict[str, Any]]) -> None:
-        temporary = self.path.with_name(f"{self.path.name}.tmp")
         try:
-            temporary.write_text(json.dumps(starts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(temporary, self.path)
+            write_whole(self.path, json.dumps(starts, indent=1) + "\n")
         except OSError as error:
-            logger.warning("%s: not written (%s)", self.path, error.strerror or error)
+            logger.warning("%s: not written (%s)", self.path, reason(error))
 
 
 def read_starts(path: Path) -> list[dict[str, Any]]:
     """The starts in a file; none where there is no file or it holds something else."""
     try:
-        starts = json.loads(path.read_text(encoding="utf-8"))
+        starts = read_json(path)
     except (OSError, ValueError):
         return []
     return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []

@@ -26,6 +26,7 @@ class GLMBlankConfig(BlankInfillingConfig):
     make_vocab_size_divisible_by: int = field(
         default=128,
         metadata={
+            "max": 10**6,
             "help": "the vocabulary is padded to a multiple of this, so that matrix sizes are round",
             "unit": "tokens",
         },

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ftk.checkpoint import read_config, resolve_checkpoint
 from ftk.config import Chosen, slot
-from ftk.config.build import build
+from ftk.config.build import as_mapping, build
 from ftk.config.options import options_of
 from ftk.config.root import Tree
 from ftk.errors import UserError
@@ -38,8 +38,8 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
     """
     folder = resolve_checkpoint(path)
     tree = read_config(folder)
-    common = tree.get("common") or {}
-    sections = {key: tree.get(key) or {} for key in ("task", "dataset", "criterion")}
+    common = as_mapping("common", tree.get("common"))
+    sections = {key: as_mapping(key, tree.get(key)) for key in ("task", "dataset", "criterion")}
     with naming_plugin(common.get("user_dir")):
         kept = {key: value for key, value in sections["dataset"].items() if key != "data_weights"}  # of other corpora
         sections["dataset"] = {**kept, _place_of_data(sections["dataset"]): data}

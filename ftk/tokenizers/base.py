@@ -31,6 +31,7 @@ class TokenizerConfig:
 
     path: str = field(
         metadata={
+            "path": True,
             "help": "vocabulary: a file, or a folder that holds exactly one",
             "flag": "--tokenizer-path",
         }

@@ -39,7 +39,8 @@ class BertWordPieceConfig(TokenizerConfig):
         },
     )
     sentinel_tokens: int = field(
-        default=0, metadata={"help": "number of pairs [MASK1] <|startofpiece1|>, ... to add", "unit": "pairs"}
+        default=0,
+        metadata={"max": 10**6, "help": "number of pairs [MASK1] <|startofpiece1|>, ... to add", "unit": "pairs"},
     )
 
     def validate(self) -> Iterator[str]:

@@ -136,8 +136,9 @@ class CheckpointConfig:
     restore_from: str | None = field(
         default=None,
         metadata={
+            "path": True,
             "help": "checkpoint or run folder to start from where save_dir holds none: its whole state, or "
-            "its weights where it has no more"
+            "its weights where it has no more",
         },
     )
     reset_optimizer: bool = field(

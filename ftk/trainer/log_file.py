@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterable
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 
-from ftk.errors import UserError
+from ftk.errors import LogFormatter, UserError
 from ftk.files import reason
 from ftk.trainer.progress import one_line
 from ftk.trainer.records import Record
@@ -30,7 +32,7 @@ class LogFile:
 
     def __init__(self, path: str | None, total_updates: int | None, flag: str = "--log-file") -> None:
         self.total_updates = total_updates
-        self._handler: logging.FileHandler | None = None
+        self._handler: _Appending | None = None
         if path is None:
             return
         try:
@@ -38,9 +40,7 @@ class LogFile:
             self._handler = _Appending(path, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise UserError(f"{flag} {path}: cannot be written ({reason(error)})") from error
-        self._handler.setFormatter(
-            logging.Formatter("%(asctime)s | %(levelname)s | %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
-        )
+        self._handler.setFormatter(LogFormatter())
 
     def __enter__(self) -> LogFile:
         if self._handler is not None:
@@ -72,6 +72,9 @@ class _Appending(logging.FileHandler):
 
     _failed = False
 
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_open_at_once)
+
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
@@ -85,6 +88,11 @@ class _Appending(logging.FileHandler):
             super().close()
         except OSError as error:
             logger.error("%s: the last lines are lost (%s)", self.baseFilename, reason(error))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for the reader of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 class HeldLines(logging.Handler):

@@ -10,7 +10,8 @@ import time
 from types import FrameType, TracebackType
 
 PREEMPTIONS = ("SIGTERM", "SIGHUP", "SIGUSR1")
-"""What a scheduler sends before it takes the machine, or a terminal as it closes: a run that saved has ended well."""
+"""What a scheduler sends before it takes the machine, or a terminal when it is closed: a run that then saved has ended
+as it should."""
 
 STOP_SIGNALS = ("SIGINT", *PREEMPTIONS)
 """The names of all signals that stop a run."""
@@ -44,7 +45,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         self._pid = os.getpid()
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            self._previous = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS if _is_heard(signum)}
+            wanted = [signum for signum in _SIGNALS if not _is_ignored_hang_up(signum)]
+            self._previous = {signum: signal.signal(signum, self._handle) for signum in wanted}
         return self
 
     def __exit__(
@@ -61,8 +63,10 @@ class StopSignals:
         elif self.received is None:
             self.received = name
             self._first = time.monotonic()
+            if name == "SIGHUP":
+                _leave_closed_terminal()
             if self._speaks:  # os.write and not logging: it may have come in the middle of a line of the log.
-                with contextlib.suppress(OSError):  # the terminal is gone, which SIGHUP says
+                with contextlib.suppress(OSError):
                     os.write(2, f"\n{name}: finishing this update, then saving; once more stops at once\n".encode())
         elif time.monotonic() >= self._first + self._repeat_seconds:
             raise KeyboardInterrupt(f"second signal ({name})")
@@ -75,6 +79,17 @@ class StopSignals:
             signal.signal(signum, signal.SIG_DFL)
 
 
-def _is_heard(signum: int) -> bool:
-    """Whether a signal is not one that `nohup` has this process ignore."""
-    return signal.Signals(signum).name != "SIGHUP" or signal.getsignal(signum) is not signal.SIG_IGN
+def _is_ignored_hang_up(signum: int) -> bool:
+    """Whether whoever started this process (nohup) has it live on when its terminal is closed."""
+    return signum == getattr(signal, "SIGHUP", None) and signal.getsignal(signum) == signal.SIG_IGN
+
+
+def _leave_closed_terminal() -> None:
+    """Send what is still to be said nowhere, if the terminal is gone: each write to it would be an error."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)

@@ -11,7 +11,7 @@ import yaml
 
 from ftk.config import Chosen, compose, dump, section, slot
 from ftk.config.build import build
-from ftk.config.common import CommandConfig
+from ftk.config.common import CommandConfig, CommonConfig
 from ftk.errors import UserError
 from ftk.registry import Registry
 
@@ -94,6 +94,27 @@ class Root:
 
 
 @dataclass(kw_only=True)
+class BoundedConfig:
+    share: float = field(default=0.0, metadata={"help": "share", "min": 0, "max": 1})
+    penalty: float = field(default=0.0, metadata={"help": "penalty", "max": float("inf")})
+    place: str = field(default="", metadata={"help": "folders", "path": True})
+    plain: str = field(default="", metadata={"help": "folder", "metavar": "DIR"})
+    word: str = field(default="", metadata={"help": "a word"})
+
+
+@dataclass(kw_only=True)
+class BoundedRoot:
+    bounded: BoundedConfig = section("bounded")
+
+
+@dataclass(kw_only=True)
+class CommonRoot:
+    common: CommonConfig = section("common")
+    part: Chosen = slot(PARTS, flag="--part", default="ball")
+    command: CommandConfig = section("command", saved=False)
+
+
+@dataclass(kw_only=True)
 class ThingRoot:
     thing: ThingConfig = section("the thing")
 
@@ -133,6 +154,13 @@ def test_types_come_from_the_dataclass():
         (["d", "--stesp", "3"], r"unknown flag --stesp; did you mean --steps\?"),
         (["d", "--steps", "many"], "--steps is 'many'; it must be a whole number"),
         (["d", "--steps", "1.5"], "--steps is '1.5'; it must be a whole number"),
+        (["d", "--rate", "inf"], "^--rate is 'inf'; it must be a finite number$"),
+        (["d", "--rate", "1e400"], "^--rate is '1e400'; it must be a finite number$"),
+        (["d", "--rate=-1e-400"], "^--rate is '-1e-400', which is too small to differ from 0$"),
+        (["d", "--rate", "1e31"], r"^--rate is '1e31'; it must be at most 1e\+30$"),
+        (["d", "--betas", "0.9,nan"], "^--betas is 'nan'; it must be a list, each item a finite number$"),
+        (["d", "--steps", "1" + 30 * "0"], "^--steps is '10+'; it must be at most 1,000,000,000,000,000$"),
+        (["d", "--steps", 5000 * "9"], r"^--steps is '9+ \.\.\. \(5,002 characters\); it must be a whole number$"),
         (["d", "--mode", "c"], "--mode is 'c'; it must be one of a, b"),
         (["d", "--steps"], "expected one argument"),
         (["d", "e"], "unexpected argument 'e'"),
@@ -209,6 +237,96 @@ def test_broken_yaml_and_a_list_are_refused(tmp_path):
     file.write_text("plain: !!python/object/apply:os.system ['true']\n")
     with pytest.raises(UserError, match="is not a YAML file"):
         run("d", "--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1: {a: 2}", "unknown section 1"),
+        ("null: {a: 2}", "unknown section None"),
+        ("true: x", "unknown section True"),
+        ("2020-01-01: x", "unknown section datetime.date"),
+        ("plain: {1: 2, null: 3, 1.5: 4}", "unknown option plain.None"),
+        ("plain: [1]", r"plain is \[1\]; it must be a mapping of options"),
+        ("plain: 5", "plain is 5; it must be a mapping of options"),
+        ("plain: false", "plain is False; it must be a mapping of options"),
+        ("plain: text", "unknown option plain._name"),
+        ("part: [ball]", r"part is \['ball'\]; it must be a mapping"),
+        ("part: {_name: [ball]}", "unknown part"),
+        ("part: {_name: 0}", "unknown part '0'"),
+        ("part: {_name: ''}", "unknown part ''"),
+        ("shape: {arch: {a: b}}", "unknown shape"),
+        ("plain: {steps: {a: b}}", "plain.steps is {'a': 'b'}; it must be a whole number"),
+        ("plain: {steps: 0x" + 5000 * "f" + "}", "plain.steps is too large a int; it must be at most"),
+        ("plain: {rate: .inf}", "plain.rate is inf; it must be a finite number"),
+        ("plain: {rate: 1.0e-400}", "1.0e-400 is too small to differ from 0"),
+        ("plain: " + 500 * "[" + 500 * "]", "nested too deeply"),
+        ("plain: " + 90 * "{a: " + 90 * "}", "unknown option plain.a"),
+        ("? {a: b}\n: c", "is not a YAML file"),
+        ("? [a, b]\n: c", "is not a YAML file|unknown section"),
+    ],
+    ids=lambda text: text[:30],
+)
+@pytest.mark.parametrize("flags", [[], ["--steps", "3"]], ids=["file", "file and flag"])
+def test_every_key_and_value_of_a_file_has_an_answer(tmp_path, text, message, flags):
+    file = tmp_path / "c.yaml"
+    file.write_text(text + "\n")
+    if flags and "steps" in text:
+        flags = ["--betas", "0.1"]
+    with pytest.raises(UserError, match=message):
+        run("d", "--config", str(file), *flags)
+
+
+def test_a_bound_of_the_field_is_said_and_infinity_needs_one():
+    assert build(BoundedRoot, {"bounded": {"share": ".5", "penalty": "inf"}}).bounded.penalty == float("inf")
+    for values, message in (
+        ({"share": 2}, "bounded.share is 2; it must be at most 1"),
+        ({"share": -0.5}, "bounded.share is -0.5; it must be at least 0"),
+        ({"penalty": "-inf"}, "bounded.penalty is '-inf'; it must be a finite number"),
+        ({"penalty": "nan"}, "bounded.penalty is 'nan'; it must be a finite number"),
+    ):
+        with pytest.raises(UserError, match=f"^{message}$"):
+            build(BoundedRoot, {"bounded": values})
+
+
+def test_the_home_folder_is_expanded_in_paths_and_only_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    values = {"place": "~/a,x=~/b:~/c", "word": "~/a", "plain": "~"}
+    assert build(BoundedRoot, {"bounded": values}).bounded == BoundedConfig(
+        place=f"{tmp_path}/a,x={tmp_path}/b:{tmp_path}/c", word="~/a", plain=str(tmp_path)
+    )
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])  # a container's user
+    with pytest.raises(UserError, match=r"^bounded.plain is '~/x'; there is no such home folder; write a path without"):
+        build(BoundedRoot, {"bounded": {"plain": "~/x"}})
+    with pytest.raises(UserError, match="no file can have this name"):
+        build(BoundedRoot, {"bounded": {"plain": "a\0b"}})
+
+
+STRANGER = "from pathlib import Path\nPath({marker!r}).touch()\n"
+
+
+@pytest.mark.parametrize("recipe", ["", "defaults: [base, _self_]\n"], ids=["config.yaml", "recipe"])
+def test_a_files_own_plugin_is_imported_only_when_it_is_given(tmp_path, recipe):
+    marker = tmp_path / "imported"
+    plugin, file = tmp_path / f"stranger_{len(recipe)}.py", tmp_path / "stranger.yaml"
+    plugin.write_text(STRANGER.format(marker=str(marker)))
+    file.write_text(f"{recipe}common: {{user_dir: {plugin}}}\npart: {{_name: nobody_knows}}\n")
+    how = f"names the plugin '{plugin}', which is not imported by itself.*give --user-dir PATH to import it"
+    for argv in ([], ["--dry-run"], ["--part", "ball"], ["--help"]):
+        with pytest.raises(UserError, match=how):
+            compose(CommonRoot, "prog", "A test.", ["--config", str(file), *argv])
+    if recipe:  # said by a file that it is made of
+        file.write_text("defaults: [base, other, _self_]\n")
+        (tmp_path / "other.yaml").write_text(f"common: {{user_dir: {plugin}}}\n")
+        with pytest.raises(UserError, match=how):
+            compose(CommonRoot, "prog", "A test.", ["--config", str(file)])
+    assert not marker.exists()
+    argv = ["--config", str(file), "--part", "ball", "--user-dir"]
+    assert compose(CommonRoot, "prog", "A test.", [*argv, "none"]).common.user_dir is None
+    assert not marker.exists()
+    assert compose(CommonRoot, "prog", "A test.", [*argv, str(plugin)]).common.user_dir == str(plugin)
+    assert marker.exists()
 
 
 def test_a_section_of_several_parts_is_one_mapping_and_in_help_a_group_for_each_part(capsys):

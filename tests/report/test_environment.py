@@ -134,6 +134,37 @@ def test_a_full_disk_costs_a_warning(tmp_path, monkeypatch, caplog):
     assert "environment.json: not written (No space left on device)" in caplog.text
 
 
+def test_what_a_killed_process_left_beside_the_starts_is_removed_and_a_link_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("[]")
+    (tmp_path / "environment.json").symlink_to(victim)
+    (tmp_path / "environment.json.tmp-old").write_text("half")
+    Starts(tmp_path).begin(0)
+    assert victim.read_text() == "[]"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["environment.json", "victim"]
+    assert len(read_starts(tmp_path / "environment.json")) == 1
+
+
+def test_starts_that_are_a_pipe_or_nested_without_end_are_none(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "deep").write_text("[" * 100_000)
+    assert read_starts(tmp_path / "pipe") == read_starts(tmp_path / "deep") == []
+
+
+def test_deep_facts_of_a_file_are_cut():
+    value = ["end"]
+    for _ in range(900):
+        value = [value]
+    assert list(facts({"name": value})) == [("name", "...")]
+
+
+def test_a_user_without_a_home_folder_has_an_environment(monkeypatch):
+    for name in ("HOME", "USER", "LOGNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    assert list(environment.lines(environment.collect()))
+
+
 def test_another_processs_start_is_not_ended(tmp_path):
     (tmp_path / "environment.json").write_text(json.dumps([{"pid": -5, "num_updates": 0}]))
     Starts(tmp_path).end(9, "reason")

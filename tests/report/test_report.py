@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -282,11 +283,17 @@ def test_the_command_writes_a_page(tmp_path, command):
         (["run", "--output", "no/such/folder.html"], "no/such/folder.html: the report cannot be written (No such file"),
         (["run", "empty"], "empty is no run"),
         (["run", "--output", ""], "output is empty"),
+        (["run", "--output", "empty"], "empty: the report cannot be written (is a directory)"),
+        (["run", "--output", "/dev/full"], "/dev/full: the report cannot be written (is a device, not a regular file)"),
+        (["pipes"], "pipes is no run: there is neither metrics.jsonl"),
+        (["run", "empty\x1b[31m"], "empty\\x1b[31m: no such folder"),
     ],
 )
 def test_mistakes_are_said_in_one_line(tmp_path, command, arguments, message):
     write_run(tmp_path / "run", records(1))
     (tmp_path / "empty").mkdir()
+    (tmp_path / "pipes").mkdir()
+    os.mkfifo(tmp_path / "pipes" / "metrics.jsonl")
     done = command("ftk-report", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr

@@ -31,7 +31,8 @@ class ProcessorConfig:
         default=False, metadata={"help": "the repetition penalty counts the prompt's tokens, too"}
     )
     unk_penalty: float = field(
-        default=0.0, metadata={"help": "taken off the log-probability of the unknown token; inf: never"}
+        default=0.0,
+        metadata={"max": math.inf, "help": "taken off the log-probability of the unknown token; inf: never"},
     )
     no_repeat_ngram_size: int = field(
         default=0, metadata={"help": "no run of so many tokens twice in an answer; 0: no limit", "unit": "tokens"}

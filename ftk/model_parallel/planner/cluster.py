@@ -92,7 +92,7 @@ class ClusterConfig:
             "choices": tuple(PRESETS),
         },
     )
-    gpus: int = field(default=8, metadata={"help": "GPUs in all", "unit": "GPUs"})
+    gpus: int = field(default=8, metadata={"max": 10**6, "help": "GPUs in all", "unit": "GPUs"})
     gpus_per_node: int | None = field(default=None, metadata={"help": "GPUs of a node; the preset's if not given"})
     memory_gib: float | None = field(
         default=None, metadata={"help": "memory of a GPU; the preset's if not given", "unit": "GiB"}

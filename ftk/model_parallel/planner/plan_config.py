@@ -22,7 +22,9 @@ SIZES = (
 class WorkConfig:
     """What an update does."""
 
-    global_batch_size: int = field(metadata={"help": "samples of an update, over all GPUs", "unit": "samples"})
+    global_batch_size: int = field(
+        metadata={"max": 10**9, "help": "samples of an update, over all GPUs", "unit": "samples"}
+    )
     seq_length: int | None = field(
         default=None, metadata={"help": "of a sample, padding included; default: --max-positions", "unit": "tokens"}
     )
@@ -94,7 +96,10 @@ class LimitsConfig:
                 yield f"{name} is {value}; it must be 1 or more"
         stages = self.pipeline_stages_per_rank
         if stages is not None and stages > 1 and self.pipeline_schedule in ("1f1b", "gpipe"):
-            yield f"pipeline_schedule {self.pipeline_schedule} has one stage a process, not {stages}; use interleaved"
+            yield (
+                f"pipeline_stages_per_rank: pipeline_schedule {self.pipeline_schedule} has one stage a process, not "
+                f"{stages}; use interleaved"
+            )
         if self.pipeline_schedule == "interleaved" and stages == 1:
             yield "pipeline_schedule interleaved needs pipeline_stages_per_rank 2 or more"
 

@@ -13,20 +13,24 @@ class GLMConfig:
     vocab_size: int = field(
         default=30592,
         metadata={
+            "max": 10**8,
             "help": "rows of the token embedding, padding included; taken from the tokenizer in training",
             "unit": "tokens",
             "derived": True,
         },
     )
-    num_layers: int = field(default=12, metadata={"help": "transformer layers"})
-    hidden_size: int = field(default=768, metadata={"help": "width of the residual path"})
-    num_attention_heads: int = field(default=12, metadata={"help": "attention heads; must divide hidden_size"})
+    num_layers: int = field(default=12, metadata={"max": 10**4, "help": "transformer layers"})
+    hidden_size: int = field(default=768, metadata={"max": 10**6, "help": "width of the residual path"})
+    num_attention_heads: int = field(
+        default=12, metadata={"max": 10**5, "help": "attention heads; must divide hidden_size"}
+    )
     max_positions: int = field(
-        default=512, metadata={"help": "longest sequence the position tables are made for", "unit": "tokens"}
+        default=512,
+        metadata={"max": 10**8, "help": "longest sequence the position tables are made for", "unit": "tokens"},
     )
     ffn_hidden_size: int | None = field(
         default=None,
-        metadata={"help": "inner width of the feed-forward network; 4 * hidden_size if not given"},
+        metadata={"max": 10**7, "help": "inner width of the feed-forward network; 4 * hidden_size if not given"},
     )
     block_positions: bool = field(
         default=True,

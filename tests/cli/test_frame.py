@@ -1,0 +1,146 @@
+"""What all commands share: one line for whatever fails, signals, full disks, and nonsense in the environment."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ftk.errors import LogFormatter, UserError
+from ftk.trainer.log_file import LogFile
+from ftk.trainer.signals import StopSignals
+from ftk_cli import launched
+from ftk_cli.frame import run
+from tests.cli.test_launched import arguments, wait_for_updates  # noqa: F401
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a Unix")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "x"}, "the environment variable RANK is 'x'; it must be a whole number from 0 to 999,999"),
+        ({"WORLD_SIZE": ""}, "the environment variable WORLD_SIZE is ''; it must be a whole number from 1"),
+        ({"RANK": "0", "WORLD_SIZE": "-2"}, "WORLD_SIZE is '-2'"),
+        ({"RANK": "9" * 5000, "WORLD_SIZE": "2"}, "RANK is '999"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "the environment variable RANK is 2, but WORLD_SIZE is 2; use torchrun"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "\x1b[2J"}, r"LOCAL_RANK is '\x1b[2J'"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "tcp://x:80"}, "MASTER_PORT is 'tcp://x:80'"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "70000"}, "it must be a whole number from 0 to 65,535"),
+    ],
+    ids=str,
+)
+def test_nonsense_in_torchruns_variables_is_one_line(monkeypatch, capsys, variables, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run("ftk-train", lambda argv: pytest.fail("is not run"), []) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("ftk-train: the environment variable")
+    assert error.count("\n") == 1
+
+
+def test_a_master_port_of_kubernetes_is_none_of_ours(monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "tcp://10.0.0.1:80")
+    assert run("ftk-train", lambda argv: 0, []) == 0
+
+
+def test_a_hang_up_ends_a_command_as_sigterm_does_unless_it_is_ignored(capsys):
+    cleaned = []
+
+    def body(argv):
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+            return 0
+        finally:
+            cleaned.append(True)
+
+    assert run("ftk-data", body, []) == 1
+    assert capsys.readouterr().err == "ftk-data: terminated (SIGHUP)\n"
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert run("ftk-data", body, []) == 0
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.received is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert cleaned == [True, True]
+
+
+def test_a_run_whose_terminal_is_closed_is_saved(arguments, tmp_path):  # noqa: F811
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        wait_for_updates(tmp_path / "run", 2)
+        os.close(terminal)  # the kernel sends SIGHUP, and what the run writes to its terminal is an error
+        deadline = time.monotonic() + 120
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        pid = 0
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (tmp_path / "run" / "checkpoint_last").resolve().name == f"checkpoint_{last['num_updates']}"
+    [start] = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert "SIGHUP" in start["end"]["reason"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+@pytest.mark.parametrize("command", ["ftk_cli.plan", "ftk_cli.env", "ftk_cli.report"])
+def test_a_full_disk_behind_the_output_is_one_line(command, argument):
+    with open("/dev/full", "w") as full:
+        code = f"import sys; from {command} import main; sys.exit(main())"
+        done = subprocess.run(
+            [sys.executable, "-c", code, argument], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300
+        )
+    assert done.returncode == 1
+    assert done.stderr == f"ftk-{command.partition('.')[2]}: No space left on device\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_log_file_that_cannot_be_written_any_more_costs_one_line(caplog, capsys):
+    with LogFile("/dev/full", 10):
+        for number in range(3):
+            logging.getLogger("ftk").warning("line %d", number)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if "/dev/full" in text] == [
+        "/dev/full: cannot be written (No space left on device); its lines wait for room"
+    ]
+    assert [text for text in said if text.startswith("line")] == ["line 0", "line 1", "line 2"]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_pipe_without_a_reader_is_no_log_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"--log-file .*pipe: cannot be written \(No such device or address\)"):
+        LogFile(str(tmp_path / "pipe"), 10)
+
+
+def test_control_characters_of_files_are_shown_in_log_lines_and_in_torchruns_report(tmp_path, monkeypatch):
+    record = logging.LogRecord("ftk", logging.WARNING, "", 0, "%s: left out", ("a\x1b[31m\r\u202e.txt",), None)
+    assert LogFormatter().format(record).endswith(" | WARNING | a\\x1b[31m\\r\\u202e.txt: left out")
+    assert (
+        LogFormatter("process 3").format(record).endswith(" | WARNING | process 3 | a\\x1b[31m\\r\\u202e.txt: left out")
+    )
+    monkeypatch.setenv(launched.ERROR_FILE, str(tmp_path / "error.json"))
+    try:
+        raise ValueError("\x1b]0;title\x07")
+    except ValueError as error:
+        launched.record_failure(f"ValueError: {error}", error)
+    told = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert "\x1b" not in told["message"] + told["extraInfo"]["py_callstack"]
+    assert told["message"] == "ValueError: \\x1b]0;title\\x07"

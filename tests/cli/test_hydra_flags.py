@@ -1,0 +1,95 @@
+"""ftk-hydra-train takes Hydra's own flags wherever they stand, and imports nothing that a file names."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftk.errors import UserError
+from ftk_cli.hydra_train import _check_recipe, _in_order, _read, main
+
+QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+FLAGS = {
+    "-m": "--multirun",
+    "--multirun": "--multirun",
+    "-r": "--run",
+    "--cfg job": "--cfg=job",
+    "--cfg=hydra": "--cfg=hydra",
+    "-c all": "--cfg=all",
+    "--info": "--info=all",
+    "-i": "--info=all",
+    "--info searchpath": "--info=searchpath",
+    "--info=defaults-tree": "--info=defaults-tree",
+    "--package task": "--package=task",
+    "-p task": "--package=task",
+    "--shell-completion": "--shell-completion",
+    "-sc": "--shell-completion",
+    "--config-dir some": "--config-dir=some",
+    "-cd=some": "--config-dir=some",
+    "--config-path some": "--config-path=some",
+    "--config-name glm_tiny": "--config-name=glm_tiny",
+    "-cn glm_tiny": "--config-name=glm_tiny",
+}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_flag_works_before_between_and_behind_overrides(flag, place):
+    argv = ["dataset.data=d", "~optimizer.lr"]
+    argv[place:place] = flag.split()
+    assert _in_order(_read(argv)) == [FLAGS[flag], "dataset.data=d", "~optimizer.lr", *QUIET]
+
+
+def test_two_flags_around_an_override_and_a_logging_of_ones_own():
+    argv = ["--cfg", "job", "hydra/job_logging=default", "--resolve", "optimizer.lr=1", "-p", "task"]
+    assert sorted(_in_order(_read(argv))[:3]) == ["--cfg=job", "--package=task", "--resolve"]
+    assert _in_order(_read(argv))[3:] == ["hydra/job_logging=default", "optimizer.lr=1", QUIET[1]]
+    assert _in_order(_read(["a=b", "--hydra-help"])) == ["--hydra-help", *QUIET]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["a=b", "--nothing"], "unrecognized arguments: --nothing"),
+        (["--config-nam", "glm_tiny"], "unrecognized arguments: --config-nam"),
+        (["a=b", "--cfg", "jab"], "invalid choice: 'jab'"),
+        (["a=b", "--cfg"], "expected one argument"),
+        (["--resolve"], "--resolve goes with --cfg"),
+        (["-m", "a=b", "--info"], "give one of --run, --multirun, --cfg, --info and --shell-completion"),
+        (["--experimental-rerun", "x.pickle"], "--experimental-rerun is left out: it unpickles a file"),
+        (["optimizer.lr=1e-3,1e-400"], "1e-400 is too small to differ from 0"),
+        (["--config-name", "glm_tin"], "--config-name glm_tin: there is no such file and no such recipe"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_mistake_is_one_line(argv, message, capsys):
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [["-h"], ["dataset.data=d", "--help"], ["-m", "-h"]])
+def test_help_is_ours_in_any_place(argv, capsys):
+    assert main(argv) == 0
+    assert capsys.readouterr().out.startswith("usage: ftk-hydra-train")
+
+
+def test_what_a_file_names_is_not_imported_unless_it_is_given(tmp_path, capsys):
+    marker = tmp_path / "imported"
+    plugin, recipe = tmp_path / "hydra_stranger.py", tmp_path / "stranger.yaml"
+    plugin.write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
+    recipe.write_text(f"defaults: [base, {{task: nobody_knows}}, _self_]\ncommon: {{user_dir: {plugin}}}\n")
+    own = ["--config-name", "stranger", "--config-dir", str(tmp_path)]
+    for more in ([], ["--cfg", "job"], ["-m"]):
+        assert main([*own, *more]) == 2
+        error = capsys.readouterr().err
+        assert f"stranger.yaml names the plugin '{plugin}'" in error
+        assert "give common.user_dir=PATH to import it, or common.user_dir=none to go without" in error
+    assert not marker.exists()
+    _check_recipe(_read(own), True)
+    for text in ("hydra: {callbacks: {a: {_target_: os.getcwd}}}", "a: {b: [{_target_: '${c}'}]}"):
+        (tmp_path / "other.yaml").write_text(text)
+        with pytest.raises(UserError, match=r"other.yaml: hydra is not to call"):
+            _check_recipe(_read(own), True)
+    (tmp_path / "other.yaml").write_text("hydra: {sweeper: {_target_: hydra_plugins.hydra_optuna_sweeper.Sweeper}}")
+    _check_recipe(_read(own), True)
