@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
-from ftk.errors import UserError, counted
+from ftk.errors import UserError, counted, visible
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk_cli.frame import FAILURE, run
 from ftk_cli.inference_options import COLOR, DevicePrecisionConfig, find_checkpoints, given_flags, open_filler
-from ftk_cli.line_blocks import WithoutBlank
+from ftk_cli.line_blocks import WithoutBlank, refusal
+from ftk_cli.progress import say, tell
 from ftk_cli.prompt_input import line_text, prompt_lines
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def body(argv: list[str]) -> int:
                 try:
                     _answer(filler, text, "", color)
                 except KeyboardInterrupt:
-                    print("(stopped)\n", flush=True)
+                    tell("(stopped)\n")
         return 0
     failed, without_blank = False, WithoutBlank()
     for index, line in enumerate(prompt_lines(sys.stdin.buffer)):
@@ -94,7 +95,7 @@ def body(argv: list[str]) -> int:
             without_blank.count(index, prompt)
     note = without_blank.note()
     if note is not None:
-        print(f"{PROG}: {note}", file=sys.stderr)
+        say(PROG, note)
     return FAILURE if failed else 0
 
 
@@ -106,16 +107,16 @@ def _answer(filler: BlankFiller, line: str | bytes, place: str, color: bool) -> 
         text = line if isinstance(line, str) else line_text(line)
         prompt = filler.encode(text)
         # What came by a pipe has not been seen yet.
-        question = "" if isinstance(line, str) else f"> {text}\n"
+        question = "" if isinstance(line, str) else f"> {_for_stdout(text)}\n"
         if sys.stdout.isatty():
             result = _fill_in_sight(filler, prompt, question, color)
         else:
             (result,) = filler.fill_encoded([prompt])
-            print(question + (colored_text(result, filler.tokenizer, escape=False) if color else result.text))
+            tell(question + (colored_text(result, filler.tokenizer, str) if color else result.text))
     except UserError as error:
-        print(f"{PROG}: {place}{error}", file=sys.stderr, flush=True)
+        say(PROG, f"{place}{refusal(error)}")
         return None
-    print("\n".join(_shown(filler, result)), flush=True)
+    tell(_for_stdout("\n".join(_shown(filler, result))))
     return prompt
 
 
@@ -130,16 +131,21 @@ def _fill_in_sight(filler: BlankFiller, prompt: EncodedPrompt, question: str, co
         nonlocal begun
         if piece.answer is not None:
             answered[piece.blank] = piece.answer
-        words = colored_piece(piece, answered, filler.tokenizer) if color else piece.filled
-        print(words if begun else question + words, end="", flush=True)
+        words = colored_piece(piece, answered, filler.tokenizer) if color else visible(piece.filled)
+        tell(words if begun else question + words, end="")
         begun = True
 
     try:
         (result,) = filler.fill_encoded([prompt], on_piece=show)
     finally:
         if begun:
-            print(flush=True)
+            tell("")
     return result
+
+
+def _for_stdout(text: str) -> str:
+    """Text as a terminal may be sent it; a pipe gets it as it is."""
+    return visible(text) if sys.stdout.isatty() else text
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import select
 import subprocess
 import sys
 import time
+import unicodedata
 from contextlib import contextmanager
 
 import pytest
@@ -18,6 +19,7 @@ import torch
 
 from ftk import hub
 from ftk.checkpoint import save_checkpoint
+from ftk.errors import visible
 from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import generate, interactive, preprocess
@@ -313,7 +315,7 @@ def test_interactive_prints_the_same_as_it_comes_and_at_once(ask, monkeypatch, o
     assert code == again == 1
     assert "line 2: the prompt is empty" in err[0]
     assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in as_it_comes] == [
-        re.sub(r"\x1b\[[\d;]*m", "", line) for line in at_once
+        visible(re.sub(r"\x1b\[[\d;]*m", "", line)) for line in at_once
     ]
     assert ("\x1b[4;3" in "".join(as_it_comes)) == (color == "always")
 
@@ -437,6 +439,71 @@ def test_interactive_on_a_terminal_prints_answers_as_they_come_and_ctrl_c_stops_
         assert "1. [MASK] = " in read_until(master, "\n> ")
         os.write(master, b"quit\n")
         assert process.wait(timeout=30) == 0
+
+
+STEERING = "\x1b]0;owned\x07\x1b[2J\x9b1A\u202e\x7f"
+"""Titles, clears, moves the cursor, turns the direction of text."""
+
+
+@contextmanager
+def stdout_on_a_terminal(monkeypatch):
+    """Gives a list that holds, at the end, what a terminal in the place of stdout was sent."""
+    master, own = pty.openpty()
+    shown = []
+    with os.fdopen(own, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        yield shown
+        stream.write("END")
+        stream.flush()
+        shown.append(read_until(master, "END").replace("\r\n", "\n").removesuffix("END"))
+    os.close(master)
+
+
+def outside_of_colors(shown):
+    """The control and format characters of a text, but for line ends, tabs and ftk's own colours."""
+    plain = re.sub(r"\x1b\[(0|4;3[1236])m", "", shown)
+    return {one for one in plain if one not in "\n\t" and unicodedata.category(one) in ("Cc", "Cf")}
+
+
+@pytest.mark.parametrize("options", ["", "--color never", "--output-format json", "--beam 2 --nbest-over text"])
+def test_nothing_in_a_prompt_or_an_answer_steers_a_terminal_and_a_pipe_gets_it_as_it_is(ask, monkeypatch, options):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    command = (generate.main, "--path", "run", "--max-len", "4", "--input", "-", *options.split())
+    prompt = f"the {STEERING} [MASK] fox\n".encode()
+    _, piped, _ = ask(*command, stdin=prompt)
+    with stdout_on_a_terminal(monkeypatch) as shown:
+        code, _, _ = ask(*command, stdin=prompt)
+    assert code == 0
+    assert outside_of_colors(shown[0]) == set()
+    if "json" in options:
+        assert json.loads(shown[0]) == json.loads("".join(piped))
+        assert "\\u009b1A\\u202e\\u007f" in shown[0]
+    else:
+        assert r"S-0	the \x1b]0;owned\x07\x1b[2J\x9b1A\u202e\x7f [MASK] fox".replace(r"\t", "\t") in shown[0]
+        assert any(f"the {STEERING}" in line for line in piped)
+        assert ("\x1b[4;3" in shown[0]) == (options != "--color never")
+
+
+@pytest.mark.parametrize("options", ["", "--output-format json"])
+def test_what_is_wrong_with_a_line_and_given_answers_do_not_steer_a_terminal(ask, monkeypatch, options):
+    lines = f'{{"prompt": "[MASK]", "{STEERING[1:4]}": 1}}\nthe {STEERING} [MASK]\tred {STEERING}\n'.encode()
+    with stdout_on_a_terminal(monkeypatch) as shown:
+        command = (generate.main, "--path", "run", "--input", "-", *options.split())
+        _, _, as_options = ask(*command, "--input-format", "json", stdin=lines)
+        _, _, scored = ask(*command, "--score-reference", stdin=lines)
+    assert outside_of_colors("".join([*shown, *as_options, *scored])) == set()
+    assert "owned" in shown[0]
+
+
+@pytest.mark.parametrize("color", ["never", "always"])
+def test_interactive_does_not_let_a_prompt_or_its_answer_steer_the_terminal(ask, monkeypatch, color):
+    command = (interactive.main, "--path", "run", "--max-len", "4", "--color", color, "--beam", "2", "--nbest", "2")
+    with stdout_on_a_terminal(monkeypatch) as shown:
+        code, _, err = ask(*command, stdin=f"the {STEERING} [MASK] fox [MASK]\n".encode())
+    assert (code, err) == (0, [])
+    assert outside_of_colors(shown[0]) == set()
+    assert shown[0].count("\\x1b]0;owned\\x07") == 2  # the question and the filled text
 
 
 def test_a_history_that_cannot_be_read_is_named(place, tmp_path):

@@ -43,7 +43,8 @@ def spellings(tokenizer: Tokenizer, text: str, option: str) -> list[Spelling]:
         raise UserError(f"{option} {shortened(text)}: the tokenizer makes no tokens of it")
     unk = tokenizer.special.unk
     if unk is not None and any(unk in row for row in found):
-        raise UserError(f"{option} {shortened(text)}: the tokenizer does not know a part of it; it would stand for anything")
+        part = "the tokenizer does not know a part of it; it would stand for anything"
+        raise UserError(f"{option} {shortened(text)}: {part}")
     return found
 
 
@@ -77,7 +78,8 @@ class PhraseTrie:
         self.ending: list[list[int]] = [[] for _ in self._children]
         for number, state in enumerate(self.ends):
             self.ending[state].append(number)
-        self._shorter = [0] * len(self._children)  # of each state that of the next shorter beginning that the stream ends in
+        # Of each state that of the next shorter beginning that the stream ends in.
+        self._shorter = [0] * len(self._children)
         waiting = deque([0])
         while waiting:
             state = waiting.popleft()

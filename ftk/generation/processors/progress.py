@@ -137,10 +137,10 @@ def fewest_tokens(phrases: Sequence[Sequence[Spelling]]) -> int:
 
     Of spellings of which none begins with another each begins at a token of its own.
     """
+    phrase_of = [number for number, spellings in enumerate(phrases) for _ in spellings]
     trie = PhraseTrie(row for spellings in phrases for row in spellings)
-    rows = iter(range(len(trie.rows)))
-    apart = [not any([trie.is_beginning(next(rows)) for _ in spellings]) for spellings in phrases]
-    return max(sum(apart), *map(_shortest, phrases))
+    sharing = {number for row, number in enumerate(phrase_of) if trie.is_beginning(row)}
+    return max(len(phrases) - len(sharing), *map(_shortest, phrases))
 
 
 def _shortest(spellings: Sequence[Spelling]) -> int:
