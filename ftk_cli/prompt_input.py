@@ -109,6 +109,7 @@ def parse_object(line: str, example: str) -> dict[str, Any]:
         raise UserError(f"the line is empty; write a JSON object, e.g. {example}")
     try:
         record = json.loads(line, object_pairs_hook=_once)
+        text = json.dumps(record, ensure_ascii=False)
     except RecursionError:
         raise UserError("not a JSON object: brackets stand in each other too deeply") from None
     except ValueError as error:
@@ -116,17 +117,18 @@ def parse_object(line: str, example: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UserError(f"not a JSON object, but a {type(record).__name__}; e.g. {example}")
     try:
-        json.dumps(record, ensure_ascii=False).encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:
         raise UserError("a \\u escape stands for half a character (a surrogate without its other half)") from None
     return record
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise UserError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise UserError(f"the key {name!r} stands there twice")
+        found[name] = value
     return found
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
 
 _MAX_FILE_BYTES = 1 << 26
+_FAR = 1000  # tokens
 _NAMED = 3  # constraints that a message names
 
 
@@ -170,10 +171,10 @@ class _Plan:
     def _possible(self, text: str, option: str, room: int) -> list[Spelling]:
         """The spellings of a text that must come, without those that other options forbid.
 
-        All of them where none fits the room: nothing else matters then.
+        All of them where none comes near to the room: nothing else matters then.
         """
         rows = spellings(self.tokenizer, text, option)
-        if min(map(len, rows)) > room:
+        if min(map(len, rows)) > room + _FAR:
             return rows
         for stop in self.config.stop:
             if stop in text:
