@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -396,7 +397,7 @@ def test_interactive_on_a_terminal_says_how_to_leave_and_leaves(place, tmp_path)
         assert "1. [MASK] = " in shown
         assert re.search(r"the \x1b\[4;3[1236]m", shown)  # in colours
         os.write(master, b"quit\n")
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=300) == 0
     assert history.read_text().splitlines() == ["the [MASK] fox", "quit"]
 
 
@@ -412,33 +413,41 @@ def test_interactive_has_a_history_and_takes_a_paste_as_one_text(place, tmp_path
         assert "1. [MASK] = " in shown
         assert "2. [MASK] = " in shown
         os.write(master, b"\x04")
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=300) == 0
     assert history.read_text().splitlines()[:2] == ["old [MASK] friends", "the [MASK] fox"]
 
 
 def test_interactive_on_a_terminal_prints_answers_as_they_come_and_ctrl_c_stops_one(place, tmp_path):
     command = ("--history", str(tmp_path / "history"), "--max-len", "60", "--min-len", "60", "--color", "never")
-    slowly = (
-        "import time; from ftk.generation.decoder import CachedDecoder as D; step = D.step\n"
-        "D.step = lambda self, tokens: (time.sleep(0.02), step(self, tokens))[1]\n"
+    gated = (  # each token waits for a byte
+        f"import os; gate = os.open({str(tmp_path / 'gate')!r}, os.O_RDONLY)\n"
+        "from ftk.generation.decoder import CachedDecoder as D; step = D.step\n"
+        "D.step = lambda self, tokens: (os.read(gate, 1), step(self, tokens))[1]\n"
     )
-    with terminal(place, *command, first=slowly) as (process, master):
-        read_until(master, "> ")
-        os.write(master, b"the [MASK] fox\n")
-        begun = read_until(master, "fox\nthe ")
-        assert "1. [MASK]" not in begun
-        reads: list[str] = []
-        read_until(master, "\n> ", reads=reads)
-        assert len(reads) > 10
-        assert "  1. [MASK] = " in "".join(reads)
-        os.write(master, b"the [MASK] fox\n")
-        read_until(master, "fox\nthe ")
-        os.write(master, b"\x03")
-        assert "(stopped)" in read_until(master, "\n> ")
-        os.write(master, b"she reads [MASK]\n")
-        assert "1. [MASK] = " in read_until(master, "\n> ")
-        os.write(master, b"quit\n")
-        assert process.wait(timeout=30) == 0
+    os.mkfifo(tmp_path / "gate")
+    gate = os.open(tmp_path / "gate", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        with terminal(place, *command, first=gated) as (process, master):
+            read_until(master, "> ")
+            os.write(master, b"the [MASK] fox\n")
+            os.write(gate, b"." * 20)
+            assert "1. [MASK]" not in read_until(master, "fox\nthe ")
+            os.write(gate, b"." * 40)
+            assert "  1. [MASK] = " in read_until(master, "\n> ")
+            while select.select([gate], [], [], 0)[0]:
+                os.read(gate, 100)
+            os.write(master, b"the [MASK] fox\n")
+            os.write(gate, b"." * 20)
+            read_until(master, "fox\nthe ")
+            os.write(master, b"\x03")
+            assert "(stopped)" in read_until(master, "\n> ")
+            os.write(master, b"she reads [MASK]\n")
+            os.write(gate, b"." * 60)
+            assert "1. [MASK] = " in read_until(master, "\n> ")
+            os.write(master, b"quit\n")
+            assert process.wait(timeout=300) == 0
+    finally:
+        os.close(gate)
 
 
 STEERING = "\x1b]0;owned\x07\x1b[2J\x9b1A\u202e\x7f"
@@ -510,7 +519,7 @@ def test_a_history_that_cannot_be_read_is_named(place, tmp_path):
     with terminal(place, "--history", str(tmp_path)) as (process, master):
         assert f"no history: --history {tmp_path}: Is a directory" in read_until(master, "\n> ")
         os.write(master, b"exit\n")
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=300) == 0
 
 
 @contextmanager
@@ -542,14 +551,11 @@ def terminal(place, *arguments, first=""):
         os.close(master)
 
 
-def read_until(master, mark, timeout_seconds=60, reads=None):
-    """What the terminal shows until `mark` is there; `reads` gets it in the pieces in which it came."""
-    shown, started = "", time.monotonic()
+def read_until(master, mark, timeout_seconds=600):
+    """What the terminal shows until `mark` is there."""
+    shown, started, decoder = "", time.monotonic(), codecs.getincrementaldecoder("utf-8")(errors="replace")
     while mark not in re.sub(r"\r|\x1b\[\?2004[hl]", "", shown):
         ready, _, _ = select.select([master], [], [], max(0.0, started + timeout_seconds - time.monotonic()))
         assert ready, shown
-        new = os.read(master, 4096).decode(errors="replace")
-        shown += new
-        if reads is not None:
-            reads.append(new)
+        shown += decoder.decode(os.read(master, 4096))
     return shown
