@@ -179,16 +179,17 @@ def num_steps(answers: Sequence[FilledBlank]) -> int:
     return sum(len(answer.token_logprobs) for answer in answers)
 
 
-def use_color(choice: str, stream: TextIO) -> bool:
+def use_color(choice: str, stream: TextIO | None) -> bool:
     """Whether to colour what is printed to `stream`.
 
     Args:
         choice: "always", "never", or "auto": on a terminal, unless the environment says NO_COLOR or TERM=dumb.
-        stream: where it is printed.
+        stream: where it is printed; None: it is closed.
     """
     if choice != "auto":
         return choice == "always"
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not is_plain
 
 
 def colored_text(result: FillResult, tokenizer: Tokenizer, clean: Callable[[str], str]) -> str:

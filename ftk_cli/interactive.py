@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.errors import UserError, counted, visible
+from ftk.files import open_regular
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk_cli.frame import FAILURE, run
@@ -87,7 +88,7 @@ def body(argv: list[str]) -> int:
                     tell("(stopped)\n")
         return 0
     failed, without_blank = False, WithoutBlank()
-    for index, line in enumerate(prompt_lines(sys.stdin.buffer)):
+    for index, line in enumerate(prompt_lines(sys.stdin.buffer, "standard input")):
         prompt = _answer(filler, line, f"line {index + 1}: ", color)
         if prompt is None:
             failed = True
@@ -101,14 +102,14 @@ def body(argv: list[str]) -> int:
 
 def _answer(filler: BlankFiller, line: str | bytes, place: str, color: bool) -> EncodedPrompt | None:
     """Prints the answers to a text, which it returns as the model read it, or what is wrong with it."""
-    from ftk_cli.answer_lines import colored_text
+    from ftk_cli.answer_lines import colored_text, is_terminal
 
     try:
         text = line if isinstance(line, str) else line_text(line)
         prompt = filler.encode(text)
         # What came by a pipe has not been seen yet.
         question = "" if isinstance(line, str) else f"> {_for_stdout(text)}\n"
-        if sys.stdout.isatty():
+        if is_terminal(None):
             result = _fill_in_sight(filler, prompt, question, color)
         else:
             (result,) = filler.fill_encoded([prompt])
@@ -145,7 +146,9 @@ def _fill_in_sight(filler: BlankFiller, prompt: EncodedPrompt, question: str, co
 
 def _for_stdout(text: str) -> str:
     """Text as a terminal may be sent it; a pipe gets it as it is."""
-    return visible(text) if sys.stdout.isatty() else text
+    from ftk_cli.answer_lines import is_terminal
+
+    return visible(text) if is_terminal(None) else text
 
 
 @contextmanager
@@ -161,7 +164,8 @@ def _line_editing(path: str) -> Iterator[None]:
     file = os.path.expanduser(path)
     try:
         if file:
-            os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+            os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600))
+            open_regular(file).close()  # readline would wait for a pipe, and read a device to its end
             readline.read_history_file(file)
     except OSError as error:  # no reason not to answer
         print(f"{PROG}: no history: --history {path}: {error.strerror}; '' for none", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import sys
@@ -97,6 +98,8 @@ def tell(text: str, end: str = "\n") -> None:
         BrokenPipeError: nobody reads it any more.
         OSError: it cannot be written; names stdout.
     """
+    if sys.stdout is None and text:
+        raise OSError(errno.EBADF, "is closed", "standard output")
     try:
         print(text, end=end, flush=True)
     except BrokenPipeError:
@@ -105,7 +108,7 @@ def tell(text: str, end: str = "\n") -> None:
         raise OSError(error.errno, error.strerror, "standard output") from error
 
 
-def _print(lines: Iterable[str], stream: TextIO) -> None:
+def _print(lines: Iterable[str], stream: TextIO | None) -> None:
     """Prints at once, out of the way of the bar."""
     from tqdm import tqdm
 

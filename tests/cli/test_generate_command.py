@@ -515,9 +515,11 @@ def test_interactive_does_not_let_a_prompt_or_its_answer_steer_the_terminal(ask,
     assert shown[0].count("\\x1b]0;owned\\x07") == 2  # the question and the filled text
 
 
-def test_a_history_that_cannot_be_read_is_named(place, tmp_path):
-    with terminal(place, "--history", str(tmp_path)) as (process, master):
-        assert f"no history: --history {tmp_path}: Is a directory" in read_until(master, "\n> ")
+@pytest.mark.parametrize(("name", "said"), [("", "Is a directory"), ("pipe", "is a pipe, not a regular file")])
+def test_a_history_that_cannot_be_read_is_named(place, tmp_path, name, said):
+    os.mkfifo(tmp_path / "pipe")
+    with terminal(place, "--history", str(tmp_path / name)) as (process, master):
+        assert f"no history: --history {tmp_path / name}: {said}" in read_until(master, "\n> ")
         os.write(master, b"exit\n")
         assert process.wait(timeout=300) == 0
 

@@ -21,10 +21,11 @@ import yaml
 
 from ftk import hub
 from ftk.checkpoint import save_checkpoint
+from ftk.errors import UserError
 from ftk.generation.results import FilledBlank, FillResult
 from ftk.generation.streaming import Piece, Span
 from ftk.models import build_model
-from ftk_cli import generate, results
+from ftk_cli import generate, prompt_input, results
 from ftk_cli.answer_lines import color_legend, colored_piece, colored_text, one_line, use_color
 from ftk_cli.progress import chunks
 from ftk_cli.prompt_input import prompt_lines
@@ -456,10 +457,20 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
     path.write_bytes(b"x" * 500_000 + b"\n" + b"the [MASK] fox\n" * 300_000)
     tracemalloc.start()
     with open(path, "rb") as stream:
-        blocks = list(map(len, chunks(prompt_lines(stream), 64)))
+        blocks = list(map(len, chunks(prompt_lines(stream, "prompts"), 64)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(blocks) == 300_001
+    assert peak < 4_000_000
+
+
+def test_a_line_without_an_end_is_named_and_not_kept(monkeypatch):
+    monkeypatch.setattr(prompt_input, "_ENDLESS_BYTES", 1 << 22)
+    tracemalloc.start()
+    with open("/dev/zero", "rb") as stream, pytest.raises(UserError, match="/dev/zero:1: no line end within 4194304"):
+        list(prompt_lines(stream, "/dev/zero"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert peak < 4_000_000
 
 
