@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from ftk.errors import visible
 from ftk.generation.token_text import token_texts
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ def text_lines(
     filled: str | None = None,
     print_step: bool = False,
     ways: Sequence[Way] = (),
+    terminal: bool = False,
 ) -> Iterator[str]:
     """One sample as tab-separated lines.
 
@@ -80,13 +83,15 @@ def text_lines(
         filled: the text with its blanks filled, on one line (`one_line` or `colored_text` makes it so).
         print_step: whether to say how many steps were taken.
         ways: the n best ways to fill the text as a whole, if it was asked for these; `answers` are those of the first.
+        terminal: whether the lines are for a terminal, which must not be steered by what is in them.
     """
-    yield f"S-{index}\t{one_line(source)}"
+    clean = terminal_line if terminal else one_line
+    yield f"S-{index}\t{clean(source)}"
     if not ways:
-        yield from _answer_lines(index, answers, tokenizer, references)
+        yield from _answer_lines(index, answers, tokenizer, references, clean)
     for way in ways:
-        yield f"N-{index}\t{way.score:.4f}" + ("" if way.text is None else f"\t{one_line(way.text)}")
-        yield from _answer_lines(index, way.answers, tokenizer, references if way is ways[0] else None)
+        yield f"N-{index}\t{way.score:.4f}" + ("" if way.text is None else f"\t{clean(way.text)}")
+        yield from _answer_lines(index, way.answers, tokenizer, references if way is ways[0] else None, clean)
     if print_step:
         yield f"I-{index}\t{num_steps(answers)}"
     if filled is not None:
@@ -94,19 +99,24 @@ def text_lines(
 
 
 def _answer_lines(
-    index: int, answers: Sequence[FilledBlank], tokenizer: Tokenizer, references: Sequence[str] | None
+    index: int,
+    answers: Sequence[FilledBlank],
+    tokenizer: Tokenizer,
+    references: Sequence[str] | None,
+    clean: Callable[[str], str],
 ) -> Iterator[str]:
     """The lines about each blank."""
     for number, answer in enumerate(answers):
         if references is not None:
-            yield f"T-{index}\t{one_line(references[number])}"
+            yield f"T-{index}\t{clean(references[number])}"
         for one in (answer, *answer.others):
-            tokens = " ".join(_name(tokenizer, token) for token in one.tokens)
+            tokens = " ".join(_name(tokenizer, token, clean) for token in one.tokens)
             yield f"H-{index}\t{one.score:.4f}\t{tokens}"
-            yield f"D-{index}\t{one.score:.4f}\t{one_line(one.text)}"
+            yield f"D-{index}\t{one.score:.4f}\t{clean(one.text)}"
             yield f"P-{index}\t{' '.join(f'{value:.4f}' for value in one.token_logprobs)}"
             for place in one.alternatives:
-                yield f"A-{index}\t" + "\t".join(f"{_name(tokenizer, token)} {value:.4f}" for token, value in place)
+                named = (f"{_name(tokenizer, token, clean)} {value:.4f}" for token, value in place)
+                yield f"A-{index}\t" + "\t".join(named)
 
 
 def json_line(
@@ -118,6 +128,7 @@ def json_line(
     filled: str | None = None,
     print_step: bool = False,
     ways: Sequence[Way] = (),
+    terminal: bool = False,
 ) -> str:
     """One sample as a JSON object; arguments as in `text_lines`, `filled` as it is."""
     record: dict[str, Any] = {"id": index, "source": source}
@@ -140,19 +151,27 @@ def json_line(
             }
             for way in ways[1:]
         ]
-    return json_record(record)
+    return json_record(record, terminal)
 
 
-def json_record(record: dict[str, Any]) -> str:
-    """A record as JSON on one line, whichever characters its reader takes for the end of one."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False).translate(_JSON_ESCAPES)
+def json_record(record: dict[str, Any], terminal: bool = False) -> str:
+    """A record as JSON on one line, whichever characters its reader takes for the end of one.
+
+    Args:
+        record: what the line holds.
+        terminal: whether what could steer a terminal is escaped, too; the line means the same.
+    """
+    line = json.dumps(record, ensure_ascii=False, allow_nan=False).translate(_JSON_ESCAPES)
+    if terminal and visible(line, keep="") != line:
+        line = "".join(one if visible(one, keep="") == one else json.dumps(one)[1:-1] for one in line)
+    return line
 
 
-def error_line(index: int, message: str, as_json: bool) -> str:
+def error_line(index: int, message: str, as_json: bool, terminal: bool = False) -> str:
     """A sample that could not be answered: `E-` with the number of its line, counted from 1, or a JSON object."""
     if as_json:
-        return json_record({"id": index, "line": index + 1, "error": message})
-    return f"E-{index}\tline {index + 1}: {one_line(message)}"
+        return json_record({"id": index, "line": index + 1, "error": message}, terminal)
+    return f"E-{index}\tline {index + 1}: {(terminal_line if terminal else one_line)(message)}"
 
 
 def num_steps(answers: Sequence[FilledBlank]) -> int:
@@ -160,27 +179,27 @@ def num_steps(answers: Sequence[FilledBlank]) -> int:
     return sum(len(answer.token_logprobs) for answer in answers)
 
 
-def use_color(choice: str, stream: TextIO) -> bool:
+def use_color(choice: str, stream: TextIO | None) -> bool:
     """Whether to colour what is printed to `stream`.
 
     Args:
         choice: "always", "never", or "auto": on a terminal, unless the environment says NO_COLOR or TERM=dumb.
-        stream: where it is printed.
+        stream: where it is printed; None: it is closed.
     """
     if choice != "auto":
         return choice == "always"
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not is_plain
 
 
-def colored_text(result: FillResult, tokenizer: Tokenizer, escape: bool = True) -> str:
+def colored_text(result: FillResult, tokenizer: Tokenizer, clean: Callable[[str], str]) -> str:
     """The filled text, its answers underlined and each of their tokens in the colour of its probability (`COLORS`).
 
     Args:
         result: text with the places of its answers.
         tokenizer: knows which characters a token has written.
-        escape: whether to keep it on one line, as `one_line`.
+        clean: what is done to each part of the text: `one_line`, `terminal_line`.
     """
-    clean = one_line if escape else str
     text, at = "", 0
     for (start, end), answer in zip(result.spans, result.answers, strict=True):
         text += clean(result.text[at:start]) + _colored(result.text[start:end], answer, tokenizer, clean)
@@ -189,7 +208,7 @@ def colored_text(result: FillResult, tokenizer: Tokenizer, escape: bool = True) 
 
 
 def colored_piece(piece: Piece, answered: Mapping[int, FilledBlank], tokenizer: Tokenizer) -> str:
-    """What a piece adds to the filled text, coloured as by `colored_text`.
+    """What a piece adds to the filled text, coloured as by `colored_text`, for a terminal.
 
     Args:
         piece: of an answer that is being written.
@@ -199,9 +218,9 @@ def colored_piece(piece: Piece, answered: Mapping[int, FilledBlank], tokenizer: 
     text, at = "", 0
     for start, end, blank in piece.filled_spans:
         of_blank = piece if blank == piece.blank else answered[blank]
-        text += piece.filled[at:start] + _colored(piece.filled[start:end], of_blank, tokenizer, str)
+        text += visible(piece.filled[at:start]) + _colored(piece.filled[start:end], of_blank, tokenizer, visible)
         at = end
-    return text + piece.filled[at:]
+    return text + visible(piece.filled[at:])
 
 
 def color_legend() -> str:
@@ -225,9 +244,9 @@ def _colored(words: str, answer: FilledBlank | Piece, tokenizer: Tokenizer, clea
     return text + ("\033[0m" if last else clean(space))
 
 
-def _name(tokenizer: Tokenizer, token: int) -> str:
+def _name(tokenizer: Tokenizer, token: int, clean: Callable[[str], str]) -> str:
     """A token on one line and without spaces."""
-    return one_line(tokenizer.token_text(token)).replace(" ", "▁")
+    return clean(tokenizer.token_text(token)).replace(" ", "▁")
 
 
 def _described(answers: Sequence[FilledBlank], tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -262,3 +281,13 @@ def _numbers(answer: FilledBlank, tokenizer: Tokenizer) -> dict[str, Any]:
 def one_line(text: str) -> str:
     """Text that keeps to its line and column: breaks and tabs are written as in a string literal."""
     return text.translate(_ESCAPES)
+
+
+def terminal_line(text: str) -> str:
+    """As `one_line`, and nothing in it steers a terminal: control and format characters are shown as `\\xNN`."""
+    return visible(one_line(text), keep="")
+
+
+def is_terminal(results: object | None) -> bool:
+    """Whether records go to a terminal: there is no file of results, and stdout is one."""
+    return results is None and sys.stdout is not None and sys.stdout.isatty()

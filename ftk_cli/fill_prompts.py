@@ -12,7 +12,7 @@ from ftk_cli.frame import FAILURE
 from ftk_cli.generate import PROG
 from ftk_cli.inference_options import Checkpoints, open_filler
 from ftk_cli.line_blocks import Asked, LineBlocks, Record
-from ftk_cli.progress import BATCHES_AT_ONCE, Meter, progress_bar, say
+from ftk_cli.progress import BATCHES_AT_ONCE, Meter, progress_bar, say, write
 from ftk_cli.prompt_input import Lines, input_name, num_prompts, open_input, parse_prompt, prompt_of
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ def fill_prompts(
         with progress_bar(num_prompts(source, options.max_samples), lines.done) as bar:
             blocks.answer(read, answers, bar, meter.rate)
     if not as_json and results is None:
-        print(note(root.generation))
-        if _in_color(root):
-            print(f"NOTE: {color_legend()}")
+        write([note(root.generation), *([f"NOTE: {color_legend()}"] if _in_color(root) else [])], results)
     blocks.say_without_blank()
     say(PROG, meter.summary())
     blocks.say_failed("answered")
@@ -65,17 +63,15 @@ def fill_prompts(
 
 def _prompt_record(root: GenerateRoot, index: int, result: FillResult, tokenizer: Any, printed: bool) -> Iterable[str]:
     """The lines about one prompt; coloured at most where they are printed."""
-    from ftk_cli.answer_lines import Way, colored_text, json_line, one_line, text_lines
+    from ftk_cli.answer_lines import Way, colored_text, is_terminal, json_line, one_line, terminal_line, text_lines
 
-    steps = root.generate.print_step
+    steps, terminal = root.generate.print_step, printed and is_terminal(None)
     ways = [Way(one.score, one.answers, one.text) for one in (result, *result.others) if one.score is not None]
     if root.generate.output_format == "json":
-        return [
-            json_line(index, result.prompt, result.answers, tokenizer, filled=result.text, print_step=steps, ways=ways)
-        ]
-    color = printed and _in_color(root)
-    filled = colored_text(result, tokenizer) if color else one_line(result.text)
-    return text_lines(index, result.prompt, result.answers, tokenizer, filled=filled, print_step=steps, ways=ways)
+        return [json_line(index, result.prompt, result.answers, tokenizer, None, result.text, steps, ways, terminal)]
+    clean = terminal_line if terminal else one_line
+    filled = colored_text(result, tokenizer, clean) if printed and _in_color(root) else clean(result.text)
+    return text_lines(index, result.prompt, result.answers, tokenizer, None, filled, steps, ways, terminal)
 
 
 def _in_color(root: GenerateRoot) -> bool:

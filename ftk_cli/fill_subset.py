@@ -26,7 +26,7 @@ def fill_subset(
     from ftk.generation.samples import question_of
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
-    from ftk_cli.answer_lines import Way, json_line, note, num_steps, text_lines
+    from ftk_cli.answer_lines import Way, is_terminal, json_line, note, num_steps, text_lines
 
     options = root.generate
     task, _ = restore_task(checkpoints.model[0], data)
@@ -44,7 +44,7 @@ def fill_subset(
                 scorer.add(text, reference)
     meter = Meter("samples", done)
     filler = open_filler(checkpoints, root.common, root.generation, root.processors, world)
-    as_json, steps = options.output_format == "json", options.print_step
+    as_json, steps, terminal = options.output_format == "json", options.print_step, is_terminal(results)
     over_text = root.generation.nbest_over == "text"
     tokenizer, generator = filler.tokenizer, filler.generator
     meter.begin()
@@ -60,9 +60,9 @@ def fill_subset(
                 filled, ways = all_ways[0].answers, all_ways if over_text else []
                 meter.add(num_steps(filled))
                 lines += (
-                    [json_line(index, source, filled, tokenizer, references, print_step=steps, ways=ways)]
+                    [json_line(index, source, filled, tokenizer, references, None, steps, ways, terminal)]
                     if as_json
-                    else text_lines(index, source, filled, tokenizer, references, print_step=steps, ways=ways)
+                    else text_lines(index, source, filled, tokenizer, references, None, steps, ways, terminal)
                 )
                 for scorer in scorers.values():
                     for blank, reference in zip(filled, references, strict=True):
@@ -71,7 +71,7 @@ def fill_subset(
             bar.set_postfix_str(meter.rate())
     write((), results)  # of a split without samples there are results, too
     if not as_json and results is None:
-        print(note(root.generation))
+        write([note(root.generation)], results)
     say(PROG, meter.summary())
     for scorer in scorers.values() if world.is_main else ():
         for name, value in scorer.result().items():

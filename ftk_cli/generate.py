@@ -31,6 +31,7 @@ P- log-probabilities, A- alternatives, I- steps, N- score of a text, L- log-prob
 text, E- what is wrong with a prompt.
 Examples: ftk-generate data-bin --path run --gen-subset valid;
 echo "Ng is an adjunct professor at [MASK] ." | ftk-generate --path run --input -"""
+_MOST_SAMPLES = 10**15
 
 
 @dataclass(kw_only=True)
@@ -126,8 +127,8 @@ class GenerateConfig:
             yield "gen_subset names a split of DATA; it does not go with --input"
         if self.input_format != "auto" and (self.input is None or self.score_reference):
             yield f"input_format is {self.input_format}; it goes with --input, and not with --score-reference"
-        if self.max_samples is not None and self.max_samples < 1:
-            yield f"max_samples is {self.max_samples}; it must be at least 1"
+        if self.max_samples is not None and not 1 <= self.max_samples <= _MOST_SAMPLES:
+            yield f"max_samples is {self.max_samples}; it must be from 1 to {_MOST_SAMPLES}"
         if self.scoring and self.data is None:
             yield "scoring needs reference answers; it goes with DATA, not with --input"
         if self.overwrite_results and self.results_path is None:

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
-from ftk.errors import UserError, counted
+from ftk.errors import UserError, counted, visible
+from ftk.files import open_regular
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk_cli.frame import FAILURE, run
 from ftk_cli.inference_options import COLOR, DevicePrecisionConfig, find_checkpoints, given_flags, open_filler
-from ftk_cli.line_blocks import WithoutBlank
+from ftk_cli.line_blocks import WithoutBlank, refusal
+from ftk_cli.progress import say, tell
 from ftk_cli.prompt_input import line_text, prompt_lines
 
 if TYPE_CHECKING:
@@ -83,10 +85,10 @@ def body(argv: list[str]) -> int:
                 try:
                     _answer(filler, text, "", color)
                 except KeyboardInterrupt:
-                    print("(stopped)\n", flush=True)
+                    tell("(stopped)\n")
         return 0
     failed, without_blank = False, WithoutBlank()
-    for index, line in enumerate(prompt_lines(sys.stdin.buffer)):
+    for index, line in enumerate(prompt_lines(sys.stdin.buffer, "standard input")):
         prompt = _answer(filler, line, f"line {index + 1}: ", color)
         if prompt is None:
             failed = True
@@ -94,28 +96,28 @@ def body(argv: list[str]) -> int:
             without_blank.count(index, prompt)
     note = without_blank.note()
     if note is not None:
-        print(f"{PROG}: {note}", file=sys.stderr)
+        say(PROG, note)
     return FAILURE if failed else 0
 
 
 def _answer(filler: BlankFiller, line: str | bytes, place: str, color: bool) -> EncodedPrompt | None:
     """Prints the answers to a text, which it returns as the model read it, or what is wrong with it."""
-    from ftk_cli.answer_lines import colored_text
+    from ftk_cli.answer_lines import colored_text, is_terminal
 
     try:
         text = line if isinstance(line, str) else line_text(line)
         prompt = filler.encode(text)
         # What came by a pipe has not been seen yet.
-        question = "" if isinstance(line, str) else f"> {text}\n"
-        if sys.stdout.isatty():
+        question = "" if isinstance(line, str) else f"> {_for_stdout(text)}\n"
+        if is_terminal(None):
             result = _fill_in_sight(filler, prompt, question, color)
         else:
             (result,) = filler.fill_encoded([prompt])
-            print(question + (colored_text(result, filler.tokenizer, escape=False) if color else result.text))
+            tell(question + (colored_text(result, filler.tokenizer, str) if color else result.text))
     except UserError as error:
-        print(f"{PROG}: {place}{error}", file=sys.stderr, flush=True)
+        say(PROG, f"{place}{refusal(error)}")
         return None
-    print("\n".join(_shown(filler, result)), flush=True)
+    tell(_for_stdout("\n".join(_shown(filler, result))))
     return prompt
 
 
@@ -130,16 +132,23 @@ def _fill_in_sight(filler: BlankFiller, prompt: EncodedPrompt, question: str, co
         nonlocal begun
         if piece.answer is not None:
             answered[piece.blank] = piece.answer
-        words = colored_piece(piece, answered, filler.tokenizer) if color else piece.filled
-        print(words if begun else question + words, end="", flush=True)
+        words = colored_piece(piece, answered, filler.tokenizer) if color else visible(piece.filled)
+        tell(words if begun else question + words, end="")
         begun = True
 
     try:
         (result,) = filler.fill_encoded([prompt], on_piece=show)
     finally:
         if begun:
-            print(flush=True)
+            tell("")
     return result
+
+
+def _for_stdout(text: str) -> str:
+    """Text as a terminal may be sent it; a pipe gets it as it is."""
+    from ftk_cli.answer_lines import is_terminal
+
+    return visible(text) if is_terminal(None) else text
 
 
 @contextmanager
@@ -155,7 +164,8 @@ def _line_editing(path: str) -> Iterator[None]:
     file = os.path.expanduser(path)
     try:
         if file:
-            os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+            os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600))
+            open_regular(file).close()  # readline would wait for a pipe, and read a device to its end
             readline.read_history_file(file)
     except OSError as error:  # no reason not to answer
         print(f"{PROG}: no history: --history {path}: {error.strerror}; '' for none", file=sys.stderr)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ftk.generation.results import EncodedPrompt
     from ftk_cli.results import ResultsFile
 
+_LONGEST_MESSAGE = 1000  # characters
+
 T = TypeVar("T")
 Record = Iterable[str]
 
@@ -32,6 +34,14 @@ class Asked(Generic[T]):
     index: int
     prompt: EncodedPrompt
     more: T
+
+
+def refusal(error: UserError) -> str:
+    """What is wrong with a line; of the line itself no more than a few hundred characters are repeated."""
+    message = str(error)
+    if len(message) <= _LONGEST_MESSAGE:
+        return message
+    return f"{message[: _LONGEST_MESSAGE // 2]} … {message[-_LONGEST_MESSAGE // 2 :]}"
 
 
 class WithoutBlank:
@@ -98,7 +108,7 @@ class LineBlocks:
                     asked.append(Asked(index, *read(line_text(line))))
                 except UserError as error:
                     if self.stop:
-                        stopped_by = UserError(f"{self.lines.name}:{index + 1}: {error}")
+                        stopped_by = UserError(f"{self.lines.name}:{index + 1}: {refusal(error)}")
                         break
                     records[index] = self._refused(index, error)
             bar.update(len(records))
@@ -114,11 +124,12 @@ class LineBlocks:
         write((), self.results)  # of an input without lines there are results, too
 
     def _refused(self, index: int, error: UserError) -> Record:
-        from ftk_cli.answer_lines import error_line
+        from ftk_cli.answer_lines import error_line, is_terminal
 
-        say(self.prog, f"{self.lines.name}:{index + 1}: {error}")
+        message = refusal(error)
+        say(self.prog, f"{self.lines.name}:{index + 1}: {message}")
         self.failed += 1
-        return [error_line(index, str(error), self.as_json)]
+        return [error_line(index, message, self.as_json, is_terminal(self.results))]
 
     def say_without_blank(self) -> None:
         """Says how many prompts had no blank, if there were any."""

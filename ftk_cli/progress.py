@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ftk.errors import visible
 from ftk_cli import launched
 
 if TYPE_CHECKING:
@@ -84,22 +86,43 @@ def _has_a_width(stream: TextIO) -> bool:
 def write(lines: Iterable[str], results: ResultsFile | None) -> None:
     """Complete records: to the file of results, or to stdout where there is none."""
     if results is None:
-        _print(lines)
+        _print(lines, sys.stdout)
     else:
         results.write(lines)
 
 
-def _print(lines: Iterable[str], stream: TextIO | None = None) -> None:
+def tell(text: str, end: str = "\n") -> None:
+    """Prints to stdout at once.
+
+    Raises:
+        BrokenPipeError: nobody reads it any more.
+        OSError: it cannot be written; names stdout.
+    """
+    if sys.stdout is None and text:
+        raise OSError(errno.EBADF, "is closed", "standard output")
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
+
+
+def _print(lines: Iterable[str], stream: TextIO | None) -> None:
     """Prints at once, out of the way of the bar."""
     from tqdm import tqdm
 
-    with tqdm.external_write_mode(file=stream or sys.stdout):
-        print("".join(f"{line}\n" for line in lines), end="", file=stream or sys.stdout, flush=True)
+    with tqdm.external_write_mode(file=stream):
+        text = "".join(f"{line}\n" for line in lines)
+        if stream is sys.stdout:
+            tell(text, end="")
+        else:
+            print(text, end="", file=stream, flush=True)
 
 
 def say(prog: str, message: str) -> None:
     """A line on stderr, behind what was printed before; of several processes the first one says it."""
     if launched.rank() != 0:
         return
-    sys.stdout.flush()
-    _print([f"{prog}: {message}"], sys.stderr)
+    tell("", end="")
+    _print([f"{prog}: {visible(message)}"], sys.stderr)

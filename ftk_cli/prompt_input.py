@@ -17,6 +17,7 @@ from ftk_cli.progress import chunks
 if TYPE_CHECKING:
     from ftk_cli.results import OldRecord, ResultsFile
 
+_ENDLESS_BYTES = 1 << 28
 _MAX_LINE_BYTES = 1 << 20  # a longer line is no prompt; it is not even read whole
 
 
@@ -35,12 +36,22 @@ def open_input(source: str) -> Any:
         raise UserError(f"--input {source}: {error.strerror}; give a text file or -") from None
 
 
-def prompt_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Lines, of which no more than one byte beyond the limit is kept."""
-    while line := stream.readline(_MAX_LINE_BYTES + 1):
-        rest = line
+def prompt_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    """Lines, of which no more than one byte beyond the limit is kept.
+
+    Raises:
+        UserError: a line does not come to an end, as in a device.
+    """
+    for number in itertools.count(1):
+        line = rest = stream.readline(_MAX_LINE_BYTES + 1)
+        if not line:
+            return
+        passed = len(line)
         while len(rest) > _MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            if passed > _ENDLESS_BYTES:
+                raise UserError(f"{name}:{number}: no line end within {_ENDLESS_BYTES} bytes; give a text file")
             rest = stream.readline(_MAX_LINE_BYTES + 1)
+            passed += len(rest)
         yield line
 
 
@@ -49,7 +60,7 @@ def num_prompts(source: str, limit: int | None) -> int | None:
     if not os.path.isfile(source) or not sys.stderr.isatty():
         return limit
     with open(source, "rb") as stream:
-        return sum(1 for _ in itertools.islice(prompt_lines(stream), limit))
+        return sum(1 for _ in itertools.islice(prompt_lines(stream, source), limit))
 
 
 def line_text(line: bytes) -> str:
@@ -109,6 +120,7 @@ def parse_object(line: str, example: str) -> dict[str, Any]:
         raise UserError(f"the line is empty; write a JSON object, e.g. {example}")
     try:
         record = json.loads(line, object_pairs_hook=_once)
+        text = json.dumps(record, ensure_ascii=False)
     except RecursionError:
         raise UserError("not a JSON object: brackets stand in each other too deeply") from None
     except ValueError as error:
@@ -116,17 +128,18 @@ def parse_object(line: str, example: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UserError(f"not a JSON object, but a {type(record).__name__}; e.g. {example}")
     try:
-        json.dumps(record, ensure_ascii=False).encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:
         raise UserError("a \\u escape stands for half a character (a surrogate without its other half)") from None
     return record
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise UserError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise UserError(f"the key {name!r} stands there twice")
+        found[name] = value
     return found
 
 
@@ -142,7 +155,7 @@ class Lines:
     def __init__(self, stream: BinaryIO, name: str, limit: int | None) -> None:
         self.name, self.limit = name, limit
         self.done = self.failed = 0  # in earlier runs
-        self._lines: Iterator[tuple[int, bytes]] = enumerate(itertools.islice(prompt_lines(stream), limit))
+        self._lines: Iterator[tuple[int, bytes]] = enumerate(itertools.islice(prompt_lines(stream, name), limit))
 
     def pass_over(self, results: ResultsFile, size: int, source_of: Callable[[str], str]) -> Iterator[OldRecord]:
         """Reads the records of earlier runs, and the lines that they are of; the results go on behind them.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from ftk.errors import UserError
+from ftk.files import MAX_JSON_BYTES, open_regular, open_to_write, parse_json, read_json, reason, write_whole
 from ftk_cli.answer_lines import one_line
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 SETTINGS_SUFFIX = ".settings.json"
 """Behind the results' name: the file that says which command they are of."""
+
+_MAX_SETTINGS_BYTES = 1 << 24
+_LONGEST_VALUE = 300  # characters of a setting in a message
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class ResultsFile:
         world: World | None = None,
     ) -> None:
         self.path, self.as_json, self.world = Path(path), as_json, world
-        self._settings_path = self.path.with_name(self.path.name + SETTINGS_SUFFIX)
+        self._real_path = os.path.realpath(path)  # a link that the user names is followed
+        self._settings_path = Path(f"{self.path}{SETTINGS_SUFFIX}")
         self._settings = json.loads(json.dumps(settings))
         self._overwrite = overwrite
         self._ends: dict[int, int] = {}  # number of records -> byte behind them, where `go_on` may begin
@@ -85,18 +91,25 @@ class ResultsFile:
 
             self._stream = together(world, self._open)
 
-    def _open(self) -> BinaryIO | None:
+    def _open(self) -> io.FileIO | None:
         """The file as it is, if it is there; refuses what could not be written later."""
         try:
-            if self.path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if self.path.exists() and self.path.stat().st_size and not self._overwrite:
-                self._check_settings()
-            elif self._writes:
-                _check_writable(self._settings_path)
-            if not self.path.exists():
+            if not os.path.lexists(self._real_path):
+                if self._writes:
+                    _check_writable(Path(self._real_path))
+                    _check_writable(self._settings_path)
                 return None
-            return open(self.path, "r+b" if self._writes else "rb")  # `close` closes it
+            # `close` closes it.
+            stream = open_to_write(self._real_path) if self._writes else open_regular(self._real_path)
+            try:
+                if os.fstat(stream.fileno()).st_size and not self._overwrite:
+                    self._check_settings()
+                elif self._writes:
+                    _check_writable(self._settings_path)
+            except BaseException:
+                stream.close()
+                raise
+            return stream
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -105,12 +118,13 @@ class ResultsFile:
         assert self._begins_at is not None, "go_on says where"
         try:
             if self._stream is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._stream = open(self.path, "w+b")  # noqa: SIM115
+                Path(self._real_path).parent.mkdir(parents=True, exist_ok=True)
+                self._settings_path.parent.mkdir(parents=True, exist_ok=True)
+                self._stream = open_to_write(self._real_path)
             self._stream.seek(self._begins_at)
             self._stream.truncate()
             if self._begins_at == 0:
-                self._settings_path.write_text(json.dumps(self._settings, indent=1) + "\n", encoding="utf-8")
+                write_whole(self._settings_path, json.dumps(self._settings, indent=1) + "\n")
         except OSError as error:
             raise self._unwritable(error) from None
         self._begins_at, self._has_begun = None, True
@@ -129,7 +143,8 @@ class ResultsFile:
         if self._overwrite or self._stream is None:
             return
         number = 0
-        for end, record in self._json_records(self._stream) if self.as_json else self._text_records(self._stream):
+        self._stream.seek(0)
+        for end, record in self._json_records() if self.as_json else self._text_records():
             records.append(record)
             number += 1
             if len(records) == size:
@@ -148,14 +163,23 @@ class ResultsFile:
         self._begins_at = self._ends[number]
 
     def write(self, lines: Iterable[str]) -> None:
-        """Complete records; they are in the file, for any reader, when this returns."""
+        """Complete records; they are in the file, for any reader, when this returns.
+
+        Raises:
+            UserError: the file cannot be begun.
+            OSError: the disk is full or the like; complete records that are in the file stay.
+        """
         if not self._writes:
             return
         if self._begins_at is not None:
             self._begin()
         assert self._stream is not None, "go_on has been called"
-        self._stream.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
-        self._stream.flush()
+        rest = memoryview("".join(f"{line}\n" for line in lines).encode("utf-8"))
+        try:
+            while rest:
+                rest = rest[self._stream.write(rest) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(self.path)) from error
 
     @property
     def is_ours(self) -> bool:
@@ -175,47 +199,48 @@ class ResultsFile:
         """Refuses to go on with results of another command."""
         remedy = "give another --results-path, or --overwrite-results to begin anew"
         try:
-            old = dict(json.loads(self._settings_path.read_text(encoding="utf-8")))
+            old = read_json(self._settings_path, _MAX_SETTINGS_BYTES)
+            if not isinstance(old, dict):
+                raise ValueError("is no JSON object")
         except FileNotFoundError:
             raise UserError(f"{self.path} is there, but no {self._settings_path.name} beside it; {remedy}") from None
-        except (ValueError, TypeError):
-            raise UserError(f"{self._settings_path} is damaged; {remedy}") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self._settings_path} {reason(error)}; {remedy}") from None
         names = [*self._settings, *(name for name in old if name not in self._settings)]
         changes = [
-            f"{name} was {old.get(name)!r} and is {self._settings.get(name)!r}"
+            f"{name[:_LONGEST_VALUE]} was {_shown(old.get(name))} and is {_shown(self._settings.get(name))}"
             for name in names
             if old.get(name) != self._settings.get(name)
         ]
         if changes:
             raise UserError(f"{self.path} was begun with other settings: {', '.join(changes)}; {remedy}")
 
-    def _json_records(self, stream: BinaryIO) -> Iterator[tuple[int, OldRecord]]:
+    def _complete_lines(self) -> Iterator[bytes]:
+        """The lines of the file; what an interruption has cut is none."""
+        assert self._stream is not None, "the caller has looked"
+        reader = io.BufferedReader(self._stream)  # type: ignore[type-var]
+        try:
+            while (line := reader.readline(MAX_JSON_BYTES)).endswith(b"\n"):
+                yield line
+        finally:
+            reader.detach()  # the file stays open
+
+    def _json_records(self) -> Iterator[tuple[int, OldRecord]]:
         """Records with the byte behind each."""
         end = 0
-        for number, line in enumerate(stream):
-            if not line.endswith(b"\n"):
-                return
+        for number, line in enumerate(self._complete_lines()):
             end += len(line)
             try:
-                record = json.loads(line)
-                if record["id"] != number:
-                    raise ValueError
-                answers = [
-                    (answer["text"], answer["reference"])
-                    for answer in record.get("answers", ())
-                    if "reference" in answer
-                ]
-                yield end, OldRecord(None if "error" in record else record["source"], answers, _likeliest(record))
-            except (ValueError, KeyError, TypeError, IndexError):
+                record = _old_record(parse_json(line), number)
+            except (ValueError, LookupError, TypeError, ArithmeticError):
                 raise self._foreign(number + 1, f"the record of sample {number}") from None
+            yield end, record
 
-    def _text_records(self, stream: BinaryIO) -> Iterator[tuple[int, OldRecord]]:
+    def _text_records(self) -> Iterator[tuple[int, OldRecord]]:
         """Records with the byte behind each: E- is one alone, S- begins one and F-, or the next, ends it."""
         number = end = position = 0
         source: str | None = None  # of a record that has begun
-        for line_number, line in enumerate(stream, start=1):
-            if not line.endswith(b"\n"):
-                return
+        for line_number, line in enumerate(self._complete_lines(), start=1):
             kind = line[:2]
             if source is not None and kind in (b"S-", b"E-"):
                 yield end, OldRecord(source)
@@ -263,6 +288,23 @@ def earlier_records(results: ResultsFile, size: int, num_samples: int, limit: in
     results.go_on(done)
 
 
+def _old_record(record: Any, number: int) -> OldRecord:
+    """A record from its JSON; what is none raises ValueError, LookupError, TypeError or ArithmeticError."""
+    if record["id"] != number:
+        raise ValueError
+    answers = [(answer["text"], answer["reference"]) for answer in record.get("answers", ()) if "reference" in answer]
+    source = None if "error" in record else record["source"]
+    if not all(isinstance(text, str) for text in (source or "", *(text for pair in answers for text in pair))):
+        raise TypeError
+    return OldRecord(source, answers, _likeliest(record))
+
+
+def _shown(value: Any) -> str:
+    """A setting in a message."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
 def _likeliest(record: dict[str, Any]) -> tuple[float, int] | None:
     """Of a record with scored candidates the sum of the best one, and how many tokens that has."""
     if "candidates" not in record:
@@ -284,6 +326,8 @@ def _check_writable(file: Path) -> None:
     place = file.absolute()
     while not place.exists():
         place = place.parent
+    if place == file.absolute() and not place.is_file():
+        raise OSError(errno.EINVAL, "is no regular file")
     if place != file.absolute() and not place.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     if not os.access(place, os.W_OK):

@@ -32,7 +32,10 @@ _SAMPLES_AT_ONCE = 256  # sorted by length together, and held in memory
 class _Totals:
     """What was scored, in this run and, as far as their records are JSON, in earlier ones."""
 
-    def __init__(self, root: GenerateRoot) -> None:
+    def __init__(self, root: GenerateRoot, results: ResultsFile | None) -> None:
+        from ftk_cli.answer_lines import is_terminal
+
+        self.terminal = is_terminal(results)
         self.as_json = root.generate.output_format == "json"
         self.length_penalty = root.generation.length_penalty
         self.samples = self.tokens = 0
@@ -46,8 +49,8 @@ class _Totals:
         best = max(range(len(totals)), key=totals.__getitem__)
         self._add(totals[best], sum(len(answer.token_logprobs) for answer in candidates[best]))
         if self.as_json:
-            return [_json(index, source, candidates, totals, best)]
-        return _text(index, source, candidates, totals, tokenizer)
+            return [_json(index, source, candidates, totals, best, self.terminal)]
+        return _text(index, source, candidates, totals, tokenizer, self.terminal)
 
     def earlier(self, records: Iterable[OldRecord]) -> int:
         """Counts what they hold, and them."""
@@ -63,7 +66,7 @@ class _Totals:
         if not self.as_json and results is None:
             from ftk_cli.answer_lines import NOTE
 
-            print(f"{NOTE.format(length_penalty=self.length_penalty)}, L the sum over all blanks")
+            write([f"{NOTE.format(length_penalty=self.length_penalty)}, L the sum over all blanks"], results)
         mean = self.logprob / max(self.tokens, 1)
         samples = "sample" if self.samples == 1 else "samples"
         say(PROG, meter.summary())
@@ -93,7 +96,7 @@ def score_subset(
     check_same_data(task, [subset], world)
     samples = task.load_split(subset)
     count = min(len(samples), options.max_samples or len(samples))
-    totals = _Totals(root)
+    totals = _Totals(root, results)
     done = 0
     if results is not None:
         done = totals.earlier(earlier_records(results, _SAMPLES_AT_ONCE, len(samples), options.max_samples))
@@ -129,7 +132,7 @@ def score_lines(
     """Scores answers that stand beside their prompts. Returns 1 if there were lines that could not be scored."""
     from ftk.generation.scoring import check_answers
 
-    options, name, totals = root.generate, input_name(source), _Totals(root)
+    options, name, totals = root.generate, input_name(source), _Totals(root, results)
     with open_input(source) as stream:
         lines = Lines(stream, name, options.max_samples)
         if results is not None:
@@ -211,17 +214,24 @@ def _text(
     candidates: Sequence[Sequence[FilledBlank]],
     totals: Sequence[float],
     tokenizer: Any,
+    terminal: bool,
 ) -> Iterator[str]:
     """One sample as lines: its source once, then each candidate with its sum."""
     from ftk_cli.answer_lines import text_lines
 
     for number, (answers, total) in enumerate(zip(candidates, totals, strict=True)):
-        yield from itertools.islice(text_lines(index, source, answers, tokenizer), 1 if number else 0, None)
+        lines = text_lines(index, source, answers, tokenizer, terminal=terminal)
+        yield from itertools.islice(lines, 1 if number else 0, None)
         yield f"L-{index}\t{total:.4f}"
 
 
 def _json(
-    index: int, source: str, candidates: Sequence[Sequence[FilledBlank]], totals: Sequence[float], best: int
+    index: int,
+    source: str,
+    candidates: Sequence[Sequence[FilledBlank]],
+    totals: Sequence[float],
+    best: int,
+    terminal: bool,
 ) -> str:
     """One sample as a JSON object; `best` is the place of the likeliest candidate."""
     from ftk_cli.answer_lines import json_record
@@ -248,4 +258,4 @@ def _json(
             for answers, total in zip(candidates, totals, strict=True)
         ],
     }
-    return json_record(record)
+    return json_record(record, terminal)

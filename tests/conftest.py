@@ -50,10 +50,9 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
             [sys.executable, "-c", code, *map(str, arguments)],
             cwd=cwd,
             env=environment,
-            capture_output=True,
             text=True,
             timeout=timeout,
-            **options,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )  # type: ignore[call-overload]
 
     return run

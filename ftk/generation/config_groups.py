@@ -10,6 +10,14 @@ from typing import Any, ClassVar
 FILTERS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Options of `SamplingConfig` that change the distribution which is drawn from."""
 
+MOST_TOKENS = 1_000_000
+"""Of an answer. As that of hypotheses, beyond any use, and before memory for them is asked for."""
+
+MOST_ANSWERS = 10_000
+"""Hypotheses, samples or candidates at once for one blank."""
+
+_GREATEST_WEIGHT = 1e6  # of a log-probability: sums of such products stay far below what a float32 holds
+
 
 @dataclass(kw_only=True)
 class AnswerConfig:
@@ -38,7 +46,7 @@ class AnswerConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        yield from _at_least_one(self, "max_len", "nbest")
+        yield from _counts(self, max_len=MOST_TOKENS, nbest=MOST_ANSWERS)
         if not 0 <= self.min_len <= max(self.max_len, 1):
             yield f"min_len is {self.min_len}; it must be from 0 to max_len {max(self.max_len, 1)}"
         if self.nbest_over not in ("blank", "text"):
@@ -51,7 +59,7 @@ class AnswerConfig:
 
     def _greatest_length_penalty(self) -> int:
         """10 for answers, given ones too, of up to a thousand tokens: a float32 holds length ** this, and 1 / it."""
-        return math.floor(30.0 / math.log10(max(self.max_len, 1000)))
+        return math.floor(30.0 / math.log10(min(max(self.max_len, 1000), MOST_TOKENS)))
 
 
 @dataclass(kw_only=True)
@@ -82,11 +90,11 @@ class BeamConfig:
             self.early_stopping = str(self.early_stopping).lower()
 
     def validate(self) -> Iterator[str]:
-        yield from _at_least_one(self, "beam", "diverse_groups")
+        yield from _counts(self, beam=MOST_ANSWERS, diverse_groups=MOST_ANSWERS)
         if self.early_stopping not in ("true", "false", "never"):
             yield f"early_stopping is {self.early_stopping!r}; it is one of true, false, never"
-        if not 0.0 <= self.diversity_strength < math.inf:
-            yield f"diversity_strength is {self.diversity_strength}; it must be 0 or more, and finite"
+        if not 0.0 <= self.diversity_strength <= _GREATEST_WEIGHT:
+            yield f"diversity_strength is {self.diversity_strength}; it must be from 0 to {_GREATEST_WEIGHT:g}"
 
 
 @dataclass(kw_only=True)
@@ -150,7 +158,7 @@ class ContrastiveConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        yield from _at_least_one(self, "contrastive_candidates")
+        yield from _counts(self, contrastive_candidates=MOST_ANSWERS)
         if not 0.0 <= self.contrastive_alpha <= 1.0:
             yield f"contrastive_alpha is {self.contrastive_alpha}; it must be from 0 to 1"
 
@@ -224,8 +232,8 @@ class LanguageModelConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        if not 0.0 <= self.lm_weight < math.inf:
-            yield f"lm_weight is {self.lm_weight}; it must be 0 or more, and finite"
+        if not 0.0 <= self.lm_weight <= _GREATEST_WEIGHT:
+            yield f"lm_weight is {self.lm_weight}; it must be from 0 to {_GREATEST_WEIGHT:g}"
         elif self.lm_path is None and self.lm_weight != type(self).__dataclass_fields__["lm_weight"].default:
             yield f"lm_weight is {self.lm_weight}, but there is no language model; name one by --lm-path"
         if self.lm_path is None and not self.lm_ends:
@@ -252,10 +260,14 @@ class BatchConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        yield from _at_least_one(self, "batch_size")
+        yield from _counts(self, batch_size=MOST_TOKENS)
 
 
-def _at_least_one(config: Any, *names: str) -> Iterator[str]:
-    for name in names:
-        if getattr(config, name) < 1:
-            yield f"{name} is {getattr(config, name)}; it must be at least 1"
+def _counts(config: Any, **greatest: int) -> Iterator[str]:
+    """Messages for numbers that are below 1 or above the greatest of their name."""
+    for name, most in greatest.items():
+        value = getattr(config, name)
+        if value < 1:
+            yield f"{name} is {value}; it must be at least 1"
+        elif value > most:
+            yield f"{name} is {value}; it must be at most {most}"

@@ -18,7 +18,7 @@ from ftk.generation.fusion import FusedDecoder, LanguageModelRecord
 from ftk.generation.processors.base import Processors
 from ftk.generation.processors.per_prompt import PerPrompt
 from ftk.generation.sampling import prompt_key, step_numbers
-from ftk.generation.search import Answer, Move, Search, Strategy, Task
+from ftk.generation.search import Answer, Move, Search, Strategy, Task, not_finite
 from ftk.generation.token_stream import NewTokens, TokenStream
 
 CHECK_EVERY = 8
@@ -312,7 +312,7 @@ class InFlight:
             raise UserError("the model gives no token a probability above 0; its weights may hold NaN")
         best, *others = (self._cut(prompt, answer) for answer in answers)
         if not math.isfinite(best.score):
-            raise UserError("the model's logits are not finite; its weights may hold NaN")
+            raise not_finite()
         return dataclasses.replace(best, others=tuple(others))
 
     def _cut(self, prompt: Prompt, answer: Answer) -> Answer:

@@ -26,8 +26,8 @@ def blank_numbers(order: str, count: int) -> list[int]:
         count: blanks there are.
     """
     named = [] if order == "left" else [int(one) - 1 for one in order.split(",")]
-    first = [number for number in named if number < count]
-    return first + [number for number in range(count) if number not in first]
+    first = dict.fromkeys(number for number in named if number < count)
+    return [*first, *(number for number in range(count) if number not in first)]
 
 
 @dataclass

@@ -151,7 +151,8 @@ def _where_reached(weights: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     place = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]  # [N]
     # A target may round up to the sum: then the last place that holds anything.
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())[:, 0]
-    place = torch.minimum(place, last)[:, None]
+    # Of NaN all are beyond the end; whoever reads the answer's score will say so.
+    place = torch.minimum(place, last).clamp(max=weights.size(-1) - 1)[:, None]
     return place[:, 0], targets - (cumulative.gather(1, place) - weights.gather(1, place))[:, 0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from ftk.errors import UserError
 from ftk.generation.blanks import find_blanks
-from ftk.generation.search import Answer
+from ftk.generation.search import Answer, not_finite
 from ftk.modules.evaluation_mode import evaluation_mode
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def score_ids(
         `score` is the sum of its log-probabilities / their number ** length_penalty.
 
     Raises:
-        UserError: numbers of contexts, candidates, blanks that do not fit; what the positions do not reach.
+        UserError: numbers of contexts, candidates, blanks that do not fit; what the positions do not reach; a
+            log-probability is NaN or infinite.
     """
     if len(candidates) != len(contexts):
         raise UserError(f"answers for {len(candidates)} contexts, but there are {len(contexts)}; give some for each")
@@ -267,7 +269,10 @@ def _target_logprobs(generator: SequenceGenerator, rows: Sequence[_Row]) -> list
         _logprobs(model.logits(part), ids)
         for part, ids in zip(hidden[chosen].split(LOGITS_AT_ONCE), targets[chosen].split(LOGITS_AT_ONCE), strict=True)
     ]
-    return torch.cat(found).tolist() if found else []
+    values: list[float] = torch.cat(found).tolist() if found else []
+    if not all(map(math.isfinite, values)):
+        raise not_finite()
+    return values
 
 
 def _read(generator: SequenceGenerator, tokens: Tensor, positions: Tensor, owners: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
 
 _REMEMBERED = 256  # sets of processors; prompts often share theirs
+_REMEMBERED_CHARACTERS = 1 << 20  # of the options that they are made of
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -98,7 +99,9 @@ class Steering:
         key = json.dumps(values, sort_keys=True)
         if key not in self._known:
             self._known[key] = self._build(dataclasses.replace(self.config, **values))
-            if len(self._known) > _REMEMBERED:
+            while len(self._known) > 1 and (
+                len(self._known) > _REMEMBERED or sum(map(len, self._known)) > _REMEMBERED_CHARACTERS
+            ):
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
         return self._known[key]
@@ -144,7 +147,7 @@ def _converted(options: PromptOptions) -> dict[str, Any]:
         try:
             # One text is a list of one; commas in it are its own.
             values[name] = option.convert([value] if option.is_list and isinstance(value, str) else value)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise UserError(str(error).removeprefix("prompt.")) from None
     return values
 

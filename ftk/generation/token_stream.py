@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from ftk.generation.search import not_finite
 
 if TYPE_CHECKING:
     from ftk.generation.in_flight import Prompt
@@ -65,6 +68,8 @@ class TokenStream:
         for prompt, token, logprob in zip(prompts, *newest.tolist(), strict=True):
             told = self._told.setdefault(prompt, _Told())
             told.ended = told.ended or token in self._ends  # a row that has ended goes on with anything
+            if not math.isfinite(logprob):
+                raise not_finite()
             if not told.ended:
                 told.count += 1
                 self._parts.append(NewTokens(prompt.index, prompt.number, [int(token)], [logprob], None))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
+import torch
+import yaml
 
-from ftk_cli import generate
+from ftk.checkpoint import save_checkpoint
+from ftk.models import build_model
+from ftk_cli import generate, interactive
 from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
 
 FAMILIES = {
@@ -129,6 +134,38 @@ def what_is_wrong(line: bytes) -> str:
     return "positions" if len(line) > 60 else ""
 
 
+@pytest.mark.parametrize("weight", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_said_in_one_line_and_answer_nothing(ask, place, weight):  # noqa: F811
+    folder = place / "broken" / "checkpoint_1"
+    config = yaml.safe_load((place / "run" / "checkpoint_1" / "config.yaml").read_text())
+    model = build_model("glm", **{name: value for name, value in config["model"].items() if name != "_name"})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layers" in name:
+                parameter.fill_(weight)
+    save_checkpoint(
+        folder, model=model, trainer_state={}, config=config, tokenizer_folder=place / "data-bin" / "tokenizer"
+    )
+    prompt, scored = b"the [MASK] fox [MASK]\n", b"the [MASK] fox\tred\n"
+    path = ("--path", str(folder))
+    calls = [(generate.main, *path, "--input", "-", *family) for family in FAMILIES.values()]
+    calls += [
+        (generate.main, "data-bin", *path, "--sampling"),
+        (generate.main, *path, "--input", "-", "--blank-order", "confident"),
+        (generate.main, *path, "--input", "-", "--repetition-penalty", "2"),
+        (interactive.main, *path, "--sampling"),
+    ]
+    for stdin, call in [(prompt, call) for call in calls] + [
+        (scored, (generate.main, *path, "--input", "-", "--score-reference", "--output-format", how))
+        for how in ("text", "json")
+    ]:
+        code, out, err = ask(*call, stdin=stdin)
+        assert code == (1 if call[0] is interactive.main else 2), call
+        assert out == []
+        assert len(err) == 1
+        assert "its weights may hold NaN" in err[0]
+
+
 # Options, and what is said at once (exit code 2, one line, nothing answered), or None: all prompts are answered.
 _DIVERSE = "--search diverse_beam --beam 4"
 OPTIONS: list[tuple[str, str | None]] = [
@@ -160,7 +197,8 @@ OPTIONS: list[tuple[str, str | None]] = [
     ("--length-penalty 10", None),
     ("--length-penalty -10 --beam 2", None),
     (f"{_DIVERSE} --diversity-strength inf", "--diversity-strength is 'inf'; it must be a finite number"),
-    (f"{_DIVERSE} --diversity-strength 1e30", None),
+    (f"{_DIVERSE} --diversity-strength 1e29", "diversity_strength is 1e+29; it must be from 0 to 1e+06"),
+    (f"{_DIVERSE} --diversity-strength 1e6", None),
     ("--sampling --seed -5", None),
     ("--alternatives 100000", None),
     ("--beam 0", "--beam: beam is 0; it must be at least 1"),
@@ -181,11 +219,31 @@ OPTIONS: list[tuple[str, str | None]] = [
     ("--constraints lettersofoldfriends --max-len 3", "tokens, but an answer has room for 3; raise max_len"),
     ("--prefix letters --constraints friends --max-len 8", "it and the constraints need"),
     ("--min-lens 2 --max-lens 1", "min_lens 2 is above max_lens 1"),
+    ("--beam 1000000000", "--beam: beam is 1000000000; it must be at most 10000"),
+    (f"--sampling --nbest {10**30}", f"--nbest: nbest is {10**30}; it must be at most 10000"),
+    (f"--search contrastive --contrastive-candidates {10**9}", "it must be at most 10000"),
+    (f"--search diverse_beam --beam {10**9}", "it must be at most 10000"),
+    (f"--max-len {10**30}", f"--max-len: max_len is {10**30}; it must be at most 1000000"),
+    (f"--min-len {10**30}", "it must be from 0 to max_len 2"),
+    (f"--batch-size {10**30}", "it must be at most 1000000"),
+    (f"--max-samples {10**30}", "it must be from 1 to 1000000000000000"),
+    (f"--sampling --seed {10**50}", None),
+    (f"--sampling --top-k {10**30}", None),
+    (f"--alternatives {10**30}", None),
+    (f"--no-repeat-ngram-size {10**30}", "it must be from 0 (no limit) to 1000000"),
+    ("--repetition-penalty 1e-308", "repetition_penalty is 1e-308; it must be from 1e-06 to 1e+06 (1: none)"),
+    ("--repetition-penalty nan", "repetition_penalty is nan; it must be from 1e-06"),
+    ("--unk-penalty=-1e308", "unk_penalty is -1e+308; it must be from -1e+06 to 1e+06, or inf (never)"),
+    ("--unk-penalty inf", None),
+    (f"--constraints fox --constraint-blanks {10**9}", "constraint_blanks holds 1000000000; it must be from 0"),
+    (f"--max-lens {','.join(['1'] * 10_001)}", "max_lens has 10001 entries; at most 10000 blanks can be named"),
+    (f"--blank-order 1,{'9' * 5000}", "it is left, confident, or numbers from 1 on"),
+    ("--lm-path run --lm-weight 1e39", "lm_weight is 1e+39; it must be from 0 to 1e+06"),
     ("--min-len 9 --max-len 3", "min_len is 9; it must be from 0 to max_len 3"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[options for options, _ in OPTIONS])
+@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[options[:60] for options, _ in OPTIONS])
 def test_options_without_a_meaning_are_refused_at_once_and_extreme_ones_answered(ask, options, message):  # noqa: F811
     prompts = b"the [MASK] fox [sMASK] .\n\nold [MASK]\n"
     code, out, err = ask(generate.main, *COMMAND, "--input", "-", *options.split(), stdin=prompts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import select
 import subprocess
 import sys
 import time
+import unicodedata
 from contextlib import contextmanager
 
 import pytest
@@ -18,6 +20,7 @@ import torch
 
 from ftk import hub
 from ftk.checkpoint import save_checkpoint
+from ftk.errors import visible
 from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import generate, interactive, preprocess
@@ -313,7 +316,7 @@ def test_interactive_prints_the_same_as_it_comes_and_at_once(ask, monkeypatch, o
     assert code == again == 1
     assert "line 2: the prompt is empty" in err[0]
     assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in as_it_comes] == [
-        re.sub(r"\x1b\[[\d;]*m", "", line) for line in at_once
+        visible(re.sub(r"\x1b\[[\d;]*m", "", line)) for line in at_once
     ]
     assert ("\x1b[4;3" in "".join(as_it_comes)) == (color == "always")
 
@@ -394,7 +397,7 @@ def test_interactive_on_a_terminal_says_how_to_leave_and_leaves(place, tmp_path)
         assert "1. [MASK] = " in shown
         assert re.search(r"the \x1b\[4;3[1236]m", shown)  # in colours
         os.write(master, b"quit\n")
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=300) == 0
     assert history.read_text().splitlines() == ["the [MASK] fox", "quit"]
 
 
@@ -410,40 +413,115 @@ def test_interactive_has_a_history_and_takes_a_paste_as_one_text(place, tmp_path
         assert "1. [MASK] = " in shown
         assert "2. [MASK] = " in shown
         os.write(master, b"\x04")
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=300) == 0
     assert history.read_text().splitlines()[:2] == ["old [MASK] friends", "the [MASK] fox"]
 
 
 def test_interactive_on_a_terminal_prints_answers_as_they_come_and_ctrl_c_stops_one(place, tmp_path):
     command = ("--history", str(tmp_path / "history"), "--max-len", "60", "--min-len", "60", "--color", "never")
-    slowly = (
-        "import time; from ftk.generation.decoder import CachedDecoder as D; step = D.step\n"
-        "D.step = lambda self, tokens: (time.sleep(0.02), step(self, tokens))[1]\n"
+    gated = (  # each token waits for a byte
+        f"import os; gate = os.open({str(tmp_path / 'gate')!r}, os.O_RDONLY)\n"
+        "from ftk.generation.decoder import CachedDecoder as D; step = D.step\n"
+        "D.step = lambda self, tokens: (os.read(gate, 1), step(self, tokens))[1]\n"
     )
-    with terminal(place, *command, first=slowly) as (process, master):
-        read_until(master, "> ")
-        os.write(master, b"the [MASK] fox\n")
-        begun = read_until(master, "fox\nthe ")
-        assert "1. [MASK]" not in begun
-        reads: list[str] = []
-        read_until(master, "\n> ", reads=reads)
-        assert len(reads) > 10
-        assert "  1. [MASK] = " in "".join(reads)
-        os.write(master, b"the [MASK] fox\n")
-        read_until(master, "fox\nthe ")
-        os.write(master, b"\x03")
-        assert "(stopped)" in read_until(master, "\n> ")
-        os.write(master, b"she reads [MASK]\n")
-        assert "1. [MASK] = " in read_until(master, "\n> ")
-        os.write(master, b"quit\n")
-        assert process.wait(timeout=30) == 0
+    os.mkfifo(tmp_path / "gate")
+    gate = os.open(tmp_path / "gate", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        with terminal(place, *command, first=gated) as (process, master):
+            read_until(master, "> ")
+            os.write(master, b"the [MASK] fox\n")
+            os.write(gate, b"." * 20)
+            assert "1. [MASK]" not in read_until(master, "fox\nthe ")
+            os.write(gate, b"." * 40)
+            assert "  1. [MASK] = " in read_until(master, "\n> ")
+            while select.select([gate], [], [], 0)[0]:
+                os.read(gate, 100)
+            os.write(master, b"the [MASK] fox\n")
+            os.write(gate, b"." * 20)
+            read_until(master, "fox\nthe ")
+            os.write(master, b"\x03")
+            assert "(stopped)" in read_until(master, "\n> ")
+            os.write(master, b"she reads [MASK]\n")
+            os.write(gate, b"." * 60)
+            assert "1. [MASK] = " in read_until(master, "\n> ")
+            os.write(master, b"quit\n")
+            assert process.wait(timeout=300) == 0
+    finally:
+        os.close(gate)
 
 
-def test_a_history_that_cannot_be_read_is_named(place, tmp_path):
-    with terminal(place, "--history", str(tmp_path)) as (process, master):
-        assert f"no history: --history {tmp_path}: Is a directory" in read_until(master, "\n> ")
+STEERING = "\x1b]0;owned\x07\x1b[2J\x9b1A\u202e\x7f"
+"""Titles, clears, moves the cursor, turns the direction of text."""
+
+
+@contextmanager
+def stdout_on_a_terminal(monkeypatch):
+    """Gives a list that holds, at the end, what a terminal in the place of stdout was sent."""
+    master, own = pty.openpty()
+    shown = []
+    with os.fdopen(own, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        yield shown
+        stream.write("END")
+        stream.flush()
+        shown.append(read_until(master, "END").replace("\r\n", "\n").removesuffix("END"))
+    os.close(master)
+
+
+def outside_of_colors(shown):
+    """The control and format characters of a text, but for line ends, tabs and ftk's own colours."""
+    plain = re.sub(r"\x1b\[(0|4;3[1236])m", "", shown)
+    return {one for one in plain if one not in "\n\t" and unicodedata.category(one) in ("Cc", "Cf")}
+
+
+@pytest.mark.parametrize("options", ["", "--color never", "--output-format json", "--beam 2 --nbest-over text"])
+def test_nothing_in_a_prompt_or_an_answer_steers_a_terminal_and_a_pipe_gets_it_as_it_is(ask, monkeypatch, options):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    command = (generate.main, "--path", "run", "--max-len", "4", "--input", "-", *options.split())
+    prompt = f"the {STEERING} [MASK] fox\n".encode()
+    _, piped, _ = ask(*command, stdin=prompt)
+    with stdout_on_a_terminal(monkeypatch) as shown:
+        code, _, _ = ask(*command, stdin=prompt)
+    assert code == 0
+    assert outside_of_colors(shown[0]) == set()
+    if "json" in options:
+        assert json.loads(shown[0]) == json.loads("".join(piped))
+        assert "\\u009b1A\\u202e\\u007f" in shown[0]
+    else:
+        assert r"S-0	the \x1b]0;owned\x07\x1b[2J\x9b1A\u202e\x7f [MASK] fox".replace(r"\t", "\t") in shown[0]
+        assert any(f"the {STEERING}" in line for line in piped)
+        assert ("\x1b[4;3" in shown[0]) == (options != "--color never")
+
+
+@pytest.mark.parametrize("options", ["", "--output-format json"])
+def test_what_is_wrong_with_a_line_and_given_answers_do_not_steer_a_terminal(ask, monkeypatch, options):
+    lines = f'{{"prompt": "[MASK]", "{STEERING[1:4]}": 1}}\nthe {STEERING} [MASK]\tred {STEERING}\n'.encode()
+    with stdout_on_a_terminal(monkeypatch) as shown:
+        command = (generate.main, "--path", "run", "--input", "-", *options.split())
+        _, _, as_options = ask(*command, "--input-format", "json", stdin=lines)
+        _, _, scored = ask(*command, "--score-reference", stdin=lines)
+    assert outside_of_colors("".join([*shown, *as_options, *scored])) == set()
+    assert "owned" in shown[0]
+
+
+@pytest.mark.parametrize("color", ["never", "always"])
+def test_interactive_does_not_let_a_prompt_or_its_answer_steer_the_terminal(ask, monkeypatch, color):
+    command = (interactive.main, "--path", "run", "--max-len", "4", "--color", color, "--beam", "2", "--nbest", "2")
+    with stdout_on_a_terminal(monkeypatch) as shown:
+        code, _, err = ask(*command, stdin=f"the {STEERING} [MASK] fox [MASK]\n".encode())
+    assert (code, err) == (0, [])
+    assert outside_of_colors(shown[0]) == set()
+    assert shown[0].count("\\x1b]0;owned\\x07") == 2  # the question and the filled text
+
+
+@pytest.mark.parametrize(("name", "said"), [("", "Is a directory"), ("pipe", "is a pipe, not a regular file")])
+def test_a_history_that_cannot_be_read_is_named(place, tmp_path, name, said):
+    os.mkfifo(tmp_path / "pipe")
+    with terminal(place, "--history", str(tmp_path / name)) as (process, master):
+        assert f"no history: --history {tmp_path / name}: {said}" in read_until(master, "\n> ")
         os.write(master, b"exit\n")
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=300) == 0
 
 
 @contextmanager
@@ -475,14 +553,11 @@ def terminal(place, *arguments, first=""):
         os.close(master)
 
 
-def read_until(master, mark, timeout_seconds=60, reads=None):
-    """What the terminal shows until `mark` is there; `reads` gets it in the pieces in which it came."""
-    shown, started = "", time.monotonic()
+def read_until(master, mark, timeout_seconds=600):
+    """What the terminal shows until `mark` is there."""
+    shown, started, decoder = "", time.monotonic(), codecs.getincrementaldecoder("utf-8")(errors="replace")
     while mark not in re.sub(r"\r|\x1b\[\?2004[hl]", "", shown):
         ready, _, _ = select.select([master], [], [], max(0.0, started + timeout_seconds - time.monotonic()))
         assert ready, shown
-        new = os.read(master, 4096).decode(errors="replace")
-        shown += new
-        if reads is not None:
-            reads.append(new)
+        shown += decoder.decode(os.read(master, 4096))
     return shown

@@ -94,6 +94,18 @@ BAD: list[tuple[str, str]] = [
     ('{"prompt": "the', "not a JSON object: "),
     ('["the [MASK]"]', "not a JSON object, but a list"),
     ("[" * 100_000, "not a JSON object: "),
+    ('{"prompt": "the [MASK]", "stop": ' + "[" * 100_000, "not a JSON object: brackets stand in each other too deeply"),
+    ('{"prompt": "the [MASK]", "stop": ' + "[" * 900 + "]" * 900 + "}", "stop"),
+    ('{"prompt": "the [MASK]", "seed": ' + "9" * 5_000 + "}", "not a JSON object: "),
+    ('{"prompt": "the [MASK]", "max_len": ' + "9" * 4_000 + "}", "max_len is 999"),
+    ('{"prompt": "the [MASK]", "unk_penalty": 1' + "0" * 400 + "}", ""),
+    ('{"prompt": "the [MASK]", "repetition_penalty": Infinity}', "repetition_penalty is inf"),
+    ('{"prompt": "the [MASK]", "max_len": true}', "max_len"),
+    ('{"prompt": "the [MASK]", "constraints": {"a": 1}}', "constraints"),
+    ('{"prompt": "the [MASK]", "constraints": [[1]]}', "constraints"),
+    ('{"prompt": "the [MASK]", "constraint_blanks": [1000000000000]}', "constraint_blanks"),
+    ('{"prompt": "the [MASK]", "' + "x" * 100_000 + '": 1}', "a prompt has no option 'xxx"),
+    ("null", "not a JSON object, but a NoneType"),
     ("", 'the line is empty; write a JSON object, e.g. {"prompt": "the [MASK] fox", "constraints": ["quick"]}'),
 ]
 
@@ -109,6 +121,7 @@ def test_bad_lines_are_named_and_the_others_answered(answers, options):
         bad, fine = records[2 * number : 2 * number + 2]
         assert bad["line"] == 2 * number + 1
         assert message in bad["error"]
+        assert len(bad["error"]) < 1100
         assert any(f"standard input:{2 * number + 1}: {bad['error']}" in line for line in err)
         assert "old" in texts(fine)[0]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import os
@@ -19,11 +21,12 @@ import yaml
 
 from ftk import hub
 from ftk.checkpoint import save_checkpoint
+from ftk.errors import UserError
 from ftk.generation.results import FilledBlank, FillResult
 from ftk.generation.streaming import Piece, Span
 from ftk.models import build_model
-from ftk_cli import generate
-from ftk_cli.answer_lines import color_legend, colored_piece, colored_text, use_color
+from ftk_cli import generate, prompt_input, results
+from ftk_cli.answer_lines import color_legend, colored_piece, colored_text, one_line, use_color
 from ftk_cli.progress import chunks
 from ftk_cli.prompt_input import prompt_lines
 from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
@@ -222,6 +225,109 @@ def test_a_file_that_cannot_be_written_is_named_before_the_model_is_loaded(ask, 
     assert err[0].endswith("; name a file that can be written")
 
 
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite-results"]])
+def test_what_is_no_regular_file_is_refused_without_waiting(ask, monkeypatch, tmp_path, overwrite):  # noqa: F811
+    monkeypatch.setattr(hub, "load_generator", pytest.fail)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    (tmp_path / "results").write_text("")
+    (tmp_path / "results.settings.json").mkdir()
+    for path, said in (
+        ("/dev/full", "is a device, not a regular file"),
+        (tmp_path / "pipe", "is a pipe, not a regular file"),
+        (tmp_path / "link", "is a device, not a regular file"),
+        ("/", "Is a directory"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "results", "is no regular file"),
+    ):
+        code, out, err = ask(generate.main, *INPUT, "--results-path", str(path), *overwrite)
+        assert (code, out) == (2, [])
+        assert err == [f"ftk-generate: --results-path {path}: {said}; name a file that can be written"]
+
+
+def test_a_link_that_is_named_is_followed(ask, generated, tmp_path):  # noqa: F811
+    assert generated(*INPUT)[0] == 1
+    whole = (tmp_path / "results").read_bytes()
+    (tmp_path / "link").symlink_to("elsewhere")
+    for _ in range(2):  # begun, and gone on with
+        assert ask(generate.main, *INPUT, "--results-path", str(tmp_path / "link"))[0] == 1
+        assert (tmp_path / "elsewhere").read_bytes() == whole
+        (tmp_path / "elsewhere").write_bytes(whole[: len(whole) // 2])
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link.settings.json").is_file()
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (DEEP, "results.settings.json is not JSON (nested too deeply); give another"),
+        ("[1]", "results.settings.json is no JSON object; give another"),
+        ("{", "results.settings.json is not JSON ("),
+        ("\ufffd", "results.settings.json is not JSON ("),
+        ('{"beam": "' + "9" * 100_000 + '"}', "beam was '999"),
+    ],
+)
+def test_settings_that_are_broken_are_named_in_one_short_line(generated, tmp_path, content, message):
+    generated(*INPUT)
+    (tmp_path / "results.settings.json").write_text(content)
+    code, _, err = generated(*INPUT)
+    assert (code, len(err)) == (2, 1)
+    assert message in err[0]
+    assert len(err[0]) < 5000
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        DEEP,
+        "[]",
+        "null",
+        '{"id": 0, "source": 5}',
+        '{"id": 0, "source": "a", "answers": 7}',
+        '{"id": 0, "source": "a", "answers": [{"text": 1, "reference": "b"}]}',
+        '{"id": 0, "source": "a", "best": 0, "candidates": [{"logprob": 1' + "0" * 400 + ', "answers": []}]}',
+        '{"id": 0, "source": "a", "best": {}, "candidates": []}',
+    ],
+)
+def test_a_record_that_is_none_is_named_by_its_line(generated, tmp_path, record):
+    command = (*INPUT, "--output-format", "json")
+    generated(*command)
+    (tmp_path / "results").write_text(record + "\n")
+    code, _, err = generated(*command)
+    assert (code, len(err)) == (2, 1)
+    assert "results:1 is not the record of sample 0; give another" in err[0]
+
+
+def test_a_full_disk_is_one_line_with_the_file_and_what_was_answered_stays(generated, tmp_path, monkeypatch):
+    generated(*INPUT)
+    whole, written = (tmp_path / "results").read_bytes(), []
+
+    class Full(io.FileIO):
+        def write(self, data):
+            if written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written.append(data)
+            return super().write(data)
+
+    monkeypatch.setattr(results, "open_to_write", lambda path: Full(path, "r+b" if os.path.exists(path) else "w+b"))
+    code, out, err = generated(*INPUT, "--overwrite-results")
+    assert (code, out) == (1, [])
+    assert err[-1] == f"ftk-generate: No space left on device: {tmp_path / 'results'}"
+    part = (tmp_path / "results").read_bytes()
+    assert whole.startswith(part)
+    assert part.endswith(b"\n")
+
+
+def test_a_full_stdout_is_one_line(place, command):  # noqa: F811
+    with open("/dev/full", "w") as full:
+        done = command("ftk-generate", "--path", "run", "--input", "text", cwd=place, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == "ftk-generate: No space left on device: standard output\n"
+
+
 def test_no_prompts_give_a_file_without_results(generated, place, tmp_path):  # noqa: F811
     (place / "prompts").write_bytes(b"")
     assert generated(*INPUT)[0] == 0
@@ -351,11 +457,21 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
     path.write_bytes(b"x" * 500_000 + b"\n" + b"the [MASK] fox\n" * 300_000)
     tracemalloc.start()
     with open(path, "rb") as stream:
-        blocks = list(map(len, chunks(prompt_lines(stream), 64)))
+        blocks = list(map(len, chunks(prompt_lines(stream, "prompts"), 64)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(blocks) == 300_001
     assert peak < 4_000_000
+
+
+def test_a_line_without_an_end_is_named_and_not_kept(monkeypatch):
+    monkeypatch.setattr(prompt_input, "_ENDLESS_BYTES", 1 << 24)
+    tracemalloc.start()
+    with open("/dev/zero", "rb") as stream, pytest.raises(UserError, match="/dev/zero:1: no line end within 16777216"):
+        list(prompt_lines(stream, "/dev/zero"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 23  # half of what was read
 
 
 def test_alternatives_in_both_formats(ask):  # noqa: F811
@@ -425,8 +541,8 @@ def test_colors_say_how_probable_a_token_of_the_answer_is(probability, color):
     logprob = math.log(probability) if probability else -math.inf
     answer = FilledBlank("[MASK]", "red\nfox", [7, 8], [logprob, logprob], logprob)
     result = FillResult("a [MASK] b", "a red\nfox b", [answer], ((2, 9),))
-    assert colored_text(result, WORDS) == f"a \x1b[4;{color}mred\\nfox\x1b[0m b"
-    assert colored_text(result, WORDS, escape=False) == f"a \x1b[4;{color}mred\nfox\x1b[0m b"
+    assert colored_text(result, WORDS, one_line) == f"a \x1b[4;{color}mred\\nfox\x1b[0m b"
+    assert colored_text(result, WORDS, str) == f"a \x1b[4;{color}mred\nfox\x1b[0m b"
 
 
 def test_each_token_has_its_own_color_and_no_character_two():
@@ -434,7 +550,7 @@ def test_each_token_has_its_own_color_and_no_character_two():
     answer = FilledBlank("[MASK]", "red\nfox €", [7, 8, 9, 10], logprobs, 0.0)
     result = FillResult("a [MASK]", "a red\nfox €", [answer], ((2, 11),))
     # The two halves of the euro sign: the square root of 0.9 times 0.1 is 0.3, as yellow as the fox.
-    assert colored_text(result, WORDS) == "a \x1b[4;32mred\x1b[0m\x1b[4;33m\\nfox €\x1b[0m"
+    assert colored_text(result, WORDS, one_line) == "a \x1b[4;32mred\x1b[0m\x1b[4;33m\\nfox €\x1b[0m"
     piece = Piece(0, 0, "red\nfox €", [7, 8, 9, 10], logprobs, " red\nfox € b", (Span(0, 10, 0),))
     assert colored_piece(piece, {}, WORDS) == "\x1b[4;32m red\x1b[0m\x1b[4;33m\nfox €\x1b[0m b"
     assert colored_piece(replace(piece, blank=1), {0: answer}, WORDS) == colored_piece(piece, {}, WORDS)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftk.errors import UserError
+from ftk.files import read_bytes, reason
 from ftk.generation.blanks import end_ids
 from ftk.generation.processors.base import Processor, Processors
 from ftk.generation.processors.config import ProcessorConfig
@@ -15,13 +15,17 @@ from ftk.generation.processors.constraints import LexicalConstraints
 from ftk.generation.processors.forbidden import ForbiddenPhrases, ForbiddenTokens, NoRepeatNgram
 from ftk.generation.processors.length import MaxLength, MinLength, of_blank
 from ftk.generation.processors.penalties import RepetitionPenalty, UnknownPenalty
-from ftk.generation.processors.phrases import Spelling, holds, spellings
+from ftk.generation.processors.phrases import PhraseTrie, Spelling, shortened, spellings
 from ftk.generation.processors.prefix import AllowedTokens, AllowedTokensFunction, ForcedPrefix
-from ftk.generation.processors.progress import OrderedProgress, Progress, UnorderedProgress
+from ftk.generation.processors.progress import OrderedProgress, Progress, UnorderedProgress, fewest_tokens
 from ftk.generation.processors.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
+
+_MAX_FILE_BYTES = 1 << 26
+_FAR = 1000  # tokens
+_NAMED = 3  # constraints that a message names
 
 
 def build_processors(
@@ -66,7 +70,7 @@ class _Plan:
         self.tokenizer = tokenizer
         self.max_len = max_len
         self.allowed_tokens = allowed_tokens
-        self.forbidden = self._forbidden()
+        self.forbidden = PhraseTrie(self._forbidden())
         self.num_blanks = max(len(config.prefix), len(config.max_lens), *config.constraint_blanks, 0)
         # Blank -1 stands for all behind those that some option names.
         self.progress = {blank: self._progress(blank) for blank in range(-1, self.num_blanks)}
@@ -83,8 +87,8 @@ class _Plan:
             yield UnknownPenalty(special.unk, config.unk_penalty)
         commands = {token.id for token in self.tokenizer.command_tokens} - ends - {special.unk}
         yield ForbiddenTokens(commands, self.tokenizer.vocab_size)
-        if self.forbidden:
-            yield ForbiddenPhrases(self.forbidden)
+        if self.forbidden.rows:
+            yield ForbiddenPhrases(self.forbidden.rows)
         if config.no_repeat_ngram_size:
             yield NoRepeatNgram(config.no_repeat_ngram_size)
         if config.min_lens:
@@ -106,7 +110,7 @@ class _Plan:
     def _forbidden(self) -> list[Spelling]:
         texts = [(text, "forbid_words") for text in self.config.forbid_words]
         if self.config.forbid_words_file is not None:
-            texts += _lines(Path(self.config.forbid_words_file))
+            texts += _lines(self.config.forbid_words_file)
         return [row for text, option in texts for row in spellings(self.tokenizer, text, option)]
 
     def _progress(self, blank: int) -> Progress | None:
@@ -118,15 +122,32 @@ class _Plan:
             texts = [text for text, number in zip(config.constraints, numbers, strict=True) if number == 0]
         if not texts:
             return None
-        phrases = [self._possible(text, "constraints") for text in texts]
-        progress = OrderedProgress(phrases) if config.ordered_constraints else UnorderedProgress(phrases)
-        needed, room = progress.need(progress.start), self._room(blank)
-        if needed > room:
-            raise UserError(
-                f"constraints {', '.join(map(repr, texts))} need {needed} tokens, but {_name(blank)} has room for "
-                f"{room}; raise max_len (--max-len){' or max_lens' if config.max_lens else ''}, or leave some out"
-            )
+        if not config.ordered_constraints:
+            texts = list(dict.fromkeys(texts))
+        room = self._room(blank)
+        phrases = [self._possible(text, "constraints", room) for text in texts]
+        if config.ordered_constraints:
+            ordered = OrderedProgress(phrases)
+            self._check_room(texts, ordered.need(ordered.start), blank)
+            return ordered
+        # First what takes one look at each phrase: of far too many the shortest arrangement is hard to find.
+        self._check_room(texts, fewest_tokens(phrases), blank)
+        progress = UnorderedProgress(phrases)
+        self._check_room(texts, progress.need(progress.start), blank)
         return progress
+
+    def _check_room(self, texts: Sequence[str], needed: int, blank: int) -> None:
+        if needed > self._room(blank):
+            few = ", ".join(map(shortened, texts[:_NAMED]))
+            more = f" and {len(texts) - _NAMED:,} more" if len(texts) > _NAMED else ""
+            raise self._too_long(f"constraints {few}{more} need {needed} tokens", blank)
+
+    def _too_long(self, what: str, blank: int) -> UserError:
+        lists = " or max_lens" if self.config.max_lens else ""
+        leave = ", or leave some out" if what.startswith("constraints") else ""
+        return UserError(
+            f"{what}, but {_name(blank)} has room for {self._room(blank)}; raise max_len (--max-len){lists}{leave}"
+        )
 
     def _prefix(self, blank: int) -> list[Spelling]:
         """The ways in which the answer of a blank may begin; none where it is free."""
@@ -137,29 +158,36 @@ class _Plan:
             text = prefix[blank] if 0 <= blank < len(prefix) else ""
         if not text.strip():
             return []
-        rows, room = self._possible(text, "prefix"), self._room(blank)
+        room = self._room(blank)
+        rows = self._possible(text, "prefix", room)
         progress = self.progress[blank]
         needed = {row: len(row) + (progress.need(progress.after(row)) if progress else 0) for row in rows}
         fitting = [row for row in rows if needed[row] <= room]
         if not fitting:
             what = "it and the constraints need" if progress else "it needs"
-            raise UserError(
-                f"prefix {text!r}: {what} {min(needed.values())} tokens, but {_name(blank)} has room for {room}; "
-                f"raise max_len (--max-len){' or max_lens' if self.config.max_lens else ''}"
-            )
+            raise self._too_long(f"prefix {shortened(text)}: {what} {min(needed.values())} tokens", blank)
         return fitting
 
-    def _possible(self, text: str, option: str) -> list[Spelling]:
-        """The spellings of a text that must come, without those that other options forbid."""
+    def _possible(self, text: str, option: str, room: int) -> list[Spelling]:
+        """The spellings of a text that must come, without those that other options forbid.
+
+        All of them where none comes near to the room: nothing else matters then.
+        """
+        rows = spellings(self.tokenizer, text, option)
+        if min(map(len, rows)) > room + _FAR:
+            return rows
         for stop in self.config.stop:
             if stop in text:
-                raise UserError(f"{option} {text!r} holds {stop!r}, at which an answer stops; take one of them away")
-        rows = spellings(self.tokenizer, text, option)
-        possible = [row for row in rows if not any(holds(row, bad) for bad in self.forbidden)]
+                raise UserError(
+                    f"{option} {shortened(text)} holds {stop!r}, at which an answer stops; take one of them away"
+                )
+        possible = [row for row in rows if not self.forbidden.within(row)]
         if not possible:
-            bad = next(bad for bad in self.forbidden if holds(rows[0], bad))
+            bad = self.forbidden.rows[min(self.forbidden.within(rows[0]))]
             words = self.tokenizer.decode(bad).strip()
-            raise UserError(f"{option} {text!r} must come, but {words!r} in it is forbidden; take one of them away")
+            raise UserError(
+                f"{option} {shortened(text)} must come, but {words!r} in it is forbidden; take one of them away"
+            )
         return possible
 
     def _room(self, blank: int) -> int:
@@ -173,14 +201,14 @@ def _length_errors(config: ProcessorConfig, min_len: int, max_len: int) -> Itera
                 yield f"{name} holds {value}; it must be from min_len {min_len} to max_len {max_len}"
 
 
-def _lines(path: Path) -> list[tuple[str, str]]:
+def _lines(path: str) -> list[tuple[str, str]]:
     """The texts of a file, each with its place; empty lines are left out."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise UserError(f"forbid_words_file {path}: {error.strerror}; give a text file with one word a line") from None
+        lines = read_bytes(path, _MAX_FILE_BYTES).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"forbid_words_file {path}: not UTF-8 at byte {error.start + 1}; convert it to UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"forbid_words_file {path}: {reason(error)}; give a text file with one word a line") from None
     return [(line.strip(), f"{path}:{number}:") for number, line in enumerate(lines, start=1) if line.strip()]
 
 

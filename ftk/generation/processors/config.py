@@ -6,6 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ftk.generation.config_groups import MOST_TOKENS
+
+_MOST_BLANKS = 10_000  # in front of which options are made for each
+_GREATEST = 1e6  # factor, or difference, by which a logit is changed: float32 holds what comes of it
+
 
 @dataclass(kw_only=True)
 class ProcessorConfig:
@@ -83,14 +88,22 @@ class ProcessorConfig:
         for number, (low, high) in enumerate(zip(self.min_lens, self.max_lens, strict=False), start=1):
             if low > high:
                 yield f"blank {number}: min_lens {low} is above max_lens {high}"
-        if not (self.repetition_penalty > 0.0 and math.isfinite(self.repetition_penalty)):
-            yield f"repetition_penalty is {self.repetition_penalty}; it must be above 0 (1: none)"
+        if not 1 / _GREATEST <= self.repetition_penalty <= _GREATEST:
+            yield (
+                f"repetition_penalty is {self.repetition_penalty}; it must be from {1 / _GREATEST:g} to {_GREATEST:g} "
+                "(1: none)"
+            )
         if self.repetition_penalty_prompt and self.repetition_penalty == 1.0:
             yield "repetition_penalty_prompt needs a repetition_penalty; 1 is none"
-        if math.isnan(self.unk_penalty) or self.unk_penalty == -math.inf:
-            yield f"unk_penalty is {self.unk_penalty}; it must be a number (inf: never)"
-        if self.no_repeat_ngram_size < 0:
-            yield f"no_repeat_ngram_size is {self.no_repeat_ngram_size}; it must be 0 (no limit) or more"
+        if not (abs(self.unk_penalty) <= _GREATEST or self.unk_penalty == math.inf):
+            yield (
+                f"unk_penalty is {self.unk_penalty}; it must be from -{_GREATEST:g} to {_GREATEST:g}, or inf (never)"
+            )
+        if not 0 <= self.no_repeat_ngram_size <= MOST_TOKENS:
+            yield f"no_repeat_ngram_size is {self.no_repeat_ngram_size}; it must be from 0 (no limit) to {MOST_TOKENS}"
+        for name in ("min_lens", "max_lens", "prefix"):
+            if len(getattr(self, name)) > _MOST_BLANKS:
+                yield f"{name} has {len(getattr(self, name))} entries; at most {_MOST_BLANKS} blanks can be named"
         for name in ("forbid_words", "constraints"):
             if any(not text.strip() for text in getattr(self, name)):
                 yield f"{name} holds an empty text"
@@ -101,7 +114,9 @@ class ProcessorConfig:
                 f"constraint_blanks has {len(self.constraint_blanks)} numbers for {len(self.constraints)} "
                 "constraints; give one for each"
             )
-        if any(number < 0 for number in self.constraint_blanks):
-            yield "constraint_blanks holds a number below 0; blanks are counted from 1, and 0 is every blank"
+        for number in self.constraint_blanks:
+            if not 0 <= number <= _MOST_BLANKS:
+                yield f"constraint_blanks holds {number}; it must be from 0 (every blank), or 1, to {_MOST_BLANKS}"
+                break
         if self.ordered_constraints and not self.constraints:
             yield "ordered_constraints needs constraints"

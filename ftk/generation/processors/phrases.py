@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftk.errors import UserError
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
 
 Spelling: TypeAlias = tuple[int, ...]
+
+_QUOTED = 60  # characters of a text in a message
 
 
 def spellings(tokenizer: Tokenizer, text: str, option: str) -> list[Spelling]:
@@ -37,47 +40,94 @@ def spellings(tokenizer: Tokenizer, text: str, option: str) -> list[Spelling]:
         rows.append(behind_sign[len(sign) :])
     found = list(dict.fromkeys(tuple(row) for row in rows if row))
     if not found:
-        raise UserError(f"{option} {text!r}: the tokenizer makes no tokens of it")
+        raise UserError(f"{option} {shortened(text)}: the tokenizer makes no tokens of it")
     unk = tokenizer.special.unk
     if unk is not None and any(unk in row for row in found):
-        raise UserError(f"{option} {text!r}: the tokenizer does not know a part of it; it would stand for anything")
+        part = "the tokenizer does not know a part of it; it would stand for anything"
+        raise UserError(f"{option} {shortened(text)}: {part}")
     return found
 
 
-def holds(row: Sequence[int], part: Sequence[int]) -> bool:
-    """Whether `part` stands in `row`, its tokens side by side."""
-    return any(tuple(row[i : i + len(part)]) == tuple(part) for i in range(len(row) - len(part) + 1))
+def shortened(text: str) -> str:
+    """A text in quotes for a message, its end cut off where it is long."""
+    return repr(text) if len(text) <= _QUOTED else f"{text[:_QUOTED]!r}… ({len(text):,} characters)"
 
 
 class PhraseTrie:
     """Recognises rows of tokens in a stream (Aho & Corasick 1975): after each token, the longest that may begin.
 
-    State 0 is the beginning. `strings[s]` is the longest beginning of one of the rows that the stream ends in.
+    State 0 is the beginning. A state stands for the longest beginning of one of the rows that the stream ends in.
+    Time and memory grow with the tokens of all rows.
 
     Args:
         rows: what is looked for, none empty.
+
+    Attributes:
+        ends: for each row the state in which all of it has come.
+        ending: for each state the rows that end there, as numbers.
+        through: for each state the rows that begin with what it stands for, as numbers.
     """
 
     def __init__(self, rows: Iterable[Spelling]) -> None:
         self.rows = list(rows)
-        prefixes = {row[:length] for row in self.rows for length in range(len(row) + 1)} | {()}
-        self.strings: list[Spelling] = sorted(prefixes, key=lambda one: (len(one), one))
-        self._state = {string: state for state, string in enumerate(self.strings)}
         self.tokens = sorted({token for row in self.rows for token in row})
-        self._next = {
-            (state, token): self._longest((*string, token))
-            for state, string in enumerate(self.strings)
-            for token in self.tokens
-        }
-        # Rows that end where this state is reached: all that its string ends with.
-        self.ending: list[list[int]] = [
-            [index for index, row in enumerate(self.rows) if string[-len(row) :] == row] for string in self.strings
-        ]
+        self.through: list[list[int]] = [list(range(len(self.rows)))]
+        self._children: list[dict[int, int]] = [{}]
+        self._depths = [0]
+        self.ends = [self._add(number, row) for number, row in enumerate(self.rows)]
+        self.ending: list[list[int]] = [[] for _ in self._children]
+        for number, state in enumerate(self.ends):
+            self.ending[state].append(number)
+        # Of each state that of the next shorter beginning that the stream ends in.
+        self._shorter = [0] * len(self._children)
+        waiting = deque([0])
+        while waiting:
+            state = waiting.popleft()
+            for token, child in self._children[state].items():
+                if state:
+                    self._shorter[child] = self.advance(self._shorter[state], token)
+                self.ending[child].extend(self.ending[self._shorter[child]])
+                waiting.append(child)
 
     def advance(self, state: int, token: int) -> int:
         """The state after one more token."""
-        return self._next.get((state, token), 0)
+        while state and token not in self._children[state]:
+            state = self._shorter[state]
+        return self._children[state].get(token, 0)
 
-    def _longest(self, string: Spelling) -> int:
-        """State of the longest end of `string` that some row begins with."""
-        return next(self._state[string[i:]] for i in range(len(string) + 1) if string[i:] in self._state)
+    def begun(self, state: int) -> dict[int, int]:
+        """The rows of which the stream ends in a beginning, but not in all, with the tokens of its longest one."""
+        found: dict[int, int] = {}
+        while state:
+            for number in self.through[state]:
+                if len(self.rows[number]) > self._depths[state]:
+                    found.setdefault(number, self._depths[state])
+            state = self._shorter[state]
+        return found
+
+    def within(self, row: Spelling) -> set[int]:
+        """The rows that stand in `row`, their tokens side by side."""
+        found: set[int] = set()
+        state = 0
+        for token in row:
+            state = self.advance(state, token)
+            found.update(self.ending[state])
+        return found
+
+    def is_beginning(self, number: int) -> bool:
+        """Whether a row stands at the beginning of another one, or is equal to it."""
+        return len(self.through[self.ends[number]]) > 1
+
+    def _add(self, number: int, row: Spelling) -> int:
+        """The state in which all of a row has come, made with those on the way."""
+        state = 0
+        for token in row:
+            child = self._children[state].get(token)
+            if child is None:
+                child = self._children[state][token] = len(self._children)
+                self._children.append({})
+                self._depths.append(self._depths[state] + 1)
+                self.through.append([])
+            state = child
+            self.through[state].append(number)
+        return state

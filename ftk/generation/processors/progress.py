@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 from typing import Any
 
-from ftk.generation.processors.phrases import PhraseTrie, Spelling, holds
+from ftk.generation.processors.phrases import PhraseTrie, Spelling
 
 _EXACT = 8  # phrases whose shortest arrangement is searched for; more are counted one behind the other
 
@@ -56,6 +57,8 @@ class OrderedProgress(Progress):
     def __init__(self, phrases: Sequence[Sequence[Spelling]]) -> None:
         super().__init__(phrases)
         self._tries = [PhraseTrie(spellings) for spellings in self.phrases]
+        # Behind each phrase the tokens of all others.
+        self._behind = [*accumulate((_shortest(one) for one in reversed(self.phrases)), initial=0)][::-1][1:]
         self.start = (0, 0)
 
     def advance(self, state: tuple[int, int], token: int) -> tuple[int, int]:
@@ -71,10 +74,10 @@ class OrderedProgress(Progress):
 
     def _need(self, state: tuple[int, int]) -> int:
         done, place = state
-        lacking = sum(min(map(len, spellings)) for spellings in self.phrases[done + 1 :])
-        if done < len(self.phrases):
-            lacking += min(len(row) - _overlap(self._tries[done].strings[place], row) for row in self.phrases[done])
-        return lacking
+        if done == len(self.phrases):
+            return 0
+        begun = self._tries[done].begun(place)
+        return self._behind[done] + min(len(row) - begun.get(n, 0) for n, row in enumerate(self.phrases[done]))
 
 
 class UnorderedProgress(Progress):
@@ -86,20 +89,17 @@ class UnorderedProgress(Progress):
 
     def __init__(self, phrases: Sequence[Sequence[Spelling]]) -> None:
         super().__init__(phrases)
-        self._rows = [(number, row) for number, spellings in enumerate(self.phrases) for row in spellings]
-        self._trie = PhraseTrie([row for _, row in self._rows])
-        self._place_of = {string: place for place, string in enumerate(self._trie.strings)}
-        # What a spelling brings along: its own phrase, and those that stand in it.
-        self._brings = [
-            sum(1 << other for other, spellings in enumerate(self.phrases) if any(holds(row, one) for one in spellings))
-            for _, row in self._rows
-        ]
+        self._phrase_of = [number for number, spellings in enumerate(self.phrases) for _ in spellings]
+        self._trie = PhraseTrie(row for spellings in self.phrases for row in spellings)
+        self._shortest = [_shortest(spellings) for spellings in self.phrases]
+        self._brings: dict[int, int] = {}  # spelling -> bits of its own phrase, and of those that stand in it
+        self._sums: dict[int, int] = {}  # bits of phrases -> tokens of them all
         self.start = (0, (1 << len(self.phrases)) - 1)
 
     def advance(self, state: tuple[int, int], token: int) -> tuple[int, int]:
         place, lacking = self._trie.advance(state[0], token), state[1]
         for row in self._trie.ending[place]:
-            lacking &= ~(1 << self._rows[row][0])
+            lacking &= ~(1 << self._phrase_of[row])
         return (place, lacking)
 
     def forget(self, state: tuple[int, int]) -> tuple[int, int]:
@@ -109,18 +109,39 @@ class UnorderedProgress(Progress):
         place, lacking = state
         if not lacking:
             return 0
-        here = self._trie.strings[place]
-        rows = [(index, row) for index, (number, row) in enumerate(self._rows) if lacking >> number & 1]
+        begun = {row: count for row, count in self._trie.begun(place).items() if lacking >> self._phrase_of[row] & 1}
+        rows = self._trie.rows
         if lacking.bit_count() > _EXACT:
-            shortest = {number: min(map(len, self.phrases[number])) for number in {self._rows[i][0] for i, _ in rows}}
-            whole = sum(shortest.values())
-            return min(whole - shortest[self._rows[i][0]] + len(row) - _overlap(here, row) for i, row in rows)
+            gains = (n - len(rows[row]) + self._shortest[self._phrase_of[row]] for row, n in begun.items())
+            return self._sum(lacking) - max([0, *gains])
         return min(
-            len(row) - _overlap(here, row) + self.need((self._place_of[row], lacking & ~self._brings[index]))
-            for index, row in rows
+            len(row) - begun.get(index, 0) + self.need((self._trie.ends[index], lacking & ~self._brought(index)))
+            for index, row in enumerate(rows)
+            if lacking >> self._phrase_of[index] & 1
         )
 
+    def _brought(self, row: int) -> int:
+        if row not in self._brings:
+            found = {self._phrase_of[one] for one in self._trie.within(self._trie.rows[row])}
+            self._brings[row] = sum(1 << phrase for phrase in found)
+        return self._brings[row]
 
-def _overlap(left: Spelling, right: Spelling) -> int:
-    """The most tokens that `left` ends with and `right` begins with, not all of `right`."""
-    return next(n for n in range(min(len(left), len(right) - 1), -1, -1) if n == 0 or left[-n:] == right[:n])
+    def _sum(self, lacking: int) -> int:
+        if lacking not in self._sums:
+            self._sums[lacking] = sum(n for phrase, n in enumerate(self._shortest) if lacking >> phrase & 1)
+        return self._sums[lacking]
+
+
+def fewest_tokens(phrases: Sequence[Sequence[Spelling]]) -> int:
+    """A number of tokens that no answer with these phrases can do without, found in one pass over them.
+
+    Of spellings of which none begins with another each begins at a token of its own.
+    """
+    phrase_of = [number for number, spellings in enumerate(phrases) for _ in spellings]
+    trie = PhraseTrie(row for spellings in phrases for row in spellings)
+    sharing = {number for row, number in enumerate(phrase_of) if trie.is_beginning(row)}
+    return max(len(phrases) - len(sharing), *map(_shortest, phrases))
+
+
+def _shortest(spellings: Sequence[Spelling]) -> int:
+    return min(map(len, spellings))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.hidden_states import RowStates
 from ftk.generation.processors.base import Processors, SearchState
@@ -287,6 +288,11 @@ class Lines:
             ranked([_answer(length_penalty, *line) for line in zip(*prompt, strict=True)])
             for prompt in zip(*columns, strict=True)
         ]
+
+
+def not_finite() -> UserError:
+    """What is said where a log-probability is NaN or infinite."""
+    return UserError("the model's logits are not finite; its weights may hold NaN")
 
 
 def ranked(answers: list[Answer]) -> list[Answer]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from string import ascii_lowercase as WORD
+
 import pytest
 
 from ftk.errors import UserError
 from ftk.generation import BlankFiller, SequenceGenerator
 from ftk.generation.processors import ProcessorConfig, build_processors
 from ftk.generation.processors.phrases import spellings
+from ftk.generation.processors.progress import UnorderedProgress
 from tests.generation.processors.helpers import Letters, allowed, run, state_of
 from tests.generation.slow import small_model
 from tests.generation.test_fill import own_tokenizer, tokenizer  # noqa: F401  (fixtures)
@@ -82,7 +86,7 @@ def test_constraints_go_to_the_blanks_that_are_named():
         ({"max_lens": [0]}, "max_lens holds 0; lengths are at least 1"),
         ({"max_lens": [9]}, "max_lens holds 9; it must be from min_len 0 to max_len 8"),
         ({"min_lens": [5], "max_lens": [3]}, "blank 1: min_lens 5 is above max_lens 3"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be from 1e-06 to 1e+06"),
         ({"repetition_penalty_prompt": True}, "repetition_penalty_prompt needs a repetition_penalty"),
         ({"unk_penalty": float("nan")}, "unk_penalty is nan"),
         ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2"),
@@ -90,7 +94,7 @@ def test_constraints_go_to_the_blanks_that_are_named():
         ({"constraints": [""]}, "constraints holds an empty text"),
         ({"stop": [""]}, "stop holds an empty text"),
         ({"constraints": ["a"], "constraint_blanks": [1, 2]}, "constraint_blanks has 2 numbers for 1 constraints"),
-        ({"constraints": ["a"], "constraint_blanks": [-1]}, "constraint_blanks holds a number below 0"),
+        ({"constraints": ["a"], "constraint_blanks": [-1]}, "constraint_blanks holds -1; it must be from 0"),
         ({"ordered_constraints": True}, "ordered_constraints needs constraints"),
         ({"constraints": ["É"]}, "constraints 'É': the tokenizer does not know a part of it"),
         ({"constraints": ["abcdefghi"]}, "constraints 'abcdefghi' need 9 tokens, but an answer has room for 8"),
@@ -119,6 +123,41 @@ def test_a_prefix_that_brings_the_constraint_along_fits():
 
 def test_overlapping_constraints_fit_where_one_behind_the_other_would_not():
     chain(constraints=["abcdef", "defghh"[:5]])
+
+
+LIMIT = "has room for 8; raise max_len"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"constraints": ["ab" * 40_000]}, "… (80,000 characters) need 80000 tokens, but an answer " + LIMIT),
+        ({"constraints": [f"{a}{b}{c}" for a in WORD for b in WORD for c in WORD]}, "more need 17576 tokens, but"),
+        ({"constraints": ["ab"] * 50_000, "ordered_constraints": True}, "and 49,997 more need 100000 tokens, but"),
+        ({"prefix": ["ab" * 40_000]}, "… (80,000 characters): it needs 80000 tokens, but an answer " + LIMIT),
+    ],
+)
+def test_what_is_far_too_long_is_refused_before_it_is_searched_and_shown_shortened(options, message, monkeypatch):
+    monkeypatch.setattr(UnorderedProgress, "__init__", pytest.fail)
+    with pytest.raises(UserError) as error:
+        chain(**options)
+    assert message in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_the_same_constraint_many_times_is_one():
+    chain(constraints=["ab"] * 50_000)
+
+
+def test_a_phrase_is_searched_for_thousands_of_forbidden_ones_in_one_pass():
+    chain(constraints=["ab"], forbid_words=[f"{a}{b}{c}" for a in WORD for b in WORD for c in WORD])
+
+
+def test_a_file_of_words_that_is_no_file_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in ((tmp_path / "pipe", "is a pipe, not a regular file"), ("/dev/zero", "is a device")):
+        with pytest.raises(UserError, match=f"forbid_words_file {path}: {said}"):
+            chain(forbid_words_file=str(path))
 
 
 @pytest.mark.parametrize("text", ["fox", "the text", "fills"])

@@ -12,14 +12,19 @@ from hypothesis import strategies as st
 
 from ftk.generation import SequenceGenerator
 from ftk.generation.processors.constraints import LexicalConstraints
-from ftk.generation.processors.phrases import PhraseTrie, holds
-from ftk.generation.processors.progress import OrderedProgress, UnorderedProgress
+from ftk.generation.processors.phrases import PhraseTrie
+from ftk.generation.processors.progress import OrderedProgress, UnorderedProgress, fewest_tokens
 from tests.generation.processors.helpers import allowed, run, state_of
 from tests.generation.tables import TABLE_SPECIAL, TableModel, every_answer, random_table, whole
 
 LETTERS = (0, 1, 5)
 PHRASE = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=3).map(tuple)
 SPELLINGS = st.lists(PHRASE, min_size=1, max_size=2)
+
+
+def holds(row, part):
+    """Whether `part` stands in `row`, its tokens side by side."""
+    return any(tuple(row[i : i + len(part)]) == tuple(part) for i in range(len(row) - len(part) + 1))
 
 
 def has_all(tokens, phrases):
@@ -52,8 +57,9 @@ def test_the_trie_knows_every_row_that_ends_here_and_the_longest_beginning(rows,
         state = trie.advance(state, token)
         so_far = tuple(stream[:length])
         assert {trie.rows[index] for index in trie.ending[state]} == {r for r in rows if so_far[-len(r) :] == r}
-        begun = [r[:n] for r in rows for n in range(len(r) + 1) if n == 0 or so_far[-n:] == r[:n]]
-        assert trie.strings[state] == max(begun, key=len)
+        begun = {i: max(n for n in range(len(r)) if n == 0 or so_far[-n:] == r[:n]) for i, r in enumerate(rows)}
+        assert trie.begun(state) == {number: count for number, count in begun.items() if count}
+    assert trie.within(tuple(stream)) == {number for number, row in enumerate(rows) if holds(stream, row)}
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,6 +72,22 @@ def test_what_is_needed_is_the_shortest_rest_there_is(phrases, tokens, kind):
     make, complete = kind
     progress = make(phrases)
     assert progress.need(progress.after(tokens)) == shortest_rest(tokens, phrases, complete, 6)
+
+
+@given(st.lists(SPELLINGS, min_size=1, max_size=3))
+def test_no_answer_does_with_fewer_tokens_than_one_look_at_the_phrases_says(phrases):
+    progress = UnorderedProgress(phrases)
+    assert fewest_tokens(phrases) <= progress.need(progress.start)
+
+
+def test_an_automaton_of_many_tokens_is_no_larger_than_its_rows():
+    """Twice the tokens are twice the entries: nothing is kept for pairs of them."""
+    sizes = []
+    for count in (2_000, 4_000):
+        trie = PhraseTrie([tuple(range(count)), *((number, number) for number in range(count))])
+        tables = (trie._children, trie.through, trie.ending)
+        sizes.append(sum(len(entry) for table in tables for entry in table))
+    assert sizes[1] <= 2 * sizes[0]
 
 
 @given(st.lists(SPELLINGS, min_size=1, max_size=12), st.lists(st.sampled_from(LETTERS), max_size=8), st.booleans())
