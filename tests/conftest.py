@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.processes import run_command
+
 ROOT = Path(__file__).resolve().parents[1]
+
+# For this process, before it imports PyTorch, and for those that tests start.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums do not depend on the machine
+# Without AMX: there are virtual machines that show it and end a process that uses it (SIGILL at a product in bf16).
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 @pytest.fixture(scope="session")
@@ -25,24 +32,7 @@ def test_data() -> Path:
 @pytest.fixture(scope="session")
 def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `command("ftk-train", "--help")` in a process of its own."""
-
-    def run(
-        name: str, *arguments: object, cwd: Path | None = None, timeout: float = 300, **options: object
-    ) -> subprocess.CompletedProcess[str]:
-        module = f"ftk_cli.{name.removeprefix('ftk-').replace('-', '_')}"
-        code = f"import sys; from {module} import main; sys.exit(main())"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        return subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            cwd=cwd,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            **options,
-        )  # type: ignore[call-overload]
-
-    return run
+    return run_command
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import tempfile
 import time
@@ -15,12 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.processes import forked
+
 
 def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 300.0) -> list[Any]:
     """Run `function(*arguments)` in `size` processes that are ranks of one gloo group on this machine.
 
     The function stands at the top of a module; it finds the group by `torch.distributed`, and RANK, WORLD_SIZE,
-    LOCAL_RANK and the rest of torchrun's variables in its environment. Starting takes seconds: check much in one run.
+    LOCAL_RANK and the rest of torchrun's variables in its environment.
 
     Returns:
         What each rank returned, by rank; it has to be what JSON holds.
@@ -29,15 +30,11 @@ def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout:
         AssertionError: a rank failed, with the traceback of the first one that did, or they took longer than `timeout`
             seconds. No process is left behind.
     """
-    context = multiprocessing.get_context("spawn")
     # The ranks meet at a store of this process, as those of torchrun do at its agent's: a port that a rank was to open
     # could be another one's by then.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [
-            context.Process(target=_run, args=(function, rank, size, store.port, folder, arguments))
-            for rank in range(size)
-        ]
+        ranks = [forked(_run, function, rank, size, store.port, folder, arguments) for rank in range(size)]
         for process in ranks:
             process.start()
         deadline = time.monotonic() + timeout

@@ -1,0 +1,94 @@
+"""Processes of tests, forked from one that has imported PyTorch and ftk: a start takes milliseconds, not seconds.
+
+That one is multiprocessing's fork server. Each pytest process has its own, which ends when pytest does, however it
+ends; the forks end with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        "ftk_cli.generate",
+        "ftk_cli.train",
+        "ftk.generation",
+        "ftk.model_parallel.pipeline.build",
+        "ftk.models.glm.model",
+        "ftk.tasks.glm_blank",
+        "ftk.trainer.trainer",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+    ]
+)
+
+
+def forked(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    """A process, not yet started, that calls a function of the top of a module; it is killed when pytest ends."""
+    return _context.Process(target=_call, args=(function, arguments))
+
+
+def run_command(
+    name: str, *arguments: object, cwd: Path | None = None, input: str = "", timeout: float = 300.0
+) -> subprocess.CompletedProcess[str]:
+    """Run `run_command("ftk-train", "--help")` in a process of its own, in one thread.
+
+    Returns:
+        Exit code, standard output and standard error, as `subprocess.run` does.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was killed.
+    """
+    words = [name, *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [Path(folder) / stream for stream in ("stdin", "stdout", "stderr")]
+        streams[0].write_text(input, encoding="utf-8")
+        process = forked(_main, words, os.fspath(cwd or Path.cwd()), dict(os.environ), [*map(str, streams)])
+        process.start()
+        process.join(timeout)
+        if timed_out := process.exitcode is None:
+            process.kill()
+            process.join()
+        stdout, stderr = (stream.read_text(encoding="utf-8") if stream.exists() else "" for stream in streams[1:])
+        if timed_out:
+            raise subprocess.TimeoutExpired(words, timeout, stdout, stderr)
+        return subprocess.CompletedProcess(words, process.exitcode, stdout, stderr)
+
+
+def end_with_parent() -> None:
+    """This process is killed when the one that started it ends. (On Linux; nothing happens elsewhere.)"""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    end_with_parent()
+    function(*arguments)
+
+
+def _main(words: list[str], cwd: str, environment: dict[str, str], streams: list[str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    for number, (path, flags) in enumerate(zip(streams, (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT] * 2), strict=True)):
+        descriptor = os.open(path, flags, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # multiprocessing has closed it
+    sys.argv = ["-c", *words[1:]]
+    module = importlib.import_module(f"ftk_cli.{words[0].removeprefix('ftk-').replace('-', '_')}")
+    sys.exit(module.main())
