@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run_command
+from tests.processes import leave_out_fsync, run_command
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,6 +18,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums do not depend on the machine
 # Without AMX: there are virtual machines that show it and end a process that uses it (SIGILL at a product in bf16).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+leave_out_fsync()
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ def environment(tmp_path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_it_goes_all_the_way_and_twice(environment, tmp_path):
     for _ in range(2):
         done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=300)
@@ -43,6 +44,7 @@ def test_it_goes_all_the_way_and_twice(environment, tmp_path):
     assert (tmp_path / "out" / "run" / "checkpoint_best").is_dir()
 
 
+@pytest.mark.slow
 def test_the_model_learns_more_than_how_often_tokens_come(environment):
     environment["FTK_QUICKSTART_UPDATES"] = "700"
     done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=500)
@@ -59,6 +61,7 @@ def test_a_folder_of_the_users_is_not_removed(environment, tmp_path):
     assert (tmp_path / "out" / "precious.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_own_text_in_chinese(environment, test_data, tmp_path):
     own = test_data / "chinese" / "valid.jsonl"
     done = subprocess.run([*SCRIPT, str(own)], env=environment, capture_output=True, text=True, timeout=300)
@@ -74,6 +77,7 @@ def test_too_little_text_is_said(environment, tmp_path):
     assert "at least 10 are needed" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_nothing_broken(environment, tmp_path):
     environment["FTK_QUICKSTART_UPDATES"] = "100000"
     process = subprocess.Popen(
