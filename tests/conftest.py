@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.processes import leave_out_fsync, run_command
 
@@ -19,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums do not depend on the machi
 # Without AMX: there are virtual machines that show it and end a process that uses it (SIGILL at a product in bf16).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 leave_out_fsync()
+settings.register_profile("ftk", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test is timed
+settings.load_profile("ftk")
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -67,6 +68,19 @@ def run_command(
         if timed_out:
             raise subprocess.TimeoutExpired(words, timeout, stdout, stderr)
         return subprocess.CompletedProcess(words, process.exitcode, stdout, stderr)
+
+
+def wait_until(happened: Callable[[], Any], process: subprocess.Popen[str], timeout: float = 300.0) -> None:
+    """Return as soon as `happened()` is true.
+
+    Raises:
+        AssertionError: the process that is to bring it about has ended before, or `timeout` seconds have passed.
+    """
+    deadline = time.monotonic() + timeout
+    while not happened():
+        assert process.poll() is None or happened(), f"ended with code {process.returncode} before"
+        assert time.monotonic() < deadline, f"nothing has happened for {timeout} seconds"
+        time.sleep(0.01)
 
 
 def end_with_parent() -> None:

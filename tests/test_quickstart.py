@@ -7,10 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ["bash", str(ROOT / "scripts" / "quickstart.sh")]
@@ -83,12 +84,9 @@ def test_an_interrupt_leaves_nothing_broken(environment, tmp_path):
     process = subprocess.Popen(
         SCRIPT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "out" / "run" / "config.yaml").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(1)
+    wait_until((tmp_path / "out" / "run" / "metrics.jsonl").exists, process)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "Traceback" not in errors
     assert not list((tmp_path / "out").rglob("*.tmp*"))
