@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.processes import leave_out_fsync, run_command
 
 ROOT = Path(__file__).resolve().parents[1]
 
-
-def _set_instructions() -> None:
-    """Where a virtual machine names AMX and stops the programs that use it, oneDNN is told to do without."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if "ONEDNN_MAX_CPU_ISA" in os.environ or not cpuinfo.exists() or "amx_tile" not in cpuinfo.read_text():
-        return
-    probe = "import torch; torch.nn.Linear(64, 128).bfloat16()(torch.ones(33, 64, dtype=torch.bfloat16))"
-    stopped = subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == -signal.SIGILL
-    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16" if stopped else "ALL"
-
-
-_set_instructions()  # before torch is imported; processes that tests start inherit it
+# For this process, before it imports PyTorch, and for those that tests start.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums do not depend on the machine
+# Without AMX: there are virtual machines that show it and end a process that uses it (SIGILL at a product in bf16).
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+leave_out_fsync()
+settings.register_profile("ftk", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test is timed
+settings.load_profile("ftk")
 
 
 @pytest.fixture(scope="session")
@@ -39,23 +36,7 @@ def test_data() -> Path:
 @pytest.fixture(scope="session")
 def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `command("ftk-train", "--help")` in a process of its own."""
-
-    def run(
-        name: str, *arguments: object, cwd: Path | None = None, timeout: float = 300, **options: object
-    ) -> subprocess.CompletedProcess[str]:
-        module = f"ftk_cli.{name.removeprefix('ftk-').replace('-', '_')}"
-        code = f"import sys; from {module} import main; sys.exit(main())"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        return subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            cwd=cwd,
-            env=environment,
-            text=True,
-            timeout=timeout,
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
-        )  # type: ignore[call-overload]
-
-    return run
+    return run_command
 
 
 @pytest.fixture(scope="session")

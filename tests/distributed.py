@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -15,12 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.processes import forked, redirect
+
 
 def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 300.0) -> list[Any]:
     """Run `function(*arguments)` in `size` processes that are ranks of one gloo group on this machine.
 
     The function stands at the top of a module; it finds the group by `torch.distributed`, and RANK, WORLD_SIZE,
-    LOCAL_RANK and the rest of torchrun's variables in its environment. Starting takes seconds: check much in one run.
+    LOCAL_RANK and the rest of torchrun's variables in its environment.
 
     Returns:
         What each rank returned, by rank; it has to be what JSON holds.
@@ -29,39 +32,56 @@ def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout:
         AssertionError: a rank failed, with the traceback of the first one that did, or they took longer than `timeout`
             seconds. No process is left behind.
     """
-    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        codes = _start(_run, size, timeout, folder, function, arguments)
+        failures = sorted(Path(folder).glob("*.failure"), key=lambda path: path.stat().st_mtime_ns)
+        if failures:
+            raise AssertionError(f"rank {failures[0].stem} failed:\n{failures[0].read_text()}")
+        assert not any(code is None for code in codes), f"not done after {timeout} seconds: exit codes {codes}"
+        assert not any(codes), f"exit codes of the ranks: {codes}"
+        return [json.loads((Path(folder) / f"{rank}.result").read_text()) for rank in range(size)]
+
+
+def run_jobs(
+    function: Callable[[list[list[str]]], int], size: int, jobs: list[list[str]], timeout: float = 600.0
+) -> subprocess.CompletedProcess[str]:
+    """Run `function(jobs)`, which returns an exit code, in as many processes as if torchrun had started them; of one
+    without torchrun.
+
+    Returns:
+        The first exit code that is not 0, and what all processes wrote. One that fails, or `timeout` seconds, end all.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        codes = _start(_work, size, timeout, folder, function, jobs)
+        stdout, stderr = ((Path(folder) / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+        assert None not in codes or any(codes), f"not done after {timeout} seconds: {stderr}"
+        return subprocess.CompletedProcess([], next(filter(None, codes), 0), stdout, stderr)
+
+
+def _start(function: Callable[..., Any], size: int, timeout: float, *arguments: Any) -> list[int | None]:
+    """Exit codes of `function(rank, size, port, *arguments)`, by rank; None of one that had to be killed."""
     # The ranks meet at a store of this process, as those of torchrun do at its agent's: a port that a rank was to open
     # could be another one's by then.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [
-            context.Process(target=_run, args=(function, rank, size, store.port, folder, arguments))
-            for rank in range(size)
-        ]
+    ranks = [forked(function, rank, size, store.port, *arguments) for rank in range(size)]
+    deadline = time.monotonic() + timeout
+    try:
         for process in ranks:
             process.start()
-        deadline = time.monotonic() + timeout
-        try:
-            while any(process.is_alive() for process in ranks):
-                if any(process.exitcode for process in ranks) or time.monotonic() > deadline:
-                    break
-                time.sleep(0.02)
-            failures = sorted(Path(folder).glob("*.failure"), key=lambda path: path.stat().st_mtime_ns)
-            if failures:
-                raise AssertionError(f"rank {failures[0].stem} failed:\n{failures[0].read_text()}")
-            codes = [process.exitcode for process in ranks]
-            assert not any(code is None for code in codes), f"not done after {timeout} seconds: exit codes {codes}"
-            assert not any(codes), f"exit codes of the ranks: {codes}"
-            return [json.loads((Path(folder) / f"{rank}.result").read_text()) for rank in range(size)]
-        finally:
-            for process in ranks:
+        while any(process.is_alive() for process in ranks):
+            if any(process.exitcode for process in ranks) or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        return [process.exitcode for process in ranks]
+    finally:
+        for process in ranks:
+            if process.pid is not None:
                 process.kill()
                 process.join()
 
 
-def _run(
-    function: Callable[..., Any], rank: int, size: int, port: int, folder: str, arguments: tuple[Any, ...]
-) -> None:
+def _set_environment(rank: int, size: int, port: int) -> None:
+    """The variables that torchrun sets."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -72,6 +92,12 @@ def _run(
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
     torch.set_num_threads(1)
+
+
+def _run(
+    rank: int, size: int, port: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    _set_environment(rank, size, port)
     try:
         dist.init_process_group("gloo")
         result = function(*arguments)
@@ -83,3 +109,13 @@ def _run(
         partial.write_text(traceback.format_exc())
         partial.rename(Path(folder) / f"{rank}.failure")
         os._exit(1)
+
+
+def _work(
+    rank: int, size: int, port: int, folder: str, function: Callable[[list[list[str]]], int], jobs: list[list[str]]
+) -> None:
+    if size > 1:
+        _set_environment(rank, size, port)
+    redirect(str(Path(folder) / "stdout"), 1)
+    redirect(str(Path(folder) / "stderr"), 2)
+    sys.exit(function(jobs))

@@ -25,6 +25,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_it_runs_and_its_losses_agree(tmp_path):
     done = run("--quick", "--ways", "DDP", "FSDP2 ZeRO-2", "--json", tmp_path / "out.json")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -105,6 +105,7 @@ RUN = [document for document in DOCUMENTS if blocks(document) and document.name 
 
 
 @pytest.mark.parametrize("document", RUN, ids=lambda d: d.name)
+@pytest.mark.slow
 def test_code_blocks_run(document, corpus, data_bin, tmp_path):
     for file in corpus.iterdir():
         (shutil.copytree if file.is_dir() else shutil.copy)(file, tmp_path / file.name)

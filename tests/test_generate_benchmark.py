@@ -28,6 +28,7 @@ def test_the_originals_way_gives_the_same_tokens(seed):
     assert original_fill(model, context, SPECIAL, 8) == answer.tokens
 
 
+@pytest.mark.slow
 def test_a_quick_run_prints_a_table_and_writes_figures(tmp_path):
     words = sorted(set(TEXT.split()) - {"{}"})
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(10)), *words]

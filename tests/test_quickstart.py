@@ -7,10 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ["bash", str(ROOT / "scripts" / "quickstart.sh")]
@@ -30,6 +31,7 @@ def environment(tmp_path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_it_goes_all_the_way_and_twice(environment, tmp_path):
     for _ in range(2):
         done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=300)
@@ -43,6 +45,7 @@ def test_it_goes_all_the_way_and_twice(environment, tmp_path):
     assert (tmp_path / "out" / "run" / "checkpoint_best").is_dir()
 
 
+@pytest.mark.slow
 def test_the_model_learns_more_than_how_often_tokens_come(environment):
     environment["FTK_QUICKSTART_UPDATES"] = "700"
     done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=500)
@@ -59,6 +62,7 @@ def test_a_folder_of_the_users_is_not_removed(environment, tmp_path):
     assert (tmp_path / "out" / "precious.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_own_text_in_chinese(environment, test_data, tmp_path):
     own = test_data / "chinese" / "valid.jsonl"
     done = subprocess.run([*SCRIPT, str(own)], env=environment, capture_output=True, text=True, timeout=300)
@@ -74,17 +78,15 @@ def test_too_little_text_is_said(environment, tmp_path):
     assert "at least 10 are needed" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_nothing_broken(environment, tmp_path):
     environment["FTK_QUICKSTART_UPDATES"] = "100000"
     process = subprocess.Popen(
         SCRIPT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "out" / "run" / "config.yaml").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(1)
+    wait_until((tmp_path / "out" / "run" / "metrics.jsonl").exists, process)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "Traceback" not in errors
     assert not list((tmp_path / "out").rglob("*.tmp*"))

@@ -96,6 +96,7 @@ def test_every_combination_of_options_is_a_way():
     assert "ftk bf16, attention flex, compile block" in names
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_and_its_losses_agree(tmp_path):
     command = [sys.executable, ROOT / "scripts" / "benchmark" / "train_step.py", "--quick", "--device", "cpu"]
     command += ["--precision", "fp32", "--checkpointing", "none", "full", "--json", tmp_path / "out.json"]
@@ -113,6 +114,7 @@ def test_the_benchmark_runs_and_its_losses_agree(tmp_path):
         assert f"| {row['way']} |" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_way_whose_losses_differ_is_reported(tmp_path):
     """Dropout in one way only would be such a mistake; here the tolerance is made impossible to keep."""
     code = (

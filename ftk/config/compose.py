@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -83,22 +84,25 @@ def read_config_file(root: type, path: str, user_dir: str | None = None) -> Tree
 def recipe_file(path: str, flag: str = "--config") -> Path:
     """The file that `flag` names: a YAML file, or the name of a recipe that comes with ftk.
 
+    A recipe's name means the recipe also where a folder of that name lies, unless a run's config.yaml lies in it.
+
     Raises:
         UserError: it is neither; names the recipes.
     """
     from ftk.config.hydra import recipe_folder
 
-    file, recipe = Path(path), recipe_folder() / f"{path}.yaml"
-    if file.is_dir():
-        raise UserError(f"{flag} {path} is a folder; give the YAML file itself, e.g. {file / 'config.yaml'}")
-    if file.suffix or file.exists():
-        return file
-    if not recipe.exists():
-        names = sorted(recipe.stem for recipe in recipe_folder().glob("*.yaml"))
-        close = difflib.get_close_matches(path, names, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"{flag} {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(names)}")
-    return recipe
+    recipes = {recipe.stem: recipe for recipe in sorted(recipe_folder().glob("*.yaml"))}
+    in_folder = os.path.join(path, "config.yaml")
+    is_folder = os.path.isdir(path)
+    if path in recipes and not os.path.exists(in_folder if is_folder else path):
+        return recipes[path]
+    if is_folder:
+        raise UserError(f"{flag} {path} is a folder; give the YAML file itself, e.g. {in_folder}")
+    if os.path.splitext(path)[1] or os.path.exists(path):
+        return Path(path)
+    close = difflib.get_close_matches(path, recipes, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise UserError(f"{flag} {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(recipes)}")
 
 
 def _choose(tree: Tree, key: str, is_architecture: bool, name: str) -> None:

@@ -91,6 +91,7 @@ def test_torch_export_gives_the_same_logits(trained, tmp_path):
     check(trained, lambda step: program(*step.values()))
 
 
+@pytest.mark.slow
 def test_aot_inductor_gives_the_same_logits(trained, tmp_path):
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("needs a C++ compiler")
@@ -102,6 +103,7 @@ def test_aot_inductor_gives_the_same_logits(trained, tmp_path):
 
 
 @pytest.mark.parametrize("max_bytes", [10**9, 10**5], ids=["one file", "weights beside it"])
+@pytest.mark.slow
 def test_onnx_gives_the_same_logits(trained, tmp_path, monkeypatch, max_bytes):
     monkeypatch.setattr(export, "_ONNX_MAX_BYTES", max_bytes)
     pytest.importorskip("onnxscript", reason="needs ftk[export]")

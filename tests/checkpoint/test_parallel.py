@@ -177,7 +177,7 @@ def one(tmp_path: Path) -> Path:
     )
 
 
-@pytest.mark.parametrize(("size", "arrangements"), [(2, ARRANGEMENTS), (4, FOUR)])
+@pytest.mark.parametrize(("size", "arrangements"), [(2, ARRANGEMENTS), pytest.param(4, FOUR, marks=pytest.mark.slow)])
 def test_every_arrangement_takes_the_checkpoints_of_the_others(one, tmp_path, size, arrangements):
     order = [*arrangements, *(f"{name}-again" for name in arrangements)]
     sizes = {name: list(arrangements[name.removesuffix("-again")]) for name in order}

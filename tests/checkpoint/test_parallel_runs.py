@@ -15,7 +15,8 @@ from ftk.checkpoint import load_model_tensors, read_trainer_state
 from ftk.checkpoint.convert import convert_from_original
 from ftk.checkpoint.storage import read_index, read_tensors
 from ftk.hub import load_tokenizer
-from tests.torchrun import torchrun
+from tests.distributed import run_jobs
+from tests.trainer.parallel_jobs import run_all
 
 from .test_convert import HEADS, cut_as_megatron_does, original_state, write_original
 from .test_convert_optimizer import adam_of
@@ -71,7 +72,7 @@ def runs(data_bin, original, tmp_path_factory, command) -> dict[str, Any]:
 
     def start(size: int, jobs: list[tuple[str, str]]) -> str:
         words = [[*flags, "--save-dir", str(folder / name), *shlex.split(own)] for name, own in jobs]
-        done = torchrun(size, "-m", "tests.trainer.parallel_jobs", json.dumps(words))
+        done = run_jobs(run_all, size, words)
         assert done.returncode == 0, done.stderr
         return done.stderr
 

@@ -12,6 +12,8 @@ from tests.torchrun import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 from elastic_test import Play, lose_and_return, machines, records
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_machine_that_is_lost_and_comes_back_goes_on_from_the_last_checkpoint(data_bin, tmp_path):
     exact = ("--dropout", "0", "--attention-dropout", "0", "--embedding-dropout", "0")

@@ -6,13 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 import ftk
+from tests.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -139,15 +139,9 @@ def test_a_signal_finishes_the_update_saves_and_says_so(number, exit_code, data_
     code = "import sys; from ftk_cli.train import main; sys.exit(main())"
     arguments = [str(a) for a in (data_bin, *TINY, "--max-update", 100_000, "--save-dir", out)]
     process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    try:
-        while not (out / "checkpoint_5").exists():
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=600)
-    finally:
-        process.kill()
-        process.communicate()
+    wait_until((out / "checkpoint_5").exists, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == exit_code  # preempted and saved is well ended
     assert number.name in errors
     assert "Traceback" not in errors

@@ -9,7 +9,9 @@ import pytest
 
 from ftk_cli.train import main as train_main
 from ftk_cli.validate import main
-from tests.torchrun import torchrun
+from tests.cli.validate_jobs import run_all
+from tests.distributed import run_jobs
+from tests.tiers import slow_but, wants_slow
 
 # Name: processes, flags, the largest share of the model that one of them holds. Of so small a model the embeddings are
 # the most: tensor parallel cuts those of tokens, not those of positions; a pipeline has the former at both ends.
@@ -26,6 +28,7 @@ CASES = {
     "T2 R2": (4, "--tensor-parallel-size 2", 0.65),
     "P2 R2": (4, "--pipeline-parallel-size 2", 0.98),
 }
+QUICK = ("T2", "P2", "P2 average", "T2 bf16")  # before each commit
 SHARING = {"--tensor-parallel-size", "--pipeline-parallel-size"}
 
 
@@ -47,17 +50,18 @@ def run_folder(data_bin, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def figures(data_bin, run_folder):
+def figures(data_bin, run_folder, request):
     """Name -> (figures, numbers that each process holds); "alone" and its flags for one process."""
     found = {}
-    jobs = {name: (size, shlex.split(flags)) for name, (size, flags, _) in CASES.items()}
-    alone = {tuple(without_sharing(flags)) for _, flags, _ in CASES.values()}
+    cases = CASES if wants_slow(request) else {name: CASES[name] for name in QUICK}
+    jobs = {name: (size, shlex.split(flags)) for name, (size, flags, _) in cases.items()}
+    alone = {tuple(without_sharing(flags)) for _, flags, _ in cases.values()}
     jobs |= {("alone", *flags): (1, list(flags)) for flags in alone}
     base = [str(data_bin), "--path", str(run_folder), "--batch-size", "3", "--max-samples", "13", "--device", "cpu"]
-    for size in (1, 2, 4):
+    for size in sorted({size for size, _ in jobs.values()}):
         names = [name for name, (of, _) in jobs.items() if of == size]
         arguments = [[*base, "--output-format", "json", *jobs[name][1]] for name in names]
-        done = torchrun(size, "-m", "tests.cli.validate_jobs", json.dumps(arguments))
+        done = run_jobs(run_all, size, arguments)
         assert done.returncode == 0, done.stderr
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert len(lines) == 2 * len(names), done.stdout  # the main process alone speaks
@@ -65,7 +69,7 @@ def figures(data_bin, run_folder):
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(QUICK, CASES))
 def test_processes_that_share_a_model_find_what_one_process_finds(figures, name):
     size, flags, share = CASES[name]
     expected, [whole] = figures[("alone", *without_sharing(flags))]

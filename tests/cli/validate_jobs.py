@@ -1,13 +1,12 @@
-"""Several `ftk-validate` runs one after the other in the same processes, whose start takes longer than a small run.
+"""Several `ftk-validate` runs one after the other in the same processes.
 
-torchrun ... -m tests.cli.validate_jobs '[["DATA", "--path", ...], ...]'; each job's output goes to stdout of the main
-process, after a line with the numbers in the parameters that each process holds.
+`run_jobs(run_all, size, [["DATA", "--path", ...], ...])`: each job's output goes to stdout of the main process, after
+a line with the numbers in the parameters that each process holds.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 
 from ftk.model_parallel.shards import local
 from ftk_cli import validate
@@ -25,7 +24,3 @@ def run_all(jobs: list[list[str]]) -> int:
 
     validate.load = counted
     return next((code for job in jobs if (code := validate.main(job)) != 0), 0)
-
-
-if __name__ == "__main__":
-    sys.exit(run_all(json.loads(sys.argv[1])))

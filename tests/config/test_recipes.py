@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ftk.config import compose, dump
+from ftk.config.compose import recipe_file
 from ftk.config.hydra import compose_file, recipe_folder
+from ftk.errors import UserError
 from ftk.trainer.train_config import TrainConfig
 
 RECIPES = sorted(path.stem for path in recipe_folder().glob("*.yaml"))
@@ -72,3 +74,22 @@ def test_the_values_are_the_published_ones(name):
 def test_a_flag_wins_over_the_recipe():
     config = compose(TrainConfig, "ftk-train", "", ["data", "--config", "glm_large", "--lr", "1e-5"])
     assert (config.optimizer.config.lr, config.optimizer.config.eps) == (1e-5, 1e-6)
+
+
+def test_a_folder_that_bears_the_name_of_a_recipe_does_not_hide_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart" / "run").mkdir(parents=True)  # as scripts/quickstart.sh leaves it
+    config = compose(TrainConfig, "ftk-train", "", ["data", "--config", "quickstart"])
+    assert config.model.arch == "glm_tiny"
+    (tmp_path / "quickstart" / "config.yaml").touch()
+    with pytest.raises(UserError, match=r"is a folder; give the YAML file itself, e\.g\. quickstart/config\.yaml"):
+        recipe_file("quickstart")
+    (tmp_path / "glm_base").write_text("training: {max_update: 7}")
+    assert recipe_file("glm_base").samefile(tmp_path / "glm_base")
+
+
+@pytest.mark.parametrize("name", ["./glm_base", "../configs/glm_base", "x" * 300])
+def test_a_path_is_no_name_of_a_recipe(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there is no such file and no such recipe"):
+        recipe_file(name)

@@ -28,6 +28,7 @@ from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
 from ftk_cli import data as data_command
 from ftk_cli import preprocess as preprocess_command
+from tests.processes import wait_until
 
 WORDS = [
     *("the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "bird", "fly", "over", "two", "trees"),
@@ -307,11 +308,9 @@ def test_a_signal_in_the_middle_leaves_nothing(tmp_path, model, number, message)
         for line in sentences(60_000):
             writer.write(f"{line}\n")
         writer.flush()
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("out.tmp-*/train.bin.tmp-*")) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: list(tmp_path.glob("out.tmp-*/train.bin.tmp-*")), process)
         os.killpg(process.pid, number)  # as a terminal does: the workers get it too
-        _, shown = process.communicate(timeout=60)
+        _, shown = process.communicate(timeout=300)
     assert process.returncode == 1
     assert shown.splitlines()[-1].startswith(f"ftk-preprocess: {message}")
     assert "Traceback" not in shown
@@ -330,7 +329,7 @@ def test_ctrl_c_ends_the_training_of_a_model_at_once(tmp_path):
     said = process.stderr.readline()
     assert "training a SentencePiece model of 8000 pieces" in said
     process.send_signal(signal.SIGINT)
-    _, shown = process.communicate(timeout=60)
+    _, shown = process.communicate(timeout=300)
     assert process.returncode == 1
     assert shown.splitlines() == ["ftk-preprocess: interrupted"]
     assert [p.name for p in tmp_path.iterdir()] == ["train.txt"]

@@ -28,6 +28,7 @@ from tests.model_parallel.small_steps import (
     whole,
     write_reference,
 )
+from tests.tiers import slow_but, wants_slow
 
 NUM_PARAMETERS = 31_776
 COPIES = {"data_parallel_replicate_size": 2}
@@ -55,6 +56,7 @@ EXACT = {
     },
 }
 EACH_EXACT = [(size, name) for size, cases in EXACT.items() for name in cases]
+EACH_EXACT = slow_but([(2, name) for name in EXACT[2]], EACH_EXACT)
 # torch has linear_cross_entropy from 2.13 on; what is said before that, tests/criterions asks.
 LOSS_FORMS = ["chunked", "linear"] if hasattr(torch.nn, "LinearCrossEntropyOptions") else ["chunked"]
 
@@ -102,8 +104,8 @@ def reference(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def results(reference):
-    return {size: run_ranks(run, size, reference[0], size) for size in EXACT}
+def results(reference, request):
+    return {size: run_ranks(run, size, reference[0], size) for size in EXACT if size == 2 or wants_slow(request)}
 
 
 def run(folder: str, size: int) -> dict[str, Any]:

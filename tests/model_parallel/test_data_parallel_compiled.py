@@ -10,6 +10,8 @@ from ftk.model_parallel.world import World, make_world, resolve_sizes
 from tests.distributed import run_ranks
 from tests.model_parallel.small_steps import largest_difference, train, write_reference
 
+pytestmark = pytest.mark.slow
+
 
 def run_compiled(folder: str) -> list[tuple[list[float], float]]:
     from torch._dynamo.utils import counters

@@ -77,7 +77,7 @@ def assert_same(found: Any, wanted: Any, path: str = "") -> None:
         assert found == wanted, path
 
 
-@pytest.mark.parametrize(("size", "arrangements"), [(2, TENSOR), (4, BOTH)])
+@pytest.mark.parametrize(("size", "arrangements"), [(2, TENSOR), pytest.param(4, BOTH, marks=pytest.mark.slow)])
 def test_every_process_finds_what_one_alone_finds(checkpoint, size, arrangements):
     wanted = answers_of(str(checkpoint), World.single())
     whole = wanted.pop("parameters")

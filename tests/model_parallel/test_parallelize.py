@@ -499,6 +499,7 @@ def test_blocks_are_found_in_lists_rows_and_dicts(model, names):
         (2, 'give it a dimension "shard" after "replicate", of size 1 for plain copies'),
     ],
 )
+@pytest.mark.slow
 def test_meshes_that_do_not_go_with_a_model_are_refused(four, place, message):
     assert all(message in result["refused"][place] for result in four)
 
@@ -513,6 +514,7 @@ def test_meshes_that_do_not_go_with_a_model_are_refused(four, place, message):
         "network, own layers, shares named alone",
     ],
 )
+@pytest.mark.slow
 def test_four_processes_learn_as_one(four, name):
     for result in four:
         assert result[name] == pytest.approx(alone(name.partition(",")[0]), rel=1e-5)

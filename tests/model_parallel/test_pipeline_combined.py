@@ -10,6 +10,8 @@ import pytest
 from tests.distributed import run_ranks
 from tests.model_parallel import pipeline_steps as steps
 
+pytestmark = pytest.mark.slow
+
 COMBINED: dict[str, dict[str, Any]] = {
     "P2 S2": {"pipeline_parallel_size": 2, "data_parallel_shard_size": 2},
     "P2 S2 interleaved": {

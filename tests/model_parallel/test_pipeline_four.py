@@ -10,6 +10,8 @@ import pytest
 from tests.distributed import run_ranks
 from tests.model_parallel import pipeline_steps as steps
 
+pytestmark = pytest.mark.slow
+
 FOUR: dict[str, dict[str, Any]] = {
     "1f1b": {},
     "gpipe, uneven": {"pipeline_schedule": "gpipe", "pipeline_layers": [1, 1, 1, 2]},

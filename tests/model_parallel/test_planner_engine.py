@@ -108,7 +108,7 @@ GLOO = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_real_processes_hold_and_send_what_is_planned(size):
     for rank, differences in enumerate(run_ranks(differences_from_plan, size, timeout=120)):
         assert differences == [], f"rank {rank}"

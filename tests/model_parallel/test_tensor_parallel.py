@@ -127,7 +127,7 @@ def compare() -> dict[str, Any]:
     return results
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_losses_and_gradients_are_those_of_one_process(size: int, two: list[dict[str, Any]]) -> None:
     """Ten updates, two micro-batches each, clipped, uneven vocabulary and lengths, documents kept apart."""
     found = run_ranks(compare, size) if size > 2 else [results["compare"] for results in two]

@@ -263,7 +263,10 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 try:
     with open_world(ParallelConfig(), torch.device("cpu")) as world:
         world.barrier()
-        time.sleep(0.5)
+        own, other = (mark.parent / f"{number} is through" for number in (world.rank, 1 - world.rank))
+        own.touch()
+        while not other.exists():  # who leaves ends the barrier of who is still in it
+            time.sleep(0.02)
         raise ValueError("ill")
 except ValueError:
     assert not torch.distributed.is_initialized()  # and another world can be opened
@@ -293,9 +296,9 @@ def meet_and_hang() -> list[str]:
     dist.barrier()
     time.sleep(0.1 * rank)
     name = meet(store, rank, 3, 60.0)
-    group = dist.new_group(timeout=datetime.timedelta(seconds=1.0 + rank))  # the second one waits longer
+    group = dist.new_group(timeout=datetime.timedelta(seconds=3.0 + rank))  # the second one waits longer
     try:
-        with meeting.hangs_named(dist.PrefixStore(name, store), rank, 3, 1.0, "; give it longer"):
+        with meeting.hangs_named(dist.PrefixStore(name, store), rank, 3, 3.0, "; give it longer"):
             if rank != 2:
                 dist.barrier(group=group)
     except ProcessHangs as error:
@@ -308,7 +311,7 @@ def test_processes_meet_and_name_the_one_that_hangs(monkeypatch):
     monkeypatch.setenv("STORE_PORT", str(server.port))
     results = run_ranks(meet_and_hang, 3)
     assert len({name for name, _ in results}) == 1
-    hung = "waited 1 seconds in vain; nothing was heard of process 2, which hangs or has lost the connection; give"
+    hung = "waited 3 seconds in vain; nothing was heard of process 2, which hangs or has lost the connection; give"
     assert [said[: len(hung)] for _, said in results] == [hung, hung, "nothing"]
 
 

@@ -1,7 +1,7 @@
-"""Several `ftk-train` runs one after the other in the same processes, whose start takes longer than a small run.
+"""Several `ftk-train` runs one after the other in the same processes.
 
-torchrun ... -m tests.trainer.parallel_jobs '[["DATA", "--save-dir", ...], ...]'; each job's JSON log goes to stdout of
-the main process, before it a line with the job's number, after it one with the number of graphs that it compiled.
+`run_jobs(run_all, size, [["DATA", "--save-dir", ...], ...])`: each job's JSON log goes to stdout of the main process,
+before it a line with the job's number, after it one with the number of graphs that it compiled.
 
 Graphs are compiled by AOTAutograd alone: Inductor's C++ takes a minute for the blocks of one job, and knows nothing of
 processes. (`tests/model_parallel/test_data_parallel_compiled.py` has it.)
@@ -43,7 +43,3 @@ def graphs_compiled() -> int:
     counters.clear()
     torch._dynamo.reset()
     return graphs
-
-
-if __name__ == "__main__":
-    sys.exit(run_all(json.loads(sys.argv[1])))

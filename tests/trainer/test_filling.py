@@ -9,7 +9,8 @@ import pytest
 
 import ftk.trainer.trainer as trainer_module
 from ftk.errors import UserError
-from tests.torchrun import torchrun
+from tests.distributed import run_jobs
+from tests.trainer.parallel_jobs import run_all
 from tests.trainer.toy import toy_trainer
 
 STEPS = (
@@ -59,7 +60,7 @@ def test_shares_that_only_a_checkpoint_has_filled_go_on_as_without_a_break(data_
         return [str(data_bin), "--save-dir", str(tmp_path / name), "--max-update", str(updates), *shlex.split(STEPS)]
 
     jobs = [job("whole", 4), job("broken", 2), job("broken", 4)]
-    done = torchrun(2, "-m", "tests.trainer.parallel_jobs", json.dumps(jobs), timeout=300)
+    done = run_jobs(run_all, 2, jobs)
     assert done.returncode == 0, done.stderr
     losses = [[], [], []]
     for line in map(json.loads, done.stdout.splitlines()):

@@ -8,7 +8,8 @@ import shlex
 
 import pytest
 
-from tests.torchrun import torchrun
+from tests.distributed import run_jobs
+from tests.trainer.parallel_jobs import run_all
 
 FLAGS = (
     "--arch glm_tiny --device cpu --num-layers 2 --dropout 0 --attention-dropout 0 --embedding-dropout 0 --lr 1e-3 "
@@ -35,7 +36,7 @@ def logs(data_bin, tmp_path_factory, command):
     for size in (1, 2):
         names = [name for name, (of, _) in RUNS.items() if of == size]
         jobs = [[*flags, *shlex.split(RUNS[name][1]), "--save-dir", str(folder / name)] for name in names]
-        done = torchrun(size, "-m", "tests.trainer.parallel_jobs", json.dumps(jobs))
+        done = run_jobs(run_all, size, jobs)
         assert done.returncode == 0, done.stderr
     read = {name: (folder / name / "metrics.jsonl").read_text().splitlines() for name in RUNS}
     return {name: [json.loads(line) for line in lines] for name, lines in read.items()}

@@ -9,7 +9,9 @@ import shlex
 
 import pytest
 
-from tests.torchrun import torchrun
+from tests.distributed import run_jobs
+from tests.tiers import slow_but, wants_slow
+from tests.trainer.parallel_jobs import run_all
 
 FLAGS = (
     "--arch glm_tiny --device cpu --num-layers 4 --hidden-size 32 --dropout 0 --attention-dropout 0 "
@@ -49,6 +51,12 @@ RUNS["backward P2 interleaved"] = (2, f"{INTERLEAVED} {BACKWARD}")
 RUNS["backward P2 zero-bubble"] = (2, f"{ZERO_BUBBLE} {BACKWARD}")
 RUNS["forward S2 once"] = (2, f"{S} {FORWARD[:-1]} data_rank=1'")
 RUNS["backward S2 checkpointed"] = (2, f"{S} {BACKWARD} --activation-checkpointing full")
+
+# Before each commit: what each way of sharing adds.
+QUICK = (
+    "look", "look S2", "look T2 sequence", "look P2 interleaved",
+    "forward", "backward", "forward S2", "forward S2 once", "forward T2", "backward P2",
+)  # fmt: skip
 
 PLUGIN = """
 from dataclasses import dataclass, field
@@ -100,21 +108,22 @@ class BreakAt(Hook):
 
 
 @pytest.fixture(scope="module")
-def runs(data_bin, tmp_path_factory, command):
+def runs(data_bin, tmp_path_factory, command, request):
     """Folder of all runs, each of which has its own with its log in it."""
     folder = tmp_path_factory.mktemp("looking")
     (folder / "plugin.py").write_text(PLUGIN)
     told = command("ftk-train", data_bin, *shlex.split(FLAGS), "--save-dir", folder / "none", "--dry-run").stdout
     samples = next(line for line in told.splitlines() if line.startswith("samples per epoch")).split()[-1]
     values = {"plugin": folder / "plugin.py", "fifth": math.ceil(int(samples.replace(",", "")) / 5)}
-    for size in (1, 2, 4):
-        names = [name for name, (of, _) in RUNS.items() if of == size]
+    wanted = RUNS if wants_slow(request) else {name: RUNS[name] for name in QUICK}
+    for size in sorted({size for size, _ in wanted.values()}):
+        names = [name for name, (of, _) in wanted.items() if of == size]
         jobs = []
         for name in names:
             flags = shlex.split(f"{FLAGS} {RUNS[name][1]}".format(**values))
             log = ["--log-file", str(folder / name / "log.txt")]
             jobs.append([str(data_bin), *flags, "--save-dir", str(folder / name), *log])
-        done = torchrun(size, "-m", "tests.trainer.parallel_jobs", json.dumps(jobs), timeout=600)
+        done = run_jobs(run_all, size, jobs)
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -124,7 +133,10 @@ def inspected(folder, name):
     return json.loads(line)
 
 
-@pytest.mark.parametrize("name", [name for name, (size, _) in RUNS.items() if name.startswith("look") and size > 1])
+LOOKS = [name for name, (size, _) in RUNS.items() if name.startswith("look") and size > 1]
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, LOOKS))
 def test_the_figures_of_all_processes_are_those_of_one(runs, name):
     alone = " ".join(word for word in name.split() if word in ("look", "short", "at", "four"))
     one, several = inspected(runs, alone), inspected(runs, name)
@@ -151,7 +163,7 @@ def anomalies(folder, name):
     return [line.partition("anomaly in ")[2] for line in lines if "anomaly in " in line]
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if re.match("(for|back)ward", name)])
+@pytest.mark.parametrize("name", slow_but(QUICK, [name for name in RUNS if re.match("(for|back)ward", name)]))
 def test_the_module_that_breaks_is_named(runs, name):
     alone = "2" not in name
     found = anomalies(runs, name)

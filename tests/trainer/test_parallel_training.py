@@ -14,7 +14,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from ftk.model_parallel.parallel_config import ParallelConfig
-from tests.torchrun import torchrun
+from tests.distributed import run_jobs
+from tests.tiers import slow_but, wants_slow
+from tests.trainer.parallel_jobs import run_all
 
 TOLERANCE = 1e-5
 OF_THE_MACHINE = ("seconds", "per_second", "_share", "memory", "mfu")  # figures that differ from run to run
@@ -151,6 +153,12 @@ DRAWN = {
 }
 DRAWN |= {f"{name} again": run for name, run in DRAWN.items()}
 
+# Before each commit: each way of sharing, with what differs most between them.
+QUICK = (
+    "plain", "epochs", "tuned", "dropout",
+    "R2", "S2", "T2 sequence", "P2", "S2 tuned", "P2 epochs", "T2 drawn", "T2 drawn again",
+)  # fmt: skip
+
 
 class Runs(NamedTuple):
     """What the runs have left, by name; run N has the folder N in `folder`."""
@@ -161,17 +169,19 @@ class Runs(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def runs(data_bin, tmp_path_factory):
+def runs(data_bin, tmp_path_factory, request):
     """All runs of a size are one start of its processes."""
     folder = tmp_path_factory.mktemp("runs")
     wanted = {name: (1, f"{flags} {own}") for name, (flags, own) in COMPUTED.items()}
     for name, (computed, size, own) in (CASES | APPROXIMATE | POWERSGD_RUNS | DRAWN).items():
         wanted[name] = (size, f"{COMPUTED[computed][0]} {own.replace('FOLDER', str(folder))}")
     found = Runs({}, {}, folder)
-    for size in (1, 2, 4):
+    if not wants_slow(request):
+        wanted = {name: wanted[name] for name in QUICK}
+    for size in sorted({size for size, _ in wanted.values()}):
         names = [name for name, (of, _) in wanted.items() if of == size]
         jobs = [[str(data_bin), "--save-dir", str(folder / name), *shlex.split(wanted[name][1])] for name in names]
-        done = torchrun(size, "-m", "tests.trainer.parallel_jobs", json.dumps(jobs), timeout=900)
+        done = run_jobs(run_all, size, jobs)
         assert done.returncode == 0, done.stderr
         for line in map(json.loads, done.stdout.splitlines()):
             if "job" in line:
@@ -203,7 +213,7 @@ def largest_difference(records, others):
     return max(abs(one - other) / other for one, other in pairs)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(QUICK, CASES))
 def test_a_run_of_several_processes_says_what_one_process_says(runs, name):
     computed, *_ = CASES[name]
     expected, found = runs.records[computed], runs.records[name]
@@ -228,6 +238,7 @@ def test_the_comparison_sees_a_difference(runs):
     assert {line["epoch"] for line in runs.records["epochs"]} >= {1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "least"), [("bf16", TOLERANCES["bf16"]), ("fp16", TOLERANCE)])
 def test_a_run_in_half_precision_is_none_in_single_precision(runs, precision, least):
     """In bf16 the tolerance of the comparison above would refuse it."""
@@ -237,17 +248,20 @@ def test_a_run_in_half_precision_is_none_in_single_precision(runs, precision, le
         assert largest_difference(runs.records[name], runs.records["plain of two layers"]) > least, name
 
 
+@pytest.mark.slow
 def test_blocks_were_compiled_where_that_was_asked_for(runs):
     compiled = {name for name, graphs in runs.graphs.items() if graphs}
     assert compiled == {name for name in runs.graphs if "compiled" in name} != set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", APPROXIMATE)
 def test_a_run_that_rounds_what_it_sends_is_near_to_one_process(runs, name):
     computed, *_ = APPROXIMATE[name]
     assert 2 * TOLERANCE < largest_difference(runs.records[name], runs.records[computed]) < 1e-2
 
 
+@pytest.mark.slow
 def test_powersgd_begins_after_so_many_updates_and_its_rank_counts(runs):
     one, two, plain = (runs.records[name] for name in (*POWERSGD_RUNS, "plain"))
     for records in (one, two):
@@ -256,12 +270,13 @@ def test_powersgd_begins_after_so_many_updates_and_its_rank_counts(runs):
     assert largest_difference(one, two) > 1e-2
 
 
-@pytest.mark.parametrize("name", [name for name in DRAWN if not name.endswith("again")])
+@pytest.mark.parametrize("name", slow_but(QUICK, [name for name in DRAWN if not name.endswith("again")]))
 def test_a_run_with_dropout_is_the_same_twice(runs, name):
     first, again = runs.records[name], runs.records[f"{name} again"]
     assert [computed_figures(line) for line in first] == [computed_figures(line) for line in again]
 
 
+@pytest.mark.slow
 def test_numbers_are_drawn_by_batch_layer_and_head_and_not_by_how_parameters_are_shared(runs):
     drawn = {name: losses(runs.records[name]) for name in ("dropout", "R2 drawn", "S2 drawn", "T2 drawn", "P2 drawn")}
     assert drawn["S2 drawn"] == pytest.approx(drawn["R2 drawn"], rel=TOLERANCE)
@@ -279,6 +294,7 @@ def test_one_process_writes_and_each_keeps_its_log_on_request(runs):
     assert not (runs.folder / "S2" / "ranks").exists()
 
 
+@pytest.mark.slow
 def test_every_option_of_several_processes_has_arrived_in_a_run(runs):
     """As the runs have written it themselves, so that an option that nobody gives, or that gets lost, is seen."""
     trees = [OmegaConf.to_container(OmegaConf.load(path)) for path in sorted(runs.folder.glob("*/config.yaml"))]

@@ -102,9 +102,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits(
     gate = Gate(monkeypatch)
     checkpoints = checkpoints_of(tmp_path)
     model, optimizer = trained()
-    began = time.monotonic()
-    checkpoints.save(TrainerState(num_updates=1), model, optimizer)
-    assert time.monotonic() - began < 30  # it returned though the disk stands still
+    checkpoints.save(TrainerState(num_updates=1), model, optimizer)  # it returns though the disk stands still
     assert not (tmp_path / "run" / "checkpoint_last").exists()
     threading.Timer(0.3, gate.opened.set).start()
     checkpoints.save(TrainerState(num_updates=2), model, optimizer)
@@ -196,8 +194,7 @@ def test_a_second_signal_gives_up_the_save_that_is_under_way(tmp_path, monkeypat
 
     def endless(path, pieces):
         if path.parent.name.startswith("checkpoint_3.tmp-"):
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
+            while True:
                 ftk.checkpoint.manifest._stop_if_told()
                 time.sleep(0.01)
         return write(path, pieces)
@@ -210,10 +207,8 @@ def test_a_second_signal_gives_up_the_save_that_is_under_way(tmp_path, monkeypat
 
     options = {**EVERY_UPDATE, "dataloader__batch_size": 4}
     trainer = toy_trainer(tmp_path, criterion=Acting(4, twice), **options)
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert time.monotonic() - began < 50
     assert trainer.checkpoints.last_saved == 2
     assert not list((tmp_path / "run").glob("*.tmp-*"))
     assert verify(tmp_path / "run" / "checkpoint_last") == []

@@ -8,7 +8,8 @@ import shlex
 
 import pytest
 
-from tests.torchrun import torchrun
+from tests.distributed import run_jobs
+from tests.trainer.parallel_jobs import run_all
 
 FLAGS = (
     "--arch glm_tiny_extra --device cpu --num-layers 2 --dropout 0 --attention-dropout 0 --embedding-dropout 0 "
@@ -49,7 +50,7 @@ def runs(data_bin, tmp_path_factory, command):
     assert alone.returncode == 0, alone.stderr
     looking = [*flags, str(folder / "two"), "--batch-size", "2", "--find-unused-parameters"]
     plain = [*flags, str(folder / "refused"), "--batch-size", "2"]
-    done = torchrun(2, "-m", "tests.trainer.parallel_jobs", json.dumps([looking, plain]))
+    done = run_jobs(run_all, 2, [looking, plain])
     read = [(folder / name / "metrics.jsonl").read_text().splitlines() for name in ("alone", "two")]
     return [[json.loads(line) for line in lines] for lines in read], done
 

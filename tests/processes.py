@@ -1,0 +1,129 @@
+"""Processes of tests, forked from one that has imported PyTorch and ftk: a start takes milliseconds, not seconds.
+
+That one is multiprocessing's fork server. Each pytest process has its own, which ends when pytest does, however it
+ends; the forks end with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        "ftk_cli.generate",
+        "ftk_cli.train",
+        "ftk.generation",
+        "ftk.model_parallel.pipeline.build",
+        "ftk.models.glm.model",
+        "ftk.tasks.glm_blank",
+        "ftk.trainer.trainer",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+    ]
+)
+
+
+def forked(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    """A process, not yet started, that calls a function of the top of a module; it is killed when pytest ends."""
+    return _context.Process(target=_call, args=(function, arguments, dict(os.environ)))
+
+
+def run_command(
+    name: str,
+    *arguments: object,
+    cwd: Path | None = None,
+    input: str = "",
+    stdout: Path | None = None,
+    timeout: float = 300.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run `run_command("ftk-train", "--help")` in a process of its own, in one thread.
+
+    Args:
+        stdout: where standard output goes instead of into the result.
+
+    Returns:
+        Exit code, standard output and standard error, as `subprocess.run` does.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was killed.
+    """
+    words = [name, *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [Path(folder) / stream for stream in ("stdin", "stdout", "stderr")]
+        streams[0].write_text(input, encoding="utf-8")
+        places = [streams[0], stdout or streams[1], streams[2]]
+        process = forked(_main, words, os.fspath(cwd or Path.cwd()), [*map(str, places)])
+        process.start()
+        process.join(timeout)
+        if timed_out := process.exitcode is None:
+            process.kill()
+            process.join()
+        output, errors = (stream.read_text(encoding="utf-8") if stream.exists() else "" for stream in streams[1:])
+        if timed_out:
+            raise subprocess.TimeoutExpired(words, timeout, output, errors)
+        return subprocess.CompletedProcess(words, process.exitcode, output, errors)
+
+
+def wait_until(happened: Callable[[], Any], process: subprocess.Popen[str], timeout: float = 300.0) -> None:
+    """Return as soon as `happened()` is true.
+
+    Raises:
+        AssertionError: the process that is to bring it about has ended before, or `timeout` seconds have passed.
+    """
+    deadline = time.monotonic() + timeout
+    while not happened():
+        assert process.poll() is None or happened(), f"ended with code {process.returncode} before"
+        assert time.monotonic() < deadline, f"nothing has happened for {timeout} seconds"
+        time.sleep(0.01)
+
+
+def end_with_parent() -> None:
+    """This process is killed when the one that started it ends. (On Linux; nothing happens elsewhere.)"""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def leave_out_fsync() -> None:
+    """Nothing waits for the disk: what a killed process has written is there, and no test ends the machine."""
+    os.fsync = os.fdatasync = lambda descriptor: None
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str]) -> None:
+    end_with_parent()
+    leave_out_fsync()
+    os.environ.clear()
+    os.environ.update(environment)
+    function(*arguments)
+
+
+def redirect(path: str, number: int) -> None:
+    """File 0, 1 or 2 of this process is `path` from now on."""
+    descriptor = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, number)
+    os.close(descriptor)
+
+
+def _main(words: list[str], cwd: str, streams: list[str]) -> None:
+    os.chdir(cwd)
+    for number, path in enumerate(streams):
+        redirect(path, number)
+    # multiprocessing has closed it
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.argv = ["-c", *words[1:]]
+    module = importlib.import_module(f"ftk_cli.{words[0].removeprefix('ftk-').replace('-', '_')}")
+    sys.exit(module.main())
