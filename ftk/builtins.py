@@ -54,8 +54,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "warmup_stable_decay": "ftk.optim.lr_schedulers.warmup_stable_decay",
     },
     "dataset": {
-        "indexed": "ftk.data.corpus",
-        "raw": "ftk.data.raw_corpus",
+        "indexed": "ftk.data.corpora.corpus",
+        "raw": "ftk.data.corpora.raw_corpus",
     },
     "tokenizer": {
         "bert_wordpiece": "ftk.tokenizers.bert_wordpiece",

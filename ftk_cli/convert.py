@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ftk.config import compose, section
-from ftk.data.text import MAX_DOCUMENT_BYTES
+from ftk.data.text.files import MAX_DOCUMENT_BYTES
 
 DESCRIPTION = """Converts data folders and text files: ids between ftk, Megatron and fairseq, ids to text and back.
 Example: ftk-data convert data-bin text-again --to jsonl"""

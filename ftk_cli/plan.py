@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, visible
-from ftk.model_parallel.planner.cluster import PRESETS, ClusterConfig
-from ftk.model_parallel.planner.plan_config import LimitsConfig, WorkConfig
+from ftk.planner.cluster import PRESETS, ClusterConfig
+from ftk.planner.plan_config import LimitsConfig, WorkConfig
 from ftk.registry import ARCHITECTURES, MODELS, OPTIMIZERS
 from ftk_cli.frame import run
 
 if TYPE_CHECKING:
-    from ftk.model_parallel.planner.layout import Layout
-    from ftk.model_parallel.planner.model_shape import ModelShape
+    from ftk.planner.layout import Layout
+    from ftk.planner.model_shape import ModelShape
 
 DESCRIPTION = """Ranks the ways of training a model on a cluster: memory by part, messages by collective, time of an
 update. Nothing is run, and no weight exists: the model is built without memory (on the meta device).
@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int:
     root = compose(PlanRoot, "ftk-plan", DESCRIPTION, argv)
 
-    from ftk.model_parallel.planner import report
-    from ftk.model_parallel.planner.search import check_sizes, search
+    from ftk.planner import report
+    from ftk.planner.search import check_sizes, search
 
     if root.work.vocab_size is not None:
         root.model.config.vocab_size = root.work.vocab_size
@@ -106,7 +106,7 @@ def _name(model: Chosen) -> str:
 
 def shape_of(model: Chosen) -> ModelShape:
     """Names and shapes of a model that is built on the meta device."""
-    from ftk.model_parallel.planner.model_shape import model_shape
+    from ftk.planner.model_shape import model_shape
 
     return model_shape(_on_meta(model), model.config)
 
@@ -120,7 +120,7 @@ def _on_meta(model: Chosen) -> Any:
 
 def _check(model: Chosen, shape: ModelShape, layout: Layout) -> int:
     """Say on stderr, beside whatever was printed, whether PyTorch lays out the model as planned."""
-    from ftk.model_parallel.planner.check import check_shapes
+    from ftk.planner.check import check_shapes
 
     checked = check_shapes(lambda: _on_meta(model), shape, layout)
     for line in checked.differences[:10]:

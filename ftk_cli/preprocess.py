@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
-from ftk.data.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
+from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.errors import UserError
 from ftk.registry import TOKENIZERS
 from ftk_cli.frame import run
@@ -46,7 +46,7 @@ def body(argv: list[str]) -> int:
             "leave out one of the two"
         )
 
-    from ftk.data.preprocess import preprocess
+    from ftk.data.text.preprocess import preprocess
 
     def make_tokenizer(trained: Path | None) -> Tokenizer:
         if trained is None:

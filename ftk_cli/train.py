@@ -17,7 +17,7 @@ from ftk_cli.frame import run, said_at_once
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
-    from ftk.trainer.log_file import HeldLines
+    from ftk.trainer.log.log_file import HeldLines
 
 DESCRIPTION = """Trains a model. A run found in --save-dir is continued where it stopped.
 Example: ftk-train data-bin --task glm_blank --arch glm_large --lr 2e-4 --max-update 200000 --save-dir run"""
@@ -36,7 +36,7 @@ def train(config: TrainConfig) -> int:
 
     Started by torchrun, each process does this, with its share of the work.
     """
-    from ftk.trainer.log_file import HeldLines
+    from ftk.trainer.log.log_file import HeldLines
 
     with HeldLines() as said:
         return _train(config, said)
@@ -70,7 +70,7 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
         return 0
 
     if config.lr_range.lr_range_test:
-        from ftk.trainer.lr_range import range_config
+        from ftk.trainer.watch.lr_range import range_config
 
         config = range_config(config)
 
@@ -95,7 +95,7 @@ def run_training(config: TrainConfig, task: Task, world: World, said: HeldLines)
     criterion = task.build_criterion(config.criterion)
     trainer = Trainer(config, task, model, criterion, world=world, said=said)
     if config.lr_range.lr_range_test:
-        from ftk.trainer.lr_range import describe_range, lr_range_test, write_range
+        from ftk.trainer.watch.lr_range import describe_range, lr_range_test, write_range
 
         found = lr_range_test(trainer)
         if world.is_main:

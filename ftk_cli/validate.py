@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
-from ftk.data.dataloader_config import DataloaderConfig
+from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.errors import visible
 from ftk.model_parallel.inference_config import InferenceParallelConfig
 from ftk_cli.frame import run, said_at_once

@@ -33,8 +33,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ftk.data import indexed_dataset
-from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from ftk.data.indexed import dataset as indexed_dataset
+from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.errors import UserError
 
 MEGATRON = ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftk.data.corpus import Documents
+from ftk.data.corpora.corpus import Documents
 from ftk.registry import register_task
 from ftk.tasks.base import Batch, Task
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 
 __all__ = ["IndexedDataset", "IndexedDatasetWriter"]

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ftk.data._index import flatten
 from ftk.data.convert_fairseq import FairseqVocabulary
 from ftk.data.convert_sources import Side, Source, check_ids, narrowest
-from ftk.data.file_map import check_files
-from ftk.data.folder_layout import SOURCE, TARGET
-from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
-from ftk.data.output_folder import describe_files, whole_folder, write_record
+from ftk.data.indexed._index import flatten
+from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
+from ftk.data.indexed.file_map import check_files
+from ftk.data.indexed.folder_layout import SOURCE, TARGET
+from ftk.data.indexed.output_folder import describe_files, whole_folder, write_record
 from ftk.errors import UserError, counted
 from ftk.tokenizers import Tokenizer
 from ftk.version import __version__

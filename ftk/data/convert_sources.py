@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ftk.data.corpus import IndexedCorpusConfig, IndexedFolder, as_documents, has_tokenizer
-from ftk.data.folder_layout import SOURCE, TARGET
-from ftk.data.indexed_dataset import IndexedDataset
-from ftk.data.raw_corpus import RawCorpusConfig, read_pairs, read_texts
-from ftk.data.raw_files import RawFiles, find_raw_files
-from ftk.data.text import MAX_DOCUMENT_BYTES
+from ftk.data.corpora.corpus import IndexedCorpusConfig, IndexedFolder, as_documents, has_tokenizer
+from ftk.data.corpora.raw_corpus import RawCorpusConfig, read_pairs, read_texts
+from ftk.data.corpora.raw_files import RawFiles, find_raw_files
+from ftk.data.indexed.dataset import IndexedDataset
+from ftk.data.indexed.folder_layout import SOURCE, TARGET
+from ftk.data.text.files import MAX_DOCUMENT_BYTES
 from ftk.errors import UserError
 from ftk.tokenizers import Tokenizer, build_tokenizer, load_tokenizer
 

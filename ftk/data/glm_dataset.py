@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data._samples import SampleMaker
+from ftk.data.batches.collate import SampleBatch
 from ftk.data.blank_config import BlankInfillingConfig, max_blanks, max_sample_length
 from ftk.data.blank_infilling import OBJECTIVES, Sample, command_ids
-from ftk.data.collate import SampleBatch
-from ftk.data.documents import DocumentPacker, Documents, sentence_end_ids
-from ftk.data.file_map import check_files
-from ftk.data.index_cache import IndexCache
+from ftk.data.corpora.documents import DocumentPacker, Documents, sentence_end_ids
+from ftk.data.corpora.index_cache import IndexCache
+from ftk.data.corpora.split import DocumentSubset
+from ftk.data.indexed.file_map import check_files
 from ftk.data.spans import Blanks, SpanSampler
-from ftk.data.split import DocumentSubset
 from ftk.errors import UserError
 
 if TYPE_CHECKING:

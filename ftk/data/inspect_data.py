@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ftk.data.indexed_dataset import IndexedDataset
-from ftk.data.output_folder import RECORD, foreign_files, read_record, sha256_of
+from ftk.data.indexed.dataset import IndexedDataset
+from ftk.data.indexed.output_folder import RECORD, foreign_files, read_record, sha256_of
 from ftk.errors import UserError, counted
 from ftk.files import reason
 

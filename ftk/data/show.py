@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.blank_infilling import OBJECTIVES, Sample
-from ftk.data.documents import DocumentList, Documents
+from ftk.data.corpora.documents import DocumentList, Documents
 from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.data.spans import Blanks
 from ftk.errors import UserError, counted

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ftk.config import Chosen
-from ftk.data.composition import ComposedCorpus
-from ftk.data.corpus import Corpus, Documents
+from ftk.data.corpora.composition import ComposedCorpus
+from ftk.data.corpora.corpus import Corpus, Documents
 from ftk.errors import UserError
 from ftk.tokenizers.base import Tokenizer
 

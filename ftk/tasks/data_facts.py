@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ftk.data.corpus import Documents
-from ftk.data.folder_layout import NoSplit
+from ftk.data.corpora.corpus import Documents
+from ftk.data.indexed.folder_layout import NoSplit
 from ftk.model_parallel.same_start import check_same_start
 from ftk.model_parallel.together import together
 from ftk.model_parallel.world import World

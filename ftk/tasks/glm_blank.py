@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ftk.data.batches.collate import Collater
 from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.collate import Collater
-from ftk.data.documents import Documents
+from ftk.data.corpora.documents import Documents
 from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.errors import UserError
 from ftk.registry import register_task

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ftk.data.iterator import SAMPLE_IDS
+from ftk.data.batches.iterator import SAMPLE_IDS
 from ftk.errors import UserError
 
 

@@ -10,7 +10,7 @@ import yaml
 from torch import nn
 
 from ftk.config import dump
-from ftk.data.blending import BlendedDataset
+from ftk.data.corpora.blending import BlendedDataset
 from ftk.data.sample_dataset import lengths_of
 from ftk.model_parallel.engine_config import EngineConfig
 from ftk.model_parallel.world import Sizes

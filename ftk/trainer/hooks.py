@@ -11,10 +11,10 @@ from ftk.config.choice import choice
 from ftk.errors import UserError
 from ftk.registry import HOOKS
 from ftk.tasks.base import Batch
-from ftk.trainer.records import Record
+from ftk.trainer.log.records import Record
 
 if TYPE_CHECKING:
-    from ftk.trainer.summary import Summary
+    from ftk.trainer.log.summary import Summary
     from ftk.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from ftk.checkpoint import BEST, LAST
-from ftk.data.output_folder import RECORD
+from ftk.data.indexed.output_folder import RECORD
 from ftk.errors import UserError
 from ftk.files import open_lock, reason, write_whole
 

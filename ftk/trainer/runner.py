@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ftk.criterions.base import LossOutput
-from ftk.data.iterator import SAMPLE_IDS
+from ftk.data.batches.iterator import SAMPLE_IDS
 from ftk.model_parallel.gradient_sync import gradient_sync
 from ftk.model_parallel.gradients import guarded
 from ftk.model_parallel.step_module import StepModule, Untouched
 from ftk.tasks.base import Batch
 from ftk.trainer.device import autocast, to_device
-from ftk.trainer.metrics import Sums
+from ftk.trainer.log.metrics import Sums
 
 Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (0-d sum, 0-d count) on the device
 

@@ -17,7 +17,7 @@ from ftk.optim.parameter_groups import gradient_multipliers, multiply_gradients
 from ftk.tasks.base import Batch, Task
 from ftk.trainer.agreement import UpdateCounts
 from ftk.trainer.device import count_tokens
-from ftk.trainer.metrics import Stopwatch
+from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.runner import Runner, SequentialRunner
 from ftk.trainer.seeding import seed_update
 from ftk.trainer.train_config import TrainConfig

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ftk.checkpoint import checkpoint_name
-from ftk.data.folder_layout import NoSplit
+from ftk.data.indexed.folder_layout import NoSplit
 from ftk.errors import UserError, counted
 from ftk.model_parallel.world import World
 from ftk.optim.group_schedules import group_schedules
@@ -22,19 +22,19 @@ from ftk.trainer.agreement import Agreement
 from ftk.trainer.beginning import begin, say_what_begins
 from ftk.trainer.building import build_optimizer, spread
 from ftk.trainer.checkpointing import Checkpoints
-from ftk.trainer.debugging import debug_hooks
 from ftk.trainer.device import resolve_device
 from ftk.trainer.hooks import Hooks, build_hooks
-from ftk.trainer.log_file import HeldLines
-from ftk.trainer.metrics import Stopwatch, TrainingFigures
-from ftk.trainer.output import RunOutput
-from ftk.trainer.records import Record, plain_record
-from ftk.trainer.run_report import report_hooks
+from ftk.trainer.log.log_file import HeldLines
+from ftk.trainer.log.metrics import Stopwatch, TrainingFigures
+from ftk.trainer.log.output import RunOutput
+from ftk.trainer.log.records import Record, plain_record
+from ftk.trainer.log.run_report import report_hooks
+from ftk.trainer.log.summary import Summary
 from ftk.trainer.signals import StopSignals
 from ftk.trainer.step import Gradients, Update
-from ftk.trainer.summary import Summary
 from ftk.trainer.train_config import TrainConfig
 from ftk.trainer.validation import validate_splits
+from ftk.trainer.watch.debugging import debug_hooks
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftk.data.iterator import EpochBatchIterator
+from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.errors import UserError
 from ftk.model_parallel.world import World
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tasks.base import Batch
-from ftk.trainer.metrics import Meters, averages, summed, with_perplexities
-from ftk.trainer.records import Record
+from ftk.trainer.log.metrics import Meters, averages, summed, with_perplexities
+from ftk.trainer.log.records import Record
 from ftk.trainer.runner import Runner
 
 ASK_EVERY = 8  # batches; of several processes, who would otherwise wait for each other at every one

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from ftk.data._blending import blend_corpora
-from ftk.data.batching import batch_by_size
-from ftk.data.iterator import EpochBatchIterator
+from ftk.data.batches.batching import batch_by_size
+from ftk.data.batches.iterator import EpochBatchIterator
+from ftk.data.corpora._blending import blend_corpora
 
 GOAL_SECONDS = 0.10
 CALIBRATION_SECONDS = 0.027  # quiet: a busy machine needs 0.04, which would make the goal easier than it is

@@ -37,9 +37,9 @@ from typing import Any
 
 import numpy as np
 
-from ftk.data._index import flatten
-from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
-from ftk.data.records import read_documents
+from ftk.data.indexed._index import flatten
+from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
+from ftk.data.text.records import read_documents
 from ftk.tokenizers import build_tokenizer
 
 ENGLISH = Path("/work/shared/data/english/train.txt")
@@ -207,7 +207,7 @@ def gathers(name: str, prefix: Path, batch: int, batches: int, rounds: int) -> l
 
 OPEN_AND_CHECK = """
 import sys, time
-from ftk.data.indexed_dataset import IndexedDataset
+from ftk.data.indexed.dataset import IndexedDataset
 def resident():
     fields = dict(line.split(":", 1) for line in open("/proc/self/status"))
     return int(fields["VmHWM"].split()[0]) / 1024

@@ -22,7 +22,7 @@ from matrix_rate import synchronize
 from step_ways import Way, build_step, train_config
 
 from ftk.model_parallel.engine import prepare_process
-from ftk.trainer.hardware import peak_resident_bytes
+from ftk.trainer.watch.hardware import peak_resident_bytes
 
 Batches = list[dict[str, torch.Tensor]]
 

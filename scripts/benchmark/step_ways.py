@@ -15,9 +15,9 @@ from original_way import OriginalGLM, OriginalWay
 from torch import Tensor
 
 from ftk.config.build import build
+from ftk.data.batches.collate import Collater
 from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.collate import Collater
-from ftk.data.documents import DocumentList
+from ftk.data.corpora.documents import DocumentList
 from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.model_parallel.engine import prepare_model
 from ftk.models.glm.config import GLMConfig
@@ -26,7 +26,7 @@ from ftk.models.glm.model import GLM
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.tokenizers import SpecialTokens
 from ftk.trainer.device import to_device
-from ftk.trainer.metrics import Stopwatch
+from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.step import Update
 from ftk.trainer.train_config import TrainConfig
 

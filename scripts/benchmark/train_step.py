@@ -42,7 +42,7 @@ from step_ways import Way, all_ways, build_step, make_batches, model_config, tra
 
 from ftk.model_parallel.engine import prepare_process
 from ftk.models.glm.flops import training_flops
-from ftk.trainer.hardware import peak_flops
+from ftk.trainer.watch.hardware import peak_flops
 
 # name: (shape, batch size, places of a sample)
 SIZES: dict[str, tuple[dict[str, int], int, int]] = {

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from ftk.errors import LogFormatter, UserError
-from ftk.trainer.log_file import LogFile
+from ftk.trainer.log.log_file import LogFile
 from ftk.trainer.signals import StopSignals
 from ftk_cli import launched
 from ftk_cli.frame import run

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ftk.model_parallel.planner.report import NOT_PLANNED
+from ftk.planner.report import NOT_PLANNED
 
 SMALL = ("--arch", "glm_tiny", "--global-batch-size", 64)
 ALL_SIZES = ("--tensor-parallel-size", 2, "--pipeline-parallel-size", 1, "--data-parallel-shard-size", 2)

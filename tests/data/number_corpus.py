@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ftk.data.documents import DocumentList
+from ftk.data.corpora.documents import DocumentList
 
 PAD, EOS, CLS, MASK, SMASK, GMASK, SOP, EOP, SEP, UNK, DBLOCK = 0, 0, 2, 3, 4, 5, 6, 7, 8, 9, 10
 FIRST_WORD = 20

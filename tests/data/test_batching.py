@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.data.batching import batch_by_size
+from ftk.data.batches.batching import batch_by_size
 from ftk.errors import UserError
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.data._blending import blend_corpora
-from ftk.data.blending import BlendedDataset, Part, ShardedDataset, shares_of, weights_by_size
-from ftk.data.iterator import EpochBatchIterator
+from ftk.data.batches.iterator import EpochBatchIterator
+from ftk.data.corpora._blending import blend_corpora
+from ftk.data.corpora.blending import BlendedDataset, Part, ShardedDataset, shares_of, weights_by_size
 from ftk.errors import UserError
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from number_corpus import NumberTokenizer, random_documents
 
+from ftk.data.batches.collate import Collater
 from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.collate import Collater
 from ftk.data.glm_dataset import GLMBlankDataset
 
 

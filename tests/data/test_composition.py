@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from number_corpus import NumberTokenizer, random_documents
 
+from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.blending import weights_by_size
-from ftk.data.composition import ComposedCorpus, CompositionConfig, parse_data
-from ftk.data.dataloader_config import DataloaderConfig
-from ftk.data.documents import DocumentList
+from ftk.data.corpora.blending import weights_by_size
+from ftk.data.corpora.composition import ComposedCorpus, CompositionConfig, parse_data
+from ftk.data.corpora.documents import DocumentList
+from ftk.data.corpora.index_cache import IndexCache
+from ftk.data.corpora.split import DocumentSubset, JoinedDocuments, split_documents, split_sizes
 from ftk.data.glm_dataset import GLMBlankDataset
-from ftk.data.index_cache import IndexCache
-from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from ftk.data.split import DocumentSubset, JoinedDocuments, split_documents, split_sizes
+from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.errors import UserError
 
 
@@ -201,7 +201,7 @@ def test_a_division_gives_every_document_to_one_split(count, ratios):
 
 
 def test_a_division_is_fixed_by_its_own_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftk.data.split._WORTH_CACHING", 1)
+    monkeypatch.setattr("ftk.data.corpora.split._WORTH_CACHING", 1)
     documents = random_documents(range(1, 201))
     cache = IndexCache(tmp_path)
     first = split_documents(documents, [90, 10], 1)["valid"].sizes.tolist()

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.data.corpus import IndexedCorpusConfig, IndexedFolder
-from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from ftk.data.corpora.corpus import IndexedCorpusConfig, IndexedFolder
+from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.data.inspect_data import stats, verify
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer, load_tokenizer

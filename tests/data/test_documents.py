@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from number_corpus import CHINESE_STOP, CLS, EOS, FIRST_WORD, FULL_STOP, QUESTION, NumberTokenizer, random_documents
 
-from ftk.data._documents import draw_document, sentence_start_after, sentence_start_before
 from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.documents import DocumentList, DocumentPacker, ends_sentence, sentence_end_ids
+from ftk.data.corpora._documents import draw_document, sentence_start_after, sentence_start_before
+from ftk.data.corpora.documents import DocumentList, DocumentPacker, ends_sentence, sentence_end_ids
 from ftk.data.random import SampleRandom, hash_uniform
 
 TOKENIZER = NumberTokenizer()

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.data import indexed_check, indexed_dataset
-from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from ftk.data.indexed import check as indexed_check
+from ftk.data.indexed import dataset as indexed_dataset
+from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.errors import UserError
 
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]

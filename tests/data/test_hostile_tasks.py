@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ftk.data import IndexedDataset
+from ftk.data.corpora.raw_corpus import RawCorpus, RawCorpusConfig
 from ftk.data.inspect_data import verify
-from ftk.data.raw_corpus import RawCorpus, RawCorpusConfig
 from ftk.errors import UserError
 from ftk.tokenizers import load_tokenizer, train_sentencepiece
 from ftk_cli import data, preprocess

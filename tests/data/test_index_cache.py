@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 from number_corpus import NumberTokenizer, random_documents
 
-from ftk.data import IndexedDataset, IndexedDatasetWriter, documents
+from ftk.data import IndexedDataset, IndexedDatasetWriter
 from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.corpora import documents
+from ftk.data.corpora.index_cache import DEFAULT_FOLDER, IndexCache, file_identity
 from ftk.data.glm_dataset import GLMBlankDataset
-from ftk.data.index_cache import DEFAULT_FOLDER, IndexCache, file_identity
 
 BUILDER = """
     import os, sys, time
     import numpy as np
-    from ftk.data.index_cache import IndexCache
+    from ftk.data.corpora.index_cache import IndexCache
 
     folder, seconds, timeout = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.data import indexed_dataset
-from ftk.data._index import flatten
-from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
+from ftk.data.indexed import dataset as indexed_dataset
+from ftk.data.indexed._index import flatten
+from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
 from ftk.errors import UserError
 
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
@@ -407,7 +407,7 @@ def test_a_full_disk_leaves_nothing(tmp_path):
         """
         import resource, signal, sys
         import numpy as np
-        from ftk.data.indexed_dataset import IndexedDatasetWriter
+        from ftk.data.indexed.dataset import IndexedDatasetWriter
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
         try:

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from number_corpus import VOCAB_SIZE, NumberTokenizer, random_documents
 
+from ftk.data.batches.collate import Collater
+from ftk.data.batches.iterator import EpochBatchIterator, _abandon_queues
 from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.collate import Collater
 from ftk.data.glm_dataset import GLMBlankDataset
-from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from ftk.data.iterator import EpochBatchIterator, _abandon_queues
+from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.errors import UserError
 
 
@@ -388,8 +388,8 @@ PLUGIN = """
 SPAWNING = """
     import sys
     from types import SimpleNamespace
-    from ftk.data.collate import Collater
-    from ftk.data.iterator import EpochBatchIterator, _abandon_queues
+    from ftk.data.batches.collate import Collater
+    from ftk.data.batches.iterator import EpochBatchIterator, _abandon_queues
     from ftk.plugins import import_user_dir
 
     if __name__ == "__main__":
@@ -422,8 +422,8 @@ INTERRUPTED = """
     import signal, time
     from types import SimpleNamespace
     import numpy as np
-    from ftk.data.collate import Collater
-    from ftk.data.iterator import EpochBatchIterator, _abandon_queues
+    from ftk.data.batches.collate import Collater
+    from ftk.data.batches.iterator import EpochBatchIterator, _abandon_queues
 
     class Slow:
         def __len__(self):

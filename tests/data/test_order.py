@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.data.iterator import EpochBatchIterator
-from ftk.data.order import Limits, Ordering, order_epoch, sort_windows
+from ftk.data.batches.iterator import EpochBatchIterator
+from ftk.data.batches.order import Limits, Ordering, order_epoch, sort_windows
 from ftk.errors import UserError
 
 

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from ftk.data import IndexedDataset
-from ftk.data import encoding as encoding_module
-from ftk.data.corpus import IndexedCorpus, IndexedCorpusConfig
-from ftk.data.encoding import EncoderPool, EncodingSettings
+from ftk.data.corpora.corpus import IndexedCorpus, IndexedCorpusConfig
 from ftk.data.inspect_data import stats, verify
-from ftk.data.text import cut_file, read_blocks
+from ftk.data.text import encoding as encoding_module
+from ftk.data.text.encoding import EncoderPool, EncodingSettings
+from ftk.data.text.files import cut_file, read_blocks
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
 from ftk_cli import data as data_command
@@ -98,7 +98,7 @@ def test_the_folder_holds_the_encoded_documents_and_explains_itself(tmp_path, co
 
 
 def test_the_output_is_the_same_whatever_the_workers(tmp_path, corpus, model, monkeypatch):
-    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda *args, **rest: cut_file(*args, 1000, **rest))
+    monkeypatch.setattr("ftk.data.text.preprocess.cut_file", lambda *args, **rest: cut_file(*args, 1000, **rest))
     for workers in (1, 2, 5):
         out = tmp_path / f"data-{workers}"
         assert run("--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", workers) == 0
@@ -116,7 +116,7 @@ def test_workers_started_anew_encode_the_same(tmp_path, corpus, model, monkeypat
             return np.concatenate([block.tokens for block in blocks]).tolist()
 
     forked = tokens()
-    monkeypatch.setattr("ftk.data.child_process.sys.platform", "elsewhere")
+    monkeypatch.setattr("ftk.data.text.child_process.sys.platform", "elsewhere")
     assert tokens() == forked
 
 
@@ -184,7 +184,7 @@ def test_several_files_follow_each_other(tmp_path, model):
 
 
 def test_the_first_bad_document_stops_the_run(tmp_path, model, capsys, monkeypatch):
-    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda *args, **rest: cut_file(*args, 50, **rest))
+    monkeypatch.setattr("ftk.data.text.preprocess.cut_file", lambda *args, **rest: cut_file(*args, 50, **rest))
     path = tmp_path / "bad.txt"
     path.write_bytes(b"a good line of the cat\n" * 20 + b"bad \xff\n" + b"good\n" * 9 + b"bad \xfe\n")
     assert run("--trainpref", path, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", 2) == 2
@@ -346,7 +346,7 @@ def test_a_text_that_becomes_shorter_is_one_line_and_leaves_nothing(
         os.truncate(path, 5000)
         return iter(items)
 
-    monkeypatch.setattr("ftk.data.preprocess.cut_file", parts)
+    monkeypatch.setattr("ftk.data.text.preprocess.cut_file", parts)
     out = tmp_path / "out"
     assert run("--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", workers) == 1
     (line,) = capsys.readouterr().err.splitlines()

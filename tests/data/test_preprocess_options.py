@@ -13,7 +13,7 @@ import pytest
 
 from ftk.data import IndexedDataset
 from ftk.data.inspect_data import verify
-from ftk.data.text import MAX_DOCUMENT_BYTES, cut_file
+from ftk.data.text.files import MAX_DOCUMENT_BYTES, cut_file
 from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
 from ftk.tokenizers.gpt2_bpe import _byte_letters
 from ftk_cli.preprocess import main
@@ -175,8 +175,8 @@ def test_held_out_splits_depend_on_the_text_alone(tmp_path, corpus, model):
 
 def test_a_model_is_trained_on_what_will_be_the_split_train(tmp_path):
     """Held-out letters are unknown to it, repeats are seen once, and text is normalized first."""
-    from ftk.data.preprocess import _training_texts
-    from ftk.data.preprocess_config import DocumentConfig, InputConfig
+    from ftk.data.text.preprocess import _training_texts
+    from ftk.data.text.preprocess_config import DocumentConfig, InputConfig
 
     lines = [f"{line} Å" for line in sentences(300, 2)]
     (tmp_path / "a.txt").write_text("\n".join(unicodedata.normalize("NFD", line) for line in lines))
@@ -193,8 +193,8 @@ def test_a_model_is_trained_on_what_will_be_the_split_train(tmp_path):
 
 @pytest.mark.parametrize("separator", ["line", "blank-line", "file"])
 def test_everything_together_is_the_same_whatever_the_workers(tmp_path, corpus, model, monkeypatch, separator):
-    monkeypatch.setattr("ftk.data.preprocess.cut_file", lambda *args, **rest: cut_file(*args, 500, **rest))
-    monkeypatch.setattr("ftk.data.text.read_blocks.__defaults__", (500, MAX_DOCUMENT_BYTES))
+    monkeypatch.setattr("ftk.data.text.preprocess.cut_file", lambda *args, **rest: cut_file(*args, 500, **rest))
+    monkeypatch.setattr("ftk.data.text.files.read_blocks.__defaults__", (500, MAX_DOCUMENT_BYTES))
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"".join(b"bad \xff\n" if i % 40 == 20 else b"good %d\n" % (i % 70) for i in range(400)))
     small = []

@@ -17,13 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.data._hash_set import HashSet
-from ftk.data._json_texts import json_texts
-from ftk.data.encoding import hash_texts
-from ftk.data.preprocess import _tasks
-from ftk.data.preprocess_config import InputConfig
-from ftk.data.records import _clean_json_text, clean_texts, parse_block
-from ftk.data.text import (
+from ftk.data.text._hash_set import HashSet
+from ftk.data.text._json_texts import json_texts
+from ftk.data.text.encoding import hash_texts
+from ftk.data.text.files import (
     MAX_DOCUMENT_BYTES,
     PART_BYTES,
     TOO_LARGE,
@@ -35,6 +32,9 @@ from ftk.data.text import (
     read_blocks,
     read_part,
 )
+from ftk.data.text.preprocess import _tasks
+from ftk.data.text.preprocess_config import InputConfig
+from ftk.data.text.records import _clean_json_text, clean_texts, parse_block
 
 
 def blocks_of(path: str, kind: str, part_bytes: int, most: int = MAX_DOCUMENT_BYTES) -> list[Block]:
@@ -125,7 +125,7 @@ def test_a_bomb_of_one_line_takes_no_memory(tmp_path, suffix):
         pytest.importorskip("zstandard")
     code = """
 import bz2, gzip, resource, sys
-from ftk.data.text import read_blocks
+from ftk.data.text.files import read_blocks
 path, most = sys.argv[1], 1 << 20
 write = lambda file: [file.write(b"a" * (1 << 20)) for _ in range(256)]
 if path.endswith(".zst"):

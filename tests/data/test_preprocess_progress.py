@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ftk.data import preprocess_progress
-from ftk.data.preprocess_progress import ReadingProgress
+from ftk.data.text import preprocess_progress
+from ftk.data.text.preprocess_progress import ReadingProgress
 
 
 def read_two_files(monkeypatch: pytest.MonkeyPatch, seconds_a_line: float) -> str:

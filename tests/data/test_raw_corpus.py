@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftk.data.raw_corpus import RawCorpus, RawCorpusConfig
+from ftk.data.corpora.raw_corpus import RawCorpus, RawCorpusConfig
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer
 

@@ -15,17 +15,17 @@ from number_corpus import CLS, EOS, NumberTokenizer, random_documents
 from reference_random import SlowRandom
 from reference_samples import PlainDataset, collate
 
-from ftk.data._batching import batch_bounds
 from ftk.data._blank_infilling import build_arrays, hide_answer_inputs, hide_context_inputs
-from ftk.data._blending import blend_corpora
-from ftk.data._documents import TextPacker, draw_document, sentence_start_after, sentence_start_before
 from ftk.data._samples import SampleMaker
 from ftk.data._spans import SpanDrawer, sentence_spans, token_spans
+from ftk.data.batches._batching import batch_bounds
+from ftk.data.batches.collate import Collater, SampleBatch
 from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.collate import Collater, SampleBatch
-from ftk.data.documents import sentence_end_ids
+from ftk.data.corpora._blending import blend_corpora
+from ftk.data.corpora._documents import TextPacker, draw_document, sentence_start_after, sentence_start_before
+from ftk.data.corpora.documents import sentence_end_ids
 from ftk.data.glm_dataset import GLMBlankDataset
-from ftk.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.data.random import SampleRandom
 from ftk.data.spans import poisson_weights
 from ftk.errors import UserError

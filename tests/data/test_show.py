@@ -16,7 +16,7 @@ from number_corpus import CLS, EOS, FIRST_WORD, FULL_STOP, NumberTokenizer, rand
 
 from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.blank_infilling import build_sample
-from ftk.data.documents import DocumentList
+from ftk.data.corpora.documents import DocumentList
 from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.data.show import (
     describe_sample,

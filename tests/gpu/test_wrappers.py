@@ -28,7 +28,7 @@ from ftk.model_parallel.tensor_parallel.layers import (
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models.glm.model import GLM
 from ftk.optim.parameter_groups import parameter_groups
-from ftk.trainer.metrics import Stopwatch, TrainingFigures
+from ftk.trainer.log.metrics import Stopwatch, TrainingFigures
 from ftk.trainer.runner import SequentialRunner
 from ftk.trainer.step import Update
 from tests.gpu.test_gpu import SHAPE, no_waiting

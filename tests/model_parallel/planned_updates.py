@@ -17,14 +17,14 @@ from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.pipeline.build import build_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
-from ftk.model_parallel.planner.communication import traffic
-from ftk.model_parallel.planner.count import CountMessages, Message
-from ftk.model_parallel.planner.layout import Layout, Place, Workload
-from ftk.model_parallel.planner.model_shape import ModelShape, model_shape
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
+from ftk.planner.communication import traffic
+from ftk.planner.count import CountMessages, Message
+from ftk.planner.layout import Layout, Place, Workload
+from ftk.planner.model_shape import ModelShape, model_shape
 
 TOKENS = 16
 TARGETS = 4  # of each sample

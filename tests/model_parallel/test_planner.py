@@ -16,24 +16,24 @@ from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.engine_config import EngineConfig
 from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.pipeline.layout import check_pipeline
-from ftk.model_parallel.planner import memory as memory_of
-from ftk.model_parallel.planner.cluster import GIB, PRESETS, ClusterConfig
-from ftk.model_parallel.planner.communication import ddp_buckets, traffic
-from ftk.model_parallel.planner.layout import FIRST, Layout, Place, Workload, misfits
-from ftk.model_parallel.planner.model_shape import ParameterShape, chunk_size, model_shape
-from ftk.model_parallel.planner.plan_config import LimitsConfig, WorkConfig
-from ftk.model_parallel.planner.search import Limits, best_of_each_mesh, layouts, search
-from ftk.model_parallel.planner.step_time import (
+from ftk.model_parallel.world import resolve_sizes
+from ftk.models.glm.model import GLM
+from ftk.planner import memory as memory_of
+from ftk.planner.cluster import GIB, PRESETS, ClusterConfig
+from ftk.planner.communication import ddp_buckets, traffic
+from ftk.planner.layout import FIRST, Layout, Place, Workload, misfits
+from ftk.planner.model_shape import ParameterShape, chunk_size, model_shape
+from ftk.planner.plan_config import LimitsConfig, WorkConfig
+from ftk.planner.search import Limits, best_of_each_mesh, layouts, search
+from ftk.planner.step_time import (
     bubble_micro_batches,
     message_seconds,
     micro_batch_flops,
     ring,
     step_time,
 )
-from ftk.model_parallel.world import resolve_sizes
-from ftk.models.glm.model import GLM
-from ftk.trainer.hardware import PEAKS
 from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.watch.hardware import PEAKS
 from tests.model_parallel.planned_updates import batch_of, config_of, shape_of
 
 H100 = dataclasses.replace(PRESETS["h100-80g"])

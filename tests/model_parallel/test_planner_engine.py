@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 
 from ftk.model_parallel.gradients import local
-from ftk.model_parallel.planner import memory as memory_of
-from ftk.model_parallel.planner.check import check_shapes, fake_world, planned_shapes
-from ftk.model_parallel.planner.count import CountMessages, Message
-from ftk.model_parallel.planner.layout import Layout, Place
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models.glm.model import GLM
 from ftk.optim.adamw import AdamW, AdamWConfig
+from ftk.planner import memory as memory_of
+from ftk.planner.check import check_shapes, fake_world, planned_shapes
+from ftk.planner.count import CountMessages, Message
+from ftk.planner.layout import Layout, Place
 from tests.distributed import run_ranks
 from tests.model_parallel.planned_updates import CHUNK, config_of, place_of, planned, shape_of, update, work_of
 from tests.model_parallel.small_steps import Volume

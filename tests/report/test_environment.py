@@ -94,7 +94,7 @@ def test_the_state_of_extensions(tmp_path, monkeypatch):
     assert set(extensions().values()) <= {"built", "older than its source"}
     found = environment.importlib.util.find_spec
     monkeypatch.setattr(environment.importlib.util, "find_spec", lambda n: None if n.endswith("_index") else found(n))
-    assert extensions()["ftk.data._index"] == "missing"
+    assert extensions()["ftk.data.indexed._index"] == "missing"
 
 
 def test_the_state_of_extras(monkeypatch):

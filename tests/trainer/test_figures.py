@@ -13,9 +13,9 @@ import sys
 import pytest
 import torch
 
-from ftk.trainer.metrics import Meters, Stopwatch, TrainingFigures, averages, perplexity, with_perplexities
-from ftk.trainer.progress import BarProgress, JsonProgress, SimpleProgress, duration, make_progress, one_line
-from ftk.trainer.records import RecordFile, read_records
+from ftk.trainer.log.metrics import Meters, Stopwatch, TrainingFigures, averages, perplexity, with_perplexities
+from ftk.trainer.log.progress import BarProgress, JsonProgress, SimpleProgress, duration, make_progress, one_line
+from ftk.trainer.log.records import RecordFile, read_records
 
 CPU = torch.device("cpu")
 TRAIN = {

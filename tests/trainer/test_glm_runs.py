@@ -18,7 +18,7 @@ import torch
 
 from ftk.checkpoint import load_model_tensors, read_trainer_state, verify
 from ftk.config.build import build
-from ftk.trainer.records import read_records
+from ftk.trainer.log.records import read_records
 from ftk.trainer.train_config import TrainConfig
 from ftk.trainer.trainer import Trainer
 from tests.processes import wait_until

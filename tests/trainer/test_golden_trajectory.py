@@ -13,7 +13,7 @@ from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyCon
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.convert import from_original
 from ftk.models.glm.model import GLM
-from ftk.trainer.records import read_records
+from ftk.trainer.log.records import read_records
 from tests.trainer.toy import ToyTask, toy_trainer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"

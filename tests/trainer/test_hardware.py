@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ftk.report.config import ReportConfig
-from ftk.trainer import hardware
-from ftk.trainer.hardware import PEAKS, known_peak, measured_flops, peak_flops, peak_resident_bytes
+from ftk.trainer.watch import hardware
+from ftk.trainer.watch.hardware import PEAKS, known_peak, measured_flops, peak_flops, peak_resident_bytes
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
@@ -85,7 +85,7 @@ def test_measuring_draws_nothing_from_the_runs_own_generator():
 
 def test_peak_memory_grows_with_what_is_taken_and_never_shrinks():
     code = """
-from ftk.trainer.hardware import peak_resident_bytes
+from ftk.trainer.watch.hardware import peak_resident_bytes
 before = peak_resident_bytes()
 block = bytearray(b"x" * 2**26)
 taken = peak_resident_bytes()

@@ -13,10 +13,10 @@ import torch
 from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
-from ftk.trainer.lr_range import LRRange, Sweep, describe_range, lr_range_test, range_config, write_range
-from ftk.trainer.lr_range_chart import chart
-from ftk.trainer.lr_range_config import LRRangeConfig
 from ftk.trainer.trainer import Trainer
+from ftk.trainer.watch.lr_range import LRRange, Sweep, describe_range, lr_range_test, range_config, write_range
+from ftk.trainer.watch.lr_range_chart import chart
+from ftk.trainer.watch.lr_range_config import LRRangeConfig
 from tests.trainer.toy import ToyModel, ToyTask, everything, toy_config, toy_trainer
 
 

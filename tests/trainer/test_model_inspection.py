@@ -10,7 +10,7 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.trainer.hooks import Hook
-from ftk.trainer.model_inspection import Inspection
+from ftk.trainer.watch.model_inspection import Inspection
 from tests.trainer.test_hooks import WithHooks
 from tests.trainer.toy import ToyModel, assert_same, toy_trainer
 
@@ -126,7 +126,7 @@ def test_patterns_choose_parameters_and_modules(tmp_path, caplog):
     for record in inspected(trainer):
         assert list(record["parameters"]) == ["norm.weight", "norm.bias", "output.bias"]
         assert list(record["modules"]) == ["norm", "dropout"]
-    table = next(r.getMessage() for r in caplog.records if r.name == "ftk.trainer.model_inspection")
+    table = next(r.getMessage() for r in caplog.records if r.name == "ftk.trainer.watch.model_inspection")
     head, *rows = table.splitlines()[1:]
     assert head.split() == [
         "parameter",

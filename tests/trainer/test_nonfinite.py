@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.trainer.hooks import Hook
-from ftk.trainer.nonfinite import SkippedUpdates
+from ftk.trainer.watch.nonfinite import SkippedUpdates
 from tests.trainer.test_hooks import WithHooks
 from tests.trainer.toy import ToyDataset, ToyModel, ToyTask, assert_same, collate, toy_trainer
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ftk.model_parallel.world import Sizes, World
-from ftk.trainer.metrics import Meters, Stopwatch, TrainingFigures
-from ftk.trainer.nonfinite import SkippedUpdates
+from ftk.trainer.log.metrics import Meters, Stopwatch, TrainingFigures
 from ftk.trainer.step import Gradients
+from ftk.trainer.watch.nonfinite import SkippedUpdates
 from tests.trainer.toy import toy_trainer
 
 DEVICE = torch.device("meta")

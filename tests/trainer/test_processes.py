@@ -18,11 +18,11 @@ from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.world import Sizes, make_world
 from ftk.trainer import parallel_check
 from ftk.trainer.hooks import Hook
-from ftk.trainer.lr_range import lr_range_test, range_config
-from ftk.trainer.metrics import summed
+from ftk.trainer.log.metrics import summed
 from ftk.trainer.seeding import mix, seed_update
 from ftk.trainer.signals import StopSignals
 from ftk.trainer.trainer import Trainer
+from ftk.trainer.watch.lr_range import lr_range_test, range_config
 from tests.distributed import run_ranks
 from tests.trainer.toy import ToyModel, ToyTask, everything, toy_config
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from ftk.trainer.profile import Profile
+from ftk.trainer.watch.profile import Profile
 from tests.trainer.toy import assert_same, toy_trainer
 
 

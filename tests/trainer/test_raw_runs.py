@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftk.data.indexed_dataset import IndexedDatasetWriter
+from ftk.data.indexed.dataset import IndexedDatasetWriter
 from ftk.tokenizers import build_tokenizer, load_tokenizer
 from ftk_cli import data, train, validate
 

@@ -13,7 +13,7 @@ import torch
 from ftk.checkpoint import BrokenCheckpoint, read_trainer_state, save_checkpoint
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
-from ftk.trainer.metrics import PARTS
+from ftk.trainer.log.metrics import PARTS
 from ftk.trainer.trainer import Trainer
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 

@@ -19,7 +19,7 @@ from ftk.checkpoint import load_model_tensors, read_trainer_state, verify
 from ftk.checkpoint.background import Background
 from ftk.checkpoint.manifest import Abandoned
 from ftk.trainer.checkpointing import Checkpoints, NotFinite
-from ftk.trainer.records import RecordFile, read_records
+from ftk.trainer.log.records import RecordFile, read_records
 from ftk.trainer.state import TrainerState
 from tests.trainer.test_resume import OPTIONS, Acting, figures, send
 from tests.trainer.toy import ToyModel, assert_same, toy_config, toy_trainer

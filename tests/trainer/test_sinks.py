@@ -12,7 +12,7 @@ import pytest
 
 from ftk.config import dump
 from ftk.errors import UserError
-from ftk.trainer.sinks import RecordSinks, TensorBoardSink, WandbSink, figures, open_records
+from ftk.trainer.log.sinks import RecordSinks, TensorBoardSink, WandbSink, figures, open_records
 from ftk.trainer.state import TrainerState
 from tests.trainer.toy import toy_config, toy_trainer
 

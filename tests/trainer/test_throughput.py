@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.trainer import run_report, throughput
 from ftk.trainer.hooks import Hook
-from ftk.trainer.throughput import batch_flops
+from ftk.trainer.log import run_report
 from ftk.trainer.trainer import Trainer
+from ftk.trainer.watch import throughput
+from ftk.trainer.watch.throughput import batch_flops
 from tests.trainer.toy import ToyModel, ToyTask, collate, toy_config, toy_trainer
 
 

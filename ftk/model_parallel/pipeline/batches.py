@@ -12,7 +12,7 @@ from ftk.errors import UserError
 Batch = dict[str, Any]
 
 _POSITIONS = "loss_positions"
-"""The one entry of a batch that counts in the flattened [B * T] tokens (`ftk.data.collate.Collater`)."""
+"""The one entry of a batch that counts in the flattened [B * T] tokens (`ftk.data.batches.collate.Collater`)."""
 
 
 class Shape(NamedTuple):

@@ -1,0 +1,432 @@
+"""The iterator of an epoch's batches: ordered, shared among ranks, prepared by workers, resumable anywhere."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch.utils.data
+from torch._utils import ExceptionWrapper
+
+from ftk.data.batches.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
+from ftk.data.indexed.file_map import check_files, guard_again
+from ftk.data.sample_dataset import SampleDataset, samples_of
+from ftk.data.text.child_process import end_with_parent
+from ftk.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+Batch = dict[str, Any]
+
+SAMPLE_IDS = "sample_ids"
+"""What every batch has besides what the collater puts into it: int64 [B], which samples of the epoch it is made of."""
+
+
+class EpochBatchIterator:
+    """Hands out the batches of one epoch after the other.
+
+    The order of an epoch is drawn by (seed, epoch), see `ftk.data.batches.order`; batches are contiguous in it.
+    With several ranks, `world_size` successive batches make a round, one for each rank; where the last round lacks batches,
+    its largest are halved, and a rank that still gets none has one sample without loss. So every rank has the
+    same number of batches, every sample is handed out once, and the number of samples consumed says all about
+    where the run stands, whatever the number of workers or ranks. "sample_ids" in a batch says which samples it has.
+
+    Args:
+        dataset: the samples.
+        collater: makes a batch of a list of samples; a batch has "loss_mask".
+        batch_size, max_tokens, required_batch_size_multiple: as of `batch_by_size`.
+        seed: of the order.
+        shuffle: whether the order is random; otherwise it is 0, 1, 2, ...
+        bucket_window: so many samples are sorted by length, cut into batches, and the batches shuffled; 0: none are.
+        short_first: so many rounds at the start of the first epoch have the shortest samples first; -1: all of them.
+        drop_long: leave out samples that are longer than max_tokens; otherwise they are an error.
+        num_workers: processes that prepare batches; 0: this one.
+        rank, world_size: which share of the batches is ours.
+        user_dir: the plugin folder, imported in each worker before the dataset arrives there.
+        multiprocessing_context: how workers are started: "fork", "spawn", "forkserver"; Python's default if None.
+
+    Raises:
+        UserError: as of `batch_by_size`, when batches are made.
+    """
+
+    def __init__(
+        self,
+        dataset: SampleDataset,
+        collater: Callable[[Sequence[dict[str, Any]]], Batch],
+        *,
+        batch_size: int | None = None,
+        max_tokens: int | None = None,
+        required_batch_size_multiple: int = 1,
+        seed: int = 1,
+        shuffle: bool = True,
+        bucket_window: int = 0,
+        short_first: int = 0,
+        drop_long: bool = False,
+        num_workers: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        user_dir: str | None = None,
+        multiprocessing_context: str | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank}; it must be in 0 .. {world_size - 1}")
+        self.dataset = dataset
+        self.limits = Limits(batch_size, max_tokens, required_batch_size_multiple)
+        self.seed = seed
+        self.shuffle = shuffle
+        self.num_workers = num_workers
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 1
+        self.dropped = 0  # samples of the present epoch that are too long
+        self._wanted = Ordering(self.limits, bucket_window, max(-1, short_first * world_size), drop_long)
+        self._ordering: Ordering | None = None  # of the present epoch; None: as wanted now
+        self._samples_consumed = 0
+        self._plan: Plan | None = None
+        self._requests = _Requests(self)
+        # Of each worker: epoch and first sample of the batch that it is making, in memory that it shares with us.
+        context = multiprocessing.get_context(multiprocessing_context)
+        self._notes: Any = context.RawArray(ctypes.c_int64, [-1] * (2 * num_workers)) if num_workers else None
+        self._loader: torch.utils.data.DataLoader = torch.utils.data.DataLoader(
+            _BatchSource(dataset, collater, user_dir, self._notes),
+            sampler=self._requests,
+            batch_size=None,
+            collate_fn=_unchanged,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            multiprocessing_context=multiprocessing_context if num_workers > 0 else None,
+            generator=torch.Generator(),  # else each pass draws from the global one, and dropout after a resume differs
+        )
+
+    @property
+    def samples_consumed(self) -> int:
+        """Samples of this epoch that were handed out, on all ranks together."""
+        return self._samples_consumed
+
+    def batches(self) -> Iterator[Batch]:
+        """The remaining batches of the epoch; at the end the iterator stands at the next epoch's start.
+
+        A caller may stop at any batch; the next call goes on from there.
+
+        Raises:
+            UserError: from the dataset.
+            RuntimeError: a worker process died; the message names it and the samples it was at.
+        Exception: from the dataset or the collater, after the log has named the sample.
+        """
+        plan = self._current_plan()
+        handed_out = _start(self._loader)
+        for stop in plan.stops_after(self._samples_consumed):
+            made = self._receive(handed_out)
+            self._samples_consumed = int(stop)
+            yield made
+        self.epoch += 1
+        self._samples_consumed = 0
+        self._ordering = None
+
+    def batches_left(self) -> int:
+        """How many batches of this epoch are still to come on each rank."""
+        return len(self._current_plan().stops_after(self._samples_consumed))
+
+    def batches_of_all_ranks(self) -> int:
+        """How many batches of this epoch are still to come on all ranks together, none halved or without loss."""
+        return self._current_plan().batches_after(self._samples_consumed)
+
+    def batches_in(self, epoch: int) -> int:
+        """How many batches each rank gets in some whole epoch, ordered as wanted now."""
+        return len(self._new_plan(epoch, self._ordering_of(epoch), 0).places) - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iterator stands, by what was handed out, not by what was prepared ahead.
+
+        In an epoch whose order depends on more than (seed, epoch) it says on what, under "ordering".
+        """
+        state: dict[str, Any] = {"epoch": self.epoch, "samples_consumed": self._samples_consumed}
+        if self._samples_consumed and self._ordering is not None and not self._ordering.is_plain:
+            state["ordering"] = self._ordering.to_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to a saved place. The epoch keeps the order it began with, whatever the options are now.
+
+        Raises:
+            UserError: there are fewer samples than were consumed: the data is not the same.
+        """
+        ordering = None
+        if "ordering" in state:
+            ordering = Ordering.from_dict(state["ordering"])
+        elif state["samples_consumed"]:
+            ordering = Ordering(self.limits)
+        if ordering != self._ordering:
+            self._plan = None
+        self.epoch, self._samples_consumed, self._ordering = state["epoch"], state["samples_consumed"], ordering
+        if self._samples_consumed and self._samples_consumed > (count := len(self._current_plan().indices)):
+            raise UserError(
+                f"the checkpoint has consumed {self._samples_consumed} samples of epoch {self.epoch}, but the data "
+                f"has {count}; is it other data than the run began with?"
+            )
+
+    def requests(self) -> Iterator[Request]:
+        """What the workers are to prepare for this rank, from the current place to the epoch's end."""
+        return self._current_plan().requests(self._samples_consumed, self.rank)
+
+    def _current_plan(self) -> Plan:
+        """The order and the rounds of the epoch; made anew where the current place is not at a round's start."""
+        plan = self._plan
+        if plan is None or plan.epoch != self.epoch or not plan.has_place(self._samples_consumed):
+            self._plan = None  # its memory serves the next one
+            if self._ordering is None:
+                self._ordering = self._ordering_of(self.epoch)
+            plan = self._plan = self._new_plan(self.epoch, self._ordering, self._samples_consumed)
+            self.dropped = plan.dropped
+            if self.dropped and self.rank == 0:
+                logger.warning(
+                    "epoch %d leaves out %d of %d samples, which are longer than --max-tokens %s",
+                    self.epoch,
+                    self.dropped,
+                    self.dropped + len(plan.indices),
+                    self._ordering.limits.max_tokens,
+                )
+        return plan
+
+    def _ordering_of(self, epoch: int) -> Ordering:
+        return self._wanted if epoch == 1 else replace(self._wanted, short_first=0)
+
+    def _new_plan(self, epoch: int, ordering: Ordering, place: int) -> Plan:
+        order = order_epoch(self.dataset, self.seed, epoch, self.shuffle, ordering)
+        return make_plan(epoch, order, ordering, self.limits, min(place, len(order.indices)), self.world_size)
+
+    def _receive(self, handed_out: Iterator[Any]) -> Batch:
+        try:
+            made = next(handed_out)
+        except RuntimeError as error:
+            named = self._worker_death(error)
+            if named is None:
+                raise
+            raise named from error
+        if isinstance(made, _Refusal):
+            raise made.error
+        if isinstance(made, _Failed):
+            logger.error("%s", made.what)
+            made.error.reraise()
+        return made if self.num_workers == 0 else _as_tensors(made)
+
+    def _worker_death(self, error: RuntimeError) -> RuntimeError | None:
+        """The loader's error for a worker that died, with the worker's number; None for any other error."""
+        found = re.search(r"DataLoader worker \(pid\(?s?\)? ?(\d+)[^)]*\)(.*)", str(error))
+        if found is None:
+            return None
+        running = getattr(self._loader, "_iterator", None)
+        _abandon_queues(running)
+        workers = getattr(running, "_workers", [])
+        which, how, at = "", found.group(2).strip(" ."), ""
+        for number, worker in enumerate(workers, start=1):
+            if worker.pid == int(found.group(1)):
+                which = f"{number} of {len(workers)} "
+                at = self._was_at(number - 1)
+                if worker.exitcode is not None and worker.exitcode < 0:
+                    how = f"killed by {signal.Signals(-worker.exitcode).name}"
+        hint = "; if memory ran out, fewer workers (--num-workers) or smaller batches help" if "KILL" in how else ""
+        return RuntimeError(f"data worker {which}(pid {found.group(1)}) died{at}: {how}{hint}")
+
+    def _was_at(self, worker: int) -> str:
+        """What a worker was busy with, by its own note; a batch that it made may still be on its way to us."""
+        assert self._notes is not None
+        epoch, first = self._notes[2 * worker : 2 * worker + 2]
+        for request in self._requests.sent.values():
+            if (request.epoch, request.indices[0]) == (epoch, first):
+                return f" over samples {_named(request)}"
+        return ""
+
+
+class _Requests:
+    """The loader's sampler: asks the iterator anew at the start of each pass.
+
+    It holds the iterator weakly: a cycle would keep the worker processes until the next garbage collection.
+    """
+
+    def __init__(self, owner: EpochBatchIterator) -> None:
+        self._owner = weakref.ref(owner)
+        self.sent: dict[int, Request] = {}  # those of this pass that may not have come back, by their number
+
+    def __iter__(self) -> Iterator[Request]:
+        owner = self._owner()
+        assert owner is not None
+        self.sent = {}
+        return self._remembered(owner.requests(), 3 * owner.num_workers)  # the loader asks for two a worker ahead
+
+    def _remembered(self, requests: Iterator[Request], count: int) -> Iterator[Request]:
+        for number, request in enumerate(requests):
+            self.sent[number] = request
+            self.sent.pop(number - count, None)
+            yield request
+
+    def __len__(self) -> int:
+        owner = self._owner()
+        assert owner is not None
+        return owner.batches_left()
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """An error of the user or the system in a worker, on its way to the main process without a traceback."""
+
+    error: UserError | OSError
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """Any other error in a worker, and which sample it was."""
+
+    what: str
+    error: ExceptionWrapper
+
+
+def _named(request: Request) -> str:
+    """The samples of a batch, for a message."""
+    return f"{', '.join(map(str, request.indices))} of epoch {request.epoch}"
+
+
+class _UserDir:
+    """Imports the user's plugin where it is unpickled: in a spawned worker, before the dataset that follows it."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _import_there, (self.path,)
+
+
+def _import_there(path: str | None) -> _UserDir:
+    if path is not None:
+        from ftk.plugins import import_user_dir
+
+        import_user_dir(path)
+    return _UserDir(path)
+
+
+class _BatchSource(torch.utils.data.Dataset):
+    """The loader's dataset: makes a whole batch of a request."""
+
+    def __init__(
+        self,
+        dataset: SampleDataset,
+        collater: Callable[[Sequence[dict[str, Any]]], Batch],
+        user_dir: str | None,
+        notes: Any = None,
+    ) -> None:
+        self.dataset = dataset
+        self.collater = collater
+        self.user_dir = _UserDir(user_dir)
+        self.notes = notes
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _restore, (self.user_dir, self.dataset, self.collater, self.notes)
+
+    def __getitem__(self, request: Request) -> Batch | _Refusal | _Failed:
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None:
+            self.notes[2 * worker.id : 2 * worker.id + 2] = [request.epoch, int(request.indices[0])]
+        try:
+            batch = self.collater(samples_of(self.dataset, request.epoch, request.indices))
+            check_files(self.dataset)
+        except (UserError, OSError) as error:
+            return _Refusal(error)
+        except Exception:
+            what = self._culprit(request)
+            if worker is not None:
+                return _Failed(what, ExceptionWrapper(where="in a data worker"))
+            logger.error("%s", what)
+            raise
+        if request.is_filler:
+            batch["loss_mask"].zero_()
+            batch.pop("loss_positions", None)  # found anew from the mask
+        batch[SAMPLE_IDS] = torch.from_numpy(np.array(request.indices, dtype=np.int64))
+        return batch if worker is None else _as_arrays(batch)
+
+    def _culprit(self, request: Request) -> str:
+        """Which sample of a batch fails, found by making one after the other."""
+        for index in request.indices:
+            try:
+                self.dataset.sample(request.epoch, int(index))
+            except Exception:
+                return f"sample {index} of epoch {request.epoch} cannot be made"
+        return f"no batch can be made of samples {_named(request)}"
+
+
+def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[..., Batch], notes: Any) -> _BatchSource:
+    return _BatchSource(dataset, collater, user_dir.path, notes)
+
+
+def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
+    """Begins a pass. The death of a worker is raised where its batch is waited for, and nowhere else.
+
+    PyTorch would raise it from a handler of SIGCHLD at any place of the main thread, in the middle of an update, too.
+    """
+    before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    # Workers outlive another thread, with which the kernel would end them; of a fork server we are not the parent.
+    direct = in_main_thread and getattr(loader.multiprocessing_context, "_name", "fork") != "forkserver"
+    loader.worker_init_fn = functools.partial(_stand_apart, os.getpid() if direct else None)
+    handed_out = iter(loader)
+    if before is not None and in_main_thread:
+        signal.signal(signal.SIGCHLD, before)
+    return handed_out
+
+
+def _abandon_queues(running: Any) -> None:
+    """Keeps the queues of a loader that failed from being closed in order.
+
+    PyTorch may raise the death of a worker from a signal handler, which can strike inside `Queue.put` between taking
+    the queue's lock and the promise to release it; closing the queue, at the latest when Python exits, would then
+    wait for that lock for ever.
+    """
+    for queue in getattr(running, "_index_queues", []):
+        queue.cancel_join_thread()
+        if (closing := getattr(queue, "_close", None)) is not None:
+            closing.cancel()
+
+
+def _as_arrays(batch: Batch) -> Batch:
+    """A batch on its way out of a worker, its tensors as arrays.
+
+    Arrays go through the pipe as bytes. Tensors would go through shared memory, which containers keep short, and
+    through a server thread in the worker, which complains when the run stops.
+    """
+    return {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
+def _as_tensors(batch: Batch) -> Batch:
+    """The same batch once it has arrived."""
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _stand_apart(parent: int | None, worker: int) -> None:
+    """Leaves signals that are sent to the whole process group (Ctrl-C, a scheduler's SIGTERM) to the main process.
+
+    A worker that died of one would take the main process with it while that saves.
+
+    Args:
+        parent: the main process, with which this one ends; None: torch's watchdog sees to that, after seconds.
+        worker: our number.
+    """
+    if parent is not None:
+        end_with_parent(parent)
+    guard_again()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)

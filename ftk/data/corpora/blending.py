@@ -1,0 +1,245 @@
+"""Blending: samples of several corpora in one stream, in wanted proportions at every place of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftk.data.corpora._blending import blend_corpora
+from ftk.data.corpora.index_cache import IndexCache
+from ftk.data.indexed.file_map import check_files
+from ftk.data.random import SampleRandom
+from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of
+from ftk.errors import UserError
+
+_WORTH_CACHING = 1 << 22  # samples; fewer are blended in less time than a file takes to open
+_PASS_STREAM = -2  # minus the corpus's number: the stream that orders its passes
+
+
+@dataclass(frozen=True)
+class Part:
+    """One corpus of a blend.
+
+    Attributes:
+        name: for people.
+        tokens: of its documents, all shards together.
+        dataset: its samples.
+    """
+
+    name: str
+    tokens: int
+    dataset: SampleDataset
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a blend takes of one corpus: its part of the samples, and passes over it in one epoch of the blend."""
+
+    part: Part
+    weight: float
+    samples: int
+    passes: float
+
+
+class BlendedDataset:
+    """Several corpora as one; each is gone through evenly, pass after pass, at the pace of its weight.
+
+    An epoch has as many samples as all corpora together. A corpus that gets more of them than it has is begun
+    again, in a new order and with new random draws; one that gets fewer goes on in the next epoch where it stopped
+    in this one. So no sample comes twice before all of its corpus have come.
+
+    An index below `len(self)` is a sample of the corpora one after the other, as a validation goes through them. The
+    indices of `epoch_order`, which training uses, lie above and say corpus, pass and sample.
+
+    Args:
+        parts: the corpora.
+        weights: share of each; any scale.
+        seed: of the order of each pass.
+        cache: keeps the sequence of corpora where it is long.
+
+    Raises:
+        UserError: as of `shares_of`.
+    """
+
+    def __init__(self, parts: Sequence[Part], weights: Sequence[float], seed: int, cache: IndexCache | None = None):
+        self.parts = tuple(parts)
+        self.seed = seed
+        self.cycles = [lengths_of(part.dataset) for part in parts]  # lengths of successive passes, repeating
+        self.shares = shares_of(weights, len(parts))  # [K]
+        means = [-(-int(cycle.sum()) // len(cycle)) for cycle in self.cycles]
+        self.samples_per_epoch = sum(means)
+        self.firsts = np.cumsum([0, *(len(part.dataset) for part in parts)])  # [K + 1], of the plain indices
+        self.rooms = np.cumsum([0, *(int(cycle.max()) for cycle in self.cycles)])  # [K + 1], of one pass of each
+        depends_on = {"shares": self.shares.tolist(), "samples": self.samples_per_epoch}
+        worth_it = cache is not None and self.samples_per_epoch >= _WORTH_CACHING
+        cache = cache if cache is not None and worth_it else IndexCache(None)
+        wanted = self.shares * self.samples_per_epoch  # [K]
+
+        def is_sane(corpora: NDArray[np.uint16]) -> bool:
+            counts = np.bincount(corpora, minlength=len(parts))
+            return len(counts) == len(parts) and bool((abs(counts - wanted) < 2).all())
+
+        self.corpora = cache.get(
+            "blend",
+            depends_on,
+            lambda: blend_corpora(self.shares, self.samples_per_epoch),
+            dtype=np.uint16,
+            count=self.samples_per_epoch,
+            is_sane=is_sane,
+        )
+        self.counts = np.bincount(self.corpora, minlength=len(parts))  # [K], samples of an epoch
+
+    def __len__(self) -> int:
+        """Samples of the first pass over every corpus."""
+        return int(self.firsts[-1])
+
+    def sizes(self, epoch: int) -> NDArray[np.integer]:
+        """[len], of the plain indices."""
+        passes = [self._place(number, epoch)[0] for number in range(len(self.parts))]
+        found = [part.dataset.sizes(at + 1) for part, at in zip(self.parts, passes, strict=True)]
+        return np.concatenate([np.resize(one, len(part.dataset)) for one, part in zip(found, self.parts, strict=True)])
+
+    def sample(self, epoch: int, index: int) -> dict[str, Any]:
+        """A sample by a plain index, or by one of `epoch_order`."""
+        number, at, place = self._find(epoch, index)
+        return self.parts[number].dataset.sample(at + 1, place)
+
+    def samples(self, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, Any]]:
+        """Several samples; those of one pass over one corpus are made together."""
+        found = [self._find(epoch, int(index)) for index in indices]
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, (number, at, _) in enumerate(found):
+            groups.setdefault((number, at), []).append(row)
+        made: list[dict[str, Any]] = [{}] * len(found)
+        for (number, at), rows in groups.items():
+            places = np.array([found[row][2] for row in rows], dtype=np.int64)
+            several = samples_of(self.parts[number].dataset, at + 1, places)
+            if len(groups) == 1:
+                return several
+            for row, sample in zip(rows, several, strict=True):
+                made[row] = sample
+        return made
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of a corpus has become shorter."""
+        check_files(self.corpora, *(part.dataset for part in self.parts))
+
+    def epoch_order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """The samples of an epoch in the order of training, and their sizes.
+
+        Returns:
+            int64 [N] indices; int32 [N] sizes.
+        """
+        order = np.empty(self.samples_per_epoch, dtype=np.int64)
+        sizes = np.empty(self.samples_per_epoch, dtype=np.int32)
+        for number in range(len(self.parts)):
+            places = np.flatnonzero(self.corpora == number)
+            done = 0
+            first, skip = self._place(number, epoch)
+            ahead = 0
+            while done < len(places):
+                samples = self._pass(number, first + ahead)[skip : skip + len(places) - done]
+                here = places[done : done + len(samples)]
+                order[here] = len(self) + ahead * self.rooms[-1] + self.rooms[number] + samples
+                sizes[here] = np.asarray(self.parts[number].dataset.sizes(first + ahead + 1))[samples]
+                done, ahead, skip = done + len(samples), ahead + 1, 0
+        return order, sizes
+
+    @property
+    def lengths(self) -> list[int]:
+        """Samples of successive epochs of training, all alike."""
+        return [self.samples_per_epoch]
+
+    def table(self) -> list[Share]:
+        """What each corpus contributes."""
+        return [
+            Share(part, float(weight), int(count), float(count / cycle.mean()))
+            for part, weight, count, cycle in zip(self.parts, self.shares, self.counts, self.cycles, strict=True)
+        ]
+
+    def _find(self, epoch: int, index: int) -> tuple[int, int, int]:
+        """(corpus, pass, sample of it) of an index."""
+        if index < len(self):
+            ahead, starts, place = 0, self.firsts, index
+        else:
+            ahead, place = divmod(index - len(self), int(self.rooms[-1]))
+            starts = self.rooms
+        number = int(np.searchsorted(starts, place, side="right")) - 1
+        return number, self._place(number, epoch)[0] + ahead, place - int(starts[number])
+
+    def _place(self, number: int, epoch: int) -> tuple[int, int]:
+        """(pass, samples of it done) of one corpus at the start of an epoch; passes count from 0."""
+        cycle = self.cycles[number]
+        cycles, rest = divmod((epoch - 1) * int(self.counts[number]), int(cycle.sum()))
+        ends = np.cumsum(cycle)
+        shard = int(np.searchsorted(ends, rest, side="right"))
+        return cycles * len(cycle) + shard, rest - int(ends[shard] - cycle[shard])
+
+    def _pass(self, number: int, at: int) -> NDArray[np.int64]:
+        """The order of one pass over a corpus."""
+        cycle = self.cycles[number]
+        return SampleRandom(self.seed, at, _PASS_STREAM - number).permutation(int(cycle[at % len(cycle)]))
+
+
+class ShardedDataset:
+    """A corpus in shards, of which each epoch goes through one: epoch 1 the first, and so on, in a circle.
+
+    Args:
+        shards: the samples of each.
+    """
+
+    def __init__(self, shards: Sequence[SampleDataset]) -> None:
+        self.shards = tuple(shards)
+
+    def __len__(self) -> int:
+        """Samples of the first shard."""
+        return len(self.shards[0])
+
+    @property
+    def lengths(self) -> list[int]:
+        """Samples of successive epochs, repeating."""
+        return [len(shard) for shard in self.shards]
+
+    def sizes(self, epoch: int) -> NDArray[np.integer]:
+        return self._shard(epoch).sizes(epoch)
+
+    def sample(self, epoch: int, index: int) -> dict[str, Any]:
+        return self._shard(epoch).sample(epoch, index)
+
+    def samples(self, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, Any]]:
+        return samples_of(self._shard(epoch), epoch, indices)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of a shard has become shorter."""
+        check_files(*self.shards)
+
+    def _shard(self, epoch: int) -> SampleDataset:
+        return self.shards[(epoch - 1) % len(self.shards)]
+
+
+def shares_of(weights: Sequence[float], count: int) -> NDArray[np.float64]:
+    """Weights that sum to 1.
+
+    Raises:
+        UserError: not one weight for each corpus, one is negative or not finite, or all are zero.
+    """
+    if len(weights) != count:
+        raise UserError(f"--data-weights has {len(weights)} weights for {count} corpora; give one for each")
+    shares = np.asarray(weights, dtype=np.float64)
+    if not np.all(np.isfinite(shares)) or shares.min() < 0 or shares.sum() <= 0:
+        raise UserError(f"--data-weights {','.join(f'{w:g}' for w in weights)}: not below 0, and one above 0")
+    return shares / shares.sum()
+
+
+def weights_by_size(sizes: Sequence[int], temperature: float) -> NDArray[np.float64]:
+    """Weights in proportion to size^(1 / temperature).
+
+    1 takes every corpus as large as it is; more takes the small ones up, in the limit all alike.
+    """
+    logs = np.log(np.asarray(sizes, dtype=np.float64))
+    with np.errstate(over="ignore"):
+        return np.exp((logs - logs.max()) / temperature)

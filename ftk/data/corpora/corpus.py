@@ -1,0 +1,289 @@
+"""Corpora: where the documents of a split and their tokenizer come from. `indexed` reads `.bin/.idx` folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ftk.data.corpora.composition import ComposedCorpus, CompositionConfig
+from ftk.data.indexed.check import forget_pages
+from ftk.data.indexed.dataset import IndexedDataset
+from ftk.data.indexed.folder_layout import NoSplit, SplitFiles, find_splits
+from ftk.data.indexed.output_folder import RECORD, read_record
+from ftk.errors import UserError
+from ftk.files import reason
+from ftk.registry import register_dataset
+from ftk.tokenizers import build_tokenizer, find_description, load_tokenizer
+from ftk.tokenizers.base import Tokenizer
+
+_SLICE = 1 << 20  # sequences looked at together
+
+
+class Documents(Protocol):
+    """Documents as arrays of token ids."""
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int32]: ...  # [num_documents], tokens of each document
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> npt.NDArray[Any]: ...  # [T] integer
+
+
+class Corpus(Protocol):
+    """What a registered dataset offers to a task."""
+
+    def splits(self) -> Sequence[str]:
+        """Names of the splits that are there."""
+
+    def documents(self, split: str) -> Documents:
+        """The documents of one split; in a parallel corpus, the sources. Raises UserError if it is not there."""
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the ids."""
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Folder with the tokenizer's own files, copied into every checkpoint."""
+
+
+class ParallelCorpus(Corpus, Protocol):
+    """A corpus of pairs: document i of `targets(split)` belongs to document i of `documents(split)`."""
+
+    def has_targets(self, split: str) -> bool:
+        """Whether a split has targets."""
+
+    def targets(self, split: str) -> Documents:
+        """The targets of a split, as many as it has documents. Raises UserError if it has none."""
+
+    def target_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the targets; the same as `tokenizer()` but in fairseq's data with two dictionaries."""
+
+
+class GroupedDocuments:
+    """Documents of several sequences each, as Megatron writes sentences; a document is a view of the file.
+
+    Args:
+        dataset: the sequences, with their document index.
+    """
+
+    def __init__(self, dataset: IndexedDataset) -> None:
+        self.dataset = dataset
+        ends = np.concatenate(([0], np.cumsum(dataset.sizes, dtype=np.int64)))
+        self.offsets = ends[dataset.document_index]  # [documents + 1], in tokens
+        sizes = np.diff(self.offsets)
+        if sizes.size and sizes.max() > np.iinfo(np.int32).max:
+            raise UserError(f"{dataset.prefix}: document {sizes.argmax()} has {sizes.max()} tokens, above 2147483647")
+        self.sizes = sizes.astype(np.int32)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the documents has become shorter."""
+        self.dataset.check_files()
+
+    @property
+    def tokens(self) -> npt.NDArray[Any]:
+        """All documents back to back."""
+        return self.dataset.tokens
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> npt.NDArray[Any]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)}")
+        index %= len(self)
+        return self.dataset.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+
+@dataclass(kw_only=True)
+class IndexedCorpusConfig(CompositionConfig):
+    data: str = field(
+        metadata={
+            "help": "folder of .bin/.idx files, written by ftk-preprocess, Megatron or fairseq; A,B: blended; "
+            "A:B: shards, one an epoch",
+            "positional": True,
+            "metavar": "DATA",
+            "path": True,
+        }
+    )
+    tokenizer_folder: str | None = field(
+        default=None,
+        metadata={
+            "help": "tokenizer of data that holds none, as Megatron's: a folder that ftk wrote one to "
+            "(a data folder, a checkpoint)",
+            "metavar": "DIR",
+        },
+    )
+    source_lang: str | None = field(
+        default=None, metadata={"help": "in data with several languages, which is the source", "metavar": "NAME"}
+    )
+    target_lang: str | None = field(
+        default=None, metadata={"help": "in data with several languages, which is the target", "metavar": "NAME"}
+    )
+
+
+@register_dataset("indexed", config=IndexedCorpusConfig)
+class IndexedCorpus(ComposedCorpus):
+    """One folder of `.bin/.idx` pairs, or several (see `ComposedCorpus`).
+
+    Raises:
+        UserError: as `ComposedCorpus` and `IndexedFolder` do.
+    """
+
+    def __init__(self, config: IndexedCorpusConfig) -> None:
+        def open_folder(path: str) -> IndexedFolder:
+            return IndexedFolder(dataclasses.replace(config, data=path))
+
+        super().__init__(config.data, config, open_folder)
+
+    def has_targets(self, split: str) -> bool:
+        return not self.is_composed and self._folder.has_targets(split)
+
+    def targets(self, split: str) -> IndexedDataset | GroupedDocuments:
+        if self.is_composed:
+            raise UserError("pairs cannot be blended or sharded; give one data folder")
+        return self._folder.targets(split)
+
+    def target_tokenizer(self) -> Tokenizer:
+        return self._folder.target_tokenizer()
+
+    @property
+    def _folder(self) -> IndexedFolder:
+        folder = self.corpora[0][0]
+        assert isinstance(folder, IndexedFolder)
+        return folder
+
+
+class IndexedFolder:
+    """A folder of `.bin/.idx` pairs: ours, Megatron's (with `tokenizer_folder`) or fairseq's (with its dict.txt).
+
+    Raises:
+        UserError: the folder is missing, is no such folder, or its tokenizer is not the one that made the ids.
+    """
+
+    def __init__(self, config: IndexedCorpusConfig) -> None:
+        self.config = config
+        self.folder = Path(config.data)
+        if not self.folder.exists():
+            raise UserError(f"{self.folder}: no such data folder; make one with ftk-preprocess --destdir {self.folder}")
+        self.files = find_splits(self.folder, config.source_lang, config.target_lang) if self.folder.is_dir() else {}
+        if not self.files:
+            raise UserError(f"{self.folder} holds no .idx file; give a folder written by ftk-preprocess")
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def splits(self) -> Sequence[str]:
+        return sorted(self.files)
+
+    def documents(self, split: str) -> IndexedDataset | GroupedDocuments:
+        return self._open(self._files(split).source)
+
+    def has_targets(self, split: str) -> bool:
+        return self._files(split).target is not None
+
+    def targets(self, split: str) -> IndexedDataset | GroupedDocuments:
+        files = self._files(split)
+        if files.target is None:
+            raise UserError(f"{self.folder / files.source}.idx has no targets; data of pairs is meant")
+        sources, targets = self._open(files.source), self._open(files.target)
+        if len(sources) != len(targets):
+            raise UserError(
+                f"{self.folder}: {files.source} holds {len(sources)} documents, {files.target} {len(targets)}; "
+                "each needs its partner, make both again"
+            )
+        return targets
+
+    def tokenizer(self) -> Tokenizer:
+        if self.config.tokenizer_folder is not None:
+            tokenizer = load_tokenizer(self.config.tokenizer_folder)
+        elif has_tokenizer(self.folder):
+            tokenizer = load_tokenizer(self.folder)
+        else:
+            return build_tokenizer("fairseq_dict", path=self._dictionary(0))
+        made_with = self._recorded_fingerprint()
+        if made_with is not None and made_with != tokenizer.fingerprint:
+            raise UserError(
+                f"{self.config.tokenizer_folder or self.folder / 'tokenizer'} is not the tokenizer that made this data "
+                f"({self.folder / 'preprocess.json'} says {made_with[:12]}, found {tokenizer.fingerprint[:12]}); "
+                "run ftk-preprocess again"
+            )
+        return tokenizer
+
+    def target_tokenizer(self) -> Tokenizer:
+        if self.config.tokenizer_folder is not None or has_tokenizer(self.folder):
+            return self.tokenizer()
+        return build_tokenizer("fairseq_dict", path=self._dictionary(1))
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        given = self.config.tokenizer_folder
+        if given is not None or has_tokenizer(self.folder):
+            return find_description(given or self.folder).parent
+        if self._scratch is None:  # a fairseq folder has its dict.txt among the data; a checkpoint wants it alone
+            self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")
+            self.tokenizer().save(self._scratch.name)
+        return Path(self._scratch.name)
+
+    def _files(self, split: str) -> SplitFiles:
+        if split not in self.files:
+            raise NoSplit(f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())}")
+        return self.files[split]
+
+    def _open(self, name: str) -> IndexedDataset | GroupedDocuments:
+        dataset = IndexedDataset(self.folder / name)
+        if len(dataset) == 0:
+            raise UserError(f"{self.folder / name}.idx holds no documents")
+        return as_documents(dataset)
+
+    def _dictionary(self, side: int) -> Path:
+        languages = {files.languages[side] for files in self.files.values()}
+        for path in (self.folder / f"dict.{language}.txt" for language in sorted(languages)):
+            if path.is_file():
+                return path
+        if not (self.folder / "dict.txt").is_file():
+            raise UserError(
+                f"{self.folder} holds no tokenizer (neither tokenizer/ nor fairseq's dict.txt); "
+                "give the one that made the ids by --tokenizer-folder"
+            )
+        return self.folder / "dict.txt"
+
+    def _recorded_fingerprint(self) -> str | None:
+        try:
+            tokenizer = read_record(self.folder)["tokenizer"]
+        except FileNotFoundError:  # files made by Megatron or fairseq have none
+            return None
+        except (OSError, ValueError) as error:
+            path = self.folder / RECORD
+            raise UserError(f"{path} is damaged ({reason(error)}); run ftk-data verify {self.folder}") from error
+        return None if tokenizer is None else tokenizer["fingerprint"]
+
+
+def as_documents(dataset: IndexedDataset) -> IndexedDataset | GroupedDocuments:
+    """The dataset itself where each document is one sequence, as ftk writes them."""
+    if dataset.num_documents != len(dataset):
+        return GroupedDocuments(dataset)
+    if dataset.dialect != "fairseq":
+        dataset.check()
+        at = dataset.layout.marks_at
+        for first in range(0, len(dataset), _SLICE):  # 0, 1, 2, ...? Empty documents can make up the number
+            count = min(_SLICE, len(dataset) - first)
+            marks = np.frombuffer(dataset.index, "<i8", count=count, offset=at + 8 * first)
+            if not np.array_equal(marks, np.arange(first, first + count)):
+                return GroupedDocuments(dataset)
+            forget_pages(dataset.index, at + 8 * first, at + 8 * (first + count))
+    return dataset
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder keeps a tokenizer that ftk has saved."""
+    try:
+        find_description(folder)
+    except UserError:
+        return False
+    return True

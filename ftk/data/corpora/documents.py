@@ -1,0 +1,166 @@
+"""Packing documents: draws documents by their length and cuts them, at sentences, into one text of seq_length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftk.data.blank_config import BlankInfillingConfig
+from ftk.data.corpora._documents import TextPacker
+from ftk.data.corpora.index_cache import IndexCache, file_identity
+from ftk.data.random import SampleRandom, hash_uniform
+from ftk.errors import UserError
+
+if TYPE_CHECKING:
+    from ftk.tokenizers import SpecialTokens, Tokenizer
+
+_WORTH_CACHING = 1 << 22  # documents
+SENTENCE_END_CHARACTERS = ".?!;:\n。？！；：…"
+_CLOSING_CHARACTERS = "\"'”’」』）)]》】 "
+
+
+class Documents(Protocol):
+    """Token ids by document: an IndexedDataset, or any sequence of arrays with their sizes.
+
+    Documents that also offer `tokens`, an array of all of them back to back, or a `pool` with their `starts` (a
+    `DocumentSubset`), are read from there without Python.
+    """
+
+    @property
+    def sizes(self) -> NDArray[np.integer]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> NDArray[np.integer]: ...
+
+
+class DocumentList:
+    """Documents held in memory.
+
+    Args:
+        documents: token ids of each document.
+    """
+
+    def __init__(self, documents: Sequence[Any]) -> None:
+        self._documents = [np.asarray(document, dtype=np.int64) for document in documents]
+        self.sizes = np.array([len(document) for document in self._documents], dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __getitem__(self, index: int) -> NDArray[np.int64]:
+        return self._documents[index]
+
+
+class DocumentPacker:
+    """Draws texts of at most seq_length tokens: [CLS], text, end of document, as many times as fit.
+
+    Args:
+        documents: the corpus.
+        special: ids of the command tokens.
+        config: seq_length, short_seq_prob, non_sentence_start, sample_one_document.
+        sentence_ends: bool [V], true for ids whose text ends a sentence.
+        cache: keeps the running sums of many documents' lengths, for all processes.
+
+    Raises:
+        UserError: there is no token at all.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        special: SpecialTokens,
+        config: BlankInfillingConfig,
+        sentence_ends: NDArray[np.bool_],
+        cache: IndexCache | None = None,
+    ) -> None:
+        self.documents = documents
+        self.cumulative = cumulative_sizes(documents, cache)  # [D]
+        if len(documents) == 0 or self.cumulative[-1] == 0:
+            raise UserError("the data has no tokens: every document is empty")
+        assert special.cls is not None
+        self.kernel = TextPacker(
+            documents,
+            self.cumulative,
+            sentence_ends,
+            special.eos,
+            special.cls,
+            config.seq_length,
+            config.short_seq_prob,
+            config.non_sentence_start,
+            config.sample_one_document,
+        )
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of all documents."""
+        return int(self.cumulative[-1])
+
+    def first_document_sizes(self, seed: int, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The lengths of the documents that the samples of the given numbers draw first, int64 [N]."""
+        tokens = (hash_uniform(seed, epoch, indices) * self.cumulative[-1]).astype(np.int64)
+        numbers = np.searchsorted(self.cumulative, tokens, side="right")
+        return np.asarray(self.documents.sizes)[numbers].astype(np.int64)
+
+    def pack(self, rng: SampleRandom) -> NDArray[np.int64]:
+        """One text.
+
+        Documents are drawn in proportion to their length. One that is too long for an empty text starts at a
+        random place, moved to the start of a sentence; one that is too long for the room that is left is cut
+        at the end of a sentence, and then has no end-of-document token.
+
+        Args:
+            rng: the sample's random stream; it is advanced.
+
+        Returns:
+            int64 [N], N <= seq_length.
+        """
+        return self.kernel.pack(rng)
+
+
+def cumulative_sizes(documents: Documents, cache: IndexCache | None = None) -> NDArray[np.int64]:
+    """The running sums of the documents' lengths, int64 [D]; those of a large file are a file, too."""
+
+    def add_up() -> NDArray[np.int64]:
+        return np.cumsum(documents.sizes, dtype=np.int64)
+
+    paths = getattr(documents, "paths", None)  # of the index and the tokens
+    if cache is None or paths is None or len(documents) < _WORTH_CACHING:
+        return add_up()
+
+    total = getattr(documents, "num_tokens", 0)
+
+    def is_sane(sums: NDArray[np.int64]) -> bool:
+        return bool(sums[0] >= 0 and sums[-1] == total and (sums[1:] >= sums[:-1]).all())
+
+    depends_on = {"documents": len(documents), "index": file_identity(paths[0])}
+    return cache.get("cumulative", depends_on, add_up, dtype=np.int64, count=len(documents), is_sane=is_sane)
+
+
+def sentence_end_ids(tokenizer: Tokenizer, size: int | None = None) -> NDArray[np.bool_]:
+    """For each id, whether its text ends an English or Chinese sentence.
+
+    The text ends with one of `. ? ! ; : … 。 ？ ！ ； ：`, closing quotes and brackets aside, or has a line end.
+
+    Args:
+        tokenizer: the tokenizer of the data.
+        size: number of ids; the tokenizer's vocabulary without padding by default.
+
+    Returns:
+        bool [size].
+    """
+    ends = np.zeros(tokenizer.vocab_size if size is None else size, dtype=np.bool_)
+    for token in range(min(len(ends), tokenizer.vocab_size)):
+        ends[token] = ends_sentence(tokenizer.decode([token]))
+    commands = [value for value in vars(tokenizer.special).values() if isinstance(value, int)]
+    ends[[command for command in commands if command < len(ends)]] = False
+    return ends
+
+
+def ends_sentence(text: str) -> bool:
+    """Whether a token of this text ends a sentence."""
+    if "\n" in text:
+        return True
+    kept = text.rstrip(_CLOSING_CHARACTERS)
+    return bool(kept) and kept[-1] in SENTENCE_END_CHARACTERS

@@ -1,0 +1,1 @@
+"""Reading and preprocessing text: files, records, documents, worker processes."""

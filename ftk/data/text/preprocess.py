@@ -1,0 +1,333 @@
+"""From text files to a data folder: `{train,valid,test}.{bin,idx}`, `tokenizer/`, `preprocess.json`."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import itertools
+import logging
+import os
+import tempfile
+import time
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ftk.data.indexed.dataset import optimal_dtype
+from ftk.data.indexed.output_folder import RECORD, describe_files, whole_folder, write_record
+from ftk.data.text._hash_set import HashSet
+from ftk.data.text.child_process import call_in_child
+from ftk.data.text.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_texts, normalized
+from ftk.data.text.files import PART_BYTES, Block, Part, Problem, cut_file, expand_paths, kind_of
+from ftk.data.text.preprocess_config import SPLITS, DocumentConfig, InputConfig, OutputConfig, TrainingConfig
+from ftk.data.text.preprocess_progress import ReadingProgress
+from ftk.data.text.records import read_documents
+from ftk.data.text.split_writer import SplitWriter, held_out_documents
+from ftk.errors import UserError
+from ftk.tokenizers import Tokenizer, train_sentencepiece
+from ftk.version import __version__
+
+logger = logging.getLogger(__name__)
+
+MAX_LISTED_PROBLEMS = 10_000  # in preprocess.json, for each split; all are counted
+_MOST_FILES = 256  # small files that are encoded together
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass
+class SplitReport:
+    """What became of one split.
+
+    Attributes:
+        sources: file -> bytes on disk.
+        held_out_of: the split whose files its documents come from, where it has none of its own.
+        documents, tokens: what was written.
+        num_bytes: bytes of text read.
+        skipped: reason -> documents left out, those that would have been held out for other splits included.
+        problems: those that could not be read, the first `MAX_LISTED_PROBLEMS`.
+        seconds: time it took.
+    """
+
+    sources: dict[str, int]
+    held_out_of: str | None = None
+    documents: int = 0
+    tokens: int = 0
+    num_bytes: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    problems: list[Problem] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, block: EncodedBlock, problems: list[Problem]) -> None:
+        self.num_bytes += block.num_bytes
+        self.skipped.update(block.skipped)
+        self.skipped.update(problem.reason for problem in problems)
+        self.problems += problems[: MAX_LISTED_PROBLEMS - len(self.problems)]
+
+    def reasons(self) -> dict[str, int]:
+        """Reason -> documents left out, where there are any, in the order of the names."""
+        return {reason: count for reason, count in sorted(self.skipped.items()) if count}
+
+    def record(self) -> dict[str, Any]:
+        """Its part of preprocess.json: nothing that differs between two runs on the same text."""
+        held_out = {} if self.held_out_of is None else {"held_out_of": self.held_out_of}
+        return held_out | {
+            "sources": [{"path": path, "bytes": size} for path, size in self.sources.items()],
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "bytes": self.num_bytes,
+            "skipped": self.reasons(),
+            "problems": [problem._asdict() for problem in self.problems],
+        }
+
+
+def preprocess(
+    inputs: InputConfig,
+    output: OutputConfig,
+    make_tokenizer: Callable[[Path | None], Tokenizer],
+    training: TrainingConfig | None = None,
+    documents: DocumentConfig | None = None,
+) -> str:
+    """Encodes the splits and writes the data folder, whole or not at all.
+
+    Args:
+        inputs, output: the options.
+        make_tokenizer: builds the tokenizer; gets the path of the model trained here, or None.
+        training: train a SentencePiece model on the training text first.
+        documents: which documents are left out, and what is done to the others.
+
+    Returns:
+        a table of what was written, for people.
+
+    Raises:
+        UserError: a file, a document (unless those are skipped), an option or the destination is wrong.
+    """
+    documents = documents or DocumentConfig()
+    files = {split: expand_paths(names, inputs.document_separator) for split, names in inputs.files().items()}
+    _check_text_key(inputs, itertools.chain.from_iterable(files.values()))
+    destination = Path(output.destdir)
+    try:
+        with whole_folder(destination, output.overwrite) as folder:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                model = None
+                if training is not None:
+                    logger.info("training a SentencePiece model of %s pieces", training.vocab_size)
+                    model = call_in_child(_train_tokenizer, inputs, training, documents, files, Path(scratch))
+                tokenizer = make_tokenizer(model)
+                tokenizer.save(folder / "tokenizer")
+            settings = EncodingSettings(
+                tokenizer_folder=folder / "tokenizer",
+                dtype=optimal_dtype(tokenizer.vocab_size),
+                text_key=inputs.text_key,
+                max_document_bytes=inputs.max_document_bytes,
+                stop_at_problem=inputs.on_error == "raise",
+                user_dir=output.user_dir,
+                normalize=documents.normalize,
+                min_tokens=documents.min_tokens,
+                max_tokens=documents.max_tokens_per_document,
+                end_token=_end_token(tokenizer) if documents.append_eos else None,
+                with_hashes=documents.dedup or bool(inputs.held_out("train")),
+            )
+            reports: dict[str, SplitReport] = {}
+            checksums: dict[str, str] = {}
+            with EncoderPool(output.workers or _num_cores(), settings, tokenizer) as pool:
+                for split, paths in files.items():
+                    writer = SplitWriter(folder, split, inputs.held_out(split), settings.dtype, dedup=documents.dedup)
+                    reports |= _write_split(split, paths, inputs, pool, writer)
+                    checksums |= writer.checksums()
+            reports = {split: reports[split] for split in SPLITS if split in reports}
+            record = _record(inputs, documents, tokenizer, settings.dtype, reports)
+            record["files"] = describe_files(folder, checksums)
+            write_record(folder, record)
+    except OSError as error:
+        if error.errno in _DISK_FULL and error.filename is None:
+            raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
+        raise
+    return _table(reports, destination)
+
+
+def _check_text_key(inputs: InputConfig, paths: Iterable[str]) -> None:
+    """Refuses a --text-key where no file has fields."""
+    is_default = inputs.text_key == InputConfig.text_key
+    if not is_default and all(kind_of(path, inputs.format) != "jsonl" for path in paths):
+        raise UserError(
+            f"text_key is {inputs.text_key!r}, but no input is read as JSON lines; give --format jsonl, "
+            "or leave --text-key out"
+        )
+
+
+def _end_token(tokenizer: Tokenizer) -> int:
+    if tokenizer.special.eos is None:
+        raise UserError(f"--append-eos: the tokenizer {tokenizer.name} has no end token; leave it out")
+    return tokenizer.special.eos
+
+
+def _train_tokenizer(
+    inputs: InputConfig,
+    training: TrainingConfig,
+    documents: DocumentConfig,
+    files: dict[str, list[str]],
+    folder: Path,
+) -> Path:
+    assert training.vocab_size is not None
+    if "train" not in files:
+        raise UserError("--vocab-size trains a model on the training text; give --trainpref")
+    return train_sentencepiece(
+        _training_texts(inputs, documents, files["train"]),
+        folder,
+        vocab_size=training.vocab_size,
+        model_type=training.model_type,
+        character_coverage=training.character_coverage,
+        max_lines=training.max_lines,
+    )
+
+
+def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[str]) -> Iterator[str]:
+    """The texts of the split train, as they will be encoded: normalized, without repeats and what is held out."""
+    documents = read_documents(
+        paths,
+        format=inputs.format,
+        separator=inputs.document_separator,
+        text_key=inputs.text_key,
+        max_document_bytes=inputs.max_document_bytes,
+        on_problem=(lambda problem: None) if inputs.on_error == "skip" else None,  # counted when encoded
+    )
+    held_out = inputs.held_out("train")
+    seen = HashSet()
+    for document in documents:
+        text = normalized(document.text, options.normalize)
+        if options.dedup or held_out:
+            hashes = hash_texts([text])
+            if options.dedup and not seen.add(hashes)[0]:
+                continue
+            if any(mask[0] for _, mask in held_out_documents(hashes, held_out)):
+                continue
+        yield text
+
+
+def _write_split(
+    split: str, paths: list[str], inputs: InputConfig, pool: EncoderPool, writer: SplitWriter
+) -> dict[str, SplitReport]:
+    """The reports of the split and of those held out of it."""
+    report = SplitReport({path: os.path.getsize(path) for path in paths})
+    started = time.monotonic()
+    lines = 0  # of this file, in the parts before
+    with writer, ReadingProgress(split, report.sources) as progress:
+        for block in pool.encode(_tasks(paths, inputs)):
+            lines = 0 if block.starts_anew else lines
+            problems = [problem._replace(line=problem.line + lines) for problem in block.problems]
+            lines += block.num_lines
+            if problems and inputs.on_error == "raise":
+                raise UserError(str(problems[0]))
+            writer.add(block)
+            report.add(block, problems)
+            progress.show(block, sum(writer.documents.values()))
+    report.skipped["duplicate"] = writer.duplicates
+    report.seconds = time.monotonic() - started
+    reports = {split: report} | {name: SplitReport({}, held_out_of=split) for name in inputs.held_out(split)}
+    for name, its_report in reports.items():
+        its_report.documents, its_report.tokens = writer.documents[name], writer.tokens[name]
+        if not its_report.documents:
+            skipped = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()) or "none"
+            ratio = "" if name == split else f"; {name}_ratio is {inputs.held_out(split)[name]}"
+            raise UserError(f"{', '.join(paths)}: no documents for {name} (skipped: {skipped}){ratio}")
+    return reports
+
+
+def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]]:
+    """Parts of files, or several small files together: enough work to be worth sending."""
+    small: list[Part | Block] = []
+    num_bytes = 0
+    for path in paths:
+        kind = kind_of(path, inputs.format, inputs.document_separator)
+        for item in cut_file(path, kind, max_document_bytes=inputs.max_document_bytes):
+            is_whole = isinstance(item, Part) and item.is_first and item.is_last
+            if small and (not is_whole or num_bytes + item.disk_bytes > PART_BYTES or len(small) == _MOST_FILES):
+                yield small
+                small, num_bytes = [], 0
+            if is_whole:
+                small.append(item)
+                num_bytes += item.disk_bytes
+            else:
+                yield [item]
+    if small:
+        yield small
+
+
+def _record(
+    inputs: InputConfig,
+    documents: DocumentConfig,
+    tokenizer: Tokenizer,
+    dtype: np.dtype[Any],
+    reports: dict[str, SplitReport],
+) -> dict[str, Any]:
+    normalized_by = {} if documents.normalize == "none" else {"unicode_version": unicodedata.unidata_version}
+    return {
+        "ftk_version": __version__,
+        "settings": {
+            "format": inputs.format,
+            "document_separator": inputs.document_separator,
+            "text_key": inputs.text_key,
+            "max_document_bytes": inputs.max_document_bytes,
+            "on_error": inputs.on_error,
+            "valid_ratio": inputs.valid_ratio,
+            "test_ratio": inputs.test_ratio,
+            **dataclasses.asdict(documents),
+            **normalized_by,
+        },
+        "tokenizer": {
+            "name": tokenizer.name,
+            "fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+        },
+        "dtype": dtype.name,
+        "splits": {split: report.record() for split, report in reports.items()},
+    }
+
+
+def _table(reports: dict[str, SplitReport], destination: Path) -> str:
+    rows = [("split", "documents", "tokens", "tokens/document", "skipped", "seconds", "MB/s")]
+    for split, report in reports.items():
+        rows.append(
+            (
+                split,
+                f"{report.documents:,}",
+                f"{report.tokens:,}",
+                f"{report.tokens / report.documents:.1f}",
+                f"{sum(report.skipped.values()):,}",
+                "" if report.held_out_of else f"{report.seconds:.1f}",
+                "" if report.held_out_of else f"{report.num_bytes / 1e6 / max(report.seconds, 1e-9):.2f}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    for split, report in reports.items():
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in report.reasons().items())
+        if counts:
+            where = f"; listed in {destination / RECORD}" if report.problems else ""
+            lines.append(f"{split}: skipped {counts}{where}")
+    lines += [
+        "",
+        f"written: {destination}",
+        f"next:    ftk-data stats {destination}",
+    ]
+    if "train" in reports:
+        validation = "" if "valid" in reports else " --valid-subset none"
+        lines.append(
+            f"         ftk-train {destination} --task glm_blank --arch glm_tiny --max-update 1000{validation} "
+            f"--save-dir run"
+        )
+    return "\n".join(lines)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,168 @@
+"""Options of ftk-preprocess."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ftk.data.batches.dataloader_config import MOST_WORKERS
+from ftk.data.text.files import FORMATS, MAX_DOCUMENT_BYTES, SEPARATORS
+
+SPLITS = ("train", "valid", "test")
+NORMAL_FORMS = ("none", "nfc", "nfkc")
+
+
+@dataclass(kw_only=True)
+class InputConfig:
+    trainpref: str | None = field(
+        default=None,
+        metadata={"help": "training text; .gz, .bz2, .xz and .zst are unpacked", "metavar": "F[,F...]", "path": True},
+    )
+    validpref: str | None = field(
+        default=None, metadata={"help": "validation text", "metavar": "F[,F...]", "path": True}
+    )
+    testpref: str | None = field(default=None, metadata={"help": "test text", "metavar": "F[,F...]", "path": True})
+    valid_ratio: float = field(
+        default=0.0,
+        metadata={"help": "share of trainpref's documents held out for valid, chosen by a hash of their text"},
+    )
+    test_ratio: float = field(default=0.0, metadata={"help": "the same for test"})
+    format: str = field(
+        default="auto",
+        metadata={
+            "help": "auto takes .jsonl, .ndjson and .json for JSONL, others for text",
+            "choices": FORMATS,
+        },
+    )
+    document_separator: str = field(
+        default="line",
+        metadata={
+            "help": "in text, a document is a line, ends at a blank line, or is a file",
+            "choices": SEPARATORS,
+        },
+    )
+    text_key: str = field(default="text", metadata={"help": "field of each JSON object that holds the text"})
+    max_document_bytes: int = field(
+        default=MAX_DOCUMENT_BYTES,
+        metadata={"help": "a longer document counts as one that cannot be read", "unit": "bytes"},
+    )
+    on_error: str = field(
+        default="raise",
+        metadata={
+            "help": "stop at the first document that cannot be read, or skip it and list it in preprocess.json",
+            "choices": ("raise", "skip"),
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        if not any(self.files().values()):
+            yield "trainpref, validpref and testpref are empty; give at least one"
+        if not self.text_key:
+            yield "text_key is empty; it must name a field"
+        if self.max_document_bytes < 1:
+            yield f"max_document_bytes is {self.max_document_bytes}; it must be at least 1"
+        for name, ratio in (("valid", self.valid_ratio), ("test", self.test_ratio)):
+            if not 0.0 <= ratio < 1.0:
+                yield f"{name}_ratio is {ratio}; it must be at least 0 and below 1"
+            elif ratio and self.trainpref is None:
+                yield f"{name}_ratio is {ratio}, but there is no trainpref to take documents from"
+            elif ratio and name in self.files():
+                yield f"{name}_ratio and {name}pref both make the split {name}; give one of them"
+        if self.valid_ratio < 1.0 and self.test_ratio < 1.0 <= self.valid_ratio + self.test_ratio:
+            yield f"valid_ratio + test_ratio is {self.valid_ratio + self.test_ratio}; it must be below 1"
+
+    def files(self) -> dict[str, str]:
+        """Split -> comma-separated files, for the splits that are given."""
+        given = {"train": self.trainpref, "valid": self.validpref, "test": self.testpref}
+        return {split: files for split, files in given.items() if files is not None}
+
+    def held_out(self, split: str) -> dict[str, float]:
+        """Split -> share of the documents of `split` that go there instead."""
+        ratios = {"test": self.test_ratio, "valid": self.valid_ratio}
+        return {name: ratio for name, ratio in ratios.items() if ratio and split == "train"}
+
+
+@dataclass(kw_only=True)
+class DocumentConfig:
+    """What is done to documents, and which are left out."""
+
+    normalize: str = field(
+        default="none",
+        metadata={"help": "Unicode normal form to bring text into before all else", "choices": NORMAL_FORMS},
+    )
+    dedup: bool = field(
+        default=False,
+        metadata={
+            "help": "leave out documents whose text stood in the same split before, in any of its files; "
+            "between splits nothing is compared, but documents that are held out leave no copy in train"
+        },
+    )
+    min_tokens: int = field(default=1, metadata={"help": "leave out documents of fewer tokens", "unit": "tokens"})
+    max_tokens_per_document: int | None = field(
+        default=None, metadata={"help": "leave out documents of more tokens", "unit": "tokens"}
+    )
+    append_eos: bool = field(
+        default=False,
+        metadata={"help": "put the tokenizer's end token behind each document; the limits do not count it"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.min_tokens < 1:
+            yield f"min_tokens is {self.min_tokens}; it must be at least 1"
+        if self.max_tokens_per_document is not None and self.max_tokens_per_document < self.min_tokens:
+            yield (
+                f"max_tokens_per_document is {self.max_tokens_per_document}; "
+                f"it must be at least min_tokens, which is {self.min_tokens}"
+            )
+
+
+@dataclass(kw_only=True)
+class OutputConfig:
+    destdir: str = field(metadata={"help": "folder to make; it appears when all is done", "metavar": "DIR"})
+    overwrite: bool = field(default=False, metadata={"help": "replace DIR, if ftk-preprocess has written it"})
+    workers: int | None = field(
+        default=None,
+        metadata={"max": 1024, "help": "processes that encode; default: one for each CPU core", "metavar": "N"},
+    )
+    user_dir: str | None = field(
+        default=None,
+        metadata={"help": "a package, folder or file of yours that registers tokenizers", "metavar": "PATH"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        if not self.destdir.strip():
+            yield "destdir is empty; it must name a folder"
+        if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
+            yield f"workers is {self.workers}; it must be in 1 to {MOST_WORKERS}"
+
+
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """Training a SentencePiece model on the training text, where no vocabulary is given."""
+
+    vocab_size: int | None = field(
+        default=None,
+        metadata={"help": "train a model of so many pieces instead of reading one", "unit": "pieces"},
+    )
+    model_type: str = field(
+        default="unigram", metadata={"help": "kind of model", "choices": ("unigram", "bpe", "char", "word")}
+    )
+    character_coverage: float = field(
+        default=0.9995, metadata={"help": "share of characters that get a piece; the others become bytes"}
+    )
+    max_lines: int = field(
+        default=1_000_000,
+        metadata={
+            "help": "train on a random sample of so many lines; 0: all",
+            "unit": "lines",
+            "flag": "--train-lines",
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.vocab_size is not None and not 1 <= self.vocab_size < 1 << 31:
+            yield f"vocab_size is {self.vocab_size}; it must be in 1 to 2147483647"
+        if not 0.0 < self.character_coverage <= 1.0:
+            yield f"character_coverage is {self.character_coverage}; it must be above 0 and at most 1"
+        if not 0 <= self.max_lines < 1 << 63:
+            yield f"max_lines is {self.max_lines}; it must be at least 0 and below 2^63"

@@ -1,0 +1,61 @@
+"""How far ftk-preprocess has read: a bar on a terminal, a line now and then in a log file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+from ftk.data.text.encoding import EncodedBlock
+
+_SECONDS_A_LINE = 10.0
+
+
+class _Lines:
+    """A stream on which what would be drawn over itself stands in lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        if line := text.strip("\r\n "):
+            self._stream.write(f"{line}\n")
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+class ReadingProgress:
+    """How much of the files has been read, MB/s, documents/s, time left: a bar on a terminal, elsewhere lines.
+
+    Args:
+        split: its name.
+        sources: file -> bytes on disk, in the order in which they are read.
+    """
+
+    def __init__(self, split: str, sources: dict[str, int]) -> None:
+        from tqdm import tqdm
+
+        self._before: dict[str, int] = {}
+        total = 0
+        for path, size in sources.items():
+            self._before[path] = total
+            total += size
+        options: dict[str, Any] = {"dynamic_ncols": True, "file": sys.stderr}
+        if not sys.stderr.isatty():  # a log file or a pipe: now and then a line, none of a short run
+            form = "{desc}: {percentage:.0f} % of {total_fmt}B, {rate_fmt}{postfix}, {remaining} left"
+            options = {"file": _Lines(sys.stderr), "bar_format": form, "miniters": 1}
+            options |= {"delay": _SECONDS_A_LINE, "mininterval": _SECONDS_A_LINE}
+        self._bar = tqdm(total=total, desc=split, unit="B", unit_scale=True, **options)
+        self._started = time.monotonic()
+
+    def __enter__(self) -> ReadingProgress:
+        return self
+
+    def show(self, block: EncodedBlock, documents: int) -> None:
+        rate = documents / max(time.monotonic() - self._started, 1e-9)
+        self._bar.set_postfix_str(f"{rate:,.0f} documents/s", refresh=False)
+        self._bar.update(self._before[block.source] + block.disk_bytes - self._bar.n)
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()

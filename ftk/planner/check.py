@@ -1,0 +1,112 @@
+"""A plan held against PyTorch: a process of a world that does not exist lays out the model, which has no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ftk.model_parallel.gradients import local
+from ftk.model_parallel.naming import canonical_name
+from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.pipeline.layout import PipelineLayout
+from ftk.model_parallel.pipeline.stages import cut_model
+from ftk.model_parallel.world import Sizes, World, make_world
+from ftk.planner.layout import FIRST, Layout, Place
+from ftk.planner.memory import rank_stages
+from ftk.planner.model_shape import ModelShape
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Checked(NamedTuple):
+    """What came of it."""
+
+    places: int  # processes that were tried
+    shapes: int  # of parameters
+    differences: list[str]
+
+
+def check_shapes(build: Callable[[], nn.Module], shape: ModelShape, layout: Layout) -> Checked:
+    """Compare what processes would hold by DTensor and FSDP2 with what the plan says.
+
+    Of tensor and shard ranks the first and the last are tried, which differ where something does not divide, and of the
+    pipeline all. Nothing is sent: the process group is PyTorch's fake one, of any size.
+
+    Args:
+        build: makes the model on the meta device, anew for each process.
+    """
+    differences, places, shapes = [], 0, 0
+    ends = (range(layout.pipeline), {0, layout.tensor - 1}, {0, layout.shard - 1})
+    for place in (Place(*coordinates) for coordinates in product(*ends)):
+        with fake_world(layout, place) as world:
+            real = real_shapes(build(), world, layout)
+        planned = planned_shapes(layout, shape, place)
+        places, shapes = places + 1, shapes + len(real)
+        for name in sorted(real.keys() | planned.keys()):
+            if real.get(name) != planned.get(name):
+                differences.append(f"{place}: {name} is {real.get(name)}, planned as {planned.get(name)}")
+    return Checked(places, shapes, differences)
+
+
+def planned_shapes(layout: Layout, shape: ModelShape, place: Place) -> Shapes:
+    """What a process holds by the plan."""
+    parameters = [p for stage in rank_stages(layout, shape, place.pipeline) for p in shape.of_stage(*stage)]
+    return {p.name: p.local_shape(layout.tensor, layout.shard, place.tensor, place.shard) for p in parameters}
+
+
+def real_shapes(model: nn.Module, world: World, layout: Layout) -> Shapes:
+    """What a process of this world holds of a model on the meta device, laid out as for training.
+
+    Args:
+        model: whole; it is changed.
+    """
+    from ftk.model_parallel.data_parallel import share_over_processes, uses_shares
+    from ftk.model_parallel.tensor_parallel.apply import apply_plan
+
+    assert world.mesh is not None
+    stages: tuple[nn.Module, ...] = (model,)
+    if layout.pipeline > 1:
+        cut = PipelineLayout(layout.stage_layers(len(model.layers)), layout.pipeline)  # type: ignore[arg-type]
+        stages = cut_model(model, cut, world.pipeline_rank).stages
+    config = ParallelConfig(zero_stage=layout.zero_stage)
+    found: Shapes = {}
+    for stage in stages:
+        if layout.tensor > 1:
+            plan: Any = stage.tensor_parallel_plan
+            apply_plan(stage, plan, world.mesh["tensor"], layout.sequence_parallel, partial=layout.pipeline > 1)
+        if uses_shares(world, config):
+            over = world.mesh["replicate", "shard"] if layout.replicate > 1 else world.mesh["shard"]
+            share_over_processes(stage, over, config, "fp32")
+        found |= {canonical_name(name, stage): tuple(local(p).shape) for name, p in stage.named_parameters()}
+    return found
+
+
+@contextmanager
+def fake_world(layout: Layout, place: Place = FIRST) -> Iterator[World]:
+    """One process of a world whose messages go nowhere; for that time the process's default group is of it."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    sizes = Sizes(layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+    rank = (place.pipeline * sizes.data + place.shard) * sizes.tensor + place.tensor
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=sizes.world)
+    try:
+        yield make_world(sizes, torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """DTensor keeps what it has found out of shardings with the mesh that they were of; to an equal mesh of another
+    world, whose groups have other names, it would give the old one."""
+    from torch.distributed.tensor import debug
+
+    forget = getattr(debug, "_clear_sharding_prop_cache", None)
+    if forget is not None:
+        forget()

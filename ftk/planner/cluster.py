@@ -1,0 +1,158 @@
+"""The machines of a plan: memory, arithmetic and bandwidths of well-known GPUs as data, and what is given instead."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """GPUs in nodes. Bandwidths are of one GPU, in one direction.
+
+    Attributes:
+        name: of the kind of GPU.
+        memory_bytes: of a GPU.
+        half_flops, fp32_flops: dense operations a second of matrix products, in fp16 or bf16 and in fp32 (TF32 where
+            the GPU has it).
+        memory_bandwidth: bytes a second between a GPU and its memory.
+        node_bandwidth: bytes a second to other GPUs of the node.
+        network_bandwidth: bytes a second to other nodes.
+        gpus_per_node: GPUs that `node_bandwidth` holds between.
+        has_bf16: V100 has none.
+    """
+
+    name: str
+    memory_bytes: float
+    half_flops: float
+    fp32_flops: float
+    memory_bandwidth: float
+    node_bandwidth: float
+    network_bandwidth: float
+    gpus_per_node: int = 8
+    has_bf16: bool = True
+
+    def flops(self, precision: str) -> float:
+        return self.fp32_flops if precision == "fp32" else self.half_flops
+
+    def bus_bandwidth(self, size: int, stride: int) -> float:
+        """Bytes a second that each of `size` ranks which are `stride` apart can pass on in a ring.
+
+        Of a group that spans nodes, the ranks within a node send by as many network cards side by side (NCCL's rings),
+        at most as fast as they reach each other within the node.
+        """
+        if size * stride <= self.gpus_per_node:
+            return self.node_bandwidth
+        together = max(1, self.gpus_per_node // stride)
+        return min(self.node_bandwidth, together * self.network_bandwidth)
+
+
+def _gpu(
+    name: str, memory_gb: float, half: float, fp32: float, memory_tb: float, nvlink: float, network: float
+) -> Cluster:
+    """Sizes in GiB, TFLOP/s, TB/s, GB/s and GB/s."""
+    return Cluster(
+        name,
+        memory_gb * GIB,
+        half * 1e12,
+        fp32 * 1e12,
+        memory_tb * 1e12,
+        nvlink * 1e9,
+        network * 1e9,
+        8,
+        name != "v100",
+    )
+
+
+# Makers' data sheets: dense rates; NVLink in one direction (half of the "total" that is printed there). The network is
+# that of the maker's own nodes: DGX H100/H200/B200 one 400 Gbit/s card a GPU, DGX A100 one of 200, DGX-1 V100 four of
+# 100 for eight GPUs. Rates agree with `ftk.trainer.watch.hardware.PEAKS`, which a test holds them to.
+PRESETS: dict[str, Cluster] = {
+    "v100-16g": _gpu("v100", 16, 125.0, 15.7, 0.9, 150, 6.25),
+    "v100-32g": _gpu("v100", 32, 125.0, 15.7, 0.9, 150, 6.25),
+    "a100-40g": _gpu("a100", 40, 312.0, 156.0, 1.555, 300, 25),
+    "a100-80g": _gpu("a100", 80, 312.0, 156.0, 2.039, 300, 25),
+    "h100-80g": _gpu("h100", 80, 989.4, 494.7, 3.35, 450, 50),
+    "h200-141g": _gpu("h200", 131, 989.4, 494.7, 4.8, 450, 50),
+    "b200-180g": _gpu("b200", 168, 2250.0, 1125.0, 8.0, 900, 50),
+}
+
+
+@dataclass(kw_only=True)
+class ClusterConfig:
+    """The cluster of a plan: a preset, and what differs from it."""
+
+    cluster: str = field(
+        default="h100-80g",
+        metadata={
+            "help": "kind of GPU, with the memory, rates and network of its maker's nodes",
+            "choices": tuple(PRESETS),
+        },
+    )
+    gpus: int = field(default=8, metadata={"max": 10**6, "help": "GPUs in all", "unit": "GPUs"})
+    gpus_per_node: int | None = field(default=None, metadata={"help": "GPUs of a node; the preset's if not given"})
+    memory_gib: float | None = field(
+        default=None, metadata={"help": "memory of a GPU; the preset's if not given", "unit": "GiB"}
+    )
+    memory_reserve: float = field(
+        default=0.08,
+        metadata={
+            "help": "share of a GPU's memory that is left to the CUDA context, NCCL, libraries and fragments, in [0, 1)"
+        },
+    )
+    peak_tflops: float | None = field(
+        default=None,
+        metadata={
+            "help": "dense matrix products of a GPU in --precision; the preset's if not given",
+            "unit": "TFLOP/s",
+        },
+    )
+    memory_bandwidth: float | None = field(
+        default=None, metadata={"help": "between a GPU and its memory; the preset's if not given", "unit": "GB/s"}
+    )
+    node_bandwidth: float | None = field(
+        default=None,
+        metadata={"help": "of a GPU within its node, one direction; the preset's if not given", "unit": "GB/s"},
+    )
+    network_bandwidth: float | None = field(
+        default=None,
+        metadata={"help": "of a GPU to other nodes, one direction; the preset's if not given", "unit": "GB/s"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.gpus < 1:
+            yield f"gpus is {self.gpus}; it must be 1 or more"
+        for name in (
+            "gpus_per_node",
+            "memory_gib",
+            "peak_tflops",
+            "memory_bandwidth",
+            "node_bandwidth",
+            "network_bandwidth",
+        ):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                yield f"{name} is {value}; it must be above 0"
+        if not 0.0 <= self.memory_reserve < 1.0:
+            yield f"memory_reserve is {self.memory_reserve}; it must be in [0, 1)"
+        per_node = self.gpus_per_node or PRESETS[self.cluster].gpus_per_node
+        if self.gpus >= 1 and per_node >= 1 and self.gpus > per_node and self.gpus % per_node:
+            yield f"gpus is {self.gpus}; more than one node must be whole nodes of {per_node} (--gpus-per-node)"
+
+    def build(self) -> Cluster:
+        """The preset with what was given instead; `memory_bytes` is what a run may use, the reserve taken off."""
+        base = PRESETS[self.cluster]
+        changes = {
+            "memory_bytes": (self.memory_gib * GIB if self.memory_gib is not None else base.memory_bytes)
+            * (1.0 - self.memory_reserve),
+            "gpus_per_node": self.gpus_per_node or base.gpus_per_node,
+        }
+        if self.peak_tflops is not None:
+            changes |= {"half_flops": self.peak_tflops * 1e12, "fp32_flops": self.peak_tflops * 1e12}
+        for name in ("memory_bandwidth", "node_bandwidth", "network_bandwidth"):
+            if (value := getattr(self, name)) is not None:
+                changes[name] = value * 1e9
+        return dataclasses.replace(base, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""Options of a plan: what an update does, and which ways of spreading it are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ftk.planner.layout import Workload
+from ftk.planner.search import Limits
+
+SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_shard_size",
+    "data_parallel_replicate_size",
+    "batch_size",
+    "pipeline_stages_per_rank",
+)
+
+
+@dataclass(kw_only=True)
+class WorkConfig:
+    """What an update does."""
+
+    global_batch_size: int = field(
+        metadata={"max": 10**9, "help": "samples of an update, over all GPUs", "unit": "samples"}
+    )
+    seq_length: int | None = field(
+        default=None, metadata={"help": "of a sample, padding included; default: --max-positions", "unit": "tokens"}
+    )
+    loss_share: float = field(
+        default=0.18, metadata={"help": "of the places of a batch, those that carry loss, in (0, 1]"}
+    )
+    vocab_size: int | None = field(
+        default=None,
+        metadata={"help": "rows of the token embedding, padding included; the architecture's if not given"},
+    )
+    precision: str = field(
+        default="bf16", metadata={"help": "of matrix products, over fp32 weights", "choices": ("fp32", "bf16", "fp16")}
+    )
+    ema: bool = field(default=False, metadata={"help": "a moving average of the weights is kept (--ema-decay)"})
+    matmul_efficiency: float = field(
+        default=0.65, metadata={"help": "of a GPU's peak, what its matrix products reach, in (0, 1]"}
+    )
+
+    def validate(self) -> Iterator[str]:
+        for name in ("global_batch_size", "seq_length", "vocab_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                yield f"{name} is {value}; it must be 1 or more"
+        for name in ("loss_share", "matmul_efficiency"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                yield f"{name} is {getattr(self, name)}; it must be above 0 and at most 1"
+
+    def build(self, max_positions: int, state_bytes: float) -> Workload:
+        return Workload(
+            global_batch=self.global_batch_size,
+            num_tokens=self.seq_length or max_positions,
+            loss_share=self.loss_share,
+            precision=self.precision,
+            state_bytes=state_bytes,
+            average_bytes=4 if self.ema else 0,
+        )
+
+
+@dataclass(kw_only=True)
+class LimitsConfig:
+    """Ways of spreading a run that are looked at: all that are possible, but for what is given here."""
+
+    tensor_parallel_size: int | None = field(default=None, metadata={"help": "T alone"})
+    pipeline_parallel_size: int | None = field(default=None, metadata={"help": "P alone"})
+    data_parallel_shard_size: int | None = field(default=None, metadata={"help": "S alone"})
+    data_parallel_replicate_size: int | None = field(default=None, metadata={"help": "R alone"})
+    sequence_parallel: bool | None = field(default=None, metadata={"help": "with it alone, or without it alone"})
+    zero_stage: int | None = field(
+        default=None, metadata={"help": "this alone, where S is above 1", "choices": (1, 2, 3)}
+    )
+    activation_checkpointing: str | None = field(
+        default=None, metadata={"help": "this alone", "choices": ("none", "selective", "full")}
+    )
+    batch_size: int | None = field(
+        default=None, metadata={"help": "micro-batches of this size alone", "unit": "samples"}
+    )
+    pipeline_schedule: str = field(
+        default="1f1b",
+        metadata={"help": "of pipelines, as in ftk-train", "choices": ("1f1b", "gpipe", "interleaved", "zero-bubble")},
+    )
+    pipeline_stages_per_rank: int | None = field(
+        default=None, metadata={"help": "stages that each pipeline process holds; default: 2 if interleaved, else 1"}
+    )
+
+    def validate(self) -> Iterator[str]:
+        for name in SIZES:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                yield f"{name} is {value}; it must be 1 or more"
+        stages = self.pipeline_stages_per_rank
+        if stages is not None and stages > 1 and self.pipeline_schedule in ("1f1b", "gpipe"):
+            yield (
+                f"pipeline_stages_per_rank: pipeline_schedule {self.pipeline_schedule} has one stage a process, not "
+                f"{stages}; use interleaved"
+            )
+        if self.pipeline_schedule == "interleaved" and stages == 1:
+            yield "pipeline_schedule interleaved needs pipeline_stages_per_rank 2 or more"
+
+    def build(self) -> Limits:
+        return Limits(
+            tensor=self.tensor_parallel_size,
+            pipeline=self.pipeline_parallel_size,
+            replicate=self.data_parallel_replicate_size,
+            shard=self.data_parallel_shard_size,
+            sequence_parallel=self.sequence_parallel,
+            zero_stage=self.zero_stage,
+            checkpointing=self.activation_checkpointing,
+            batch_size=self.batch_size,
+            schedule=self.pipeline_schedule,
+            stages_per_rank=self.pipeline_stages_per_rank or (2 if self.pipeline_schedule == "interleaved" else 1),
+        )

@@ -1,0 +1,253 @@
+"""What ftk-plan prints: plans side by side, one in detail, why others cannot be; as text or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ftk.planner.cluster import GIB, Cluster
+from ftk.planner.communication import Traffic
+from ftk.planner.layout import Layout, Workload
+from ftk.planner.memory import Memory
+from ftk.planner.model_shape import ModelShape
+from ftk.planner.search import Found, Plan, best_of_each_mesh, messages
+from ftk.planner.step_time import ring
+
+NUMBERS_SHOWN = 8
+NOT_PLANNED = (
+    "--cpu-offload",
+    "--pipeline-layers",
+    "--gradient-compression",
+    "--gather-dtype",
+    "--reduce-dtype",
+    "--prefetch-blocks",
+    "--compile",
+)
+"""Flags of ftk-train that change memory, messages or time, and that plans know nothing of."""
+
+MEMORY_PARTS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "average": "moving average",
+    "activations": "activations",
+    "logits_and_loss": "logits and loss",
+    "buffers": "gathered weights, messages",
+    "received": "received hidden states",
+}
+TIME_PARTS = {
+    "compute": "matrix products",
+    "elementwise": "norms, activations, dropout",
+    "tensor": "tensor parallel messages",
+    "pipeline": "pipeline messages",
+    "data": "data parallel messages not hidden",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked."""
+
+    name: str  # of the architecture
+    shape: ModelShape
+    work: Workload
+    cluster: Cluster
+    gpus: int
+    optimizer: str
+
+
+def text(question: Question, found: Found, top: int, show_all: bool) -> str:
+    """Three parts: the question, the plans with the first one in detail, what was left out.
+
+    Args:
+        top: so many plans.
+        show_all: all layouts, not only the best one of each mesh.
+    """
+    lines = [*_question_lines(question), ""]
+    plans = found.plans if show_all else best_of_each_mesh(found.plans)
+    if plans:
+        lines += [*_table(_plan_rows(plans[:top], question)), ""]
+        if len(plans) > top:
+            lines += [f"and {len(plans) - top} more (--top)", ""]
+        lines += [*_detail(plans[0], question), ""]
+    else:
+        lines += [*_nothing_fits(found, question.work), ""]
+    lines += [*_refused_lines(found), f"As by default, and not looked at: {', '.join(NOT_PLANNED)}."]
+    return "\n".join(lines).rstrip()
+
+
+def tree(question: Question, found: Found, top: int, show_all: bool) -> dict[str, Any]:
+    """The same for programs: bytes, seconds, counts."""
+    shape, cluster = question.shape, question.cluster
+    plans = found.plans if show_all else best_of_each_mesh(found.plans)
+    return {
+        "model": {
+            "name": question.name,
+            "parameters": shape.num_parameters,
+            "num_layers": shape.num_layers,
+            "hidden_size": shape.hidden_size,
+            "num_attention_heads": shape.num_attention_heads,
+            "inner_size": shape.inner_size,
+            "vocab_size": shape.vocab_size,
+        },
+        "work": asdict(question.work) | {"optimizer": question.optimizer},
+        "cluster": asdict(cluster) | {"gpus": question.gpus},
+        "feasible": len(found.plans),
+        "plans": [_plan_tree(plan, question) for plan in plans[:top]],
+        "not_planned": list(NOT_PLANNED),
+        "refused": {reason: numbers.total() for reason, numbers in found.refused.items()},
+    }
+
+
+# -- text ---------------------------------------------------------------------------------------------------------
+
+
+def _question_lines(question: Question) -> Iterator[str]:
+    shape, work, cluster = question.shape, question.work, question.cluster
+    samples = "sample" if work.global_batch == 1 else "samples"
+    yield f"model    {question.name}"
+    yield (
+        f"         {shape.num_parameters:,} parameters; {shape.num_layers} layers, hidden "
+        f"{shape.hidden_size}, inner {shape.inner_size}, {shape.num_attention_heads} heads, {shape.vocab_size} tokens"
+    )
+    yield (
+        f"update   {work.global_batch:,} {samples} of {work.num_tokens:,} tokens, in all "
+        f"{work.global_batch * work.num_tokens:,} tokens, {work.loss_share:.0%} with loss; {work.precision}, "
+        f"{question.optimizer}"
+    )
+    yield (
+        f"cluster  {question.gpus:,} {cluster.name}, {cluster.gpus_per_node} a node; of each "
+        f"{cluster.memory_bytes / GIB:.1f} GiB to use, {cluster.flops(work.precision) / 1e12:.0f} TFLOP/s, "
+        f"{cluster.node_bandwidth / 1e9:g} GB/s in the node, {cluster.network_bandwidth / 1e9:g} GB/s between nodes"
+    )
+
+
+def _plan_rows(plans: Sequence[Plan], question: Question) -> Iterator[list[str]]:
+    yield [
+        "T",
+        "P",
+        "S",
+        "R",
+        "SP",
+        "ZeRO",
+        "checkpointing",
+        "batch",
+        "GiB",
+        "step s",
+        "MFU",
+        "tokens/s/GPU",
+        "waiting",
+    ]
+    for plan in plans:
+        layout, time = plan.layout, plan.time
+        waiting = (time.tensor + time.pipeline + time.data + time.bubble) / time.total
+        yield [
+            *map(str, (layout.tensor, layout.pipeline, layout.shard, layout.replicate)),
+            "yes" if layout.sequence_parallel else "-",
+            str(layout.zero_stage) if layout.shard > 1 else "-",
+            layout.checkpointing,
+            f"{layout.batch_size} x {layout.micro_batches(question.work.global_batch)}",
+            f"{plan.memory.total / GIB:.1f}",
+            f"{time.total:.3g}",
+            f"{time.mfu:.1%}",
+            f"{time.tokens_per_second / layout.world:,.0f}",
+            f"{waiting:.0%}",
+        ]
+
+
+def _detail(plan: Plan, question: Question) -> Iterator[str]:
+    yield "The first of them:"
+    layout = plan.layout
+    yield f"  {layout.flags(question.work)}"
+    yield ""
+    rows = [["memory of a process", "GiB"]]
+    rows += [
+        [MEMORY_PARTS[name], f"{value / GIB:.2f}"]
+        for name, value in plan.memory.parts().items()
+        if value or name not in ("average", "received")
+    ]
+    yield from _table([*rows, ["in all", f"{plan.memory.total / GIB:.2f}"]])
+    yield ""
+    yield from _table(_message_rows(messages(plan, question.shape, question.work), layout))
+    yield ""
+    rows = [["time of an update", "s", "share"]]
+    for name, value in plan.time.parts.items():
+        rows.append([TIME_PARTS[name], f"{value:.3f}", f"{value / plan.time.total:.1%}"])
+    yield from _table([*rows, ["in all", f"{plan.time.total:.3f}", f"MFU {plan.time.mfu:.1%}"]])
+
+
+def _message_rows(found: Sequence[Traffic], layout: Layout) -> Iterator[list[str]]:
+    yield ["messages of an update and process", "collective", "of", "times", "MiB each", "GiB in all", "GiB sent"]
+    for one in found:
+        size, _ = ring(one.dimension, layout)
+        yield [
+            one.what + (", backward" if one.when == "backward" and one.what.startswith("parameters") else ""),
+            one.collective,
+            f"{size} {one.dimension}",
+            str(one.count),
+            f"{one.message_bytes / 2**20:.2f}",
+            f"{one.total_bytes / GIB:.2f}",
+            f"{one.sent_bytes(size) / GIB:.2f}",
+        ]
+
+
+def _nothing_fits(found: Found, work: Workload) -> Iterator[str]:
+    if found.smallest is None:  # memory is not the matter
+        if found.refused:
+            yield f"Nothing is possible with {work.global_batch:,} samples an update, for the reasons below."
+        else:
+            yield "Nothing is possible: the sizes given leave more GPUs than the model has heads or layers for."
+        return
+    layout, needed = found.smallest
+    yield "Nothing fits."
+    yield f"The least memory: {needed.total / GIB:.1f} GiB by {layout.flags(work)}"
+    yield from _memory_of(needed)
+
+
+def _memory_of(needed: Memory) -> Iterator[str]:
+    yield "  " + ", ".join(f"{MEMORY_PARTS[name]} {value / GIB:.1f}" for name, value in needed.parts().items() if value)
+
+
+def _refused_lines(found: Found) -> Iterator[str]:
+    if not found.refused:
+        return
+    totals = {reason: numbers.total() for reason, numbers in found.refused.items()}
+    yield f"Left out of {sum(totals.values()) + len(found.plans):,} combinations:"
+    for reason, total in sorted(totals.items(), key=lambda item: -item[1]):
+        numbers = [text for text in found.refused[reason] if text]
+        shown = ", ".join(numbers[:NUMBERS_SHOWN]) + (", ..." if len(numbers) > NUMBERS_SHOWN else "")
+        yield f"  {total:>6,}  {reason}" + (f": {shown}" if shown else "")
+
+
+def _table(rows: Iterator[list[str]] | list[list[str]]) -> Iterator[str]:
+    """The first column to the left, the others to the right."""
+    rows = list(rows)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            f"{row[0]:<{widths[0]}}",
+            *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+# -- JSON ---------------------------------------------------------------------------------------------------------
+
+
+def _plan_tree(plan: Plan, question: Question) -> dict[str, Any]:
+    layout = plan.layout
+    return {
+        "layout": asdict(layout) | {"micro_batches": layout.micro_batches(question.work.global_batch)},
+        "flags": layout.flags(question.work),
+        "memory_bytes": plan.memory.parts() | {"total": plan.memory.total},
+        "messages": [
+            asdict(one) | {"total_bytes": one.total_bytes, "sent_bytes": one.sent_bytes(ring(one.dimension, layout)[0])}
+            for one in messages(plan, question.shape, question.work)
+        ],
+        "seconds": plan.time.parts | {"total": plan.time.total},
+        "mfu": plan.time.mfu,
+        "tokens_per_second": plan.time.tokens_per_second,
+    }

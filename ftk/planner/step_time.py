@@ -1,0 +1,175 @@
+"""How long an update takes: arithmetic, messages that nothing hides, the pipeline's bubble, the optimizer.
+
+The bubble is that of Narayanan et al. 2021 (https://arxiv.org/abs/2104.04473, section 2.2), for the zero-bubble
+schedule of Qi et al. 2023 (https://arxiv.org/abs/2401.10241, section 2: ZB-H1). Messages take their latency and their
+bytes by the bandwidth of a ring. What is estimated here ranks layouts; it has not been held against a cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ftk.planner.cluster import Cluster
+from ftk.planner.communication import SEND, Traffic, traffic
+from ftk.planner.layout import Layout, Place, Workload
+from ftk.planner.memory import candidates, layer_activations, rank_numel, rank_stages
+from ftk.planner.model_shape import ModelShape
+
+LATENCY_SECONDS = 8e-6
+"""Of a message, for each doubling of the number of its processes."""
+
+PASSES_OVER_ACTIVATIONS = 5
+"""How often norms, activations, dropout and additions move what a layer keeps: written and read, and in the backward
+pass read again, its gradient written and read."""
+
+ZERO_BUBBLE_SHARE = 1 / 3
+"""Of the bubble of 1F1B: (F + B - W) / (F + B + W) with forward, input and weight gradients of equal length."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of an update by part, of the process that takes longest; `total` is their sum.
+
+    Attributes:
+        compute: matrix products, recomputed ones included.
+        elementwise: what is bound by the GPU's memory.
+        tensor, pipeline, data: messages along these dimensions that no arithmetic hides.
+        bubble: waiting for the pipeline to fill and drain.
+        optimizer: norm, clipping, update of the weights.
+        mfu: operations of the model, none counted twice, by the peak of all GPUs.
+    """
+
+    compute: float
+    elementwise: float
+    tensor: float
+    pipeline: float
+    data: float
+    bubble: float
+    optimizer: float
+    mfu: float
+    tokens_per_second: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        names = ("compute", "elementwise", "tensor", "pipeline", "data", "bubble", "optimizer")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+def step_time(layout: Layout, shape: ModelShape, work: Workload, cluster: Cluster, efficiency: float) -> StepTime:
+    """The estimate, of the slowest place of the pipeline.
+
+    Args:
+        efficiency: of the peak, what matrix products reach.
+    """
+    found = [_rank_time(layout, shape, work, cluster, efficiency, rank) for rank in candidates(layout)]
+    parts = max(found, key=lambda one: sum(one.values()))
+    total = sum(parts.values())
+    tokens = work.global_batch * work.num_tokens
+    pairs = tokens * work.num_tokens
+    flops = shape.training_flops(tokens, work.num_targets(work.global_batch), pairs)
+    mfu = flops / (total * layout.world * cluster.flops(work.precision))
+    return StepTime(**parts, mfu=mfu, tokens_per_second=tokens / total)
+
+
+def message_seconds(one: Traffic, layout: Layout, cluster: Cluster) -> float:
+    """All messages of a kind, one after the other."""
+    size, stride = ring(one.dimension, layout)
+    hops = math.log2(size) if one.collective != SEND else 1
+    return one.sent_bytes(size) / cluster.bus_bandwidth(size, stride) + one.count * hops * LATENCY_SECONDS
+
+
+def ring(dimension: str, layout: Layout) -> tuple[int, int]:
+    """(processes along a dimension of the mesh, ranks from one to the next); tensor is the innermost."""
+    stride = 1
+    for name in ("tensor", "shard", "replicate", "pipeline"):
+        size = getattr(layout, name)
+        if name == dimension:
+            return size, stride
+        stride *= size
+    raise ValueError(dimension)
+
+
+def _rank_time(
+    layout: Layout, shape: ModelShape, work: Workload, cluster: Cluster, efficiency: float, rank: int
+) -> dict[str, float]:
+    count = layout.micro_batches(work.global_batch)
+    own = rank_stages(layout, shape, rank)
+    layers = sum(last - first for first, last in own)
+    flops = micro_batch_flops(layout, shape, work, layers, is_last=own[-1][1] == shape.num_layers)
+    compute = flops / (cluster.flops(work.precision) * efficiency)
+    elementwise = layers * elementwise_bytes(layout, shape, work) / cluster.memory_bandwidth
+    messages = traffic(layout, shape, work, Place(rank))
+    tensor = sum(_seconds(messages, layout, cluster, "tensor", ("forward", "backward"))) / count
+    pipeline = sum(_seconds(messages, layout, cluster, "pipeline", ("forward", "backward"))) / count
+    pass_seconds = compute + elementwise + tensor  # forward and backward of a micro-batch
+    waits = bubble_micro_batches(layout) * (pass_seconds + pipeline)
+    once = sum(_seconds(messages, layout, cluster, "tensor", ("update",)))
+    tied = sum(_seconds(messages, layout, cluster, "pipeline", ("update",)))
+    numbers = rank_numel(layout, shape, rank)
+    return {
+        "compute": compute * count,
+        "elementwise": elementwise * count,
+        "tensor": tensor * count + once,
+        "pipeline": pipeline * count + tied,
+        "data": exposed_data_seconds(messages, layout, cluster, pass_seconds, count, layers),
+        "bubble": waits,
+        "optimizer": numbers * (24 + 2 * work.state_bytes) / cluster.memory_bandwidth,
+    }
+
+
+def micro_batch_flops(layout: Layout, shape: ModelShape, work: Workload, layers: int, is_last: bool) -> float:
+    """Operations of one process for a micro-batch, forward and backward; a checkpointed layer goes forward twice."""
+    tokens = layout.batch_size * work.num_tokens
+    pairs = tokens * work.num_tokens
+    all_layers = shape.training_flops(tokens, 0, pairs)
+    flops = all_layers * layers / shape.num_layers
+    if layout.checkpointing == "full":
+        flops *= 4 / 3
+    if is_last:
+        flops += shape.training_flops(tokens, work.num_targets(layout.batch_size), pairs) - all_layers
+    return flops / layout.tensor
+
+
+def elementwise_bytes(layout: Layout, shape: ModelShape, work: Workload) -> float:
+    """Bytes that a layer moves besides its matrix products, in both passes of a micro-batch."""
+    kept = layer_activations(replace(layout, checkpointing="none"), shape, work)
+    return kept * (PASSES_OVER_ACTIVATIONS + (0 if layout.checkpointing == "none" else 2))
+
+
+def bubble_micro_batches(layout: Layout) -> float:
+    """Passes of a micro-batch through a rank for which it waits: P - 1, shared by the stages of a rank."""
+    waits = (layout.pipeline - 1) / layout.stages_per_rank
+    return waits * (ZERO_BUBBLE_SHARE if layout.schedule == "zero-bubble" else 1.0)
+
+
+def exposed_data_seconds(
+    messages: Iterable[Traffic], layout: Layout, cluster: Cluster, pass_seconds: float, count: int, layers: int
+) -> float:
+    """Messages of data parallel that arithmetic does not hide.
+
+    Blocks are gathered ahead and scattered behind, so that a pass hides as many messages as it is long, all but those
+    of one block: the first that is gathered and the last that is scattered. What goes out once an update has the
+    backward pass of the last micro-batch to hide in, two thirds of a pass.
+    """
+    messages = [one for one in messages if one.dimension in ("shard", "replicate")]
+    exposed = 0.0
+    for when, share in (("forward", 1 / 3), ("backward", 2 / 3), ("update", 2 / 3)):
+        seconds = sum(_seconds(messages, layout, cluster, None, (when,)))
+        times = 1 if when == "update" else count
+        hidden = times * share * pass_seconds
+        exposed += max(seconds / max(1, layers), seconds - hidden) if seconds else 0.0
+    return exposed
+
+
+def _seconds(
+    messages: Iterable[Traffic], layout: Layout, cluster: Cluster, dimension: str | None, when: tuple[str, ...]
+) -> Iterable[float]:
+    for one in messages:
+        if dimension in (None, one.dimension) and one.when in when:
+            yield message_seconds(one, layout, cluster)

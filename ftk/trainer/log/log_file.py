@@ -1,0 +1,128 @@
+"""`--log-file`: the lines of the log and every record, as text, in a file; and what was said before it was open."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from io import TextIOWrapper
+from pathlib import Path
+from types import TracebackType
+
+from ftk.errors import LogFormatter, UserError
+from ftk.files import reason
+from ftk.trainer.log.progress import one_line
+from ftk.trainer.log.records import Record
+
+logger = logging.getLogger(__name__)
+
+
+class LogFile:
+    """While entered, appends what is logged to a file; does nothing without a path.
+
+    Args:
+        path: of the file; its folder is made.
+        total_updates: length of the run, for the lines.
+        flag: what asked for it, for messages.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | None, total_updates: int | None, flag: str = "--log-file") -> None:
+        self.total_updates = total_updates
+        self._handler: _Appending | None = None
+        if path is None:
+            return
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._handler = _Appending(path, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise UserError(f"{flag} {path}: cannot be written ({reason(error)})") from error
+        self._handler.setFormatter(LogFormatter())
+
+    def __enter__(self) -> LogFile:
+        if self._handler is not None:
+            logging.getLogger().addHandler(self._handler)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handler is not None:
+            logging.getLogger().removeHandler(self._handler)
+            self._handler.close()
+
+    def write(self, lines: Iterable[logging.LogRecord]) -> None:
+        """Append lines of the log that were said before."""
+        for line in lines:
+            if self._handler is not None:
+                self._handler.handle(line)
+
+    def show(self, record: Record) -> None:
+        """Append a training or validation record as a readable line."""
+        if self._handler is not None:
+            line = one_line(record, self.total_updates)
+            self._handler.handle(logging.LogRecord(__name__, logging.INFO, "", 0, line, None, None))
+
+
+class _Appending(logging.FileHandler):
+    """A full disk is said once; its lines wait for room, and the run goes on."""
+
+    _failed = False
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_open_at_once)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True  # also for this line, which comes here
+            logger.error("%s: cannot be written (%s); its lines wait for room", self.baseFilename, reason(error))
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:
+            logger.error("%s: the last lines are lost (%s)", self.baseFilename, reason(error))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for the reader of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
+class HeldLines(logging.Handler):
+    """While entered, keeps what is logged, for log files that are not open yet.
+
+    A run that is refused before it begins is to change nothing; so its log files are made when it is sure to begin, and
+    by then its checkpoint is loaded, and whatever was to be said of it has been said.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: list[logging.LogRecord] = []
+
+    def __enter__(self) -> HeldLines:
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.take()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record)
+        last = logging.lastResort  # of a program that has set up no log: it would be silent because of this handler
+        if last is not None and logging.getLogger().handlers == [self] and record.levelno >= last.level:
+            last.handle(record)
+
+    def take(self) -> list[logging.LogRecord]:
+        """What was said; from now on nothing is kept."""
+        logging.getLogger().removeHandler(self)
+        lines, self._lines = self._lines, []
+        return lines

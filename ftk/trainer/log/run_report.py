@@ -1,0 +1,70 @@
+"""What a run tells about itself while it goes on: `--report`, the page of ftk-report in the run's folder."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING
+
+from ftk.errors import UserError
+from ftk.model_parallel.together import on_main
+from ftk.model_parallel.world import World
+from ftk.report.config import ReportConfig
+from ftk.report.page import write_report
+from ftk.report.runs import read_run
+from ftk.trainer.hooks import Hook
+from ftk.trainer.log.records import Record
+from ftk.trainer.log.sinks import check_packages
+from ftk.trainer.watch.throughput import Throughput
+
+if TYPE_CHECKING:
+    from ftk.trainer.log.summary import Summary
+    from ftk.trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def report_hooks(config: ReportConfig, world: World) -> list[Hook]:
+    """The hooks of what a run tells about itself; the main process writes the page.
+
+    Raises:
+        UserError: a package is missing for where records are to go.
+    """
+    on_main(world, functools.partial(check_packages, config))
+    return [Throughput(config.peak_tflops), *([RunReport()] if config.report and world.is_main else [])]
+
+
+class RunReport(Hook):
+    """Writes `report.html` with the update after a validation, and at the end.
+
+    A run of many records takes a while to draw: validations are passed over so that it takes 2 % of the time at most.
+    """
+
+    def __init__(self) -> None:
+        self._due = False
+        self._not_before = 0.0  # time of the run
+
+    def after_validation(self, trainer: Trainer, results: dict[str, Record]) -> None:
+        self._due = True  # its records are not written yet
+
+    def after_step(self, trainer: Trainer) -> None:
+        if not self._due:
+            return
+        self._due = False
+        began = trainer.stopwatch.seconds()
+        if began >= self._not_before:
+            with trainer.stopwatch.aside(), trainer.stopwatch.part("log"):
+                self._write(trainer)
+            ended = trainer.stopwatch.seconds()
+            self._not_before = ended + 49 * (ended - began)
+
+    def after_train(self, trainer: Trainer, summary: Summary) -> None:
+        self._write(trainer)
+        logger.info("report: %s", trainer.checkpoints.folder / "report.html")
+
+    def _write(self, trainer: Trainer) -> None:
+        folder = trainer.checkpoints.folder
+        try:
+            write_report(folder / "report.html", [read_run(folder)], "ftk-train --report")
+        except UserError as error:  # a full disk, say: no report is worth a run
+            logger.error("%s", error)

@@ -1,0 +1,191 @@
+"""Where the records of a run go besides `metrics.jsonl`: TensorBoard, Weights & Biases."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from ftk.config import dump
+from ftk.errors import UserError
+from ftk.files import read_json, write_whole
+from ftk.report.config import ReportConfig
+from ftk.trainer.log.records import Record, RecordFile
+from ftk.trainer.state import TrainerState
+from ftk.trainer.train_config import TrainConfig
+
+logger = logging.getLogger(__name__)
+
+_ABOUT = ("event", "subset", "num_updates")  # of a record: what it is about, and no figure of its own
+
+
+class RecordSink(Protocol):
+    """Takes records one after the other; of a continued run those after the update where it goes on."""
+
+    def write(self, record: Record) -> None:
+        """A training or validation record."""
+
+    def close(self) -> None:
+        """No more will come."""
+
+
+class RecordSinks:
+    """Several sinks as one. A sink that fails is said once and left out from then on: no figure is worth a run.
+
+    Args:
+        sinks: in the order in which they are given records.
+    """
+
+    def __init__(self, sinks: Iterable[RecordSink]) -> None:
+        self._sinks = list(sinks)
+
+    def write(self, record: Record) -> None:
+        for sink in list(self._sinks):
+            try:
+                sink.write(record)
+            except Exception as error:
+                self._drop(sink, error)
+
+    def close(self) -> None:
+        for sink in list(self._sinks):
+            try:
+                sink.close()
+            except Exception as error:
+                self._drop(sink, error)
+        self._sinks = []
+
+    def _drop(self, sink: RecordSink, error: Exception) -> None:
+        self._sinks.remove(sink)
+        name, cause = type(sink).__name__, f"{type(error).__name__}: {error}"
+        logger.error("%s takes no more records (%s); the run goes on without it", name, cause)
+
+
+class TensorBoardSink:
+    """Scalars `train/loss`, `valid/loss`, `valid_SPLIT/loss` … over updates, in event files.
+
+    Args:
+        folder: for the event files; several runs may have one folder each in a common one.
+        num_updates: where the run stands; what an earlier process wrote beyond it is hidden.
+
+    Raises:
+        UserError: the package tensorboard is missing.
+    """
+
+    def __init__(self, folder: str, num_updates: int = 0) -> None:
+        # An event file of its own for every process; steps from purge_step on are taken out of the earlier ones.
+        self._writer = _tensorboard().SummaryWriter(folder, purge_step=num_updates + 1 if num_updates else None)
+
+    def write(self, record: Record) -> None:
+        for name, value in figures(record).items():
+            self._writer.add_scalar(name, value, record["num_updates"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """A run of Weights & Biases, over `num_updates`; a continued run goes on under the same id.
+
+    The step axis is the figure `num_updates` and not wandb's own step, which cannot go back to a checkpoint.
+
+    Args:
+        project: name of the project.
+        folder: of the run: its name names the run, wandb's files go there, and `wandb_run.json` keeps the id.
+        config: tree of the run's configuration.
+
+    Raises:
+        UserError: the package wandb is missing, or it cannot begin a run.
+    """
+
+    def __init__(self, project: str, folder: Path, config: dict[str, Any]) -> None:
+        wandb = _wandb()
+        known = folder / "wandb_run.json"
+        options: dict[str, Any] = {"project": project, "name": folder.resolve().name, "dir": str(folder)}
+        options |= {"config": config, "resume": "allow", "id": _read_id(known, project)}
+        try:
+            self._run = wandb.init(**options)
+        except Exception as error:  # no key, no network: wandb's errors have no common class in all its versions
+            cause = " ".join(str(error).split())
+            raise UserError(f"--wandb-project {project}: {cause}; WANDB_MODE=offline needs no account") from error
+        write_whole(known, json.dumps({"project": project, "id": self._run.id}) + "\n")
+        self._run.define_metric("num_updates")
+        self._run.define_metric("*", step_metric="num_updates")
+
+    def write(self, record: Record) -> None:
+        self._run.log({"num_updates": record["num_updates"], **figures(record)})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def figures(record: Record) -> dict[str, float]:
+    """The numbers of a record under their full names: {"train/loss": 5.1, ...}; null and text are left out."""
+    subset = record.get("subset", record["event"])
+    prefix = record["event"] if subset == record["event"] else f"{record['event']}_{subset}"
+    return {
+        f"{prefix}/{name}": value
+        for name, value in record.items()
+        if name not in _ABOUT and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def check_packages(config: ReportConfig) -> None:
+    """Refuse a run whose records go where a package is missing, before it leaves a trace.
+
+    Raises:
+        UserError: names the package and what installs it.
+    """
+    if config.tensorboard_dir is not None:
+        _tensorboard()
+    if config.wandb_project is not None:
+        _wandb()
+
+
+def open_records(config: TrainConfig, folder: Path, state: TrainerState) -> RecordSinks:
+    """`metrics.jsonl`, and the sinks that a configuration asks for; their packages are imported only then.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        state: where the run stands.
+
+    Raises:
+        UserError: a package is missing.
+    """
+    pending = state.validation_pending
+    sinks: list[RecordSink] = [RecordFile(folder / "metrics.jsonl", state.num_updates, validation_pending=pending)]
+    if config.report.tensorboard_dir is not None:
+        sinks.append(TensorBoardSink(config.report.tensorboard_dir, state.num_updates))
+    if config.report.wandb_project is not None:
+        sinks.append(WandbSink(config.report.wandb_project, folder, dump(config)))
+    return RecordSinks(sinks)
+
+
+def _tensorboard() -> Any:
+    try:
+        return importlib.import_module("torch.utils.tensorboard")
+    except ImportError as error:
+        raise UserError(
+            "--tensorboard-dir needs the package tensorboard; install it by: pip install 'ftk[tensorboard]'"
+        ) from error
+
+
+def _wandb() -> Any:
+    try:
+        return importlib.import_module("wandb")
+    except ImportError as error:
+        raise UserError("--wandb-project needs the package wandb; install it by: pip install 'ftk[wandb]'") from error
+
+
+def _read_id(path: Path, project: str) -> str | None:
+    """The id under which an earlier process of the run sent its figures to this project."""
+    try:
+        known = read_json(path)
+    except (OSError, ValueError):
+        return None
+    is_ours = isinstance(known, dict) and known.get("project") == project
+    return str(known["id"]) if is_ours and "id" in known else None

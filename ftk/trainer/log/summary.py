@@ -1,0 +1,77 @@
+"""What is said at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftk.checkpoint import BEST, LAST, checkpoint_name
+from ftk.errors import counted
+from ftk.trainer.log.progress import duration
+from ftk.trainer.signals import PREEMPTIONS
+from ftk.trainer.state import Best
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a call of `Trainer.train` ended.
+
+    Attributes:
+        num_updates: updates done in the run.
+        epoch: the epoch it is in.
+        seconds: training time of the run, restarts added up.
+        best: the best validation.
+        reason: why it stopped, e.g. "max_update 2000 is reached".
+        signal: name of the signal that stopped it before its end, None if none did.
+        folder: of the run.
+        saved: whether there are checkpoints in it.
+        save_failure: why the last state of the run could not be saved, None if it was.
+        skipped_updates: updates that were skipped for a non-finite loss or gradient.
+    """
+
+    num_updates: int
+    epoch: int
+    seconds: float
+    best: Best | None
+    reason: str
+    signal: str | None
+    folder: Path
+    saved: bool
+    save_failure: str | None
+    skipped_updates: int
+
+    @property
+    def exit_code(self) -> int:
+        """0 for a run that came to its end or was preempted, and saved; 1 for one that a person interrupted."""
+        if self.save_failure is not None:
+            return 1
+        return 0 if self.signal is None or self.signal in PREEMPTIONS else 1
+
+    @property
+    def warning(self) -> str | None:
+        """What is to be said louder than the lines: that the end of the run is lost, and what the command then does."""
+        if self.save_failure is None:
+            return None
+        goes_on = (
+            f"goes on from {(self.folder / LAST).resolve().name}" if self.saved else "begins again where this run began"
+        )
+        return f"the end of this run is not saved: {self.save_failure}; make room, and the same command {goes_on}"
+
+    def lines(self) -> Iterator[str]:
+        took = f"{counted(self.num_updates, 'update')}, epoch {self.epoch}, {duration(self.seconds)} of training"
+        yield f"stopped: {self.reason} ({took})"
+        if self.skipped_updates:
+            yield f"{counted(self.skipped_updates, 'skipped update')} (loss or gradient infinite or not a number)"
+        if self.best is not None:
+            best = self.best
+            there = (self.folder / checkpoint_name(best.num_updates)).exists()
+            where = f"at update {best.num_updates}{'' if there else ', of which there is no checkpoint'}"
+            yield f"best validation {best.metric}: {best.value:.4f} {where}"
+        if self.saved:
+            names = [name for name in (LAST, BEST) if (self.folder / name).exists()]
+            yield f"checkpoints: {self.folder} ({', '.join(names)})"
+            if self.signal is not None and self.save_failure is None:
+                yield "the same command continues this run"
+            elif self.save_failure is None:
+                yield f"next: ftk-interactive --path {self.folder}"

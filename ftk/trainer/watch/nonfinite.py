@@ -1,0 +1,133 @@
+"""Updates that were skipped because loss or gradient was not finite: which they were, and on which samples."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ftk.data.batches.iterator import SAMPLE_IDS
+from ftk.errors import counted
+from ftk.model_parallel.world import World
+from ftk.tasks.base import Batch
+from ftk.trainer.hooks import Hook
+from ftk.trainer.log.records import Record
+
+if TYPE_CHECKING:
+    from ftk.trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+CAPACITY = 4096  # updates since the last line whose samples are remembered
+_UPDATES_SHOWN, _IDS_SHOWN = 8, 32
+
+
+class _Remembered(NamedTuple):
+    num_updates: int
+    epoch: int
+    sample_ids: list[Tensor]  # of each micro-batch, int64 [B]
+
+
+class SkippedUpdates(Hook):
+    """Says at the next log line, or before a checkpoint, which updates were skipped: loss or gradient, and samples.
+
+    Whether an update was skipped stays on the device until then, where the host waits anyway. Overflows of scaled
+    fp16 gradients belong to the search for the scale: they are counted in one line without a warning.
+
+    Args:
+        capacity: of so many updates since the last line the samples are known.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._recent: deque[_Remembered] = deque(maxlen=capacity)
+        self._flags: Tensor | None = None  # [capacity, 2] bool: skipped; loss not finite. Row: num_updates % capacity
+        self._capacity = capacity
+        self._sample_ids: list[Tensor] = []
+        self._said = 0
+
+    def before_train(self, trainer: Trainer) -> None:
+        self._said = trainer.figures.skipped()[0]
+
+    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
+        self._sample_ids = [batch[SAMPLE_IDS] for batch in micro_batches if SAMPLE_IDS in batch]
+
+    def after_step(self, trainer: Trainer) -> None:
+        if self._flags is None:
+            self._flags = torch.zeros(self._capacity, 2, dtype=torch.bool, device=trainer.device)
+        num_updates = trainer.state.num_updates
+        loss = trainer.gradients.sums.get("loss")  # a stage of a pipeline may have none
+        loss_is_bad = torch.zeros_like(trainer.skip) if loss is None else ~loss[0].isfinite()
+        self._flags[num_updates % self._capacity] = torch.stack([trainer.skip, loss_is_bad])
+        self._recent.append(_Remembered(num_updates, trainer.epoch, self._sample_ids))
+
+    def on_record(self, trainer: Trainer, record: Record) -> None:
+        if record["event"] == "train":
+            self._say(trainer, record["skipped_updates"])
+
+    def before_checkpoint(self, trainer: Trainer) -> None:
+        if self._recent:  # a process that goes on from it will not know them
+            self._say(trainer, trainer.figures.skipped()[0])
+
+    def _say(self, trainer: Trainer, skipped: int) -> None:
+        count, self._said = skipped - self._said, skipped
+        if count and self._flags is not None:
+            flags = self._flags.tolist()
+            known = [(update, flags[update.num_updates % self._capacity][1]) for update in self._recent]
+            known = [(update, bad_loss) for update, bad_loss in known if flags[update.num_updates % self._capacity][0]]
+            known = _of_all(known, trainer.world)
+            if trainer.update.scaler is not None:
+                overflows = sum(not bad_loss for _, bad_loss in known)
+                if overflows:
+                    scale = trainer.update.scaler.scale.item()
+                    logger.info(
+                        "fp16 overflowed in %s, skipped; the loss scale is %g", counted(overflows, "update"), scale
+                    )
+                known = [(update, bad_loss) for update, bad_loss in known if bad_loss]
+                count -= overflows
+            if count:
+                logger.warning("%s", "\n".join(_lines(known, count)))
+        self._recent.clear()
+
+
+def _of_all(known: list[tuple[_Remembered, bool]], world: World) -> list[tuple[_Remembered, bool]]:
+    """The same updates, which all processes have skipped, with the samples of all, and whether any loss was bad."""
+    if world.mesh is None:
+        return known
+    own = [([ids.tolist() for ids in update.sample_ids], bad_loss) for update, bad_loss in known]
+    gathered = world.gather_json(own if world.counts_loss else [])
+    parts = [part for part in gathered if part]
+    merged = []
+    for place, (update, _) in enumerate(known):
+        sample_ids = [torch.tensor(ids) for part in parts for ids in part[place][0]]
+        merged.append((update._replace(sample_ids=sample_ids), any(part[place][1] for part in parts)))
+    return merged
+
+
+def _lines(known: Sequence[tuple[_Remembered, bool]], count: int) -> Iterator[str]:
+    were = "was" if count == 1 else "were"
+    yield f"{counted(count, 'update')} {were} skipped, loss or gradient was infinite or not a number:"
+    if count > len(known):
+        yield f"  {count - len(known)} of them too long ago to know their samples (a smaller --log-interval helps)"
+    for update, bad_loss in known[:_UPDATES_SHOWN]:
+        what = "loss" if bad_loss else "gradient"
+        yield f"  update {update.num_updates}, epoch {update.epoch}: {what}; {name_samples(update.sample_ids)}"
+    if len(known) > _UPDATES_SHOWN:
+        yield f"  and {len(known) - _UPDATES_SHOWN} more, the last of them update {known[-1][0].num_updates}"
+
+
+def name_samples(sample_ids: Sequence[Tensor]) -> str:
+    """The ids of an update's samples, by micro-batch where there are several.
+
+    Args:
+        sample_ids: int64 [B] each, on the CPU.
+    """
+    parts = []
+    for number, ids in enumerate(sample_ids, start=1):
+        shown = ", ".join(map(str, ids[:_IDS_SHOWN].tolist()))
+        more = f" ... ({len(ids)} samples)" if len(ids) > _IDS_SHOWN else ""
+        parts.append((f"micro-batch {number}: " if len(sample_ids) > 1 else "") + f"samples {shown}{more}")
+    return "; ".join(parts)

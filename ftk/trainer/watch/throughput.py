@@ -1,0 +1,79 @@
+"""FLOP/s, MFU and peak memory in the training records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from ftk.models.base import CountsFlops
+from ftk.tasks.base import Batch
+from ftk.trainer.device import count_tokens
+from ftk.trainer.hooks import Hook
+from ftk.trainer.log.records import Record
+from ftk.trainer.watch.hardware import peak_flops, peak_memory_bytes
+
+if TYPE_CHECKING:
+    from ftk.trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class Throughput(Hook):
+    """Counts the operations of each update on the host, from shapes alone, and adds what follows to each line.
+
+    Fields: `flops_per_second` (for models that offer `training_flops`), `mfu` (its share of the device's peak, where
+    that is known), `peak_memory_bytes`, and on a GPU `peak_reserved_bytes`. Of several processes operations are added
+    up, and memory is that of the one that has most.
+
+    Args:
+        peak: as `--peak-tflops`.
+    """
+
+    def __init__(self, peak: str = "auto") -> None:
+        self._option = peak
+        self._peak: float | None = None
+        self._flops = 0  # since the last record
+
+    def before_train(self, trainer: Trainer) -> None:
+        if not isinstance(trainer.model, CountsFlops):
+            return
+        found = peak_flops(self._option, trainer.device, trainer.config.training.precision)
+        if found is not None:
+            self._peak, source = found
+            self._peak *= trainer.world.size
+            logger.info("MFU is the share of %.4g TFLOP/s (%s)", self._peak / 1e12, source)
+
+    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
+        if isinstance(trainer.model, CountsFlops):
+            self._flops += sum(batch_flops(trainer.model, batch, trainer.task.count_targets) for batch in micro_batches)
+
+    def on_record(self, trainer: Trainer, record: Record) -> None:
+        if record["event"] != "train":
+            return
+        world = trainer.world
+        flops = world.sum_host([self._flops if world.counts_loss else 0.0])[0]
+        if flops:
+            record["flops_per_second"] = flops / max(trainer.figures.last_lap.seconds, 1e-9)
+            if self._peak is not None:
+                record["mfu"] = record["flops_per_second"] / self._peak
+            self._flops = 0
+        record["peak_memory_bytes"] = int(world.max_host([peak_memory_bytes(trainer.device)])[0])
+        if trainer.device.type == "cuda":
+            record["peak_reserved_bytes"] = int(world.max_host([torch.cuda.max_memory_reserved(trainer.device)])[0])
+
+
+def batch_flops(model: CountsFlops, batch: Batch, count_targets: Callable[[Batch], int]) -> int:
+    """Operations of a step on one batch, padding included.
+
+    Args:
+        model: counts them.
+        batch: on the CPU.
+        count_targets: how many of its positions carry loss.
+    """
+    num_tokens = count_tokens(batch)
+    tokens = batch.get("tokens")
+    length = tokens.size(-1) if isinstance(tokens, torch.Tensor) else num_tokens
+    return model.training_flops(num_tokens, count_targets(batch), num_tokens * length)
