@@ -8,7 +8,7 @@ from __future__ import annotations
 
 BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "task": {
-        "glm_blank": "ftk.tasks.glm_blank",
+        "glm_blank": "ftk.tasks.glm_blank.task",
     },
     "model": {
         "glm": "ftk.models.glm",

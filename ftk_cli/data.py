@@ -103,9 +103,9 @@ def verify_body(argv: list[str]) -> int:
 
 
 def show_body(argv: list[str]) -> int:
-    from ftk.data.blank_config import BlankInfillingConfig
-    from ftk.data.show import samples_to_show, show
-    from ftk.data.show_html import show_html
+    from ftk.tasks.glm_blank.config import BlankInfillingConfig
+    from ftk.tasks.glm_blank.samples.show import samples_to_show, show
+    from ftk.tasks.glm_blank.samples.show_html import show_html
 
     config = compose(ShowCommand, "ftk-data show", SHOW_DESCRIPTION, argv)
     if not isinstance(config.task.config, BlankInfillingConfig):

@@ -64,7 +64,7 @@ if '$device' == 'cuda':
     print('GPU', torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory // 2**20, 'MiB')
 " || { echo "gpu_check.sh: no $device to be had; nothing was run" >&2; exit 1; }
 
-if ! "$python" -c "import ftk.data.glm_dataset, ftk.data.batches.batching" 2> "$out/import.txt"; then
+if ! "$python" -c "import ftk.tasks.glm_blank.samples.dataset, ftk.data.batches.batching" 2> "$out/import.txt"; then
     cat "$out/import.txt"
     part build 30 "$python" setup.py build_ext --inplace
 fi

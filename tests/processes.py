@@ -30,7 +30,7 @@ _context.set_forkserver_preload(
         "ftk.generation",
         "ftk.model_parallel.pipeline.build",
         "ftk.models.glm.model",
-        "ftk.tasks.glm_blank",
+        "ftk.tasks.glm_blank.task",
         "ftk.trainer.trainer",
         "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel",

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from ftk.criterions.base import LossOutput
 from ftk.registry import register_task
-from ftk.tasks.glm_blank import GLMBlankConfig, GLMBlankTask
+from ftk.tasks.glm_blank.task import GLMBlankConfig, GLMBlankTask
 
 
 @dataclass(kw_only=True)

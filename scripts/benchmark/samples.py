@@ -37,12 +37,12 @@ sys.path.insert(0, str(ROOT / "tests" / "data"))
 
 from reference_samples import PlainDataset, PlainRandom, collate  # noqa: E402
 
-from ftk.data.blank_config import BlankInfillingConfig  # noqa: E402
 from ftk.data.corpora.documents import sentence_end_ids  # noqa: E402
-from ftk.data.glm_dataset import GLMBlankDataset  # noqa: E402
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype  # noqa: E402
-from ftk.data.spans import poisson_weights  # noqa: E402
 from ftk.data.text.records import read_documents  # noqa: E402
+from ftk.tasks.glm_blank.config import BlankInfillingConfig  # noqa: E402
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset  # noqa: E402
+from ftk.tasks.glm_blank.samples.spans import poisson_weights  # noqa: E402
 from ftk.tokenizers import Tokenizer, build_tokenizer  # noqa: E402
 
 TEST_DATA = Path(os.environ.get("FTK_TEST_DATA", ROOT.parent / "shared")) / "data"

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ftk.config.build import build
 from ftk.data.batches.collate import Collater
-from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.corpora.documents import DocumentList
-from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.model_parallel.engine import prepare_model
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.model import GLM
 from ftk.optim.parameter_groups import parameter_groups
+from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tokenizers import SpecialTokens
 from ftk.trainer.device import to_device
 from ftk.trainer.log.metrics import Stopwatch

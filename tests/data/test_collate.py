@@ -7,8 +7,8 @@ import torch
 from number_corpus import NumberTokenizer, random_documents
 
 from ftk.data.batches.collate import Collater
-from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 
 
 def test_a_batch_holds_its_samples_and_padding_only():

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from number_corpus import NumberTokenizer, random_documents
 
 from ftk.data.batches.dataloader_config import DataloaderConfig
-from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.corpora.blending import weights_by_size
 from ftk.data.corpora.composition import ComposedCorpus, CompositionConfig, parse_data
 from ftk.data.corpora.documents import DocumentList
 from ftk.data.corpora.index_cache import IndexCache
 from ftk.data.corpora.split import DocumentSubset, JoinedDocuments, split_documents, split_sizes
-from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.errors import UserError
+from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 
 
 class Memory:

@@ -9,10 +9,10 @@ from number_corpus import NumberTokenizer, random_documents
 
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
 from ftk.data.batches.collate import Collater
-from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.models import build_model
 from ftk.modules.masks import additive_mask, block_mask, boolean_mask
+from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 
 TOKENIZER = NumberTokenizer()
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from number_corpus import CHINESE_STOP, CLS, EOS, FIRST_WORD, FULL_STOP, QUESTION, NumberTokenizer, random_documents
 
-from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.corpora._documents import draw_document, sentence_start_after, sentence_start_before
 from ftk.data.corpora.documents import DocumentList, DocumentPacker, ends_sentence, sentence_end_ids
 from ftk.data.random import SampleRandom, hash_uniform
@@ -18,8 +17,7 @@ ENDS = sentence_end_ids(TOKENIZER)
 
 
 def packer(documents, **options):
-    config = BlankInfillingConfig(**{"seq_length": 64, **options})
-    return DocumentPacker(documents, TOKENIZER.special, config, ENDS)
+    return DocumentPacker(documents, TOKENIZER.special, ENDS, **{"seq_length": 64, **options})
 
 
 def split(text):
@@ -49,7 +47,7 @@ def find(part, document):
     st.lists(st.integers(0, 150), min_size=1, max_size=8).filter(any),
     st.integers(0, 10**6),
     st.integers(8, 100),
-    st.sampled_from([{}, {"sample_one_document": True}, {"short_seq_prob": 1.0}, {"non_sentence_start": 1.0}]),
+    st.sampled_from([{}, {"one_document": True}, {"short_seq_prob": 1.0}, {"non_sentence_start": 1.0}]),
 )
 @settings(max_examples=300, deadline=None)
 def test_a_packed_text_is_made_of_pieces_of_documents(lengths, seed, seq_length, options):
@@ -66,7 +64,7 @@ def test_a_packed_text_is_made_of_pieces_of_documents(lengths, seed, seq_length,
             assert any(document[: len(part)] == part for document, _ in found)
         if reaches_end:
             assert any(document[len(document) - len(part) :] == part for document, _ in found)
-    if options.get("sample_one_document"):
+    if options.get("one_document"):
         assert len(parts) == 1
 
 
@@ -101,7 +99,7 @@ def test_the_drawn_document_is_the_one_that_holds_the_drawn_token():
 def test_a_long_document_starts_at_a_sentence():
     corpus = random_documents([3000], sentence_length=4)
     document = corpus[0].tolist()
-    made = packer(corpus, sample_one_document=True)
+    made = packer(corpus, one_document=True)
     starts = []
     for index in range(400):
         part = split(made.pack(SampleRandom(1, 1, index)))[0][0]
@@ -111,7 +109,7 @@ def test_a_long_document_starts_at_a_sentence():
         assert start == 0 or follows_end
     assert min(starts) < 300
     assert max(starts) > 2700
-    anywhere = packer(corpus, sample_one_document=True, non_sentence_start=1.0)
+    anywhere = packer(corpus, one_document=True, non_sentence_start=1.0)
     parts = [split(anywhere.pack(SampleRandom(1, 1, index)))[0][0] for index in range(400)]
     in_sentence = [not ENDS[document[find(part, document) - 1]] for part in parts]
     assert np.mean(in_sentence) > 0.6
@@ -119,18 +117,18 @@ def test_a_long_document_starts_at_a_sentence():
 
 def test_a_text_cut_on_the_right_ends_with_a_sentence_if_half_is_kept():
     corpus = random_documents([3000], sentence_length=10)
-    made = packer(corpus, sample_one_document=True)
+    made = packer(corpus, one_document=True)
     for index in range(300):
         text = made.pack(SampleRandom(1, 1, index))
         assert len(text) >= 32
         assert text[-1] == EOS or ENDS[text[-1]] or len(text) == 64
-    without_ends = packer(DocumentList([np.arange(FIRST_WORD, 500)]), sample_one_document=True)
+    without_ends = packer(DocumentList([np.arange(FIRST_WORD, 500)]), one_document=True)
     assert {len(without_ends.pack(SampleRandom(1, 1, index))) for index in range(50)} == {64}
 
 
 def test_a_document_that_just_fits_is_whole():
     for length in (61, 62):
-        text = packer(random_documents([length]), sample_one_document=True).pack(SampleRandom(1, 1, 1))
+        text = packer(random_documents([length]), one_document=True).pack(SampleRandom(1, 1, 1))
         assert len(text) == length + 2
         assert text[-1] == EOS
     assert len(packer(random_documents([63])).pack(SampleRandom(1, 1, 1))) <= 64
@@ -138,7 +136,7 @@ def test_a_document_that_just_fits_is_whole():
 
 def test_a_stored_end_of_document_is_not_doubled():
     document = np.r_[np.arange(20, 30), EOS]
-    text = packer(DocumentList([document]), sample_one_document=True).pack(SampleRandom(1, 1, 1))
+    text = packer(DocumentList([document]), one_document=True).pack(SampleRandom(1, 1, 1))
     assert text.tolist() == [CLS, *range(20, 30), EOS]
 
 

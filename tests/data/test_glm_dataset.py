@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from number_corpus import CLS, DBLOCK, EOS, GMASK, MASK, SMASK, SOP, NumberTokenizer, random_documents
 
-from ftk.data.blank_config import BlankInfillingConfig, max_sample_length
-from ftk.data.blank_infilling import build_sample
-from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.errors import UserError
+from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_sample_length
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
+from ftk.tasks.glm_blank.samples.infilling import build_sample
 
 MIXED_LENGTHS = [3, 1, 0, 700, 40, 25, 90, 200, 8, 12, 60, 150, 5000, 2, 33] * 4
 

@@ -15,10 +15,10 @@ import pytest
 from number_corpus import NumberTokenizer, random_documents
 
 from ftk.data import IndexedDataset, IndexedDatasetWriter
-from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.corpora import documents
 from ftk.data.corpora.index_cache import DEFAULT_FOLDER, IndexCache, file_identity
-from ftk.data.glm_dataset import GLMBlankDataset
+from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 
 BUILDER = """
     import os, sys, time

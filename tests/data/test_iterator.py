@@ -20,10 +20,10 @@ from number_corpus import VOCAB_SIZE, NumberTokenizer, random_documents
 
 from ftk.data.batches.collate import Collater
 from ftk.data.batches.iterator import EpochBatchIterator, _abandon_queues
-from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.errors import UserError
+from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 
 
 class Numbers:
@@ -370,7 +370,7 @@ def test_samples_of_a_file_in_spawned_workers_are_those_of_memory(tmp_path):
 
 PLUGIN = """
     import numpy as np
-    from ftk.data.blank_config import BlankInfillingConfig
+    from ftk.tasks.glm_blank.config import BlankInfillingConfig
 
     class Constant:
         def __len__(self):

@@ -15,20 +15,20 @@ from number_corpus import CLS, EOS, NumberTokenizer, random_documents
 from reference_random import SlowRandom
 from reference_samples import PlainDataset, collate
 
-from ftk.data._blank_infilling import build_arrays, hide_answer_inputs, hide_context_inputs
-from ftk.data._samples import SampleMaker
-from ftk.data._spans import SpanDrawer, sentence_spans, token_spans
 from ftk.data.batches._batching import batch_bounds
 from ftk.data.batches.collate import Collater, SampleBatch
-from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.corpora._blending import blend_corpora
 from ftk.data.corpora._documents import TextPacker, draw_document, sentence_start_after, sentence_start_before
 from ftk.data.corpora.documents import sentence_end_ids
-from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.data.random import SampleRandom
-from ftk.data.spans import poisson_weights
 from ftk.errors import UserError
+from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.samples._infilling import build_arrays, hide_answer_inputs, hide_context_inputs
+from ftk.tasks.glm_blank.samples._samples import SampleMaker
+from ftk.tasks.glm_blank.samples._spans import SpanDrawer, sentence_spans, token_spans
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
+from ftk.tasks.glm_blank.samples.spans import poisson_weights
 
 LENGTHS = [3, 1, 0, 700, 40, 25, 90, 200, 8, 12, 60, 150, 1500, 2, 33]
 TOKENIZER = NumberTokenizer(pad=599)

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from number_corpus import CLS, EOS, FIRST_WORD, FULL_STOP, NumberTokenizer, random_documents
 
-from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.blank_infilling import build_sample
 from ftk.data.corpora.documents import DocumentList
-from ftk.data.glm_dataset import GLMBlankDataset
-from ftk.data.show import (
+from ftk.errors import UserError
+from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
+from ftk.tasks.glm_blank.samples.infilling import build_sample
+from ftk.tasks.glm_blank.samples.show import (
     describe_sample,
     display_width,
     mask_picture,
@@ -28,9 +29,8 @@ from ftk.data.show import (
     show,
     wrap_words,
 )
-from ftk.data.show_html import show_html
-from ftk.data.spans import Blanks
-from ftk.errors import UserError
+from ftk.tasks.glm_blank.samples.show_html import show_html
+from ftk.tasks.glm_blank.samples.spans import Blanks
 
 NAMES = {2: "[CLS]", 3: "[MASK]", 4: "[sMASK]", 5: "[gMASK]", 6: "<s>", 7: "</s>", 0: "<eos>", FULL_STOP: "."}
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
-from ftk.data.blank_infilling import build_sample
 from ftk.errors import UserError
 from ftk.generation import BlankFiller, SequenceGenerator, scoring
 from ftk.generation.samples import question_of
 from ftk.generation.scoring import score_ids
+from ftk.tasks.glm_blank.samples.infilling import build_sample
 from tests.generation.slow import SPECIAL, next_logprobs, small_model
 from tests.generation.test_fill import own_tokenizer, published  # noqa: F401
 

@@ -42,7 +42,7 @@ def test_json_holds_the_same(command):
     done = command("ftk-env", "--json")
     told = json.loads(done.stdout)
     assert told["torch"]["version"] == torch.__version__
-    assert told["ftk"]["extensions"]["ftk.data._samples"] == "built"
+    assert told["ftk"]["extensions"]["ftk.tasks.glm_blank.samples._samples"] == "built"
     assert [name for name, _ in facts(told)][:2] == ["ftk.version", "ftk.commit"]
 
 

@@ -37,8 +37,8 @@ class EpochBatchIterator:
     """Hands out the batches of one epoch after the other.
 
     The order of an epoch is drawn by (seed, epoch), see `ftk.data.batches.order`; batches are contiguous in it.
-    With several ranks, `world_size` successive batches make a round, one for each rank; where the last round lacks batches,
-    its largest are halved, and a rank that still gets none has one sample without loss. So every rank has the
+    With several ranks, `world_size` successive batches make a round, one for each rank; where the last round lacks
+    batches, its largest are halved, and a rank that still gets none has one sample without loss. So every rank has the
     same number of batches, every sample is handed out once, and the number of samples consumed says all about
     where the run stands, whatever the number of workers or ranks. "sample_ids" in a batch says which samples it has.
 

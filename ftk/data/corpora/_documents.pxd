@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t
 
-from ftk.data._spans cimport SentenceEnds
+from ftk.data.corpora._sentence_ends cimport SentenceEnds
 from ftk.data.random cimport RandomState
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from ftk.data._spans cimport SentenceEnds, ends_of, ends_sentence
+from ftk.data.corpora._sentence_ends cimport SentenceEnds, ends_of, ends_sentence
 from ftk.data.random cimport RandomState, SampleRandom, next_below, next_uniform
 
 from ftk.errors import UserError
@@ -24,7 +24,7 @@ cdef class TextPacker:
         sentence_ends: [V], not zero for ids whose text ends a sentence. Other ids than 0 .. V - 1 in a document are
             an error.
         eos_id, cls_id: command tokens.
-        seq_length, short_seq_prob, non_sentence_start, one_document: as of `BlankInfillingConfig`.
+        seq_length, short_seq_prob, non_sentence_start, one_document: as of `DocumentPacker`.
     """
 
     def __init__(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.corpora._documents import TextPacker
 from ftk.data.corpora.index_cache import IndexCache, file_identity
 from ftk.data.random import SampleRandom, hash_uniform
@@ -59,8 +58,11 @@ class DocumentPacker:
     Args:
         documents: the corpus.
         special: ids of the command tokens.
-        config: seq_length, short_seq_prob, non_sentence_start, sample_one_document.
         sentence_ends: bool [V], true for ids whose text ends a sentence.
+        seq_length: most tokens of a text.
+        short_seq_prob: probability that a text has a random length between 32 and seq_length.
+        non_sentence_start: probability that a document that is too long is cut anywhere, not before a sentence.
+        one_document: whether a text holds one document only.
         cache: keeps the running sums of many documents' lengths, for all processes.
 
     Raises:
@@ -71,8 +73,12 @@ class DocumentPacker:
         self,
         documents: Documents,
         special: SpecialTokens,
-        config: BlankInfillingConfig,
         sentence_ends: NDArray[np.bool_],
+        *,
+        seq_length: int,
+        short_seq_prob: float = 0.0,
+        non_sentence_start: float = 0.0,
+        one_document: bool = False,
         cache: IndexCache | None = None,
     ) -> None:
         self.documents = documents
@@ -86,10 +92,10 @@ class DocumentPacker:
             sentence_ends,
             special.eos,
             special.cls,
-            config.seq_length,
-            config.short_seq_prob,
-            config.non_sentence_start,
-            config.sample_one_document,
+            seq_length,
+            short_seq_prob,
+            non_sentence_start,
+            one_document,
         )
 
     @property

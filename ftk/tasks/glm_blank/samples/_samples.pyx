@@ -4,10 +4,10 @@ import numpy as np
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from ftk.data._blank_infilling cimport Blanked, Rows, covered_tokens, hide_answers, hide_context, lay_out
+from ftk.tasks.glm_blank.samples._infilling cimport Blanked, Rows, covered_tokens, hide_answers, hide_context, lay_out
 from ftk.data.corpora._documents cimport TextPacker, most_documents
-from ftk.data._span cimport Span
-from ftk.data._spans cimport Drawn, SpanDrawer, scratch_size
+from ftk.tasks.glm_blank.samples._span cimport Span
+from ftk.tasks.glm_blank.samples._spans cimport Drawn, SpanDrawer, scratch_size
 from ftk.data.random cimport RandomState, next_below, start_stream
 
 cdef int TOKEN = 0

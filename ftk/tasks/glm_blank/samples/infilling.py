@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ftk.data._blank_infilling import build_arrays
+from ftk.tasks.glm_blank.samples._infilling import build_arrays
 
 if TYPE_CHECKING:
     from ftk.tokenizers import SpecialTokens

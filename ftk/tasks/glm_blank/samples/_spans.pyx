@@ -4,7 +4,8 @@ import numpy as np
 
 from libc.stdint cimport int64_t, uint8_t
 
-from ftk.data._span cimport Span, sort_segments_by_length, sort_spans, sort_values
+from ftk.tasks.glm_blank.samples._span cimport Span, sort_segments_by_length, sort_spans, sort_values
+from ftk.data.corpora._sentence_ends cimport SentenceEnds, ends_of, ends_sentence
 from ftk.data.random cimport (
     RandomState,
     SampleRandom,

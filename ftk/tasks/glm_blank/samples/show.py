@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ftk.data.blank_config import BlankInfillingConfig
-from ftk.data.blank_infilling import OBJECTIVES, Sample
 from ftk.data.corpora.documents import DocumentList, Documents
-from ftk.data.glm_dataset import GLMBlankDataset
-from ftk.data.spans import Blanks
 from ftk.errors import UserError, counted
+from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
+from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES, Sample
+from ftk.tasks.glm_blank.samples.spans import Blanks
 from ftk.tokenizers import Tokenizer
 
 _LONGEST_TEXT = 500  # tokens

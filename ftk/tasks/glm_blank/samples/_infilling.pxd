@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from ftk.data._span cimport Span
+from ftk.tasks.glm_blank.samples._span cimport Span
 from ftk.data.random cimport RandomState
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ftk.data._spans import SpanDrawer
-from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.random import SampleRandom
+from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.samples._spans import SpanDrawer
 
 if TYPE_CHECKING:
     from ftk.tokenizers import SpecialTokens

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftk.data.show import Shown, answer_numbers, cell_text, printable
+from ftk.tasks.glm_blank.samples.show import Shown, answer_numbers, cell_text, printable
 
 if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
@@ -30,7 +30,7 @@ def show_html(samples: Sequence[Shown], tokenizer: Tokenizer, source: str) -> st
     text = json.dumps(data, ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    page = files("ftk.data").joinpath("show_page.html").read_text(encoding="utf-8")
+    page = files("ftk.tasks.glm_blank.samples").joinpath("show_page.html").read_text(encoding="utf-8")
     before, after = page.split("%DATA%")
     return before + text + after
 

@@ -5,7 +5,7 @@ import numpy as np
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 from libc.string cimport memcpy
 
-from ftk.data._span cimport Span
+from ftk.tasks.glm_blank.samples._span cimport Span
 from ftk.data.random cimport RandomState, SampleRandom, next_below, next_uniform
 
 

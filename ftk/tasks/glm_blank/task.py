@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftk.data.batches.collate import Collater
-from ftk.data.blank_config import BlankInfillingConfig
 from ftk.data.corpora.documents import Documents
-from ftk.data.glm_dataset import GLMBlankDataset
 from ftk.errors import UserError
 from ftk.registry import register_task
 from ftk.tasks.base import Batch, Task
+from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 
 if TYPE_CHECKING:
     from torch import nn

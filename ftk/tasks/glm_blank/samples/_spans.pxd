@@ -1,40 +1,16 @@
-# The rule for where a sentence ends, and the drawing of blanks, for the other kernels (all without the GIL).
+# The drawing of blanks, for the other kernels (all without the GIL).
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t
 
-from ftk.data._span cimport Span
+from ftk.data.corpora._sentence_ends cimport SentenceEnds
+from ftk.tasks.glm_blank.samples._span cimport Span
 from ftk.data.random cimport RandomState
-
-
-cdef struct SentenceEnds:  # marks[id] is not zero where the id's text ends a sentence
-    const uint8_t* marks
-    Py_ssize_t size
-
-
-cdef inline SentenceEnds ends_of(const uint8_t[::1] marks) noexcept nogil:
-    cdef SentenceEnds ends
-    ends.marks = &marks[0] if marks.shape[0] > 0 else NULL
-    ends.size = marks.shape[0]
-    return ends
 
 
 cdef struct Drawn:
     int objective  # 0 token, 1 sentence, 2 document
     bint append_end  # whether an end token follows each answer
     Py_ssize_t count  # number of spans
-
-
-cdef inline bint marks_end(int64_t token, SentenceEnds ends) noexcept nogil:
-    return 0 <= token < ends.size and ends.marks[token] != 0
-
-
-cdef inline bint ends_sentence(
-    const int64_t* tokens, Py_ssize_t place, Py_ssize_t stop, SentenceEnds ends
-) noexcept nogil:
-    """Whether the token at place ends a sentence and the next one does not go on ending it (as in "?!")."""
-    if not marks_end(tokens[place], ends):
-        return False
-    return place + 1 >= stop or not marks_end(tokens[place + 1], ends)
 
 
 cdef inline Py_ssize_t scratch_size(Py_ssize_t size) noexcept nogil:

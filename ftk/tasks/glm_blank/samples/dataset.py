@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ftk.data._samples import SampleMaker
 from ftk.data.batches.collate import SampleBatch
-from ftk.data.blank_config import BlankInfillingConfig, max_blanks, max_sample_length
-from ftk.data.blank_infilling import OBJECTIVES, Sample, command_ids
 from ftk.data.corpora.documents import DocumentPacker, Documents, sentence_end_ids
 from ftk.data.corpora.index_cache import IndexCache
 from ftk.data.corpora.split import DocumentSubset
 from ftk.data.indexed.file_map import check_files
-from ftk.data.spans import Blanks, SpanSampler
 from ftk.errors import UserError
+from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_blanks, max_sample_length
+from ftk.tasks.glm_blank.samples._samples import SampleMaker
+from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES, Sample, command_ids
+from ftk.tasks.glm_blank.samples.spans import Blanks, SpanSampler
 
 if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
@@ -56,7 +56,16 @@ class GLMBlankDataset:
         self.seed = seed
         sentence_ends = sentence_end_ids(tokenizer)
         documents = treat_long_documents(documents, config)
-        self.packer = DocumentPacker(documents, self.special, config, sentence_ends, cache)
+        self.packer = DocumentPacker(
+            documents,
+            self.special,
+            sentence_ends,
+            seq_length=config.seq_length,
+            short_seq_prob=config.short_seq_prob,
+            non_sentence_start=config.non_sentence_start,
+            one_document=config.sample_one_document,
+            cache=cache,
+        )
         self.sampler = SpanSampler(self.special, config, sentence_ends)
         self.sentinels = self.special.sentinels if config.sentinel_tokens else ()
         self._length = max(1, math.ceil(self.packer.total_tokens / config.seq_length))

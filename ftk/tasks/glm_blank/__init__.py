@@ -1,0 +1,1 @@
+"""GLM's task, autoregressive blank infilling: options, samples, collating."""

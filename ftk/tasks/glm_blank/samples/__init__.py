@@ -1,0 +1,1 @@
+"""From documents to GLM's samples: spans, blanks, layout, and a look at them."""
