@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.trainer.metrics import PARTS
 from ftk.trainer.trainer import Trainer
+from tests.tiers import slow_but
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
 TIMES = {
@@ -81,8 +83,13 @@ def uninterrupted(tmp_path_factory):
     return trainer
 
 
-@pytest.mark.parametrize("call", [1, 2, 5, 7, 8, 9, 10, 11, 13, 20, 31, 45])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+CALLS = [1, 2, 5, 7, 8, 9, 10, 11, 13, 20, 31, 45]
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+
+
+@pytest.mark.parametrize(
+    ("call", "signum"), slow_but(list(zip(CALLS, itertools.cycle(SIGNALS))), itertools.product(CALLS, SIGNALS))
+)
 def test_a_signal_at_any_moment_changes_nothing(tmp_path, uninterrupted, call, signum):
     stopped = toy_trainer(tmp_path, criterion=Acting(call, send(signum)), **OPTIONS)
     summary = stopped.train()
