@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 
@@ -128,6 +129,13 @@ def test_the_handlers_of_before_are_back_after_training(tmp_path):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     toy_trainer(tmp_path).train()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+@pytest.mark.parametrize("call", [99, 9])  # to the end, or a signal in a validation
+def test_a_run_that_has_ended_leaves_no_data_worker(tmp_path, call):
+    before = multiprocessing.active_children()
+    toy_trainer(tmp_path, criterion=Acting(call, send(signal.SIGTERM)), dataloader__num_workers=1, **OPTIONS).train()
+    assert multiprocessing.active_children() == before
 
 
 def test_a_second_signal_stops_at_once(tmp_path, caplog):
