@@ -193,6 +193,8 @@ class Trainer:
         finally:
             self.output.close()
             self.checkpoints.release()
+        for iterator in (self.train_iterator, *self.valid_iterators.values()):
+            iterator.close()
         return reason
 
     def _summary(self, reason: str) -> Summary:

@@ -25,19 +25,19 @@ def converted(tmp_path: Path, capfd) -> str:
     return folder
 
 
-def test_convert_there_and_back_by_the_real_command(tmp_path: Path) -> None:
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-m", "ftk_cli.checkpoint", *arguments]
-        return subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+def test_convert_there_and_back_by_the_real_command(tmp_path: Path, command) -> None:
+    def said(*arguments: str) -> str:
+        done = command("ftk-checkpoint", *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    done = command("convert", "--from", "glm", ORIGINAL, "ours", "--num-attention-heads", "4")
-    assert done.stdout.startswith("wrote ours")
-    command("convert", "ours", "--to", "glm", "theirs", "--model-parallel-size", "2")
-    command("convert", "--from", "glm", "--num-attention-heads", "4", "theirs", "again")
+    assert said("convert", "--from", "glm", ORIGINAL, "ours", "--num-attention-heads", "4").startswith("wrote ours")
+    said("convert", "ours", "--to", "glm", "theirs", "--model-parallel-size", "2")
+    said("convert", "--from", "glm", "--num-attention-heads", "4", "theirs", "again")
     for one, other in [("ours", "again")]:
         weights = "model/tensors_00000_of_00001.safetensors"
         assert (tmp_path / one / weights).read_bytes() == (tmp_path / other / weights).read_bytes()
-    assert command("verify", "ours", "again").stdout == "ours: whole\nagain: whole\n"
+    assert said("verify", "ours", "again") == "ours: whole\nagain: whole\n"
 
 
 def test_inspect_says_what_it_is(converted: str, capfd) -> None:

@@ -7,77 +7,61 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from ftk.checkpoint.layout import BrokenCheckpoint
 from ftk.checkpoint.storage import check_headers, read_index, read_tensors, write_tensors
+from tests.distributed import run_ranks
 
 FILE = "tensors_00000_of_00001.safetensors"
 
-# Each rank saves its share of the rows of `rows` (7, so unevenly), of the columns of `columns`, and so on.
-WORKER = """
-import sys
-import torch
-import torch.distributed as dist
-from pathlib import Path
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from ftk.checkpoint.storage import read_tensors, write_tensors
 
-folder, what, rank, world = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-meeting = f"file://{folder}/../rendezvous_{what}"
-dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
-mesh = init_device_mesh("cpu", (world,))
-whole = {
-    "rows": torch.arange(28.0).reshape(7, 4), "columns": torch.arange(24).reshape(4, 6),
-    "few_rows": torch.tensor([[1.5, 2.5]]), "copied": torch.arange(5).to(torch.bfloat16),
-    "plain": torch.tensor(3.25), "empty": torch.zeros(0, 2),
-}
-placements = {"rows": [Shard(0)], "columns": [Shard(1)], "few_rows": [Shard(0)], "copied": [Replicate()]}
-tensors = {
-    name: distribute_tensor(value, mesh, placements[name]) if name in placements else value
-    for name, value in whole.items()
-}
-if what == "save":
-    files = write_tensors(folder, tensors, extra={"note": 1}, process_group=dist.group.WORLD)
-    assert (len(files) == world + 1) == (rank == 0), files
-else:
+def save_or_load(folder: str, what: str) -> list[str]:
+    """Each rank saves its share of the rows of `rows` (7, so unevenly), of the columns of `columns`, and so on.
+
+    Returns:
+        The files that a rank that loads asked for.
+    """
+    world, group = dist.get_world_size(), dist.group.WORLD
+    mesh = init_device_mesh("cpu", (world,))
+    whole = {
+        "rows": torch.arange(28.0).reshape(7, 4),
+        "columns": torch.arange(24).reshape(4, 6),
+        "few_rows": torch.tensor([[1.5, 2.5]]),
+        "copied": torch.arange(5).to(torch.bfloat16),
+        "plain": torch.tensor(3.25),
+        "empty": torch.zeros(0, 2),
+    }
+    placements = {"rows": [Shard(0)], "columns": [Shard(1)], "few_rows": [Shard(0)], "copied": [Replicate()]}
+    tensors = {
+        name: distribute_tensor(value, mesh, placements[name]) if name in placements else value
+        for name, value in whole.items()
+    }
+    if what == "save":
+        files = write_tensors(Path(folder), tensors, extra={"note": 1}, process_group=group)
+        assert (len(files) == world + 1) == (dist.get_rank() == 0), files
+        return []
     targets = {name: torch.zeros_like(value) for name, value in tensors.items()}
-    asked = []
-    read_tensors(folder, targets, check=asked.append, process_group=dist.group.WORLD)
+    asked: list[set[str]] = []
+    read_tensors(Path(folder), targets, check=asked.append, process_group=group)
     for name, target in targets.items():
         full = target.full_tensor() if name in placements else target
         assert torch.equal(full, whole[name]), (name, full)
-    print(sorted(asked[0]))
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-def run_ranks(folder: Path, what: str, world: int) -> list[str]:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(folder), what, str(rank), str(world)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(outputs)
-    return outputs
+    return sorted(asked[0])
 
 
 def test_shards_of_two_ranks_load_into_one_process_and_into_three_ranks(tmp_path: Path) -> None:
     folder = tmp_path / "tensors"
     folder.mkdir()
-    run_ranks(folder, "save", 2)
+    run_ranks(save_or_load, 2, str(folder), "save")
     index = read_index(folder)
     assert index.extra == {"note": 1}
     assert [chunk.offset for chunk in index.tensors["rows"].chunks] == [(0, 0), (4, 0)]
@@ -92,7 +76,7 @@ def test_shards_of_two_ranks_load_into_one_process_and_into_three_ranks(tmp_path
     assert torch.equal(targets["few_rows"], torch.tensor([[1.5, 2.5]]))
     assert torch.equal(targets["copied"], torch.arange(5).to(torch.bfloat16))
     assert targets["plain"] == 3.25
-    assert any("tensors_00000" in output for output in run_ranks(folder, "load", 3))
+    assert any("tensors_00000" in file for files in run_ranks(save_or_load, 3, str(folder), "load") for file in files)
 
 
 def test_every_dtype_starts_at_a_multiple_of_its_size(tmp_path: Path) -> None:

@@ -252,6 +252,20 @@ def test_breaking_off_and_going_on_with_workers_loses_nothing():
     assert equal_batches(got, whole)
 
 
+def test_a_closed_iterator_has_no_workers_and_begins_with_new_ones():
+    made, expected = iterator(num_workers=2), iterator(num_workers=0)
+    batches = made.batches()
+    first = [numbers(next(batches)), numbers(next(batches))]
+    workers = multiprocessing.active_children()
+    assert len(workers) >= 2
+    made.close()
+    assert not set(workers) & set(multiprocessing.active_children())
+    assert {worker.exitcode for worker in workers} == {0}  # told to end, not killed
+    assert first + [numbers(batch) for batch in made.batches()] == [numbers(batch) for batch in expected.batches()]
+    made.close()
+    expected.close()
+
+
 def test_iterating_leaves_torchs_random_state_alone():
     torch.manual_seed(1)
     before = torch.get_rng_state()

@@ -122,6 +122,7 @@ def test_names_and_checkpoints_stay_as_they_are(tmp_path):
     assert torch.equal(plain.final_norm.weight, engine.final_norm.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "checkpointing"), [("block", "none"), ("block", "selective"), ("model", "none")])
 def test_compiled_equals_eager(mode, checkpointing, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

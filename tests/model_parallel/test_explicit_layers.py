@@ -371,7 +371,6 @@ def test_a_target_out_of_range_is_nan_where_it_is_not_looked_at(two: list[dict[s
 def test_the_room_names_the_layers_and_imports_nothing_for_it() -> None:
     code = (
         "import sys, ftk.model_parallel as room; assert 'torch' not in sys.modules\n"
-        "assert sorted(room.__all__) == sorted(room._HOMES)\n"
         "print([getattr(room, name).__name__ for name in room.__all__])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

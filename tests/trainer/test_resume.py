@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import multiprocessing
 import os
 import signal
 
@@ -15,6 +17,7 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.trainer.log.metrics import PARTS
 from ftk.trainer.trainer import Trainer
+from tests.tiers import slow_but
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
 TIMES = {
@@ -81,8 +84,13 @@ def uninterrupted(tmp_path_factory):
     return trainer
 
 
-@pytest.mark.parametrize("call", [1, 2, 5, 7, 8, 9, 10, 11, 13, 20, 31, 45])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+CALLS = [1, 2, 5, 7, 8, 9, 10, 11, 13, 20, 31, 45]
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
+
+
+@pytest.mark.parametrize(
+    ("call", "signum"), slow_but(list(zip(CALLS, itertools.cycle(SIGNALS))), itertools.product(CALLS, SIGNALS))
+)
 def test_a_signal_at_any_moment_changes_nothing(tmp_path, uninterrupted, call, signum):
     stopped = toy_trainer(tmp_path, criterion=Acting(call, send(signum)), **OPTIONS)
     summary = stopped.train()
@@ -131,6 +139,13 @@ def test_sighup_stays_ignored_where_nohup_ignores_it(tmp_path):
     finally:
         signal.signal(signal.SIGHUP, before)
     assert (summary.signal, summary.num_updates) == (None, 10)
+
+
+@pytest.mark.parametrize("call", [99, 9])  # to the end, or a signal in a validation
+def test_a_run_that_has_ended_leaves_no_data_worker(tmp_path, call):
+    before = multiprocessing.active_children()
+    toy_trainer(tmp_path, criterion=Acting(call, send(signal.SIGTERM)), dataloader__num_workers=1, **OPTIONS).train()
+    assert multiprocessing.active_children() == before
 
 
 def test_a_second_signal_stops_at_once(tmp_path, caplog):

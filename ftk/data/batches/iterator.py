@@ -134,6 +134,16 @@ class EpochBatchIterator:
         self._samples_consumed = 0
         self._ordering = None
 
+    def close(self) -> None:
+        """End the worker processes, if there are any; a further pass starts new ones.
+
+        Python's garbage collector would close their queues before PyTorch tells the workers through these to end, and
+        PyTorch would wait five seconds for them in vain.
+        """
+        running, self._loader._iterator = self._loader._iterator, None
+        if running is not None:
+            running._shutdown_workers()  # type: ignore[attr-defined]  # there are workers: none is kept without
+
     def batches_left(self) -> int:
         """How many batches of this epoch are still to come on each rank."""
         return len(self._current_plan().stops_after(self._samples_consumed))
