@@ -24,6 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "optim": {"modules", "model_parallel", "config"},
     "checkpoint": {"model_parallel", "modules", "models", "tokenizers", "config"},
     "evaluation": {"config"},
+    "planner": {"config", "model_parallel"},
     "report": {"config"},
     "generation": {"modules", "models", "tokenizers", "evaluation", "config", "checkpoint"},
     "tasks": {
