@@ -232,7 +232,7 @@ def naming(path: PathLike) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno is not None:
             error.filename = os.fspath(path)
         raise
 

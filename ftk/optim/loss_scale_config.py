@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 class LossScaleConfig:
     """How the loss is scaled so that small gradients survive fp16."""
 
-    fp16_init_scale: float = field(default=65536.0, metadata={"help": "factor on the loss at the start"})
+    fp16_init_scale: float = field(
+        default=65536.0, metadata={"max": 2.0**127, "help": "factor on the loss at the start"}
+    )
     fp16_scale_window: int = field(
         default=2000,
         metadata={"help": "updates in a row without overflow after which the factor doubles", "unit": "updates"},

@@ -201,8 +201,8 @@ def test_a_wrong_or_taken_name_is_refused_at_once(trained, tmp_path, capsys, nam
 def test_a_failed_export_leaves_the_older_file_and_nothing_else(trained, tmp_path, monkeypatch):
     (tmp_path / "model.pt2").write_bytes(b"older")
 
-    def break_off(program, path):
-        path.write_bytes(b"half")
+    def break_off(program, file):
+        file.write(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr(torch.export, "save", break_off)

@@ -417,7 +417,7 @@ def test_children_end_with_a_killed_parent_and_the_next_run_clears_what_it_left(
     finally:
         process.kill()
         process.wait()
-    assert list(tmp_path.glob("out.tmp-*"))
+    assert bool(list(tmp_path.glob("out.tmp-*"))) == (number == signal.SIGKILL)
     (tmp_path / "good.txt").write_text("one bird\n")
     assert run("--trainpref", tmp_path / "good.txt", "--destdir", out, "--tokenizer-path", model) == 0
     assert sorted(os.listdir(tmp_path)) == ["good.txt", "out", "text.txt"]
@@ -439,7 +439,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, corpus, model):
         [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"ftk-preprocess: {os.strerror(errno.EFBIG)}: {tmp_path / 'out'}"
+    assert done.stderr.splitlines()[-1].startswith(f"ftk-preprocess: {os.strerror(errno.EFBIG)}: {tmp_path / 'out'}")
     assert "Traceback" not in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["train.txt"]
 

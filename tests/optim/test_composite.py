@@ -157,7 +157,7 @@ def test_groups_that_do_not_fit_the_model_are_refused(model, groups, message):
         ("* = adamwx lr=1", "unknown optimizer 'adamwx'; did you mean 'adamw'?"),
         ("* = adamw bets=0.9,0.95", "unknown option adamw: adamw.bets; did you mean adamw: adamw.betas?"),
         ("* = adamw betas=0.9", "betas is [0.9]; it must be two numbers in [0, 1)"),
-        ("* = adamw lr=fast", "lr is 'fast'; it must be a number"),
+        ("* = adamw lr=fast", "lr is 'fast'; it must be a finite number"),
         ("* = adamw fast", "'fast' in 'adamw fast' is no option"),
         ("* = adamw lr_scheduler=cosinus", "unknown lr_scheduler 'cosinus'; did you mean 'cosine'?"),
         ("* = adamw lr_scheduler=linear decay_updates=-1", "decay_updates is -1; it must be 0 or more"),

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.trainer.checkpointing import NotFinite
 from ftk.trainer.hooks import Hook
 from ftk.trainer.watch.nonfinite import SkippedUpdates
 from tests.trainer.test_hooks import WithHooks
@@ -22,7 +23,7 @@ POISONED = 13
 
 
 def warnings(caplog, module):
-    return [r.getMessage() for r in caplog.records if r.name == f"ftk.trainer.{module}" and r.levelname == "WARNING"]
+    return [r.getMessage() for r in caplog.records if r.name == f"ftk.trainer.watch.{module}" and r.levelname == "WARNING"]
 
 
 class BreaksAt(ToyModel):
@@ -378,7 +379,8 @@ def test_a_parameter_that_is_broken_already_is_named(tmp_path, caplog):
     model = ToyModel()
     with torch.no_grad():
         model.norm.weight[2] = float("nan")
-    toy_trainer(tmp_path, model=model, debug__detect_anomaly=True, training__max_update=1).train()
+    with pytest.raises(NotFinite, match=r"norm\.weight"):
+        toy_trainer(tmp_path, model=model, debug__detect_anomaly=True, training__max_update=1).train()
     assert "the parameter norm.weight itself has 1 NaN of 8 numbers" in warnings(caplog, "anomaly")[0]
 
 

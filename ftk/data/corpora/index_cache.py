@@ -142,6 +142,8 @@ def _write(path: Path, array: npt.NDArray[Any], dtype: np.dtype[Any], count: int
     """Publishes an array under its name; what a killed builder left behind goes. The caller holds the lock."""
     array = np.ascontiguousarray(array, dtype=dtype)
     try:
+        if path.exists() and not path.is_file():
+            path.unlink()  # a pipe, say, which reading has refused
         with whole_file(path) as file:
             file.write(_header(dtype, count))
             file.write(array.data)
