@@ -29,7 +29,9 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from attacks.harness import CASES, Case, run_all  # noqa: E402
 
-ROOMS = sorted({file.stem for file in (ROOT / "scripts" / "attacks").glob("*.py")} - {"harness", "mutations", "options"})
+ROOMS = sorted(
+    {file.stem for file in (ROOT / "scripts" / "attacks").glob("*.py")} - {"harness", "mutations", "options"}
+)
 
 
 def main() -> int:

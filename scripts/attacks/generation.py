@@ -270,7 +270,11 @@ for _command, _arguments in {
     "ftk-interactive": ["--color=never"],
 }.items():
 
-    @case(f"generation/13 control characters in a prompt of {_command} on a terminal", codes=(0, 1), check=_shows_no_controls)
+    @case(
+        f"generation/13 control characters in a prompt of {_command} on a terminal",
+        codes=(0, 1),
+        check=_shows_no_controls,
+    )
     def _(place: Place, command: str = _command, arguments: list[str] = _arguments) -> list[str]:
         place.prompts.write_text(f"{ESCAPES} [MASK]\nno blank {ESCAPES}\n", encoding="utf-8")
         os.dup2(os.open(place.prompts, os.O_RDONLY), 0)
@@ -286,6 +290,9 @@ for _words in (
     ["--input=-", f"--results-path=/nothing/{ESCAPES}"],
 ):
 
-    @case(f"generation/13 control characters in {_words[0].split('=')[0].split('/')[0] or 'DATA'} {len(_words[-1])}", says=r"\\x1b")
+    @case(
+        f"generation/13 control characters in {_words[0].split('=')[0].split('/')[0] or 'DATA'} {len(_words[-1])}",
+        says=r"\\x1b",
+    )
     def _(place: Place, words: list[str] = _words) -> list[str]:
         return _ask(place, *words)

@@ -40,18 +40,18 @@ def add_cases(chance: random.Random) -> None:
                 _changing(name, change, codes, says, suffix, workers)
 
     def command(place: Place, chosen: list[str], given: list[str], positional: bool) -> list[str]:
-        return _preprocess(place, place.prompts, *chosen, *given)
+        return preprocess(place, place.prompts, *chosen, *given)
 
     add_options("texts/", PreprocessConfig, command, chance, values=1)
 
 
-def _preprocess(place: Place, source: Path | str, *arguments: str) -> list[str]:
+def preprocess(place: Place, source: Path | str, *arguments: str) -> list[str]:
     model = next((place.workspace / "data-bin" / "tokenizer").glob("*.model"))
     out = str(place.folder / "out")
     return ["ftk-preprocess", f"--trainpref={source}", f"--destdir={out}", f"--tokenizer-path={model}", *arguments]
 
 
-def _whole_or_absent(place: Place, outcome: Outcome) -> str | None:
+def whole_or_absent(place: Place, outcome: Outcome) -> str | None:
     """A folder that verifies, or nothing."""
     from ftk.data.inspect_data import verify
 
@@ -72,28 +72,28 @@ def _text_keys(source: Path) -> list[str | None]:
 def _hostile(source: Path, key: str | None, mode: str) -> None:
     name = source.name if key is None else f"{source.name}, --text-key {key}"
 
-    @case(f"texts/{name}: {mode}", codes=(0, 2), check=_whole_or_absent)
+    @case(f"texts/{name}: {mode}", codes=(0, 2), check=whole_or_absent)
     def _(place: Place) -> list[str]:
         more = [] if key is None else [f"--text-key={key}"]
-        return _preprocess(place, source, f"--on-error={mode}", "--workers=1", *more)
+        return preprocess(place, source, f"--on-error={mode}", "--workers=1", *more)
 
 
 def _bomb(suffix: str, compress: Callable[[bytes], bytes], mode: str) -> None:
     codes, says = ((2,), r"bomb[^:]*:2: ") if mode == "raise" else ((0,), "")
 
-    @case(f"texts/16 a line of 300 MB in {suffix}: {mode}", codes=codes, says=says, check=_whole_or_absent)
+    @case(f"texts/16 a line of 300 MB in {suffix}: {mode}", codes=codes, says=says, check=whole_or_absent)
     def _(place: Place) -> list[str]:
         bomb = place.folder / f"bomb{suffix}"
         bomb.write_bytes(compress(b"a line\n") + compress(b"a" * 10_000_000) * 30 + compress(b"\nanother line\n"))
-        return _preprocess(place, bomb, f"--on-error={mode}", "--workers=1")
+        return preprocess(place, bomb, f"--on-error={mode}", "--workers=1")
 
 
 for _number in (0, -1, 1, 6, 10**15, 10**16):
 
-    @case(f"texts/16 --max-document-bytes={_number}", codes=(0, 2), check=_whole_or_absent)
+    @case(f"texts/16 --max-document-bytes={_number}", codes=(0, 2), check=whole_or_absent)
     def _(place: Place, number: int = _number) -> list[str]:
         place.prompts.write_text("a line\n" * 3 + "a longer line\n")
-        return _preprocess(place, place.prompts, f"--max-document-bytes={number}", "--on-error=skip", "--workers=1")
+        return preprocess(place, place.prompts, f"--max-document-bytes={number}", "--on-error=skip", "--workers=1")
 
 
 def _shorten(path: Path) -> None:
@@ -135,7 +135,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], tuple[int, ...], str]] = {
 def _changing(
     name: str, change: Callable[[Path], None], codes: tuple[int, ...], says: str, suffix: str, workers: int
 ) -> None:
-    @case(f"texts/2 a text{suffix} {name}, {workers} workers", codes=codes, says=says, check=_whole_or_absent)
+    @case(f"texts/2 a text{suffix} {name}, {workers} workers", codes=codes, says=says, check=whole_or_absent)
     def _(place: Place) -> list[str]:
         from ftk.data import preprocess
 
@@ -151,8 +151,7 @@ def _changing(
                 yield item
 
         preprocess.cut_file = cut
-        return _preprocess(place, source, f"--workers={workers}")
-
+        return preprocess(place, source, f"--workers={workers}")
 
 
 OUTPUTS: dict[str, Callable[[Place, Path], object]] = {
@@ -162,7 +161,9 @@ OUTPUTS: dict[str, Callable[[Place, Path], object]] = {
     "a link to itself": lambda place, out: out.symlink_to(out),
     "a pipe": lambda place, out: os.mkfifo(out),
     "a device": lambda place, out: out.symlink_to("/dev/null"),
-    "a folder of others": lambda place, out: (out / "x").mkdir(parents=True) or (out / "x" / "notes").write_text("mine"),
+    "a folder of others": lambda place, out: (
+        (out / "x").mkdir(parents=True) or (out / "x" / "notes").write_text("mine")
+    ),
 }
 
 for _name, _make in OUTPUTS.items():
@@ -170,7 +171,7 @@ for _name, _make in OUTPUTS.items():
     @case(f"texts/4 --destdir is {_name}", codes=(1, 2))
     def _(place: Place, make: Callable[[Place, Path], object] = _make) -> list[str]:
         make(place, place.folder / "out")
-        return _preprocess(place, place.prompts, "--overwrite", "--workers=1")
+        return preprocess(place, place.prompts, "--overwrite", "--workers=1")
 
 
 def _keeps_links(place: Place, outcome: Outcome) -> str | None:
@@ -191,7 +192,7 @@ def _(place: Place) -> list[str]:
     (place.folder / "out.tmp-b").symlink_to(place.victim)
     (place.folder / "out.lock").symlink_to(place.victim)
     (place.folder / f"out.tmp-{os.getpid()}").symlink_to(place.victim)
-    return _preprocess(place, place.prompts, "--workers=1")
+    return preprocess(place, place.prompts, "--workers=1")
 
 
 @case("texts/4 a data folder with a link among its files is replaced", codes=(0, 2), check=_keeps_links)
@@ -200,7 +201,7 @@ def _(place: Place) -> list[str]:
     (place.folder / "notes").mkdir()
     (place.folder / "out" / "train.bin").unlink()
     (place.folder / "out" / "train.bin").symlink_to(place.victim)
-    return _preprocess(place, place.prompts, "--overwrite", "--workers=1")
+    return preprocess(place, place.prompts, "--overwrite", "--workers=1")
 
 
 SOURCES = {
@@ -216,6 +217,6 @@ SOURCES = {
 
 for _name, _source in SOURCES.items():
 
-    @case(f"texts/--trainpref is {_name}", codes=(1, 2), check=_whole_or_absent)
+    @case(f"texts/--trainpref is {_name}", codes=(1, 2), check=whole_or_absent)
     def _(place: Place, source: str = _source) -> list[str]:
-        return _preprocess(place, source, "--workers=1")
+        return preprocess(place, source, "--workers=1")
