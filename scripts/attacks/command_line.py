@@ -22,8 +22,8 @@ def add_cases(chance: random.Random) -> None:
         data = [] if positional else [str(place.workspace / "data-bin")]
         return [*TRAIN, *arch, *chosen, *data, *given]
 
-    add_options("options/", TrainConfig, command, chance, values=3)
-    for number in range(150):
+    add_options("options/", TrainConfig, command, chance, values=1)
+    for number in range(40):
         _mutated_config(number, chance.randrange(2**32))
     for name, content in TREES.items():
         _config_file(name, content)

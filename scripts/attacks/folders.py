@@ -33,14 +33,14 @@ def add_cases(chance: random.Random) -> None:
         "optimizer/index.json",
         "tokenizer/ftk_tokenizer.json",
     ):
-        for number in range(40):
+        for number in range(8):
             _mutated_checkpoint(file, number, chance.randrange(2**32))
         for name, content in TREES.items():
             _replaced_in_checkpoint(file, name, content)
     for file in DATA_FILES:
         for name, harm in damages(chance).items():
             _damaged_data(file, name, harm)
-    for number in range(60):
+    for number in range(20):
         _mutated_record(number, chance.randrange(2**32))
 
 

@@ -114,7 +114,7 @@ def add_cases(chance: random.Random) -> None:
         data = given if positional else [*given, "--input", str(place.prompts)]
         return ["ftk-generate", *path, *data, "--device=cpu"]
 
-    add_options("generation/", GenerateRoot, command, chance, values=3, numbers_only=True)
+    add_options("generation/", GenerateRoot, command, chance, values=1, numbers_only=True)
 
 
 def _ask(place: Place, *arguments: str, command: str = "ftk-generate") -> list[str]:
@@ -287,7 +287,7 @@ for _words in (
     ["--input", f"/{ESCAPES}"],
     [f"/{ESCAPES}", "--gen-subset=valid"],
     ["--input=-", f"--search={ESCAPES}"],
-    ["--input=-", f"--results-path=/nothing/{ESCAPES}"],
+    ["--input=-", f"--results-path=/etc/passwd/{ESCAPES}"],
 ):
 
     @case(
