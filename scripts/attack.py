@@ -7,7 +7,16 @@ message of few lines and nothing left behind. Exits with 1 if there is a fault, 
 --only with its name runs it alone. Mutations and the nonsense that options get are drawn anew with each --seed.
 
 The cases are in `attacks/`, a file for each subject, which has `add_cases(chance: random.Random)` for tables and the
-decorator `case` for single ones (`harness.py` shows how; `mutations.py` and `options.py` make the tables).
+decorator `case` for single ones (`harness.py` shows how; `mutations.py` and `options.py` make the tables). A case that
+belongs to a hole that was found once has its number behind the room, so that `--only "/5 "` finds it:
+
+     1 chunks of a checkpoint's tensors     8 sizes beyond the tensors        15 signals to training
+     2 texts that change as they are read   9 ranks that differ               16 lines without an end
+     3 the index cache                     10 weights that are not finite     17 tokens and data that do not fit
+     4 links in the place of own names     11 Hydra's flags                   18 full disks, limits, variables
+     5 processes of killed commands        12 no home                         19 ~ in paths, numbers (also options/)
+     6 what killed commands left           13 control characters              20 long input, files of results
+     7 plugins of strangers                14 damaged JSON and YAML, devices
 """
 
 from __future__ import annotations

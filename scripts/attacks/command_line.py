@@ -39,7 +39,7 @@ def _mutated_config(number: int, seed: int) -> None:
 
 
 def _config_file(name: str, content: bytes) -> None:
-    @case(f"configuration/{name}", codes=(2,))
+    @case(f"configuration/14 {name}", codes=(2,))
     def _(place: Place) -> list[str]:
         (place.folder / "config.yaml").write_bytes(content)
         return [
@@ -51,7 +51,7 @@ def _config_file(name: str, content: bytes) -> None:
         ]
 
 
-@case("configuration/a stranger's plugin folder is not imported", codes=(2,), says="--user-dir")
+@case("configuration/7 a stranger's plugin folder is not imported", codes=(2,), says="--user-dir")
 def _(place: Place) -> list[str]:
     plugin = place.folder / "plugin"
     plugin.mkdir()
@@ -62,20 +62,20 @@ def _(place: Place) -> list[str]:
     return ["ftk-train", "--config", str(place.folder / "config.yaml"), "--dry-run"]
 
 
-@case("configuration/a pipe", says="is a pipe")
+@case("configuration/14 a pipe", says="is a pipe")
 def _(place: Place) -> list[str]:
     os.mkfifo(place.folder / "config.yaml")
     return ["ftk-train", "--config", str(place.folder / "config.yaml"), "--dry-run"]
 
 
-@case("configuration/a device", says="is a device")
+@case("configuration/14 a device", says="is a device")
 def _(place: Place) -> list[str]:
     return ["ftk-train", "--config", "/dev/zero", "--dry-run"]
 
 
 for _links in (".lock", "config.yaml.tmp", "environment.json.tmp", "environment.json", "metrics.jsonl", "config.yaml"):
 
-    @case(f"links/{_links} in a run that goes on", codes=(0, 1, 2))
+    @case(f"links/4 {_links} in a run that goes on", codes=(0, 1, 2))
     def _(place: Place, name: str = _links) -> list[str]:
         (place.run / name).unlink(missing_ok=True)
         (place.run / name).symlink_to(place.victim)

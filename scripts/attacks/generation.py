@@ -282,17 +282,14 @@ for _command, _arguments in {
         return _ask(place, *arguments, *(["--input=-"] if command == "ftk-generate" else []), command=command)
 
 
-for _words in (
-    ["--path", f"/{ESCAPES}", "--input=-"],
-    ["--input", f"/{ESCAPES}"],
-    [f"/{ESCAPES}", "--gen-subset=valid"],
-    ["--input=-", f"--search={ESCAPES}"],
-    ["--input=-", f"--results-path=/etc/passwd/{ESCAPES}"],
-):
+for _name, _words in {
+    "--path": ["--path", f"/{ESCAPES}", "--input=-"],
+    "--input": ["--input", f"/{ESCAPES}"],
+    "DATA": [f"/{ESCAPES}", "--gen-subset=valid"],
+    "--search": ["--input=-", f"--search={ESCAPES}"],
+    "--results-path": ["--input=-", f"--results-path=/etc/passwd/{ESCAPES}"],
+}.items():
 
-    @case(
-        f"generation/13 control characters in {_words[0].split('=')[0].split('/')[0] or 'DATA'} {len(_words[-1])}",
-        says=r"\\x1b",
-    )
+    @case(f"generation/13 control characters in {_name}", says=r"\\x1b")
     def _(place: Place, words: list[str] = _words) -> list[str]:
         return _ask(place, *words)

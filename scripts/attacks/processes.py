@@ -60,7 +60,7 @@ for _signal in (signal.SIGKILL, signal.SIGHUP, signal.SIGTERM):
     for _trains in (False, True):
 
         @case(
-            f"processes/5 6 ftk-preprocess ends by {_signal.name} {'as it trains a model' * _trains}, and is run again",
+            f"processes/5 /6 ftk-preprocess ends by {_signal.name} {'as it trains a model' * _trains}, and is run again",
             codes=(0,),
             check=_nothing_is_left,
         )
@@ -233,7 +233,7 @@ def _(place: Place) -> list[str]:
     return preprocess(place, place.prompts)
 
 
-@case("processes/12 19 no home: --save-dir=~/x", codes=(2,), says="home")
+@case("processes/12 /19 no home: --save-dir=~/x", codes=(2,), says="home")
 def _(place: Place) -> list[str]:
     _no_user()
     return train(place, "--save-dir=~/x")
