@@ -60,7 +60,7 @@ for _signal in (signal.SIGKILL, signal.SIGHUP, signal.SIGTERM):
     for _trains in (False, True):
 
         @case(
-            f"processes/5 /6 ftk-preprocess ends by {_signal.name} {'as it trains a model' * _trains}, and is run again",
+            f"processes/5 /6 {_signal.name} to ftk-preprocess{' as it trains a model' * _trains}, run again",
             codes=(0,),
             check=_nothing_is_left,
         )
@@ -74,7 +74,19 @@ for _signal in (signal.SIGKILL, signal.SIGHUP, signal.SIGTERM):
             wait_for(lambda: list(place.folder.glob("out.tmp-*" if trains else "out.tmp-*/train.bin.tmp-*")))
             os.kill(pid, number)
             os.waitpid(pid, 0)
+            wait_for(lambda: not _others())
             return preprocess(place, place.prompts, "--workers=2")
+
+
+def _others() -> list[int]:
+    """Living processes of this one's group, such as workers of a killed command, which hold its folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()  # state, parent, group, ...
+            if fields[0] != "Z" and int(fields[2]) == os.getpgrp() and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
 
 
 def _is_saved(place: Place, outcome: Outcome) -> str | None:
@@ -277,11 +289,9 @@ def _(place: Place) -> list[str]:
     pid = os.getpid()
 
     def kill() -> None:
-        for status in Path("/proc").glob("[0-9]*/status"):
-            with contextlib.suppress(OSError):
-                text, child = status.read_text(), int(status.parent.name)
-                if f"\nPPid:\t{pid}\n" in text and child != os.getpid():
-                    os.kill(child, signal.SIGKILL)
+        for child in _others():
+            if child != pid:
+                os.kill(child, signal.SIGKILL)
 
     meanwhile(place, (place.folder / "new" / "checkpoint_3").exists, kill)
     more = ("--max-update=100000", "--save-interval-updates=3", "--keep-interval-updates=1", "--num-workers=1")
