@@ -289,9 +289,11 @@ def _(place: Place) -> list[str]:
     pid = os.getpid()
 
     def kill() -> None:
-        for child in _others():
-            if child != pid:
-                os.kill(child, signal.SIGKILL)
+        for status in Path("/proc").glob("[0-9]*/status"):  # workers have a group of their own
+            with contextlib.suppress(OSError):
+                child = int(status.parent.name)
+                if f"\nPPid:\t{pid}\n" in status.read_text() and child != os.getpid():
+                    os.kill(child, signal.SIGKILL)
 
     meanwhile(place, (place.folder / "new" / "checkpoint_3").exists, kill)
     more = ("--max-update=100000", "--save-interval-updates=3", "--keep-interval-updates=1", "--num-workers=1")

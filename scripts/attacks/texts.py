@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import importlib
 import json
 import lzma
 import os
@@ -137,12 +138,11 @@ def _changing(
 ) -> None:
     @case(f"texts/2 a text{suffix} {name}, {workers} workers", codes=codes, says=says, check=whole_or_absent)
     def _(place: Place) -> list[str]:
-        from ftk.data import preprocess
-
+        module: Any = importlib.import_module("ftk.data.preprocess")  # ftk.data has a function of this name
         source = place.folder / f"text{suffix}"
         text = place.text.read_bytes() * 3
         source.write_bytes(gzip.compress(text, 1) if suffix else text)
-        cut_file = preprocess.cut_file
+        cut_file = module.cut_file
 
         def cut(path: str, kind: str, **options: Any) -> Iterator[Any]:
             for number, item in enumerate(cut_file(path, kind, **options)):
@@ -150,7 +150,7 @@ def _changing(
                     change(Path(path))
                 yield item
 
-        preprocess.cut_file = cut
+        module.cut_file = cut
         return preprocess(place, source, f"--workers={workers}")
 
 
