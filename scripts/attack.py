@@ -1,10 +1,22 @@
 """Throws damaged and hostile input at the commands and says where they fall short.
 
-    python scripts/attack.py [--only TEXT] [--seed N] [--processes N] [--verbose]
+    python scripts/attack.py [--only TEXT] [--seed N] [--sample N] [--processes N] [--verbose]
 
 Every command must end in time, without a traceback, in little memory, with one of the exit codes that are right, a
-message of few lines and nothing left behind; see `attacks/harness.py`, and its neighbours for the cases. Mutations
-are drawn anew with each --seed. Exits with 1 if there is a fault, each printed with how to run it alone.
+message of few lines and nothing left behind. Exits with 1 if there is a fault, each printed with what the command said;
+--only with its name runs it alone. Mutations and the nonsense that options get are drawn anew with each --seed.
+
+The cases are in `attacks/`, a file for each subject, which has `add_cases(chance: random.Random)` for tables and the
+decorator `case` for single ones (`harness.py` shows how; `mutations.py` and `options.py` make the tables). A case that
+belongs to a hole that was found once has its number behind the room, so that `--only "/5 "` finds it:
+
+     1 chunks of a checkpoint's tensors     8 sizes beyond the tensors        15 signals to training
+     2 texts that change as they are read   9 ranks that differ               16 lines without an end
+     3 the index cache                     10 weights that are not finite     17 tokens and data that do not fit
+     4 links in the place of own names     11 Hydra's flags                   18 full disks, limits, variables
+     5 processes of killed commands        12 no home                         19 ~ in paths, numbers (also options/)
+     6 what killed commands left           13 control characters              20 long input, files of results
+     7 plugins of strangers                14 damaged JSON and YAML, devices
 """
 
 from __future__ import annotations
@@ -24,21 +36,26 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: forke
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from attacks.harness import CASES, run_all  # noqa: E402
+from attacks.harness import CASES, Case, run_all  # noqa: E402
 
-ROOMS = sorted({file.stem for file in (ROOT / "scripts" / "attacks").glob("*.py")} - {"harness", "mutations"})
+ROOMS = sorted(
+    {file.stem for file in (ROOT / "scripts" / "attacks").glob("*.py")} - {"harness", "mutations", "options"}
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name holds this text")
-    parser.add_argument("--seed", type=int, default=1, help="of the mutations")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N cases of each room, drawn by --seed")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--verbose", action="store_true", help="print what each command said")
     options = parser.parse_args()
     for room in ROOMS:
         importlib.import_module(f"attacks.{room}").add_cases(random.Random(options.seed))
     cases = [case for case in CASES if options.only in case.name]
+    if options.sample is not None:
+        cases = drawn(cases, options.sample, random.Random(options.seed))
     began, tried, faults = time.monotonic(), Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory(prefix="ftk-attack-") as name:
         workspace = Path(name)
@@ -55,6 +72,14 @@ def main() -> int:
     seconds = time.monotonic() - began
     print(f"{tried.total()} cases, {faults.total()} failures, {seconds:.0f} seconds (--seed {options.seed})")
     return 1 if faults.total() else 0
+
+
+def drawn(cases: list[Case], count: int, chance: random.Random) -> list[Case]:
+    """So many cases of each room, or all that it has."""
+    rooms: dict[str, list[Case]] = {}
+    for case in cases:
+        rooms.setdefault(case.name.split("/")[0], []).append(case)
+    return [case for room in rooms.values() for case in chance.sample(room, min(count, len(room)))]
 
 
 def make_workspace(folder: Path) -> None:

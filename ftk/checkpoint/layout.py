@@ -85,6 +85,8 @@ def resolve_checkpoint(path: str | Path) -> Path:
     for candidate in [path / BEST, path / LAST, *numbered_checkpoints(path)]:
         if is_checkpoint(candidate):
             return candidate.resolve()
+        if is_remains(candidate):  # another checkpoint would answer in its place, without a word
+            raise BrokenCheckpoint(f"{candidate}: has no {MANIFEST}; it is not a whole checkpoint")
     if (path / "latest_checkpointed_iteration.txt").is_file() or any(path.glob("mp_rank_*_model_states.pt")):
         raise UserError(
             f"{path}: is a checkpoint of the original GLM; make an ftk checkpoint of it with"

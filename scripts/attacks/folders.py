@@ -33,14 +33,14 @@ def add_cases(chance: random.Random) -> None:
         "optimizer/index.json",
         "tokenizer/ftk_tokenizer.json",
     ):
-        for number in range(40):
+        for number in range(8):
             _mutated_checkpoint(file, number, chance.randrange(2**32))
         for name, content in TREES.items():
             _replaced_in_checkpoint(file, name, content)
     for file in DATA_FILES:
         for name, harm in damages(chance).items():
             _damaged_data(file, name, harm)
-    for number in range(60):
+    for number in range(20):
         _mutated_record(number, chance.randrange(2**32))
 
 
@@ -72,17 +72,17 @@ def _one(checkpoint: Path, pattern: str) -> Path:
 def _damaged_checkpoint(pattern: str, name: str, harm: Callable[[Path], None]) -> None:
     newest = "checkpoint_2"
 
-    @case(f"checkpoint/{pattern} is {name}: generate", codes=(0, 2) if pattern.startswith("optimizer") else (2,))
+    @case(f"checkpoint/14 {pattern} is {name}: generate", codes=(0, 2) if pattern.startswith("optimizer") else (2,))
     def _(place: Place) -> list[str]:
         harm(_one(place.run / newest, pattern))
         return generate(place)
 
-    @case(f"checkpoint/{pattern} is {name}: verify", codes=(1, 2))
+    @case(f"checkpoint/14 {pattern} is {name}: verify", codes=(1, 2))
     def _(place: Place) -> list[str]:
         harm(_one(place.run / newest, pattern))
         return ["ftk-checkpoint", "verify", str(place.run / newest)]
 
-    @case(f"checkpoint/{pattern} is {name}: the run goes on from the older one", codes=(0,), says="checkpoint_1")
+    @case(f"checkpoint/14 {pattern} is {name}: the run goes on from the older one", codes=(0,), says="checkpoint_1")
     def _(place: Place) -> list[str]:
         harm(_one(place.run / newest, pattern))
         return go_on(place)
@@ -111,7 +111,7 @@ def _mutated_checkpoint(file: str, number: int, seed: int) -> None:
             "ftk-checkpoint",
             "export",
             str(place.run / "checkpoint_2"),
-            str(place.folder / "out"),
+            str(place.folder / "out.safetensors"),
             "--format=safetensors",
         ]
 
@@ -125,7 +125,8 @@ def _mutated_checkpoint(file: str, number: int, seed: int) -> None:
 
 def _replaced_in_checkpoint(file: str, name: str, content: bytes) -> None:
     @case(
-        f"checkpoint/{file} is {name}, with a fitting manifest", codes=(0, 2) if file.startswith("optimizer") else (2,)
+        f"checkpoint/14 {file} is {name}, with a fitting manifest",
+        codes=(0, 2) if file.startswith("optimizer") else (2,),
     )
     def _(place: Place) -> list[str]:
         (place.run / "checkpoint_2" / file).write_bytes(content)
@@ -158,22 +159,22 @@ for _folder in ("model", "optimizer"):
             path.write_text(json.dumps(index, indent=1))
             renew_manifest(place.run / "checkpoint_2")
 
-        @case(f"checkpoint/{_folder}: {_name}: verify", codes=(1, 2), says=".")
+        @case(f"checkpoint/1 {_folder}: {_name}: verify", codes=(1, 2), says=".")
         def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
             _prepare(place, folder, change)
             return ["ftk-checkpoint", "verify", str(place.run / "checkpoint_2")]
 
         if _folder == "model":
 
-            @case(f"checkpoint/{_folder}: {_name}: generate", codes=(2,))
+            @case(f"checkpoint/1 {_folder}: {_name}: generate", codes=(2,))
             def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
                 _prepare(place, folder, change)
                 return generate(place)
 
             @case(
-                f"checkpoint/{_folder}: {_name}: export",
+                f"checkpoint/1 {_folder}: {_name}: export",
                 codes=(2,),
-                check=lambda place, outcome: "an output" if (place.folder / "out").exists() else None,
+                check=lambda place, outcome: "an output" if (place.folder / "out.safetensors").exists() else None,
             )
             def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
                 _prepare(place, folder, change)
@@ -181,11 +182,11 @@ for _folder in ("model", "optimizer"):
                     "ftk-checkpoint",
                     "export",
                     str(place.run / "checkpoint_2"),
-                    str(place.folder / "out"),
+                    str(place.folder / "out.safetensors"),
                     "--format=safetensors",
                 ]
 
-        @case(f"checkpoint/{_folder}: {_name}: the run goes on from the older one", codes=(0, 2))
+        @case(f"checkpoint/1 {_folder}: {_name}: the run goes on from the older one", codes=(0, 2))
         def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
             _prepare(place, folder, change)
             return go_on(place)
@@ -217,7 +218,9 @@ def _damaged_data(file: str, name: str, harm: Callable[[Path], None]) -> None:
         harm(place.data / file)
         return _train(place)
 
-    @case(f"data/{file} is {name}: verify", codes=(1, 2))
+    foreign = file == "preprocess.json" and name == "missing"  # as Megatron's folders, which have none
+
+    @case(f"data/{file} is {name}: verify", codes=(0,) if foreign else (1, 2))
     def _(place: Place) -> list[str]:
         harm(place.data / file)
         return ["ftk-data", "verify", str(place.data)]

@@ -9,10 +9,13 @@ A case prepares files in a folder of its own and returns the command line:
         return ["ftk-generate", "--path", str(place.run), "--input", str(place.prompts)]
 
 `place.run` and `place.data` are copies, made when first asked for; `place.victim` is a file that nothing may change.
+The function runs in the process that becomes the command: it may set limits and variables, replace what a module has,
+and start other commands (`start`), which must have ended when this one has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -31,7 +34,6 @@ VICTIM = "precious\n"
 PROMPT = "The value of [MASK] is a list ."
 _MAX_MEMORY_MB = 1500  # resident, torch's 300 MB included
 _MAX_ADDRESS_BYTES = 8 << 30
-_MESSAGE_LINES = 8  # several errors of a configuration are said at once
 _LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| ")
 
 
@@ -61,8 +63,10 @@ class Place:
         return self.workspace / "train.txt"
 
     def _copy(self, name: str) -> Path:
-        shutil.copytree(self.workspace / name, self.folder / name, symlinks=True)
-        return self.folder / name
+        copy = self.folder / name
+        if not copy.exists():  # the command's process may have made it, and the check asks for it, too
+            shutil.copytree(self.workspace / name, copy, symlinks=True)
+        return copy
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class Case:
     says: str
     check: Check
     seconds: float
+    lines: int
 
 
 CASES: list[Case] = []
@@ -108,6 +113,7 @@ def case(
     says: str = "",
     check: Check = lambda place, outcome: None,
     seconds: float = 60,
+    lines: int = 8,
 ) -> Callable[[Callable[[Place], list[str]]], None]:
     """Add an attack.
 
@@ -117,12 +123,47 @@ def case(
         says: regular expression that the error output matches.
         check: returns a further fault.
         seconds: after which it counts as hanging.
+        lines: most of a message; several errors of a configuration are said at once.
     """
 
     def add(make: Callable[[Place], list[str]]) -> None:
-        CASES.append(Case(name, make, tuple(codes), says, check, seconds))
+        CASES.append(Case(name, make, tuple(codes), says, check, seconds, lines))
 
     return add
+
+
+def start(words: list[str], output: Path, prepare: Callable[[], object] = lambda: None) -> int:
+    """Run another command beside the case's own; its process id, of which `os.waitpid` tells the end.
+
+    Args:
+        output: what it prints goes there, and its exit code to OUTPUT.code.
+        prepare: is called in its process first.
+    """
+    _flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            _redirect(output, 1)
+            _redirect(output, 2)
+            prepare()
+            code = _main(words)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            _flush()
+            Path(f"{output}.code").write_text(str(code))
+            os._exit(code)
+    return pid
+
+
+def wait_for(happened: Callable[[], object], seconds: float = 30) -> None:
+    """Return as soon as `happened()` is true; raises TimeoutError if that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} seconds: {happened.__qualname__}")
+        time.sleep(0.005)
 
 
 def run_all(cases: Iterable[Case], workspace: Path, processes: int) -> Iterator[tuple[Case, Outcome, str | None]]:
@@ -204,23 +245,38 @@ class _Running:
         try:
             os.setsid()
             os.chdir(self.place.folder)
-            for name, descriptor in (("stdout", 1), ("stderr", 2)):
-                os.dup2(os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+            _redirect(self.folder / "stdout", 1)
+            _redirect(self.folder / "stderr", 2)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             resource.setrlimit(resource.RLIMIT_AS, (_MAX_ADDRESS_BYTES, _MAX_ADDRESS_BYTES))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            command, *arguments = self.case.make(self.place)
-            sys.argv = [command, *arguments]
-            module = importlib.import_module("ftk_cli." + command.removeprefix("ftk-").replace("-", "_"))
-            code = module.main(arguments)
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
+            code = _main(self.case.make(self.place))
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code or 0)
+            _flush()
+            os._exit(code)
+
+
+def _main(words: list[str]) -> int:
+    """The exit code of a command that is run in this process."""
+    command, *arguments = words
+    sys.argv = words
+    module = importlib.import_module("ftk_cli." + command.removeprefix("ftk-").replace("-", "_"))
+    try:
+        return module.main(arguments) or 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+
+
+def _redirect(path: Path, descriptor: int) -> None:
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed terminal: the command has said so
+            stream.flush()
 
 
 def _fault(case: Case, place: Place, outcome: Outcome) -> str | None:
@@ -238,7 +294,8 @@ def _fault(case: Case, place: Place, outcome: Outcome) -> str | None:
     if place.victim.read_text() != VICTIM:
         return "changes a file that is not its own"
     lines = [line for line in re.split(r"[\r\n]+", outcome.stderr) if line and not _LOG_LINE.match(line)]
-    if outcome.code and (not lines or len(lines) > _MESSAGE_LINES):
+    warned = re.search(r"(?m)^[-\d]+ [:\d]+ \| (WARNING|ERROR) \| ", outcome.stderr)
+    if outcome.code and (not (lines or warned) or len(lines) > case.lines):
         return f"says {len(lines)} lines on the error output"
     if any(re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]", line) for line in lines):
         return "control characters on the error output"

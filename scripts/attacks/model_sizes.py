@@ -25,19 +25,19 @@ def _larger(option: str, size: int) -> None:
         renew_manifest(path.parent)
         return str(path.parent)
 
-    @case(f"model_sizes/{option} is {size}: generate", codes=(2,))
+    @case(f"model_sizes/8 {option} is {size}: generate", codes=(2,))
     def _(place: Place) -> list[str]:
         prepare(place)
         return generate(place)
 
-    @case(f"model_sizes/{option} is {size}: export", codes=(2,))
+    @case(f"model_sizes/8 {option} is {size}: export", codes=(2,))
     def _(place: Place) -> list[str]:
         return ["ftk-checkpoint", "export", prepare(place), str(place.folder / "out.pt2"), "--format=export"]
 
-    @case(f"model_sizes/{option} is {size}: validate", codes=(2,))
+    @case(f"model_sizes/8 {option} is {size}: validate", codes=(2,))
     def _(place: Place) -> list[str]:
         return ["ftk-validate", str(place.data), "--path", prepare(place), "--device=cpu"]
 
-    @case(f"model_sizes/{option} is {size}: inspect", codes=(0,))
+    @case(f"model_sizes/8 {option} is {size}: inspect", codes=(0,))
     def _(place: Place) -> list[str]:
         return ["ftk-checkpoint", "inspect", prepare(place)]

@@ -342,6 +342,19 @@ def test_saving_over_a_checkpoint_replaces_it_and_over_anything_else_is_refused(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint_1", "precious"]
 
 
+def test_a_checkpoint_that_lost_its_manifest_hides_no_other_and_is_replaced(saved: Path) -> None:
+    """Its run's folder means it still, and a run that goes on from an older one saves over it."""
+    run = saved.parent
+    shutil.copytree(saved, run / "checkpoint_1")
+    point_to(run, "checkpoint_last", saved)
+    (saved / "manifest.json").unlink()
+    with pytest.raises(BrokenCheckpoint, match=r"checkpoint_last: has no manifest\.json; it is not a whole checkpoint"):
+        resolve_checkpoint(run)
+    small(saved, 4)
+    assert resolve_checkpoint(run) == saved
+    assert read_trainer_state(saved) == {"value": 4}
+
+
 def test_leftovers_of_killed_saves_are_cleaned(tmp_path: Path) -> None:
     small(tmp_path / "checkpoint_1", 1)
     for name in ("checkpoint_2.tmp-a1", "checkpoint_last.tmp-b2", "checkpoint_seen.tmp-c3"):

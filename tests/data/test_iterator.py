@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -339,6 +341,22 @@ def test_samples_that_make_no_batch_are_named(num_workers, caplog):
 
 def no_batch(samples):
     raise KeyError("a bug")
+
+
+def test_workers_that_cannot_be_started_are_one_error_in_words(monkeypatch, capsys):
+    """As in a container without /dev/shm, where there are no semaphores."""
+
+    def refuse(*arguments, **options):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr(multiprocessing.get_context("fork"), "Queue", refuse)
+    made = iterator(8, batch_size=2, num_workers=1, multiprocessing_context="fork")
+    message = r"Data workers cannot be started \(No such file or directory\); --num-workers 0 does without them"
+    with pytest.raises(OSError, match=message):
+        next(made.batches())
+    del made
+    gc.collect()
+    assert "Exception ignored" not in capsys.readouterr().err
 
 
 def test_a_worker_that_dies_is_named():

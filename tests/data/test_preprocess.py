@@ -368,6 +368,23 @@ def test_documents_that_are_too_large_are_named_or_skipped(tmp_path, model, caps
     assert json.loads((out / "preprocess.json").read_text())["splits"]["train"]["skipped"] == {"too_large": 1}
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_is_read_behind_the_document_that_ends_the_run(tmp_path, model, capsys, monkeypatch, workers):
+    """A device has no end, nor has a pipe whose writer waits."""
+    text, out = tmp_path / "a.txt.gz", tmp_path / "out"
+    text.write_bytes(gzip.compress(b"one bird\n" + b"x" * 300_000 + b"\ntwo trees\n"))
+
+    def blocks(path, *arguments, **rest):
+        for item in cut_file(path, *arguments, **rest):
+            yield item
+            assert item.problem is None
+
+    monkeypatch.setattr("ftk.data.preprocess.cut_file", blocks)
+    arguments = ["--trainpref", text, "--destdir", out, "--tokenizer-path", model, "--workers", workers]
+    assert run(*arguments, "--max-document-bytes", 1000) == 2
+    assert f"{text}:2: (byte 9) a document of more than 1,000 bytes" in capsys.readouterr().err
+
+
 def children_of(pid: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():

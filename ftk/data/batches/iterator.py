@@ -24,6 +24,7 @@ from ftk.data.indexed.file_map import check_files, guard_again
 from ftk.data.sample_dataset import SampleDataset, samples_of
 from ftk.data.text.child_process import end_with_parent
 from ftk.errors import UserError
+from ftk.files import reason
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class EpochBatchIterator:
 
         Raises:
             UserError: from the dataset.
+            OSError: the workers cannot be started.
             RuntimeError: a worker process died; the message names it and the samples it was at.
         Exception: from the dataset or the collater, after the log has named the sample.
         """
@@ -388,7 +390,13 @@ def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
     # Workers outlive another thread, with which the kernel would end them; of a fork server we are not the parent.
     direct = in_main_thread and getattr(loader.multiprocessing_context, "_name", "fork") != "forkserver"
     loader.worker_init_fn = functools.partial(_stand_apart, os.getpid() if direct else None)
-    handed_out = iter(loader)
+    try:
+        handed_out = iter(loader)
+    except OSError as error:  # no /dev/shm, too few file descriptors or processes
+        # What PyTorch has half made would show a traceback when it is deleted, by a name that it sets last.
+        torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown = True
+        problem = f"Data workers cannot be started ({reason(error)}); --num-workers 0 does without them"
+        raise OSError(error.errno, problem) from error
     if before is not None and in_main_thread:
         signal.signal(signal.SIGCHLD, before)
     return handed_out

@@ -254,6 +254,8 @@ def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]
                 num_bytes += item.disk_bytes
             else:
                 yield [item]
+            if isinstance(item, Block) and item.problem and inputs.on_error == "raise":
+                return  # what is behind it is not used, and may have no end
     if small:
         yield small
 

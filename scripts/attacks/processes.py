@@ -1,0 +1,463 @@
+"""Processes and the machine: kills, signals, ranks that differ, full disks, limits, damaged caches, missing folders.
+
+Numbers of the attack's table (issue 12): 3, 5, 6, 9, 11, 12, 15, 17, 18, 19, and what it lists as not tried there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from attacks.folders import generate, go_on
+from attacks.harness import Outcome, Place, case, start, wait_for
+from attacks.mutations import damages
+from attacks.texts import preprocess, whole_or_absent
+
+_NEW_MOUNTS, _PRIVATE, _DETACH = 0x20000, 1 << 18 | 1 << 14, 2
+
+
+def add_cases(chance: random.Random) -> None:
+    for kind in ("cumulative", "blend"):
+        for name, harm in {**damages(chance), **ARRAYS}.items():
+            _damaged_cache(kind, name, harm)
+
+
+def train(place: Place, *arguments: str, data: str = "", run: str = "new") -> list[str]:
+    config = str(place.workspace / "run" / "config.yaml")
+    folder = str(place.folder / run)
+    return ["ftk-train", data or str(place.workspace / "data-bin"), f"--config={config}", f"--save-dir={folder}",
+            "--device=cpu", "--max-update=2", *arguments]  # fmt: skip
+
+
+def meanwhile(place: Place, happened: Callable[[], object], act: Callable[[], object]) -> None:
+    """A process that does something to the command as soon as something has happened."""
+    if os.fork() == 0:
+        with contextlib.suppress(TimeoutError):
+            wait_for(happened)
+            act()
+        os._exit(0)
+
+
+# -- 5, 6, 15: signals ------------------------------------------------------------------------------------------------
+
+
+def _nothing_is_left(place: Place, outcome: Outcome) -> str | None:
+    left = [path.name for path in place.folder.glob("out.tmp-*")]
+    return f"{left} of the killed run" if left else whole_or_absent(place, outcome)
+
+
+for _signal in (signal.SIGKILL, signal.SIGHUP, signal.SIGTERM):
+    for _trains in (False, True):
+
+        @case(
+            f"processes/5 /6 {_signal.name} to ftk-preprocess{' as it trains a model' * _trains}, run again",
+            codes=(0,),
+            check=_nothing_is_left,
+        )
+        def _(place: Place, number: int = _signal, trains: bool = _trains) -> list[str]:
+            text = place.folder / "text"
+            text.write_bytes(place.text.read_bytes() * 100)
+            words = preprocess(place, text, "--workers=3")
+            if trains:
+                words = [word for word in words if not word.startswith("--tokenizer-path")] + ["--vocab-size=5000"]
+            pid = start(words, place.folder / "killed")
+            wait_for(lambda: list(place.folder.glob("out.tmp-*" if trains else "out.tmp-*/train.bin.tmp-*")))
+            os.kill(pid, number)
+            os.waitpid(pid, 0)
+            wait_for(lambda: not _others())
+            return preprocess(place, place.prompts, "--workers=2")
+
+
+def _others() -> list[int]:
+    """Living processes of this one's group, such as workers of a killed command, which hold its folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()  # state, parent, group, ...
+            if fields[0] != "Z" and int(fields[2]) == os.getpgrp() and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+def _is_saved(place: Place, outcome: Outcome) -> str | None:
+    from ftk.checkpoint import verify
+
+    return "; ".join(map(str, verify(place.folder / "new" / "checkpoint_last"))) or None
+
+
+for _signal, _code in {signal.SIGTERM: 0, signal.SIGHUP: 0, signal.SIGINT: 1}.items():
+
+    @case(f"processes/15 ftk-train gets {_signal.name}", codes=(_code,), says=_signal.name, check=_is_saved)
+    def _(place: Place, number: int = _signal) -> list[str]:
+        pid, run = os.getpid(), place.folder / "new"
+        meanwhile(place, (run / "checkpoint_3").exists, lambda: os.kill(pid, number))
+        return train(place, "--max-update=100000", "--save-interval-updates=3", "--keep-interval-updates=1")
+
+
+# -- 9: ranks that differ ---------------------------------------------------------------------------------------------
+
+DIFFERENT = {
+    "--lr": ["--lr=0.5"],
+    "--batch-size": ["--batch-size=3"],
+    "--max-update": ["--max-update=7"],
+    "--seed": ["--seed=5"],
+    "--precision": ["--precision=bf16"],
+    "--hidden-size": ["--hidden-size=64"],
+    "DATA": [],
+}
+
+
+def _as_rank(rank: int, port: int) -> Callable[[], None]:
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    return lambda: os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _other_is_refused(place: Place, outcome: Outcome) -> str | None:
+    code = (place.folder / "rank1.code").read_text()
+    return None if code == "2" else f"rank 1 ends with code {code}"
+
+
+for _flag, _other in DIFFERENT.items():
+
+    @case(f"processes/9 another {_flag} on rank 1", codes=(2,), check=_other_is_refused, seconds=120)
+    def _(place: Place, flag: str = _flag, other: list[str] = _other) -> list[str]:
+        port = _free_port()
+        data = ""
+        if flag == "DATA":
+            shutil.copyfile(place.data / "valid.bin", place.data / "train.bin")
+            shutil.copyfile(place.data / "valid.idx", place.data / "train.idx")
+            data = str(place.data)
+        start(train(place, *other, data=data), place.folder / "rank1", _as_rank(1, port))
+        _as_rank(0, port)()
+        return train(place)
+
+
+for _name, _value in [
+    (name, value) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") for value in ("x", "-1", "", "9" * 30)
+]:
+
+    @case(f"processes/18 {_name}={_value!r}", codes=(2,), says=_name)
+    def _(place: Place, name: str = _name, value: str = _value) -> list[str]:
+        _as_rank(0, _free_port())()
+        os.environ[name] = value
+        return train(place)
+
+
+# -- 3: the index cache -----------------------------------------------------------------------------------------------
+
+
+def _one_number(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-12:-4] = b"\x7f" * 8
+    path.write_bytes(content)
+
+
+ARRAYS: dict[str, Callable[[Path], object]] = {
+    "one wrong number": _one_number,
+    "another dtype": lambda path: np.save(path, np.load(path).astype(np.float64)),
+    "another shape": lambda path: np.save(path, np.load(path).reshape(1, -1)),
+    "Python objects": lambda path: np.save(path, np.array([{}], dtype=object), allow_pickle=True),
+    "huge numbers": lambda path: np.save(path, np.full_like(np.load(path), np.iinfo(np.load(path).dtype).max)),
+}
+
+
+def _same_weights(place: Place, outcome: Outcome) -> str | None:
+    files = [next((place.folder / run / "checkpoint_2" / "model").glob("*.safetensors")) for run in ("first", "new")]
+    first, new = (file.read_bytes() for file in files)
+    return None if first == new else "trains on other samples"
+
+
+def _damaged_cache(kind: str, name: str, harm: Callable[[Path], object]) -> None:
+    @case(f"processes/3 index cache, {kind}: {name}", codes=(0,), check=_same_weights)
+    def _(place: Place) -> list[str]:
+        from ftk.data import blending, documents
+
+        blending._WORTH_CACHING = documents._WORTH_CACHING = 1
+        data = str(place.workspace / "data-bin")
+        more = [f"--index-cache={place.folder / 'cache'}", *(["--data-weights=1,2"] if kind == "blend" else [])]
+        data = f"{data},{place.data}" if kind == "blend" else data
+        os.waitpid(start(train(place, *more, data=data, run="first"), place.folder / "first.log"), 0)
+        harm(next((place.folder / "cache").glob(f"{kind}-*.npy")))
+        return train(place, *more, data=data)
+
+
+# -- 11, 12, 19: homes and Hydra's flags ------------------------------------------------------------------------------
+
+HYDRA = (["--cfg", "job"], ["--cfg=hydra"], ["-c", "all"], ["--info"], ["--info", "config"], ["-i", "searchpath"])
+
+for _flags in HYDRA:
+    for _at in (0, 1, 2):
+
+        @case(
+            f"processes/11 ftk-hydra-train {' '.join(_flags)} at {_at}",
+            codes=(0,),
+            check=lambda place, outcome: None if len(outcome.stdout) > 200 else "prints nothing",
+        )
+        def _(place: Place, flags: list[str] = _flags, at: int = _at) -> list[str]:
+            words = [f"dataset.data={place.workspace / 'data-bin'}", f"checkpoint.save_dir={place.folder / 'new'}"]
+            words[at:at] = flags
+            return ["ftk-hydra-train", "--config-name=glm_tiny", *words]
+
+
+def _no_user() -> None:
+    """As in a container whose user has no entry in passwd and no home."""
+    import pwd
+
+    os.environ.pop("HOME", None)
+
+    def missing(name: object) -> None:
+        raise KeyError(name)
+
+    pwd.getpwuid = pwd.getpwnam = missing  # type: ignore[assignment]
+
+
+@case("processes/12 no home: train", codes=(0,))
+def _(place: Place) -> list[str]:
+    _no_user()
+    return train(place)
+
+
+@case("processes/12 no home: generate", codes=(0,))
+def _(place: Place) -> list[str]:
+    _no_user()
+    return generate(place)
+
+
+@case("processes/12 no home: preprocess", codes=(0,))
+def _(place: Place) -> list[str]:
+    _no_user()
+    return preprocess(place, place.prompts)
+
+
+@case("processes/12 /19 no home: --save-dir=~/x", codes=(2,), says="home")
+def _(place: Place) -> list[str]:
+    _no_user()
+    return train(place, "--save-dir=~/x")
+
+
+def _in_the_home(place: Place, outcome: Outcome) -> str | None:
+    return "makes a folder ~" if (place.folder / "~").exists() or not (place.folder / "home" / "x").exists() else None
+
+
+@case("processes/19 --save-dir=~/x", codes=(0,), check=_in_the_home)
+def _(place: Place) -> list[str]:
+    os.environ["HOME"] = str(place.folder / "home")
+    return train(place, "--save-dir=~/x")
+
+
+# -- 17: data that does not fit or goes away --------------------------------------------------------------------------
+
+
+@case("processes/17 token ids beyond the vocabulary", codes=(1, 2), says="token")
+def _(place: Place) -> list[str]:
+    size = (place.data / "train.bin").stat().st_size
+    (place.data / "train.bin").write_bytes(b"\xf0\xff" * (size // 2))
+    return train(place, data=str(place.data))
+
+
+for _workers in (0, 1):
+
+    @case(f"processes/17 train.bin is cut under a run, {_workers} workers", codes=(1, 2), says="train.bin|short")
+    def _(place: Place, workers: int = _workers) -> list[str]:
+        def cut() -> None:
+            os.truncate(place.data / "train.bin", 0)
+
+        data = str(place.data)
+        meanwhile(place, (place.folder / "new" / "checkpoint_3").exists, cut)
+        more = ("--max-update=100000", "--save-interval-updates=3", "--keep-interval-updates=1")
+        return train(place, *more, f"--num-workers={workers}", data=data)
+
+
+@case("processes/a data worker is killed", codes=(1,), says="worker")
+def _(place: Place) -> list[str]:
+    pid = os.getpid()
+
+    def kill() -> None:
+        for status in Path("/proc").glob("[0-9]*/status"):  # workers have a group of their own
+            with contextlib.suppress(OSError):
+                child = int(status.parent.name)
+                if f"\nPPid:\t{pid}\n" in status.read_text() and child != os.getpid():
+                    os.kill(child, signal.SIGKILL)
+
+    meanwhile(place, (place.folder / "new" / "checkpoint_3").exists, kill)
+    more = ("--max-update=100000", "--save-interval-updates=3", "--keep-interval-updates=1", "--num-workers=1")
+    return train(place, *more)
+
+
+# -- 18: limits of the machine ----------------------------------------------------------------------------------------
+
+
+def _full_disk(num_bytes: int = 100_000) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+
+def _no_output(place: Place, outcome: Outcome) -> str | None:
+    left = sorted(path.name for path in place.folder.glob("out*"))
+    return f"leaves {left}" if left else None
+
+
+def _old_one_stays(place: Place, outcome: Outcome) -> str | None:
+    from ftk.checkpoint import verify
+
+    left = [path.name for path in place.run.glob("*.tmp-*")]
+    return "; ".join(map(str, verify(place.run / "checkpoint_2"))) or (f"leaves {left}" if left else None)
+
+
+FULL: dict[str, Callable[[Place], list[str]]] = {
+    "export": lambda place: _checkpoint(place, "export", ".safetensors", "--format=safetensors"),
+    "torch.export": lambda place: _checkpoint(place, "export", ".pt2", "--format=export"),
+    "convert": lambda place: _checkpoint(place, "convert", "", "--to=glm"),
+    "preprocess": lambda place: preprocess(place, place.text),
+}
+
+
+def _checkpoint(place: Place, command: str, suffix: str, *arguments: str) -> list[str]:
+    newest = str(place.workspace / "run" / "checkpoint_2")
+    return ["ftk-checkpoint", command, newest, str(place.folder / f"out{suffix}"), *arguments]
+
+
+for _name, _command in FULL.items():
+
+    @case(f"processes/18 a full disk: {_name}", codes=(1,), says="too large|No space", check=_no_output)
+    def _(place: Place, command: Callable[[Place], list[str]] = _command) -> list[str]:
+        words = command(place)
+        _full_disk(20_000)
+        return words
+
+
+@case("processes/18 a full disk: the run goes on", codes=(1,), says="checkpoint_3", check=_old_one_stays)
+def _(place: Place) -> list[str]:
+    words = go_on(place)
+    _full_disk()
+    return words
+
+
+@case("processes/18 a full --log-file", codes=(0,), check=lambda place, outcome: _is_saved(place, outcome))
+def _(place: Place) -> list[str]:
+    return train(place, "--log-file=/dev/full")
+
+
+@case("processes/18 a full standard output: train", codes=(0, 1))
+def _(place: Place) -> list[str]:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    return train(place)
+
+
+@case("processes/18 a full standard output: generate", codes=(1,), says="No space")
+def _(place: Place) -> list[str]:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    return generate(place)
+
+
+COMMANDS: dict[str, Callable[[Place], list[str]]] = {
+    "train": train,
+    "train with a worker": lambda place: train(place, "--num-workers=1"),
+    "generate": generate,
+    "preprocess": lambda place: preprocess(place, place.text, "--workers=3"),
+}
+
+for _name, _command in COMMANDS.items():
+    for _count in (0, 4, 12):
+
+        @case(f"processes/18 {_count} more descriptors: {_name}", codes=(0, 1, 2))
+        def _(place: Place, command: Callable[[Place], list[str]] = _command, count: int = _count) -> list[str]:
+            words = command(place)
+            limit = max(map(int, os.listdir("/proc/self/fd"))) + 1 + count
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            return words
+
+    for _megabytes in (10, 100, 1000):
+
+        @case(f"processes/{_megabytes} MB more of memory: {_name}", codes=(0, 1))
+        def _(place: Place, command: Callable[[Place], list[str]] = _command, megabytes: int = _megabytes) -> list[str]:
+            words = command(place)
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + (megabytes << 20)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            return words
+
+
+# -- folders that may not be written ----------------------------------------------------------------------------------
+
+
+def _as_any_user() -> None:
+    """Permissions count for root, too."""
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    ctypes.CDLL(None).capset(header, none)
+
+
+def _read_only(place: Place) -> None:
+    place.run.chmod(0o555)
+    _as_any_user()
+
+
+def _of_another(place: Place) -> None:
+    place.run.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(place.run, 54321, 54321)
+    else:
+        place.run.chmod(0o555)
+    _as_any_user()
+
+
+def _unreadable(place: Place) -> None:
+    place.run.chmod(0)
+    _as_any_user()
+
+
+def _restored(place: Place, outcome: Outcome) -> str | None:
+    place.run.chmod(0o755)
+    return _old_one_stays(place, outcome)
+
+
+if sys.platform == "linux":
+    for _name, _prepare, _codes in (
+        ("is read-only", _read_only, (0,)),
+        ("is of another user", _of_another, (0,)),
+        ("cannot be read", _unreadable, (1, 2)),
+    ):
+
+        @case(f"processes/the run's folder {_name}: the run goes on", codes=(1, 2), check=_restored)
+        def _(place: Place, prepare: Callable[[Place], None] = _prepare) -> list[str]:
+            prepare(place)
+            return go_on(place)
+
+        @case(f"processes/the run's folder {_name}: generate", codes=_codes, check=_restored)
+        def _(place: Place, prepare: Callable[[Place], None] = _prepare) -> list[str]:
+            prepare(place)
+            return generate(place)
+
+
+def _without_shared_memory() -> bool:
+    """Take /dev/shm away from this process and its children; False where that is not allowed."""
+    libc = ctypes.CDLL(None)
+    return (
+        libc.unshare(_NEW_MOUNTS) == 0
+        and libc.mount(None, b"/", None, _PRIVATE, None) == 0
+        and libc.mount(b"/proc/sys/kernel", b"/dev/shm", None, 1 << 12, None) == 0  # no file can be made there
+    )
+
+
+for _name, _command in COMMANDS.items():
+
+    @case(f"processes/no /dev/shm: {_name}", codes=(0, 1))
+    def _(place: Place, command: Callable[[Place], list[str]] = _command) -> list[str]:
+        if not _without_shared_memory():
+            sys.stdout.write("/dev/shm cannot be taken away here: not tried\n")
+        return command(place)
