@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -62,6 +63,7 @@ class EpochBatchIterator:
         multiprocessing_context: how workers are started: "fork", "spawn", "forkserver"; Python's default if None.
 
     Raises:
+        OSError: the system gives no shared memory for the workers.
         UserError: as of `batch_by_size`, when batches are made.
     """
 
@@ -102,7 +104,10 @@ class EpochBatchIterator:
         self._requests = _Requests(self)
         # Of each worker: epoch and first sample of the batch that it is making, in memory that it shares with us.
         context = multiprocessing.get_context(multiprocessing_context)
-        self._notes: Any = context.RawArray(ctypes.c_int64, [-1] * (2 * num_workers)) if num_workers else None
+        self._notes: Any = None
+        if num_workers:
+            with _starting_workers():
+                self._notes = context.RawArray(ctypes.c_int64, [-1] * (2 * num_workers))
         self._loader: torch.utils.data.DataLoader = torch.utils.data.DataLoader(
             _BatchSource(dataset, collater, user_dir, self._notes),
             sampler=self._requests,
@@ -386,17 +391,24 @@ def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
     # Workers outlive another thread, with which the kernel would end them; of a fork server we are not the parent.
     direct = in_main_thread and getattr(loader.multiprocessing_context, "_name", "fork") != "forkserver"
     loader.worker_init_fn = functools.partial(_stand_apart, os.getpid() if direct else None)
-    try:
+    with _starting_workers():
         handed_out = iter(loader)
+    if before is not None and in_main_thread:
+        signal.signal(signal.SIGCHLD, before)
+    return handed_out
+
+
+@contextlib.contextmanager
+def _starting_workers() -> Iterator[None]:
+    """What the system refuses inside is said with what workers need."""
+    try:
+        yield
     except OSError as error:
         _end_half_made(error)
         limits = {errno.EMFILE: "ulimit -n", errno.ENFILE: "fs.file-max", errno.EAGAIN: "ulimit -u"}
         need = f"more files or processes ({limits[error.errno]})" if error.errno in limits else _SHARED_MEMORY
         what = f"the data workers cannot start ({error.strerror}): they need {need}; --num-workers 0 does without them"
         raise OSError(error.errno, what) from error
-    if before is not None and in_main_thread:
-        signal.signal(signal.SIGCHLD, before)
-    return handed_out
 
 
 def _end_half_made(error: OSError) -> None:

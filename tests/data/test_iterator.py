@@ -475,7 +475,7 @@ def test_a_signal_to_the_process_group_is_answered_by_the_main_process_only(tmp_
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("started", [0, 4, 12, 14])
+@pytest.mark.parametrize("started", [0, 4, 12])
 @pytest.mark.parametrize(
     ("code", "need"), [(errno.ENOSYS, "/dev/shm"), (errno.ENOSPC, "/dev/shm"), (errno.EMFILE, "(ulimit -n)")]
 )
