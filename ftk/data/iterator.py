@@ -389,7 +389,8 @@ def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
     before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     in_main_thread = threading.current_thread() is threading.main_thread()
     # Workers outlive another thread, with which the kernel would end them; of a fork server we are not the parent.
-    direct = in_main_thread and getattr(loader.multiprocessing_context, "_name", "fork") != "forkserver"
+    context = loader.multiprocessing_context or multiprocessing
+    direct = in_main_thread and context.get_start_method() != "forkserver"
     loader.worker_init_fn = functools.partial(_stand_apart, os.getpid() if direct else None)
     with _starting_workers():
         handed_out = iter(loader)
