@@ -1,6 +1,6 @@
 """Files for all rooms: read only if they are regular and of a sane size, written whole or not at all.
 
-Reading: `open_regular`, `read_json`, `read_yaml`. Every defect of a file is an `OSError` or a `ValueError`, whose text
+Reading: `open_regular`, `read_lines`, `read_json`, `read_yaml`. A defect is an `OSError` or a `ValueError`, whose text
 `reason` gives for a message. Writing: `write_whole`, `whole_file`, `temporary_folder` with `put_in_place`; a temporary
 name is new, never a link, and locked by the process that writes it, so that the next writer knows what is left over.
 """
@@ -89,6 +89,20 @@ def read_bytes(path: PathLike, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise ValueError(f"is larger than {max_bytes:,} bytes")
     return bytes(content)
+
+
+def read_lines(path: PathLike, max_bytes: int) -> Iterator[bytes | None]:
+    """The lines of a regular file with their ends, one at a time; None stands for one of more than `max_bytes`.
+
+    Raises:
+        OSError: as of `open_regular`.
+    """
+    with open_regular(path) as raw, io.BufferedReader(raw) as file:
+        while line := file.readline(max_bytes + 1):
+            fits = len(line) <= max_bytes or line.endswith(b"\n")
+            yield line if fits else None
+            while not fits and line and not line.endswith(b"\n"):
+                line = file.readline(max_bytes)
 
 
 def read_json(path: PathLike, max_bytes: int = MAX_JSON_BYTES) -> Any:

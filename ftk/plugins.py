@@ -92,7 +92,7 @@ def refuse_recorded(file: str | Path, tree: Mapping[Any, Any], how: str = "--use
 
 
 @contextlib.contextmanager
-def naming_plugin(recorded: str | None) -> Iterator[None]:
+def naming_plugin(recorded: object) -> Iterator[None]:
     """While parts of a checkpoint are built: an error also says which plugin the checkpoint was made with.
 
     A checkpoint's own record is never imported by itself: whoever opens a checkpoint from elsewhere would run code
@@ -104,7 +104,7 @@ def naming_plugin(recorded: str | None) -> Iterator[None]:
         if recorded is None:
             raise
         raise UserError(
-            f"{error}\nthe checkpoint was made with the plugin {recorded}; give it with --user-dir "
+            f"{error}\nthe checkpoint was made with the plugin {shown(recorded)}; give it with --user-dir "
             f"(in Python: user_dir=...)"
         ) from error
 

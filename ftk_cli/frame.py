@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -21,6 +23,9 @@ HANG_UP = getattr(signal, "SIGHUP", None)  # not on Windows
 TERMINATING = tuple(signum for signum in (signal.SIGTERM, HANG_UP) if signum is not None)
 TRACEBACK = "--traceback"
 _SAID = "_ftk_was_said"  # attribute of an exception
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|(can't|cannot|not enough memory:? to) allocate|bad_alloc|ALLOC_FAILED", re.I
+)
 
 Body = Callable[[list[str]], "int | None"]
 
@@ -60,8 +65,11 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
         return FAILURE
     except (Exception, KeyboardInterrupt, Terminated) as error:
         if previous and launched.is_one_of_several():
-            # torchrun signals the others as soon as one has failed, perhaps while this one says why it fails.
+            # torchrun signals the others as soon as one has failed, perhaps while this one says why it fails, or
+            # just before it exits: it is to be known by its own exit code.
             _handle_signals(signal.SIG_IGN)
+            if argv is None:
+                previous = {}
         return say(prog, error, show_traceback)
     finally:
         for signum, handler in previous.items():
@@ -123,10 +131,26 @@ def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body
 
 def describe(error: BaseException) -> str:
     """One line for an error that is not the user's: what failed, on which file."""
+    if (memory := _memory_wanted(error)) is not None:
+        return (
+            f"out of memory{memory}; smaller batches, shorter samples, fewer processes or a smaller model need less "
+            f"(--traceback shows where)"
+        )
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text} (--traceback shows where)"
+
+
+def _memory_wanted(error: BaseException) -> str | None:
+    """Of an error that says that memory is used up: of what, and how much was asked for; None for another error."""
+    text = " ".join(str(error).split())
+    used_up = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if not used_up and not (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text)):
+        return None
+    gpu = " of the GPU" if re.search("CUDA|CUBLAS|HIP", text) else ""
+    asked = re.search(r"(?:tried to allocate|Unable to allocate) ([\d.]+ \w+)", text, re.IGNORECASE)
+    return gpu + (f" ({asked[1]} were asked for)" if asked else "")
 
 
 def say(prog: str, error: BaseException, show_traceback: bool) -> int:

@@ -271,3 +271,10 @@ def test_a_number_that_a_float_holds_as_zero_is_no_yaml():
     assert files.parse_yaml("[0.0, -0.0e+5, 1.0e-300]") == [0.0, 0.0, 1e-300]
     with pytest.raises(ValueError, match="1.0e-400 is too small to differ from 0"):
         files.parse_yaml("a: 1.0e-400")
+
+
+def test_lines_are_read_one_by_one_and_one_that_is_too_long_is_not_held(tmp_path):
+    (tmp_path / "lines").write_bytes(b"12345\n" + b"x" * 6 + b"\n" + b"y" * 1000 + b"\n\n123456\nend")
+    assert list(files.read_lines(tmp_path / "lines", 5)) == [b"12345\n", None, None, b"\n", None, b"end"]
+    (tmp_path / "lines").write_bytes(b"z" * 12)
+    assert list(files.read_lines(tmp_path / "lines", 5)) == [None]

@@ -118,7 +118,9 @@ def some_problems(problems: list[str]) -> str:
     return "; ".join(problems[:_PROBLEMS_SHOWN] + more)
 
 
-def newest_whole_checkpoint(run_folder: str | Path, *, world: World | None = None) -> Path | None:
+def newest_whole_checkpoint(
+    run_folder: str | Path, *, world: World | None = None, check: Callable[[Path], list[str]] | None = None
+) -> Path | None:
     """Return the newest `checkpoint_N` of a run that is whole; broken newer ones are logged, with why.
 
     Every file of the ones looked at is hashed, so that loading it may pass `check_hashes=False`.
@@ -126,6 +128,7 @@ def newest_whole_checkpoint(run_folder: str | Path, *, world: World | None = Non
     Args:
         run_folder: of the run.
         world: as of `verify`.
+        check: the problems of a checkpoint, the same on every process; None: `verify`.
 
     Returns:
         None if the run has no checkpoint.
@@ -137,7 +140,7 @@ def newest_whole_checkpoint(run_folder: str | Path, *, world: World | None = Non
     names = on_main(world or World.single(), lambda: [path.name for path in numbered_checkpoints(run_folder)])
     for name in names:
         candidate = run_folder / name
-        problems = verify(candidate, world=world)
+        problems = check(candidate) if check is not None else verify(candidate, world=world)
         if not problems:
             if name != names[0]:
                 logger.warning("continuing from %s, the newest whole checkpoint", candidate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +29,7 @@ BEST = "checkpoint_best"
 TEMPORARY = ".tmp-"  # stands in the names that `ftk.files` gives to what is being written
 
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
+_EARLIER_TEMPORARY = re.compile(r"(checkpoint_\d+)(\.replaced)?\.tmp")
 
 
 class BrokenCheckpoint(UserError):
@@ -72,7 +74,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
 
     Raises:
         UserError: nothing there is a checkpoint.
-        BrokenCheckpoint: it is one without its manifest.
+        BrokenCheckpoint: what it means is one without its manifest.
     """
     path = Path(path)
     if is_checkpoint(path):
@@ -85,8 +87,8 @@ def resolve_checkpoint(path: str | Path) -> Path:
     for candidate in [path / BEST, path / LAST, *numbered_checkpoints(path)]:
         if is_checkpoint(candidate):
             return candidate.resolve()
-        if is_remains(candidate):  # another checkpoint would answer in its place, without a word
-            raise BrokenCheckpoint(f"{candidate}: has no {MANIFEST}; it is not a whole checkpoint")
+        if is_remains(candidate):
+            raise BrokenCheckpoint(f"{candidate}: has no {MANIFEST}; it is not whole, name another checkpoint")
     if (path / "latest_checkpointed_iteration.txt").is_file() or any(path.glob("mp_rank_*_model_states.pt")):
         raise UserError(
             f"{path}: is a checkpoint of the original GLM; make an ftk checkpoint of it with"
@@ -127,15 +129,33 @@ def clean_leftovers(run_folder: str | Path) -> list[Path]:
     """Remove what killed processes left half-written in a run's folder; return what was removed.
 
     Call it before a run starts to save. Only `checkpoint_*.tmp-*` is touched, and of that nothing which a living
-    process writes.
+    process writes; and what earlier versions of ftk left, `checkpoint_N.tmp` and `checkpoint_N.replaced.tmp`.
     """
     run_folder = Path(run_folder)
-    found = run_folder.glob(f"checkpoint_*{TEMPORARY}*") if run_folder.is_dir() else []
-    removed = []
+    if not run_folder.is_dir():
+        return []
+    found = run_folder.glob(f"checkpoint_*{TEMPORARY}*")
+    removed = _clean_earlier(run_folder)
     for name in sorted({path.name.partition(TEMPORARY)[0] for path in found}):
         removed += remove_leftovers(run_folder / name)
     for leftover in removed:
         logger.info("%s: removed, left by a killed process", leftover)
+    return removed
+
+
+def _clean_earlier(run_folder: Path) -> list[Path]:
+    removed = []
+    for path in sorted(run_folder.glob("checkpoint_*.tmp")):
+        match = _EARLIER_TEMPORARY.fullmatch(path.name)
+        if match is None or path.is_symlink() or not (is_checkpoint(path) or is_remains(path)):
+            continue
+        original = path.with_name(match[1])
+        if match[2] and not original.exists():
+            os.rename(path, original)
+            logger.warning("%s: brought back; a save that was to replace it was killed", original)
+        else:
+            shutil.rmtree(path)
+            removed.append(path)
     return removed
 
 

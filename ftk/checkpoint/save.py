@@ -129,8 +129,9 @@ def refuse_to_replace(folder: Path, *, overwrite: bool) -> None:
         raise UserError(f"{folder}: exists; replace it with --overwrite or choose another name")
     if folder.is_symlink():
         raise UserError(f"{folder}: is a link; give the name of the folder it is to replace")
-    is_ours = layout.is_checkpoint(folder) or (folder / layout.MODEL / "index.json").is_file()  # it lost its manifest
-    if not is_ours and (not folder.is_dir() or any(folder.iterdir())):
+    if layout.is_checkpoint(folder) or layout.is_remains(folder):
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
         raise UserError(f"{folder}: exists and is no checkpoint; it is not replaced")
 
 

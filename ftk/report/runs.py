@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from array import array
@@ -13,8 +12,10 @@ from typing import Any
 
 from ftk.config import load_yaml
 from ftk.errors import UserError
-from ftk.files import open_regular, reason
+from ftk.files import read_lines, reason
 from ftk.report.starts import FILE_NAME, read_starts
+
+_MAX_RECORD_BYTES = 1 << 20
 
 
 def _numbers() -> array[float]:
@@ -112,18 +113,17 @@ def read_runs(paths: list[str]) -> list[Run]:
 def _read_records(run: Run, path: Path) -> None:
     """Line by line, so that a long run needs no more memory than its numbers."""
     try:
-        with open_regular(path) as file, io.TextIOWrapper(io.BufferedReader(file), "utf-8", "replace") as stream:
-            for line in stream:
-                record = _record(line)
-                if record is None:
-                    run.broken_lines += bool(line.strip())
-                else:
-                    _add(run, record)
+        for line in read_lines(path, _MAX_RECORD_BYTES):
+            record = _record(line or b"")
+            if record is None:
+                run.broken_lines += line is None or bool(line.strip())
+            else:
+                _add(run, record)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({reason(error)})") from error
 
 
-def _record(line: str) -> dict[str, Any] | None:
+def _record(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ftk.checkpoint import read_config, resolve_checkpoint
 from ftk.config import Chosen, slot
-from ftk.config.build import as_mapping, build
+from ftk.config.build import as_mapping, build, build_options
+from ftk.config.common import CommonConfig
 from ftk.config.options import options_of
 from ftk.config.root import Tree
 from ftk.errors import UserError
@@ -46,7 +47,8 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
         if kept.get("tokenizer_folder") is not None:  # on the machine of the training; the checkpoint has its own
             sections["dataset"]["tokenizer_folder"] = str(folder)
         parts = build(RestoredParts, sections)
-    task: Task = parts.task.build(corpus=parts.dataset.build(), seed=common.get("seed", 1))
+        seed = build_options("common", CommonConfig, {"seed": common["seed"]} if "seed" in common else {}).seed
+    task: Task = parts.task.build(corpus=parts.dataset.build(), seed=seed)
     trained_with = load_tokenizer(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:
         raise UserError(

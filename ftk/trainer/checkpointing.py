@@ -8,6 +8,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch import nn
 from ftk.checkpoint import (
     BEST,
     LAST,
+    BrokenCheckpoint,
     checkpoint_name,
     clean_leftovers,
     is_checkpoint,
@@ -33,6 +35,7 @@ from ftk.checkpoint import (
 from ftk.checkpoint.background import Background
 from ftk.checkpoint.finite import non_finite
 from ftk.checkpoint.inspect import size_text
+from ftk.checkpoint.layout import OPTIMIZER
 from ftk.checkpoint.manifest import Abandoned
 from ftk.checkpoint.naming import model_tensors, optimizer_state
 from ftk.checkpoint.save import write_snapshot
@@ -130,12 +133,12 @@ class Checkpoints:
         last = on_main(self.world, self._last)
         found = None
         if last is not None:
-            if not verify(last, world=self.world):
+            if not self._problems(Path(last)):
                 found = Path(last)
             else:
                 logger.warning("%s is not whole; looking for the newest checkpoint that is", self.folder / LAST)
         if found is None:
-            found = newest_whole_checkpoint(self.folder, world=self.world)
+            found = newest_whole_checkpoint(self.folder, world=self.world, check=self._problems)
             if found is not None:
                 present = on_main(self.world, lambda: [path.name for path in numbered_checkpoints(self.folder)])
                 self._damaged = set(present[: present.index(found.name)])  # newest first
@@ -146,6 +149,18 @@ class Checkpoints:
             if (other := getattr(self.config, flag)) is not None:
                 logger.info("%s holds %s: --%s %s is not used", self.folder, found.name, flag.replace("_", "-"), other)
         return found
+
+    def _problems(self, folder: Path) -> list[str]:
+        """Why a run cannot go on from a checkpoint: what is damaged, or missing in the state of its run."""
+
+        def missing() -> list[str]:
+            try:
+                _state_in(folder, read_trainer_state(folder))
+            except BrokenCheckpoint as error:
+                return [str(error).removeprefix(f"{folder}: ")]
+            return []
+
+        return verify(folder, world=self.world) or on_main(self.world, missing)
 
     def _last(self) -> str | None:
         """What `checkpoint_last` points to, if there is such a link."""
@@ -208,7 +223,8 @@ class Checkpoints:
                 f"{folder} was trained with another tokenizer than the data's; take data made with "
                 f"{folder / 'tokenizer'}, or another --save-dir"
             )
-        if "num_updates" not in values or "converted_from" in values or not (folder / "optimizer").is_dir():
+        state = _state_in(folder, values)
+        if state is None:
             return set(), None
         before = read_config(folder)
         resets = agree_on_changes(
@@ -216,12 +232,12 @@ class Checkpoints:
             before,
             folder,
             own=own,
-            data_before=values.get("data"),
+            data_before=state.data,
             data=data,
-            processes_before=values.get("data_processes", 1),
+            processes_before=state.data_processes,
             processes=self.world.sizes.data,
         )
-        return set(resets), TrainerState.from_dict(values, folder)
+        return set(resets), state
 
     def _take_moments(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take the optimizer's state of a converted checkpoint, if it has one that this run's optimizer understands."""
@@ -398,3 +414,14 @@ class Checkpoints:
             return f"{text}, {size_text(shutil.disk_usage(self.folder).free)} are free)"
         except OSError:
             return f"{text})"
+
+
+def _state_in(folder: Path, values: dict[str, Any]) -> TrainerState | None:
+    """Where the run of a checkpoint stood; None if it holds only weights.
+
+    Raises:
+        BrokenCheckpoint: as of `TrainerState.from_dict`.
+    """
+    if not (folder / OPTIMIZER).is_dir() or not TrainerState.is_in(values):
+        return None
+    return TrainerState.from_dict(values, folder)

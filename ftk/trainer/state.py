@@ -7,8 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftk.checkpoint import checkpoint_name
-from ftk.errors import UserError
+from ftk.checkpoint import BrokenCheckpoint, checkpoint_name
 
 
 @dataclass
@@ -91,15 +90,23 @@ class TrainerState:
         return dataclasses.asdict(self)
 
     @classmethod
+    def is_in(cls, values: dict[str, Any]) -> bool:
+        """Whether a checkpoint holds where a run stands, and not just whose weights these are."""
+        names = {f.name for f in dataclasses.fields(cls)} - {"num_updates", "tokenizer"}
+        return "converted_from" not in values and not names.isdisjoint(values)
+
+    @classmethod
     def from_dict(cls, values: dict[str, Any], where: object) -> TrainerState:
         """The state that `to_dict` gave.
 
         Raises:
-            UserError: a field is unknown or missing: the checkpoint is of another version of ftk.
+            BrokenCheckpoint: a field is unknown or missing: the checkpoint is of another version of ftk.
         """
         names = {f.name for f in dataclasses.fields(cls)}
         if set(values) != names:
             odd = ", ".join(sorted(set(values) ^ names))
-            raise UserError(f"{where}: trainer.json is of another version of ftk (fields that differ: {odd})")
+            raise BrokenCheckpoint(f"{where}: trainer.json is of another version of ftk (fields that differ: {odd})")
         best = values["best"]
+        if values["num_updates"] is None or (best is not None and "num_updates" not in best):
+            raise BrokenCheckpoint(f"{where}: trainer.json has no number of updates")
         return cls(**{**values, "best": Best(**best) if best is not None else None})

@@ -293,6 +293,10 @@ def test_resolve_prefers_best_then_last_then_newest(tmp_path: Path) -> None:
     point_to(tmp_path, "checkpoint_best", tmp_path / "checkpoint_5")
     assert resolve_checkpoint(tmp_path) == tmp_path / "checkpoint_5"
     assert resolve_checkpoint(tmp_path / "checkpoint_last") == tmp_path / "checkpoint_10"
+    (tmp_path / "checkpoint_5" / "manifest.json").rename(tmp_path / "aside")
+    with pytest.raises(BrokenCheckpoint, match=r"checkpoint_best: has no manifest.json"):  # no other in silence
+        resolve_checkpoint(tmp_path)
+    (tmp_path / "aside").rename(tmp_path / "checkpoint_5" / "manifest.json")
     assert os.readlink(tmp_path / "checkpoint_best") == "checkpoint_5"
     point_to(tmp_path, "checkpoint_best", tmp_path / "checkpoint_15")
     assert resolve_checkpoint(tmp_path) == tmp_path / "checkpoint_15"
@@ -335,6 +339,8 @@ def test_saving_over_a_checkpoint_replaces_it_and_over_anything_else_is_refused(
     assert read_trainer_state(folder) == {"value": 2}
     with pytest.raises(UserError, match="exists; replace it with --overwrite"):
         save_checkpoint(folder, model={}, trainer_state={}, config={}, overwrite=False)
+    (folder / "manifest.json").unlink()
+    assert verify(small(folder, 3)) == []  # the remains of one, as a run meets them that goes on from the one before
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.txt").write_text("years of work")
     with pytest.raises(UserError, match="is no checkpoint; it is not replaced"):
@@ -375,6 +381,16 @@ def test_checkpoint_that_stepped_aside_for_a_save_that_died_is_brought_back(tmp_
     os.rename(folder, tmp_path / "checkpoint_1.tmp-x.old")
     assert clean_leftovers(tmp_path) == []
     assert read_trainer_state(folder) == {"value": 1}
+
+
+def test_leftovers_of_earlier_versions_of_ftk_are_cleaned_or_brought_back(tmp_path: Path) -> None:
+    for name in ("checkpoint_1.replaced.tmp", "checkpoint_2", "checkpoint_2.replaced.tmp", "checkpoint_3.tmp"):
+        small(tmp_path / name, 1)
+    (tmp_path / "checkpoint_3.tmp" / "manifest.json").unlink()
+    removed = [path.name for path in clean_leftovers(tmp_path)]
+    assert removed == ["checkpoint_2.replaced.tmp", "checkpoint_3.tmp"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_1", "checkpoint_2"]
+    assert verify(tmp_path / "checkpoint_1") == []
 
 
 @pytest.mark.parametrize("planted", ["link", "folder", "file"])

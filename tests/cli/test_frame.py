@@ -17,7 +17,7 @@ from ftk.errors import LogFormatter, UserError
 from ftk.trainer.log.log_file import LogFile
 from ftk.trainer.signals import StopSignals
 from ftk_cli import launched
-from ftk_cli.frame import run
+from ftk_cli.frame import describe, run
 from tests.cli.test_launched import arguments, wait_for_updates  # noqa: F401
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a Unix")
@@ -145,3 +145,42 @@ def test_control_characters_of_files_are_shown_in_log_lines_and_in_torchruns_rep
     told = json.loads((tmp_path / "error.json").read_text())["message"]
     assert "\x1b" not in told["message"] + told["extraInfo"]["py_callstack"]
     assert told["message"] == "ValueError: \\x1b]0;title\\x07"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), "out of memory; "),
+        (MemoryError("Unable to allocate 7.45 GiB for an array"), "out of memory (7.45 GiB were asked for); "),
+        (RuntimeError("std::bad_alloc"), "out of memory; "),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."),
+            "out of memory (4 b",
+        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"), "out of memory of the GPU (2.00 GiB"),
+        (OSError(12, "Cannot allocate memory"), "out of memory; "),
+        (RuntimeError("the shapes differ"), "RuntimeError: the shapes differ (--traceback shows where)"),
+    ],
+)
+def test_used_up_memory_is_said_in_words_with_what_helps(error, told):
+    line = describe(error)
+    assert line.startswith(told)
+    assert "\n" not in line
+    assert ("smaller batches" in line) == ("out of memory" in told)
+    assert "--traceback shows where" in line
+
+
+def test_a_process_of_several_that_failed_stays_deaf_to_torchruns_signal_until_it_is_gone():
+    code = """
+import os, signal, sys
+from ftk.errors import UserError
+from ftk_cli.frame import describe, run
+def body(arguments):
+    raise UserError("refused")
+code = run("ftk-train", body)
+os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(code)
+"""
+    environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (2, "ftk-train: refused\n")

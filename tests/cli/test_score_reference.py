@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 
 import pytest
 import torch
+import yaml
 
 import ftk
 from ftk.config.options import options_of
@@ -17,6 +19,7 @@ from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.tasks.restore import restore_task
 from ftk_cli import generate, score_reference
+from tests.checkpoint.conftest import forge_manifest
 from tests.cli.test_generate_command import ask, place  # noqa: F401
 
 SCORE = ["--path", "run", "--score-reference"]
@@ -330,3 +333,19 @@ def test_what_is_about_lines_is_refused_with_data(ask, words, what):  # noqa: F8
     assert (code, out, len(err)) == (2, [], 1)
     assert words[0] in err[0]
     assert "goes with --input" in err[0]
+
+
+@pytest.mark.parametrize("seed", ["x", [1], -1, 2**70, {"a": 1}])
+def test_a_seed_that_no_run_has_is_one_line(ask, place, tmp_path, seed):  # noqa: F811
+    broken = tmp_path / "run"
+    shutil.copytree((place / "run").resolve(), broken)
+    for folder in (path for path in (broken, *broken.glob("checkpoint_*")) if not path.is_symlink()):
+        if (folder / "model").is_dir():
+            config = yaml.safe_load((folder / "config.yaml").read_text())
+            config["common"] = {**(config.get("common") or {}), "seed": seed}
+            (folder / "config.yaml").write_text(yaml.safe_dump(config))
+            forge_manifest(folder)
+    code, _, err = ask(generate.main, "data-bin", "--path", str(broken), "--score-reference")
+    assert code == 2
+    assert len(err) == 1 or seed == 2**70
+    assert "common" in err[-1] or "config.yaml" in err[-1]

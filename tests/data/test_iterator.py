@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import faulthandler
 import gc
+import itertools
 import multiprocessing
+import multiprocessing.synchronize
 import os
 import signal
 import subprocess
@@ -501,3 +503,30 @@ def test_a_signal_to_the_process_group_is_answered_by_the_main_process_only(tmp_
     assert "interrupted after" in out.splitlines()[-1]
     assert err == ""
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("started", [0, 4, 12])
+@pytest.mark.parametrize(
+    ("code", "need"), [(errno.ENOSYS, "/dev/shm"), (errno.ENOSPC, "/dev/shm"), (errno.EMFILE, "(ulimit -n)")]
+)
+def test_workers_that_cannot_start_are_an_error_that_names_the_way_out(monkeypatch, recwarn, started, code, need):
+    made = iterator(num_workers=2, multiprocessing_context="fork")
+    make = multiprocessing.synchronize.SemLock.__init__
+    count = itertools.count()
+
+    def refuse(self, *arguments, **options):
+        if next(count) >= started:
+            raise OSError(code, os.strerror(code))
+        make(self, *arguments, **options)
+
+    unraisable = []
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", refuse)
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with pytest.raises(OSError, match="the data workers cannot start") as caught:
+        next(made.batches())
+    assert need in str(caught.value)
+    assert "--num-workers 0" in str(caught.value)
+    del caught
+    gc.collect()
+    assert unraisable == []
+    assert multiprocessing.active_children() == []

@@ -72,7 +72,7 @@ def test_the_parts_are_in_the_saved_configuration(run_folder):
 def test_a_checkpoint_does_not_import_its_plugin_by_itself(run_folder, data_bin, command):
     done = command("ftk-validate", data_bin.parent, "--path", run_folder)
     assert done.returncode == 2
-    assert f"made with the plugin {EXAMPLE}; give it with --user-dir" in done.stderr
+    assert f"made with the plugin {str(EXAMPLE)!r}; give it with --user-dir" in done.stderr
 
 
 def test_the_checkpoint_works_with_the_plugin_in_another_place(run_folder, data_bin, tmp_path, command):

@@ -84,9 +84,18 @@ def titles(run):
 
 
 def test_a_run_is_read_with_its_broken_lines_counted(tmp_path):
-    lines = [*records(2), '{"event": "tr', "[]", '{"event": "train"}', "", '{"event": "train", "num_updates": NaN}']
+    endless = '{"event": "train", "num_updates": 3, "text": "' + "x" * (1 << 20) + '"}'
+    lines = [
+        *records(2),
+        endless,
+        '{"event": "tr',
+        "[]",
+        '{"event": "train"}',
+        "",
+        '{"event": "train", "num_updates": NaN}',
+    ]
     run = read_run(write_run(tmp_path / "run", lines, {"a": {"b": [1, 2]}}, [{"num_updates": 0}]))
-    assert (run.num_records, run.broken_lines, run.splits()) == (4, 4, ["valid"])
+    assert (run.num_records, run.broken_lines, run.splits()) == (4, 5, ["valid"])
     curve = run.curve("train", "loss")
     assert (list(curve.updates), list(curve.values)) == ([10.0, 20.0], [5.5, 5.0])
     assert list(curve.hours) == [10 / 3600, 20 / 3600]

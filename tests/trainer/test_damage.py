@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from ftk.checkpoint import verify
+from tests.checkpoint.conftest import forge_manifest
 from tests.checkpoint.test_faults import flip
 from tests.trainer.test_resume import OPTIONS, figures
 from tests.trainer.toy import ToyDataset, ToyTask, assert_same, toy_trainer
@@ -98,6 +100,49 @@ def test_files_that_changed_places_are_found_and_the_run_ends_as_it_would_have(t
     resumed.train()
     assert_same(resumed, whole)
     assert figures(tmp_path / "run") == figures(whole.checkpoints.folder)
+    assert verify(tmp_path / "run" / "checkpoint_17") == []
+
+
+STRANGE_STATES = {
+    "best has an odd key": lambda state: state["best"].update(odd=1),
+    "best lacks its value": lambda state: state["best"].pop("value"),
+    "best is no number": lambda state: state["best"].update(value="low"),
+    "the iterator has no epoch": lambda state: state["iterator"].pop("epoch"),
+    "the iterator is in epoch 0": lambda state: state["iterator"].update(epoch=0),
+    "samples beyond 64 bits": lambda state: state["iterator"].update(samples_consumed=1 << 70),
+    "an ordering without a window": lambda state: state["iterator"].update(ordering={"batch_size": 1}),
+    "figures without meters": lambda state: state["figures"].pop("meters"),
+    "a meter of one number": lambda state: state["figures"].update(meters={"loss": [1.0]}),
+    "skipped updates beyond 64 bits": lambda state: state["figures"].update(skipped=[1 << 64, 0]),
+    "scores are texts": lambda state: state["scores"].update(checkpoint_1="good"),
+    "drops of the schedule are a mapping": lambda state: state["lr_scheduler"].update(drops={}),
+    "a group's schedule is a number": lambda state: state["lr_scheduler"].update(groups={"muon": 3}),
+    "a loss scale beyond float32": lambda state: state.update(loss_scale={"scale": 1e300, "counts": [0] * 4}),
+    "counts of the loss scale are missing": lambda state: state.update(loss_scale={"scale": 2.0}),
+    "no number of updates": lambda state: state.pop("num_updates"),
+    "the number of updates is null": lambda state: state.update(num_updates=None),
+    "a field is missing": lambda state: state.pop("figures"),
+    "the data processes are none": lambda state: state.update(data_processes=0),
+}
+
+
+@pytest.mark.parametrize("change", STRANGE_STATES.values(), ids=[name.replace(" ", "-") for name in STRANGE_STATES])
+def test_a_state_that_no_run_has_is_found_though_its_manifest_fits_it(tmp_path, whole, caplog, change):
+    folder = copy_of(whole, tmp_path)
+    state = json.loads((folder / "trainer.json").read_text())
+    change(state)
+    (folder / "trainer.json").write_text(json.dumps(state))
+    forge_manifest(folder)
+    resumed = toy_trainer(tmp_path, **SAVING)
+    assert resumed.state.num_updates == 16
+    assert "checkpoint_17: is not whole: trainer.json" in caplog.text
+    resumed.checkpoints.release()
+
+
+def test_a_run_saves_over_a_checkpoint_that_lost_its_manifest(tmp_path, whole):
+    (copy_of(whole, tmp_path) / "manifest.json").unlink()
+    resumed = toy_trainer(tmp_path, **SAVING)
+    assert resumed.train().exit_code == 0
     assert verify(tmp_path / "run" / "checkpoint_17") == []
 
 

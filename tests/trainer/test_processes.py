@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ftk.checkpoint import load_model_tensors, verify
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.model_parallel.parallel_config import ParallelConfig
@@ -23,6 +24,7 @@ from ftk.trainer.seeding import mix, seed_update
 from ftk.trainer.signals import StopSignals
 from ftk.trainer.trainer import Trainer
 from ftk.trainer.watch.lr_range import lr_range_test, range_config
+from ftk_cli.frame import run
 from tests.distributed import run_ranks
 from tests.trainer.toy import ToyModel, ToyTask, everything, toy_config
 
@@ -83,6 +85,23 @@ def on_each_process(folder):
     except FloatingPointError as error:
         found["hopeless"] = str(error)
 
+    class Spoiled(ToyTask):
+        """After the fourth update the last process has NaN in its weights."""
+
+        def hooks(self):
+            class Spoil(Hook):
+                def after_step(self, trainer):
+                    if world.rank == 1 and trainer.state.num_updates == 4:
+                        with torch.no_grad():
+                            trainer.model.norm.weight[0] = math.nan
+
+            return (Spoil(),)
+
+    def spoiled(arguments):
+        train(folder, world, "spoiled", task=Spoiled(folder), checkpoint__save_interval_updates=2, **options)
+
+    found["spoiled"] = run("ftk-train", spoiled, [])
+
     config = toy_config(folder / "range", lr_range__lr_range_test=True, lr_range__lr_range_updates=12, **options)
     task = ToyTask(folder)
     torch.manual_seed(0)
@@ -124,6 +143,16 @@ def on_each_process(folder):
 def processes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     return folder, run_ranks(on_each_process, 2, str(folder), timeout=240.0)
+
+
+def test_nan_in_the_weights_of_one_process_ends_all_with_1_and_is_not_saved(processes):
+    folder, found = processes
+    assert [rank["spoiled"] for rank in found] == [1, 1]
+    run_folder = folder / "spoiled"
+    assert sorted(path.name for path in run_folder.glob("checkpoint_*[0-9]")) == ["checkpoint_2"]
+    assert (run_folder / "checkpoint_last").resolve().name == "checkpoint_2"
+    assert verify(run_folder / "checkpoint_2") == []
+    assert all(tensor.isfinite().all() for tensor in load_model_tensors(run_folder / "checkpoint_2").values())
 
 
 def records(folder, name, event="train"):

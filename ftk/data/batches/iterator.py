@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import functools
 import logging
 import multiprocessing
@@ -10,6 +12,7 @@ import os
 import re
 import signal
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 from torch._utils import ExceptionWrapper
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.data.batches.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
 from ftk.data.indexed.file_map import check_files, guard_again
@@ -29,6 +33,8 @@ from ftk.files import reason
 logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
+
+_SHARED_MEMORY = "shared memory (a folder /dev/shm that can be written to and has room)"
 
 SAMPLE_IDS = "sample_ids"
 """What every batch has besides what the collater puts into it: int64 [B], which samples of the epoch it is made of."""
@@ -58,6 +64,7 @@ class EpochBatchIterator:
         multiprocessing_context: how workers are started: "fork", "spawn", "forkserver"; Python's default if None.
 
     Raises:
+        OSError: the system gives no shared memory for the workers.
         UserError: as of `batch_by_size`, when batches are made.
     """
 
@@ -98,7 +105,10 @@ class EpochBatchIterator:
         self._requests = _Requests(self)
         # Of each worker: epoch and first sample of the batch that it is making, in memory that it shares with us.
         context = multiprocessing.get_context(multiprocessing_context)
-        self._notes: Any = context.RawArray(ctypes.c_int64, [-1] * (2 * num_workers)) if num_workers else None
+        self._notes: Any = None
+        if num_workers:
+            with _starting_workers():
+                self._notes = context.RawArray(ctypes.c_int64, [-1] * (2 * num_workers))
         self._loader: torch.utils.data.DataLoader = torch.utils.data.DataLoader(
             _BatchSource(dataset, collater, user_dir, self._notes),
             sampler=self._requests,
@@ -384,22 +394,45 @@ def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
     """Begins a pass. The death of a worker is raised where its batch is waited for, and nowhere else.
 
     PyTorch would raise it from a handler of SIGCHLD at any place of the main thread, in the middle of an update, too.
+
+    Raises:
+        OSError: the system does not let the workers start; the message says what they need.
     """
     before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     in_main_thread = threading.current_thread() is threading.main_thread()
     # Workers outlive another thread, with which the kernel would end them; of a fork server we are not the parent.
-    direct = in_main_thread and getattr(loader.multiprocessing_context, "_name", "fork") != "forkserver"
+    context = loader.multiprocessing_context or multiprocessing
+    direct = in_main_thread and context.get_start_method() != "forkserver"
     loader.worker_init_fn = functools.partial(_stand_apart, os.getpid() if direct else None)
-    try:
+    with _starting_workers():
         handed_out = iter(loader)
-    except OSError as error:  # no /dev/shm, too few file descriptors or processes
-        # What PyTorch has half made would show a traceback when it is deleted, by a name that it sets last.
-        torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown = True
-        problem = f"Data workers cannot be started ({reason(error)}); --num-workers 0 does without them"
-        raise OSError(error.errno, problem) from error
     if before is not None and in_main_thread:
         signal.signal(signal.SIGCHLD, before)
     return handed_out
+
+
+@contextlib.contextmanager
+def _starting_workers() -> Iterator[None]:
+    """What the system refuses inside is said with what workers need."""
+    try:
+        yield
+    except OSError as error:
+        _end_half_made(error)
+        limits = {errno.EMFILE: "ulimit -n", errno.ENFILE: "fs.file-max", errno.EAGAIN: "ulimit -u"}
+        need = f"more files or processes ({limits[error.errno]})" if error.errno in limits else _SHARED_MEMORY
+        what = f"the data workers cannot start ({error.strerror}): they need {need}; --num-workers 0 does without them"
+        raise OSError(error.errno, what) from error
+
+
+def _end_half_made(error: OSError) -> None:
+    """End the workers of a loader whose making failed; PyTorch, unaware of how far it came, would print a traceback."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        made = frame.f_locals.get("self")
+        if isinstance(made, _MultiProcessingDataLoaderIter):
+            made._shutdown = True
+            for worker in getattr(made, "_workers", []):
+                worker.kill()
+                worker.join()
 
 
 def _abandon_queues(running: Any) -> None:

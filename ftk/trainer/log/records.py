@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ftk.errors import UserError
-from ftk.files import open_regular, open_to_write, reason, write_whole
+from ftk.files import open_to_write, read_lines, reason, write_whole
 
 Record = dict[str, Any]
+
+MAX_RECORD_BYTES = 1 << 20
+"""No record is longer: a longer line is read as one that is none."""
 
 logger = logging.getLogger(__name__)
 
@@ -97,13 +100,11 @@ class RecordFile:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file; lines that are none (a write cut short by a kill or a full disk) are left out."""
+    """The records of a file; lines that are none (of a write cut short by a kill, say) are left out."""
     records = []
-    with open_regular(path) as file:
-        text = file.read().decode("utf-8", "replace")
-    for line in text.splitlines():
+    for line in read_lines(path, MAX_RECORD_BYTES):
         with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
+            record = json.loads(line or b"")
             records += [record] if isinstance(record, dict) else []
     return records
 
