@@ -186,7 +186,7 @@ def _same_weights(place: Place, outcome: Outcome) -> str | None:
 def _damaged_cache(kind: str, name: str, harm: Callable[[Path], object]) -> None:
     @case(f"processes/3 index cache, {kind}: {name}", codes=(0,), check=_same_weights)
     def _(place: Place) -> list[str]:
-        from ftk.data import blending, documents
+        from ftk.data.corpora import blending, documents
 
         blending._WORTH_CACHING = documents._WORTH_CACHING = 1
         data = str(place.workspace / "data-bin")

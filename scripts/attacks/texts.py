@@ -138,7 +138,7 @@ def _changing(
 ) -> None:
     @case(f"texts/2 a text{suffix} {name}, {workers} workers", codes=codes, says=says, check=whole_or_absent)
     def _(place: Place) -> list[str]:
-        module: Any = importlib.import_module("ftk.data.preprocess")  # ftk.data has a function of this name
+        module: Any = importlib.import_module("ftk.data.text.preprocess")  # ftk.data has a function of this name
         source = place.folder / f"text{suffix}"
         text = place.text.read_bytes() * 3
         source.write_bytes(gzip.compress(text, 1) if suffix else text)

@@ -345,22 +345,6 @@ def no_batch(samples):
     raise KeyError("a bug")
 
 
-def test_workers_that_cannot_be_started_are_one_error_in_words(monkeypatch, capsys):
-    """As in a container without /dev/shm, where there are no semaphores."""
-
-    def refuse(*arguments, **options):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-
-    monkeypatch.setattr(multiprocessing.get_context("fork"), "Queue", refuse)
-    made = iterator(8, batch_size=2, num_workers=1, multiprocessing_context="fork")
-    message = r"Data workers cannot be started \(No such file or directory\); --num-workers 0 does without them"
-    with pytest.raises(OSError, match=message):
-        next(made.batches())
-    del made
-    gc.collect()
-    assert "Exception ignored" not in capsys.readouterr().err
-
-
 def test_a_worker_that_dies_is_named():
     with pytest.raises(RuntimeError, match=r"data worker [12] of 2 \(pid \d+\) died .*: killed by SIGKILL; .*--num-w"):
         list(iterator(dataset=Dying(50), num_workers=2).batches())

@@ -379,7 +379,7 @@ def test_nothing_is_read_behind_the_document_that_ends_the_run(tmp_path, model, 
             yield item
             assert item.problem is None
 
-    monkeypatch.setattr("ftk.data.preprocess.cut_file", blocks)
+    monkeypatch.setattr("ftk.data.text.preprocess.cut_file", blocks)
     arguments = ["--trainpref", text, "--destdir", out, "--tokenizer-path", model, "--workers", workers]
     assert run(*arguments, "--max-document-bytes", 1000) == 2
     assert f"{text}:2: (byte 9) a document of more than 1,000 bytes" in capsys.readouterr().err

@@ -23,7 +23,9 @@ POISONED = 13
 
 
 def warnings(caplog, module):
-    return [r.getMessage() for r in caplog.records if r.name == f"ftk.trainer.watch.{module}" and r.levelname == "WARNING"]
+    return [
+        r.getMessage() for r in caplog.records if r.name == f"ftk.trainer.watch.{module}" and r.levelname == "WARNING"
+    ]
 
 
 class BreaksAt(ToyModel):

@@ -28,7 +28,6 @@ from ftk.data.indexed.file_map import check_files, guard_again
 from ftk.data.sample_dataset import SampleDataset, samples_of
 from ftk.data.text.child_process import end_with_parent
 from ftk.errors import UserError
-from ftk.files import reason
 
 logger = logging.getLogger(__name__)
 
