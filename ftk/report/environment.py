@@ -31,7 +31,6 @@ PACKAGES = (
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
 )
-EXTENSION_FOLDERS = ("data", "modules", "tokenizers")  # of ftk, where Cython sources lie
 _SETTINGS = re.compile(
     r"^(FTK|OMP|MKL|KMP|GOMP|TORCH|PYTORCH|CUDA|CUBLAS|NCCL|GLOO|TRITON|WANDB|LOCAL|MASTER|SLURM_JOB)_|"
     r"^(RANK|WORLD_SIZE|PYTHONPATH|PYTHONHASHSEED|LD_PRELOAD)$"
@@ -101,17 +100,16 @@ def extensions() -> dict[str, str]:
     """Each Cython extension of ftk: "built", "missing", or "older than its source"."""
     root = Path(__file__).resolve().parents[1]
     states = {}
-    for folder in EXTENSION_FOLDERS:
-        headers = [header.stat().st_mtime for header in (root / folder).glob("*.h")]
-        for source in sorted((root / folder).glob("*.pyx")):
-            name = f"ftk.{folder}.{source.stem}"
-            spec = importlib.util.find_spec(name)
-            if spec is None or spec.origin is None:
-                states[name] = "missing"
-            elif os.path.getmtime(spec.origin) < max([source.stat().st_mtime, *headers]):
-                states[name] = "older than its source"
-            else:
-                states[name] = "built"
+    for source in sorted(root.rglob("*.pyx")):
+        headers = [header.stat().st_mtime for header in source.parent.glob("*.h")]
+        name = ".".join(("ftk", *source.relative_to(root).with_suffix("").parts))
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            states[name] = "missing"
+        elif os.path.getmtime(spec.origin) < max([source.stat().st_mtime, *headers]):
+            states[name] = "older than its source"
+        else:
+            states[name] = "built"
     return states
 
 

@@ -354,7 +354,7 @@ def test_a_checkpoint_that_lost_its_manifest_hides_no_other_and_is_replaced(save
     shutil.copytree(saved, run / "checkpoint_1")
     point_to(run, "checkpoint_last", saved)
     (saved / "manifest.json").unlink()
-    with pytest.raises(BrokenCheckpoint, match=r"checkpoint_last: has no manifest\.json; it is not a whole checkpoint"):
+    with pytest.raises(BrokenCheckpoint, match=r"checkpoint_last: has no manifest\.json; it is not whole"):
         resolve_checkpoint(run)
     small(saved, 4)
     assert resolve_checkpoint(run) == saved

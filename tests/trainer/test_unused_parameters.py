@@ -67,7 +67,7 @@ def test_copies_that_do_not_look_refuse_it_by_name(runs):
     _, done = runs
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("ftk-train: ")]
-    assert said[0] == (
+    assert said[0].startswith(  # another process may say the same on the same line
         "ftk-train: extra.weight, extra.bias had no part in the loss and no gradient; give --find-unused-parameters, "
         "or --freeze what is not to be trained"
     )

@@ -225,17 +225,16 @@ def cut_file(
         part_bytes: bytes of a part; with kind "file", a part is the whole file.
         max_document_bytes: as of `read_blocks`.
     """
-    with open(path, "rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
-        whole = compressed_suffix(path) == "" and stat.S_ISREG(status.st_mode) and kind != "blank-line"
-        state = state_of(file.fileno())
-        start = file.read(8) if whole else b""
-    problem = _sniff(path, start)
-    if not whole or problem is not None:
+    whole = compressed_suffix(path) == "" and stat.S_ISREG(os.stat(path).st_mode) and kind != "blank-line"
+    if whole:  # a pipe is opened once, by who reads it: who writes to it would find it closed
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            state = state_of(file.fileno())
+            start = file.read(8)
+    if not whole or _sniff(path, start) is not None:
         yield from read_blocks(path, kind, max_document_bytes=max_document_bytes)
         return
     first = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
-    size = status.st_size
     step = part_bytes if kind != "file" else max(size, 1)
     for begin in range(first, size, step):
         end = min(begin + step, size)
