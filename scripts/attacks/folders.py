@@ -71,8 +71,10 @@ def _one(checkpoint: Path, pattern: str) -> Path:
 
 def _damaged_checkpoint(pattern: str, name: str, harm: Callable[[Path], None]) -> None:
     newest = "checkpoint_2"
+    # Answers do not depend on the optimizer, nor on a digit of the trainer's state; `verify` finds both.
+    unread = pattern.startswith("optimizer") or (pattern == "trainer.json" and name == "a flipped bit")
 
-    @case(f"checkpoint/14 {pattern} is {name}: generate", codes=(0, 2) if pattern.startswith("optimizer") else (2,))
+    @case(f"checkpoint/14 {pattern} is {name}: generate", codes=(0, 2) if unread else (2,))
     def _(place: Place) -> list[str]:
         harm(_one(place.run / newest, pattern))
         return generate(place)
@@ -218,8 +220,8 @@ def _damaged_data(file: str, name: str, harm: Callable[[Path], None]) -> None:
         harm(place.data / file)
         return _train(place)
 
-    # A folder of another toolkit has no such record, and nothing else to check it by.
-    foreign = file == "preprocess.json" and name in ("missing", "a link to nothing")
+    # A folder of another toolkit has no such record; of ours it holds the digests of the others, and none of its own.
+    foreign = file == "preprocess.json" and name in ("missing", "a link to nothing", "a flipped bit")
 
     @case(f"data/{file} is {name}: verify", codes=(0, 1, 2) if foreign else (1, 2))
     def _(place: Place) -> list[str]:
