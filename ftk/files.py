@@ -44,7 +44,7 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 PathLike = str | os.PathLike[str]
 FileState = tuple[int, int, int, int]
-"""Device, inode, bytes and time of the last change: the same as long as nobody writes to the file."""
+"""Device, inode, bytes and time of the last change: the same as long as the file is not written to."""
 
 
 def open_regular(path: PathLike) -> io.FileIO:

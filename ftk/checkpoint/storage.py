@@ -172,7 +172,7 @@ def read_index(folder: Path) -> TensorIndex:
 
     Raises:
         BrokenCheckpoint: it is missing or says nothing sensible; the chunks of a tensor do not fill it, each element
-            once; a file is smaller than what is said to be in it.
+            once; a file is smaller than the tensors listed in it.
     """
     path = folder / INDEX
     content = read_part(path, read_json)

@@ -1,6 +1,6 @@
 """The processes of a run are started alike: with one command, options, versions and data; else they are refused.
 
-Sums of unlike processes train a model that nobody asked for, or wait for a part that never comes.
+Processes with different options train diverging replicas, or wait for each other without end.
 """
 
 from __future__ import annotations

@@ -412,7 +412,7 @@ def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _starting_workers() -> Iterator[None]:
-    """What the system refuses inside is said with what workers need."""
+    """Errors of the system inside name what data workers need."""
     try:
         yield
     except OSError as error:

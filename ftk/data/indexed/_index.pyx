@@ -283,7 +283,7 @@ cdef class SequenceTable:
         return None, expected
 
     cdef inline bint _lies_within(self, int64_t at, int64_t length) noexcept nogil:
-        """Whether so many tokens from a byte on are there: an index is checked when it is opened, and may change."""
+        """Whether the tokens lie within the file: an index is checked when it is opened, and may change later."""
         return 0 <= length <= INT32_MAX and 0 <= at <= self._num_bytes - length * self._itemsize
 
     cdef inline Py_ssize_t _length_of(self, Py_ssize_t index) except -1:

@@ -279,7 +279,7 @@ def read_part(part: Part, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Block
 
 
 def too_large(source: str, line: int, offset: int, max_document_bytes: int) -> Problem:
-    """What is said of a document that is too large to be read."""
+    """The problem of a document that is too large to be read."""
     message = (
         f"a document of more than {max_document_bytes:,} bytes; cut it, raise --max-document-bytes, "
         "or skip such documents with --on-error skip"

@@ -291,7 +291,7 @@ class Lines:
 
 
 def not_finite() -> UserError:
-    """What is said where a log-probability is NaN or infinite."""
+    """The error for a log-probability that is NaN or infinite."""
     return UserError("the model's logits are not finite; its weights may hold NaN")
 
 
