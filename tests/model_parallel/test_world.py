@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from ftk.errors import UserError
 from ftk.model_parallel import meeting, world
-from ftk.model_parallel.meeting import ProcessHangs, meet
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import ParallelConfig
+from ftk.model_parallel.rendezvous import ProcessHangs, meet
 from ftk.model_parallel.world import (
     DIMENSIONS,
     Sizes,
@@ -249,7 +249,7 @@ from pathlib import Path
 
 import torch
 
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import open_world
 
 mark = Path(sys.argv[1])
