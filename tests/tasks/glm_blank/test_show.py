@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from number_corpus import CLS, EOS, FIRST_WORD, FULL_STOP, NumberTokenizer, random_documents
+from tests.data.number_corpus import CLS, EOS, FIRST_WORD, FULL_STOP, NumberTokenizer, random_documents
 
 from ftk.data.corpora.documents import DocumentList
 from ftk.errors import UserError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from number_corpus import CHINESE_STOP, CLS, EOS, FULL_STOP, QUESTION, VOCAB_SIZE
-from reference_random import SlowRandom
+from tests.data.number_corpus import CHINESE_STOP, CLS, EOS, FULL_STOP, QUESTION, VOCAB_SIZE
+from tests.data.reference_random import SlowRandom
 from reference_samples import segments, slow_document_span, slow_sentence_spans, slow_token_spans
 
 from ftk.data.random import SampleRandom

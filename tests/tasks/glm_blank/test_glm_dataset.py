@@ -6,7 +6,7 @@ import copy
 
 import numpy as np
 import pytest
-from number_corpus import CLS, DBLOCK, EOS, GMASK, MASK, SMASK, SOP, NumberTokenizer, random_documents
+from tests.data.number_corpus import CLS, DBLOCK, EOS, GMASK, MASK, SMASK, SOP, NumberTokenizer, random_documents
 
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_sample_length

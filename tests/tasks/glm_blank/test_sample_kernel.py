@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from number_corpus import CLS, EOS, NumberTokenizer, random_documents
-from reference_random import SlowRandom
+from tests.data.number_corpus import CLS, EOS, NumberTokenizer, random_documents
+from tests.data.reference_random import SlowRandom
 from reference_samples import PlainDataset, collate
 
 from ftk.data.batches._batching import batch_bounds

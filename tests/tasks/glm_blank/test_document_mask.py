@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from number_corpus import NumberTokenizer, random_documents
+from tests.data.number_corpus import NumberTokenizer, random_documents
 
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
 from ftk.data.batches.collate import Collater
