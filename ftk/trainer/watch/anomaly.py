@@ -14,8 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ftk.data.batches.iterator import SAMPLE_IDS
 from ftk.model_parallel.gradients import finish_gradients
-from ftk.model_parallel.naming import canonical_name
-from ftk.model_parallel.shards import is_distributed, local
+from ftk.model_parallel.shards import canonical_name, is_distributed, local
 from ftk.model_parallel.world import World
 from ftk.tasks.base import Batch
 from ftk.trainer.hooks import Hook
