@@ -32,7 +32,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "optimizer": {
         "adafactor": "ftk.optim.adafactor",
         "adam": "ftk.optim.adam",
-        "adamw": "ftk.optim.adamw",
+        "adamw": "ftk.optim.adam",
         "composite": "ftk.optim.composite",
         "lamb": "ftk.optim.lamb",
         "lion": "ftk.optim.lion",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,8 @@ from torch import Tensor
 from ftk.model_parallel.norms import norms
 from ftk.model_parallel.shards import is_distributed, sum_over_dimension
 from ftk.optim.base import OptimizerConfig
-from ftk.optim.foreach import ForeachOptimizer, State
+from ftk.optim.foreach import Chunk, ForeachOptimizer, State
+from ftk.optim.options import option
 from ftk.registry import register_optimizer
 
 
@@ -21,42 +21,24 @@ from ftk.registry import register_optimizer
 class AdafactorConfig(OptimizerConfig):
     """Options of Adafactor; with the defaults and a constant schedule it is algorithm 4 of the paper."""
 
-    lr: float = field(default=1e-2, metadata={"help": "peak learning rate; relative to the weights, see below"})
-    weight_decay: float = field(
-        default=0.0, metadata={"help": "decoupled weight decay; biases and norms are never decayed"}
+    lr: float = option(1e-2, "peak learning rate; relative to the weights, see below", "[0, inf)")
+    weight_decay: float = option(0.0, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
+    relative_step: bool = option(True, "the rate of update t is at most 1 / sqrt(t)")
+    scale_parameter: bool = option(True, "the rate is multiplied by the root mean square of the parameter")
+    clip_threshold: float = option(
+        1.0, "steps are scaled down to this root mean square before the rate is applied", "(0, inf)"
     )
-    relative_step: bool = field(default=True, metadata={"help": "the rate of update t is at most 1 / sqrt(t)"})
-    scale_parameter: bool = field(
-        default=True, metadata={"help": "the rate is multiplied by the root mean square of the parameter"}
+    beta2_decay: float = option(
+        -0.8, "the decay rate of the second moment at update t is 1 - t ** this; below 0", "(-inf, 0)"
     )
-    clip_threshold: float = field(
-        default=1.0, metadata={"help": "steps are scaled down to this root mean square before the rate is applied"}
-    )
-    beta2_decay: float = field(
-        default=-0.8, metadata={"help": "the decay rate of the second moment at update t is 1 - t ** this; below 0"}
-    )
-    beta1: float = field(
-        default=0.0, metadata={"help": "decay rate of the running mean of the steps; 0: no such mean is kept"}
-    )
-    eps: list[float] = field(
-        default_factory=lambda: [1e-30, 1e-3],
-        metadata={"help": "added to squared gradients; floor of a parameter's root mean square"},
+    beta1: float = option(0.0, "decay rate of the running mean of the steps; 0: no such mean is kept", "[0, 1)")
+    eps: list[float] = option(
+        [1e-30, 1e-3], "added to squared gradients; floor of a parameter's root mean square", "(0, inf)", count=2
     )
 
     @property
     def state_bytes(self) -> float:
         return 4.0 if self.beta1 else 0.0  # rows and columns are next to nothing
-
-    def validate(self) -> Iterator[str]:
-        yield from super().validate()
-        if not self.clip_threshold > 0.0:
-            yield f"clip_threshold is {self.clip_threshold}; it must be above 0"
-        if not self.beta2_decay < 0.0:
-            yield f"beta2_decay is {self.beta2_decay}; it must be below 0"
-        if not 0.0 <= self.beta1 < 1.0:
-            yield f"beta1 is {self.beta1}; it must be in [0, 1)"
-        if len(self.eps) != 2 or not all(eps > 0.0 for eps in self.eps):
-            yield f"eps is {self.eps}; it must be two numbers above 0"
 
 
 @register_optimizer("adafactor", config=AdafactorConfig)
@@ -65,24 +47,7 @@ class Adafactor(ForeachOptimizer):
 
     `torch.optim.Adafactor` reads the step count and every norm on the host, knows no `found_inf`, and applies
     the first epsilon elsewhere than the paper does.
-
-    Args:
-        config: learning rate and the rest.
-        param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` wins.
     """
-
-    def __init__(self, config: AdafactorConfig, param_groups: list[dict[str, Any]]) -> None:
-        defaults = {
-            "lr": config.lr,
-            "weight_decay": config.weight_decay,
-            "relative_step": config.relative_step,
-            "scale_parameter": config.scale_parameter,
-            "clip_threshold": config.clip_threshold,
-            "beta2_decay": config.beta2_decay,
-            "beta1": config.beta1,
-            "eps": tuple(config.eps),
-        }
-        super().__init__(param_groups, defaults)
 
     def new_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
         state = {"step": torch.zeros((), device=parameter.device)}
@@ -95,16 +60,9 @@ class Adafactor(ForeachOptimizer):
             state["exp_avg"] = torch.zeros_like(parameter)
         return state
 
-    def update(
-        self,
-        group: dict[str, Any],
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        states: list[State],
-        wholes: list[Any],
-    ) -> None:
+    def update(self, group: dict[str, Any], chunk: Chunk) -> None:
         # One parameter after another: what is temporary is then one matrix, which is why one takes Adafactor.
-        for parameter, gradient, state, whole in zip(parameters, gradients, states, wholes, strict=True):
+        for parameter, gradient, state, whole in zip(*chunk, strict=True):
             _update_one(group, parameter, gradient, state, whole)
 
 

@@ -5,19 +5,36 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ftk.model_parallel.shards import local, locals_of
+from ftk.optim.base import OptimizerConfig, defaults_of
 
-# Temporaries of an update are as large as what is updated at once, so many elements. On a CPU they had better stay
+# Temporaries of an update are as large as what is updated at once: this many elements. On a CPU they had better stay
 # in the cache (LAMB's step of 10 M parameters: 65 ms, against 155 in chunks of 1 << 24); elsewhere few launches count.
 _CHUNK_ELEMENTS = {"cpu": 1 << 20}
 _CHUNK_ELEMENTS_ELSEWHERE = 1 << 24
 
 State = dict[str, Tensor]
+
+
+class Chunk(NamedTuple):
+    """Parameters that are updated at once, as lists of one length, none empty.
+
+    Of what is shared out over processes (DTensors) the first three hold this process's parts, plain tensors.
+    """
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    states: list[State]
+    wholes: list[Any]  # the parameters themselves, for what depends on more than one element
+
+    def entries(self, name: str) -> list[Tensor]:
+        """One entry of each state."""
+        return [state[name] for state in self.states]
 
 
 class ForeachOptimizer(torch.optim.Optimizer, ABC):
@@ -28,38 +45,23 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
     the device: parameters and state are bit for bit what they were, whatever the gradients held.
 
     Args:
+        config: the options of groups that have none of their own.
         param_groups: as from `ftk.optim.parameter_groups`; a group's own options win.
-        defaults: the options of groups that have none of their own.
     """
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, param_groups: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
+    def __init__(self, config: OptimizerConfig, param_groups: list[dict[str, Any]]) -> None:
         # "capturable" is torch's word for a step count that lives on the device; checkpoints place it by that.
-        super().__init__(param_groups, {**defaults, "capturable": True})
+        super().__init__(param_groups, {**defaults_of(config), "capturable": True})
 
     @abstractmethod
     def new_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
         """The state of a parameter before its first update; the same entries for each parameter of one shape."""
 
     @abstractmethod
-    def update(
-        self,
-        group: dict[str, Any],
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        states: list[State],
-        wholes: list[Any],
-    ) -> None:
-        """Change parameters and their states in place.
-
-        Args:
-            group: the options.
-            parameters, gradients, states: parallel lists, none empty; of what is shared out over processes (DTensors)
-                this process's parts, plain tensors.
-            wholes: the parameters themselves, for what depends on more than one element
-                (`ftk.model_parallel.shards`).
-        """
+    def update(self, group: dict[str, Any], chunk: Chunk) -> None:
+        """Change parameters and their states in place, with the options of their group."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -87,15 +89,15 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter] = self.new_state(parameter, group)
-        own = locals_of(parameters)
         states = [{name: local(value) for name, value in self.state[parameter].items()} for parameter in parameters]
         gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        chunk = Chunk(locals_of(parameters), gradients, states, parameters)
         if found_inf is None:
-            self.update(group, own, gradients, states, parameters)
+            self.update(group, chunk)
             return
-        changed = [*own, *(tensor for state in states for tensor in state.values())]
+        changed = [*chunk.parameters, *(tensor for state in states for tensor in state.values())]
         before = [tensor.clone() for tensor in changed]
-        self.update(group, own, gradients, states, parameters)
+        self.update(group, chunk)
         for tensor, old in zip(changed, before, strict=True):
             tensor.copy_(torch.where(found_inf > 0, old, tensor))
 
@@ -114,7 +116,7 @@ def bias_corrections(steps: list[Tensor], beta: float) -> list[Tensor]:
 
 
 def _chunks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of parameters with at most so many elements together, or one parameter."""
+    """Runs of parameters whose elements together are within the limit, or one parameter."""
     chunk: list[Tensor] = []
     size = 0
     for parameter in parameters:

@@ -22,7 +22,7 @@ from ftk.model_parallel.tensor_parallel.apply import apply_plan, whole_state_dic
 from ftk.model_parallel.tensor_parallel.plan import Plan
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.optim.adafactor import Adafactor, AdafactorConfig
-from ftk.optim.adamw import AdamW, AdamWConfig
+from ftk.optim.adam import AdamW, AdamWConfig
 from ftk.optim.ema import EMA
 from ftk.optim.ema_config import EMAConfig
 from ftk.optim.muon import Muon, MuonConfig
