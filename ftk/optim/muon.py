@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from ftk.model_parallel.shards import own_part, whole
-from ftk.optim.adam import AdamW, AdamWConfig
 from ftk.optim.base import set_lr
 from ftk.optim.foreach import Chunk, ForeachOptimizer, State
 from ftk.optim.joined import JoinedOptimizer, routed
 from ftk.optim.options import option
 from ftk.optim.patterns import matches
+from ftk.optim.torch_optim import AdamW, AdamWConfig
 from ftk.registry import register_optimizer
 
 # Jordan's: the slope at 0 is as steep as it gets while singular values end up between 0.7 and 1.2.
@@ -79,7 +79,8 @@ class NewtonSchulz(ForeachOptimizer):
         u = momentum m + (1 - momentum) g, or m without nesterov
         p = p - lr (scale orthogonal(u) + decay p)
 
-    Equal to `torch.optim.Muon`, which knows no `found_inf`; matrices of one shape are multiplied in one call.
+    Equal to `torch.optim.Muon`, which multiplies sharded matrices in parts: with more collectives and, in bf16, results
+    that are several times as far from those of one process. Here matrices of one shape are multiplied in one call.
     """
 
     def new_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
