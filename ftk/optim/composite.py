@@ -162,7 +162,7 @@ def parse_rule(text: str, config: CompositeConfig) -> Rule:
     options, given = _options(entry), [_key(pair) for pair in pairs]
     if both := [key for key in given if key in of_schedule and key in options]:
         raise UserError(f"{both[0]} is an option of the optimizer and of the schedule; leave it out")
-    preset = {key: getattr(config, key) for key in ("lr", "weight_decay") if key in options}
+    preset: dict[str, Any] = {key: getattr(config, key) for key in ("lr", "weight_decay") if key in options}
     own = [pair for pair in pairs if _key(pair) not in of_schedule | {"lr_scheduler"}]
     optimizer = choice(shlex.join([name, *own]), OPTIMIZERS, name, preset)
     schedule = None

@@ -120,7 +120,7 @@ def entry(name: str) -> Entry:
         UserError: there is no such class, or it does not go with ftk's training loop; one line.
     """
     found = inspect.getmembers(torch.optim, inspect.isclass)
-    classes = {PREFIX + own: kind for own, kind in found if torch.optim.Optimizer in kind.__mro__[1:]}
+    classes: dict[str, Any] = {PREFIX + own: kind for own, kind in found if torch.optim.Optimizer in kind.__mro__[1:]}
     kind = classes.get(name)
     if kind is None:
         raise UserError(f"unknown optimizer {name!r}; {did_you_mean(name, classes)}")
@@ -133,7 +133,8 @@ def entry(name: str) -> Entry:
         if sharded and kind.__name__ in _CANNOT_SHARD:
             raise UserError(f"optimizer {name!r} cannot shard parameters; use {_CANNOT_SHARD[kind.__name__]}")
         try:
-            return kind(param_groups, **config.given())
+            made: torch.optim.Optimizer = kind(param_groups, **config.given())
+            return made
         except ValueError as error:
             raise UserError(f"optimizer {name!r}: {error}") from error
 
@@ -172,7 +173,7 @@ class _TorchConfig(Checked):
         return sum(value.nbytes for value in state if value.shape == parameter.shape) / parameter.numel()
 
 
-def _config_of(kind: Callable[..., torch.optim.Optimizer]) -> type:
+def _config_of(kind: Any) -> type:
     """A dataclass of a constructor's arguments; `lr` and `weight_decay` have its defaults, others None for them."""
     fields: list[Any] = []
     for own in inspect.signature(kind).parameters.values():
