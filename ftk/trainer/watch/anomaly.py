@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ftk.model_parallel.naming import canonical_name
-from ftk.model_parallel.shards import local
+from ftk.model_parallel.shards import canonical_name, local
 from ftk.tasks.base import Batch
 from ftk.trainer.hooks import Hook
 from ftk.trainer.runner import without_copies

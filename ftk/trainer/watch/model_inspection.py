@@ -14,8 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ftk.errors import UserError, did_you_mean
 from ftk.model_parallel.gradients import UNCOUNTED
-from ftk.model_parallel.naming import canonical_name
-from ftk.model_parallel.shards import local, shard_groups
+from ftk.model_parallel.shards import canonical_name, local, shard_groups
 from ftk.model_parallel.world import World
 from ftk.optim.patterns import matches
 from ftk.tasks.base import Batch
