@@ -83,5 +83,3 @@ def _original_options(
     if not all(isinstance(decay, (int, float)) for decay in decays):
         raise layout.BrokenCheckpoint(f"{folder}: its optimizer has {decays!r:.80} for weight_decay")
     return {**own, "weight_decay": max(decays)}, {**own, "weight_decay": min(decays)}  # type: ignore[type-var]
-
-

@@ -42,7 +42,10 @@ _LAYER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
 class HuggingFaceConfig:
     max_shard_size: str = field(
         default="5GB",
-        metadata={"help": "--to: largest file of weights, of a folder that did not come from this form", "metavar": "SIZE"},
+        metadata={
+            "help": "--to: largest file of weights; a model read from this form gets back the files it had",
+            "metavar": "SIZE",
+        },
     )
 
     def validate(self) -> Iterator[str]:
@@ -110,7 +113,7 @@ class HuggingFace:
         for file, content in files.items():
             described = {name: theirs.described[full(name)] for name in content["names"]}
             # Larger elements first, then by name: safetensors' own order.
-            order = sorted(described, key=lambda name: (-described[name].dtype.itemsize, name))  # noqa: B023
+            order = sorted(described, key=lambda name: (-described[name].dtype.itemsize, name))
             entries = [(name, described[name].shape, described[name].dtype) for name in order]
             pieces = (tensor_bytes(theirs.read(full(name))) for name in order)
             with naming(folder / file):
@@ -149,7 +152,7 @@ class HuggingFace:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Weights as they lie in a folder: tensors under the names of the files, and `ftk_names.json`, empty for pickles."""
+    """Weights as they lie in a folder: tensors by their names there, and `ftk_names.json` (empty: pickles)."""
 
     tensors: LazyTensors
     files: dict[str, Any]

@@ -281,9 +281,7 @@ def _save_alone(tensors: Mapping[str, torch.Tensor], writer: _TensorWriter, plan
 class _TensorWriter(StorageWriter):
     """DCP's side of `write_tensors`; one object a rank."""
 
-    def __init__(
-        self, folder: Path, extra: dict[str, Any], read: Callable[[str], torch.Tensor] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, extra: dict[str, Any], read: Callable[[str], torch.Tensor] | None = None) -> None:
         self.folder = folder
         self.extra = extra
         self.read = read

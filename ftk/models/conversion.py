@@ -49,6 +49,9 @@ class Same:
         return ours
 
 
+SAME = Same()
+
+
 class Transposed:
     """One matrix that they keep as [in, out]."""
 
@@ -82,10 +85,10 @@ class Rename(NamedTuple):
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
-    layout: Layout = Same()
+    layout: Layout = SAME
 
 
-def weight_and_bias(ours: str, theirs: str, weight: Layout = Same(), bias: Layout = Same()) -> tuple[Rename, Rename]:
+def weight_and_bias(ours: str, theirs: str, weight: Layout = SAME, bias: Layout = SAME) -> tuple[Rename, Rename]:
     """The two parameters of a layer, whose names end in `.weight` and `.bias` on both sides."""
     return (
         Rename((f"{ours}.weight",), (f"{theirs}.weight",), weight),
@@ -116,11 +119,11 @@ class LazyTensors(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """How one tensor is made: the names of its sources, its layout, and which of the layout's results it is."""
+    """How one tensor is made: the names of its sources, its layout, and `which` of its results."""
 
     sources: tuple[str, ...]
     layout: Layout
-    index: int
+    which: int
 
 
 def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, back: bool = False) -> LazyTensors:
@@ -152,9 +155,9 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
         moves |= {result: _Move(sources, rename.layout, index) for index, result in enumerate(results)}
 
     def made(name: str, read: Callable[[str], Tensor]) -> Tensor:
-        sources, layout, index = moves[name]
+        sources, layout, which = moves[name]
         found = [read(source) for source in sources]
-        return (layout.split if back else layout.join)(found, config)[index]
+        return (layout.split if back else layout.join)(found, config)[which]
 
     def described(name: str) -> Tensor:
         try:
@@ -298,14 +301,17 @@ def _fields(
         if key in fixed and value not in allowed:
             raise UserError(f"config.json: {key} is {value!r:.60}; ftk's model has {' or '.join(map(repr, allowed))}")
         if key not in used and key not in fixed and key not in ignored:
-            raise UserError(f"config.json: {key} is not known here ({value!r:.60}); it might change the model's answers")
+            raise UserError(
+                f"config.json: {key} is not known here ({value!r:.60}); it might change the model's answers"
+            )
     for key, (name, default) in used.items():
         yield name, theirs.get(key, default)
 
 
-_IGNORED = frozenset(
-    "_name_or_path architectures auto_map bos_token_id chunk_size_feed_forward custom_pipelines dtype eos_token_id "
-    "finetuning_task gradient_checkpointing id2label is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id "
-    "model_type output_attentions output_hidden_states output_past pad_token_id problem_type return_dict sep_token_id "
-    "task_specific_params tokenizer_class torch_dtype transformers_version use_cache vocab_size_or_config_json_file".split()
-)
+_IGNORED = {
+    *("_name_or_path", "architectures", "auto_map", "model_type", "transformers_version", "dtype", "torch_dtype"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "tokenizer_class", "is_encoder_decoder"),
+    *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_past"),
+    *("chunk_size_feed_forward", "gradient_checkpointing", "keys_to_ignore_at_inference"),
+    *("finetuning_task", "task_specific_params", "problem_type", "id2label", "label2id"),
+}

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from ftk.checkpoint import load_model_tensors, read_trainer_state
-from ftk.checkpoint.convert import convert_from_original
 from ftk.checkpoint.storage import read_index, read_tensors
 from ftk.hub import load_tokenizer
 from tests.distributed import run_jobs
 from tests.trainer.parallel_jobs import run_all
 
-from .test_convert import HEADS, cut_as_megatron_does, original_state, write_original
+from .test_convert import HEADS, convert_from_original, cut_as_megatron_does, original_state, write_original
 from .test_convert_optimizer import adam_of
 
 TOLERANCE = 1e-5

@@ -29,9 +29,7 @@ RENAMES: tuple[Rename, ...] = (
     Rename(("position_embedding.position.weight",), ("transformer.position_embeddings.weight",)),
     Rename(("position_embedding.block.weight",), ("transformer.block_position_embeddings.weight",)),
     *weight_and_bias("layers.*.attention_norm", f"{_LAYER}input_layernorm"),
-    *weight_and_bias(
-        "layers.*.attention.qkv", f"{_LAYER}attention.query_key_value", _ROWS_PER_HEAD, _ROWS_PER_HEAD
-    ),
+    *weight_and_bias("layers.*.attention.qkv", f"{_LAYER}attention.query_key_value", _ROWS_PER_HEAD, _ROWS_PER_HEAD),
     *weight_and_bias("layers.*.attention.output", f"{_LAYER}attention.dense"),
     *weight_and_bias("layers.*.feed_forward_norm", f"{_LAYER}post_attention_layernorm"),
     *weight_and_bias("layers.*.feed_forward.inner", f"{_LAYER}mlp.dense_h_to_4h"),

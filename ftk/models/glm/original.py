@@ -44,9 +44,10 @@ _PART = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 
 @dataclass(kw_only=True)
 class OriginalGLMConfig:
-    arch: str | None = field(
+    architecture: str | None = field(
         default=None,
         metadata={
+            "flag": "--arch",
             "help": "--from: architecture, e.g. glm_large; the original does not store its number of heads",
             "metavar": "NAME",
         },
@@ -78,9 +79,9 @@ class OriginalGLM:
 
     def read(self, source: Path) -> Contents:
         options = self.config
-        if (options.num_attention_heads is None) == (options.arch is None):
+        if (options.num_attention_heads is None) == (options.architecture is None):
             raise UserError("the original does not store its number of heads; give --arch or --num-attention-heads")
-        preset = _preset(options.arch) if options.arch is not None else None
+        preset = _preset(options.architecture) if options.architecture is not None else None
         heads = preset.num_attention_heads if preset is not None else options.num_attention_heads
         assert heads is not None
         original = read_original(source)
@@ -90,7 +91,7 @@ class OriginalGLM:
             adam = original.adam and original.adam.renamed(lambda moments: names.from_original(moments, shape))
         if options.copy_gmask_row:
             tensors = _with_gmask_row(tensors, original.folder)
-        config = _with_preset(shape, preset, options.arch, original.folder)
+        config = _with_preset(shape, preset, options.architecture, original.folder)
         return Contents(
             model="glm",
             config=config,
@@ -100,7 +101,7 @@ class OriginalGLM:
                 "seq_length": config.max_positions,
                 "block_positions": config.block_positions,
             },
-            arch=options.arch,
+            arch=options.architecture,
             num_updates=original.iteration,
             place=original.folder,
             adam=adam,
@@ -228,10 +229,10 @@ def _with_preset(shape: GLMConfig, preset: GLMConfig | None, arch: str | None, f
     """Take what the weights do not show from the architecture, and check what they do."""
     if preset is None:
         return shape
-    for field in ("num_layers", "hidden_size", "inner_size", "block_positions"):
-        if getattr(shape, field) != getattr(preset, field):
+    for name in ("num_layers", "hidden_size", "inner_size", "block_positions"):
+        if getattr(shape, name) != getattr(preset, name):
             raise UserError(
-                f"{folder}: has {field} {getattr(shape, field)}, --arch {arch} has {getattr(preset, field)};"
+                f"{folder}: has {name} {getattr(shape, name)}, --arch {arch} has {getattr(preset, name)};"
                 " choose another --arch, or give --num-attention-heads instead"
             )
     return dataclasses.replace(preset, vocab_size=shape.vocab_size, max_positions=shape.max_positions)
