@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ftk.errors import UserError
 from ftk.model_parallel.blocks import blocks_of
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import World
 
 if TYPE_CHECKING:

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from ftk.config import Chosen, section, slot
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
 from ftk.data.batches.dataloader_config import DataloaderConfig
-from ftk.model_parallel.engine_config import EngineConfig
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.optim.ema_config import EMAConfig
 from ftk.optim.loss_scale_config import LossScaleConfig
 from ftk.optim.parameters_config import ParametersConfig
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from ftk.report.config import ReportConfig
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
-from ftk.trainer.watch.debug_config import DebugConfig
-from ftk.trainer.watch.lr_range_config import LRRangeConfig
+from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
 
 
 @dataclass(kw_only=True)
