@@ -19,7 +19,7 @@ from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.modules.masks import Visibility
 
 if TYPE_CHECKING:
-    from ftk.generation.sequence_generator import SequenceGenerator
+    from ftk.tasks.glm_blank.infill.generator import BlankGenerator
 
 MAX_TOKENS = 8192
 """Tokens, padding counted, that go through the model at once; a longer row goes alone."""
@@ -36,14 +36,14 @@ LOGITS_AT_ONCE = 512
 
 @torch.inference_mode()
 def score_ids(
-    generator: SequenceGenerator,
+    generator: BlankGenerator,
     contexts: Sequence[Sequence[int]],
     candidates: Sequence[Sequence[Sequence[Sequence[int]]]],
     orders: Sequence[Sequence[int]] | None = None,
     end: bool = True,
     progress: Callable[[int], object] | None = None,
 ) -> list[list[list[Answer]]]:
-    """Log-probabilities of given answers, as `SequenceGenerator` would have found them on the way to these answers.
+    """Log-probabilities of given answers, as `BlankGenerator` would have found them on the way to these answers.
 
     An answer is read behind those of the blanks that come before it, each as it is given. The candidates of one
     context stand side by side behind one copy of it, seeing it and themselves, as long as they have no more tokens
@@ -98,7 +98,7 @@ def score_ids(
 
 @torch.inference_mode()
 def first_token_logprobs(
-    generator: SequenceGenerator,
+    generator: BlankGenerator,
     contexts: Sequence[list[int]],
     filled: Sequence[Sequence[tuple[int, list[int]]]],
     blanks: Sequence[Sequence[int]],
@@ -136,7 +136,7 @@ def first_token_logprobs(
 
 
 def check_answers(
-    generator: SequenceGenerator,
+    generator: BlankGenerator,
     context: Sequence[int],
     candidates: Sequence[Sequence[Sequence[int]]],
     end: bool = True,
@@ -176,7 +176,7 @@ class _Row:
 
 
 def _branch(
-    generator: SequenceGenerator, blanks: list[int], order: list[int], given: Sequence[Sequence[int]], end: bool
+    generator: BlankGenerator, blanks: list[int], order: list[int], given: Sequence[Sequence[int]], end: bool
 ) -> _Branch:
     """One candidate's answers, in the order in which the model reads them."""
     if len(given) != len(blanks):
@@ -241,7 +241,7 @@ def _batches(rows: list[_Row]) -> Iterator[list[_Row]]:
         yield batch
 
 
-def _target_logprobs(generator: SequenceGenerator, rows: Sequence[_Row]) -> list[float]:
+def _target_logprobs(generator: BlankGenerator, rows: Sequence[_Row]) -> list[float]:
     """Log-probabilities of all scored tokens, row by row, as they stand there."""
     model, length = generator.model, rows[0].length
     device = next(model.parameters()).device
@@ -280,7 +280,7 @@ def _target_logprobs(generator: SequenceGenerator, rows: Sequence[_Row]) -> list
 
 
 def _read(
-    generator: SequenceGenerator, tokens: Tensor, positions: Tensor, owners: Tensor, context_lengths: Tensor
+    generator: BlankGenerator, tokens: Tensor, positions: Tensor, owners: Tensor, context_lengths: Tensor
 ) -> Tensor:
     """Final hidden states [B, T, H] of contexts with branches.
 
@@ -307,7 +307,7 @@ def _logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     return torch.where(ids == LIKELIEST, logprobs.amax(-1), given)
 
 
-def _answers(generator: SequenceGenerator, branch: _Branch, values: list[float]) -> list[Answer]:
+def _answers(generator: BlankGenerator, branch: _Branch, values: list[float]) -> list[Answer]:
     """A candidate's answers from left to right."""
     remaining, found = iter(values), {}
     for number, answer in zip(branch.order, branch.answers, strict=True):
