@@ -191,7 +191,7 @@ def test_a_loss_that_is_bad_on_one_process_is_skipped_by_all_and_said_by_name(pr
         told = "\n".join(each["ill"]["told"])
         assert "update 3, epoch 1: loss; micro-batch 1: samples" in told
         assert "micro-batch 2: samples" in told  # of the other process
-        assert "anomaly in update 3, epoch 1: process 1, in the forward pass: the loss" in told
+        assert "anomaly in update 3, epoch 1: rank 1, in the forward pass: the loss" in told
 
 
 def test_the_clock_of_one_process_stops_all(processes):
@@ -295,7 +295,7 @@ def test_options_for_another_way_of_sharing_are_refused_once_the_sizes_are_known
 @pytest.mark.parametrize(
     ("sizes", "option"),
     [
-        (Sizes(replicate=2), {"gradient_compression": "powersgd"}),
+        (Sizes(replicate=2), {"gradient_compression": "bf16"}),
         (Sizes(shard=2), {"zero_stage": 2, "reduce_dtype": "bf16", "prefetch_blocks": 0}),
         (Sizes(replicate=2, tensor=2), {"gather_dtype": "bf16"}),  # copies of a part are shares of size 1
         (Sizes(replicate=2), {"cpu_offload": True, "reduce_dtype": "bf16"}),

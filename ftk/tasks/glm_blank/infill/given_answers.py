@@ -1,0 +1,64 @@
+"""Answers that are given instead of found, as ids: spelled as they would stand in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ftk.errors import UserError
+
+if TYPE_CHECKING:
+    from ftk.tasks.glm_blank.infill.fill import BlankFiller
+    from ftk.tasks.glm_blank.infill.results import EncodedPrompt
+    from ftk.tokenizers import Tokenizer
+
+
+def encoded_with_answers(
+    filler: BlankFiller, prompts: Sequence[str], candidates: Sequence[Sequence[Sequence[str]]]
+) -> tuple[list[EncodedPrompt], list[list[list[list[int]]]]]:
+    """Prompts as the model reads them, and the ids of their candidates.
+
+    Args:
+        filler: encodes.
+        prompts: texts with blanks.
+        candidates: for each prompt any number of candidates, each one text a blank.
+
+    Returns:
+        the prompts; per prompt, candidate and blank a list of ids.
+
+    Raises:
+        UserError: as `BlankFiller.fill`; numbers of prompts, blanks and answers that do not fit.
+    """
+    if len(candidates) != len(prompts):
+        raise UserError(f"answers for {len(candidates)} prompts, but there are {len(prompts)}; give some for each")
+    encoded, ids = [], []
+    for number, (prompt, own) in enumerate(zip(prompts, candidates, strict=True), start=1):
+        try:
+            encoded.append(filler.encode(prompt, check=False))
+            ids.append([encode_answers(filler.tokenizer, encoded[-1], answers) for answers in own])
+        except UserError as error:
+            raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
+    return encoded, ids
+
+
+def encode_answers(tokenizer: Tokenizer, prompt: EncodedPrompt, answers: Sequence[str]) -> list[list[int]]:
+    """The ids of an answer to each blank, spelled as behind the text before it: after a space, or right there.
+
+    Raises:
+        UserError: there are more answers than blanks, or fewer.
+    """
+    blanks = len(prompt.pieces) - 1
+    if len(answers) != blanks:
+        raise UserError(f"{len(answers)} answers for {blanks} blank{'s' * (blanks != 1)}; give one for each")
+    return [_encoded(tokenizer, *pair) for pair in zip(prompt.pieces[:-1], answers, strict=True)]
+
+
+def _encoded(tokenizer: Tokenizer, before: str, answer: str) -> list[int]:
+    """The ids of an answer behind the text `before`."""
+    text = answer.strip()
+    if not text:
+        return []
+    if not before or before[-1].isspace() or answer[0].isspace():
+        return tokenizer.encode(f" {text}" if before or answer[0].isspace() else text)
+    left, joined = tokenizer.encode(before[-1]), tokenizer.encode(before[-1] + text)
+    return joined[len(left) :] if joined[: len(left)] == left else tokenizer.encode(text)

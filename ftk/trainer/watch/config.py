@@ -1,0 +1,78 @@
+"""Options for looking inside a run, and of the learning rate range test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class DebugConfig:
+    """What a run shows of its inside; none of it changes a result."""
+
+    profile: int = field(
+        default=0,
+        metadata={
+            "help": "profile this many updates: a trace for ui.perfetto.dev and a table of the most expensive "
+            "operators, in the run's folder; 0: none",
+            "unit": "updates",
+        },
+    )
+    profile_start: int = field(
+        default=5, metadata={"help": "updates of this process that go before the profiled ones", "unit": "updates"}
+    )
+    inspect_interval: int = field(
+        default=0,
+        metadata={
+            "help": "every so many updates, show parameters, their gradients and changes, and the outputs of "
+            "modules in numbers; also written to inspect.jsonl; 0: never",
+            "unit": "updates",
+        },
+    )
+    inspect: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "names of parameters and modules that --inspect-interval shows, e.g. 'layers.0.*'; default: all",
+            "several": True,
+            "metavar": "PATTERN",
+        },
+    )
+    detect_anomaly: bool = field(
+        default=False,
+        metadata={
+            "help": "after a loss or gradient that is infinite or not a number, name the first module that made it; "
+            "the host waits for the device in every update"
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        for name in ("profile", "profile_start", "inspect_interval"):
+            if getattr(self, name) < 0:
+                yield f"{name} is {getattr(self, name)}; it must be 0 or more"
+        if self.inspect and not self.inspect_interval:
+            yield "inspect goes with --inspect-interval, which says how often"
+
+
+@dataclass(kw_only=True)
+class LRRangeConfig:
+    """A short run that shows which learning rates are too small, good, and too large."""
+
+    lr_range_test: bool = field(
+        default=False,
+        metadata={
+            "help": "instead of training, raise the learning rate from update to update, and show the loss over it"
+        },
+    )
+    lr_range_start: float = field(default=1e-7, metadata={"help": "rate of the first update"})
+    lr_range_end: float = field(
+        default=1.0, metadata={"help": "rate of the last one, if the loss has not exploded by then"}
+    )
+    lr_range_updates: int = field(default=100, metadata={"help": "length of the test", "unit": "updates"})
+
+    def validate(self) -> Iterator[str]:
+        if not self.lr_range_start > 0.0:
+            yield f"lr_range_start is {self.lr_range_start}; it must be above 0"
+        if not self.lr_range_start < self.lr_range_end < float("inf"):
+            yield f"lr_range_end is {self.lr_range_end}; it must be above lr_range_start, {self.lr_range_start}"
+        if self.lr_range_updates < 10:
+            yield f"lr_range_updates is {self.lr_range_updates}; it must be 10 or more"
