@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ftk.builtins import DEFAULT_SPECIAL_TOKENS
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted
-from ftk.registry import TOKENIZERS
+from ftk.registry import SPECIAL_TOKENS, TOKENIZERS
 from ftk_cli.frame import run, subcommands
 
 if TYPE_CHECKING:
@@ -192,6 +193,9 @@ class Convert:
 @dataclass(kw_only=True)
 class ConvertWithTokenizer(Convert):
     tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", help="goes into the checkpoint")
+    special_tokens: Chosen = slot(
+        SPECIAL_TOKENS, flag="--special-tokens", default=DEFAULT_SPECIAL_TOKENS, help="tokens around the text"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -338,7 +342,9 @@ def convert(argv: list[str]) -> int:
         )
         print(f"wrote {output}, {options.model_parallel_size} mp_rank_XX files")
         return 0
-    tokenizer = config.tokenizer.build() if isinstance(config, ConvertWithTokenizer) else None
+    tokenizer = None
+    if isinstance(config, ConvertWithTokenizer):
+        tokenizer = config.tokenizer.build(special_tokens=config.special_tokens)
     output = convert_from_original(
         options.source,
         options.output,
