@@ -63,6 +63,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "gpt2_bpe": "ftk.tokenizers.gpt2_bpe",
         "sentencepiece": "ftk.tokenizers.sentencepiece",
     },
+    "special_tokens": {
+        "glm": "ftk.tasks.glm_blank.command_tokens",
+        "plain": "ftk.tokenizers.special_tokens",
+    },
     "search": {
         "beam": "ftk.generation.search.beam",
         "beam_sampling": "ftk.generation.search.beam_sampling",
@@ -81,3 +85,6 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "hf_model": {},
 }
+
+DEFAULT_SPECIAL_TOKENS = "glm"
+"""The layout of special tokens where none is chosen, and of tokenizers on disk that name none."""

@@ -125,6 +125,7 @@ OPTIMIZERS = Registry("optimizer", dotted=("torch.optim.", "ftk.optim.torch_opti
 LR_SCHEDULERS = Registry("lr_scheduler")
 DATASETS = Registry("dataset")
 TOKENIZERS = Registry("tokenizer")
+SPECIAL_TOKENS = Registry("special_tokens")
 SCORERS = Registry("scorer")
 HOOKS = Registry("hook")
 SEARCHES = Registry("search")
@@ -138,6 +139,7 @@ register_optimizer = OPTIMIZERS.register
 register_lr_scheduler = LR_SCHEDULERS.register
 register_dataset = DATASETS.register
 register_tokenizer = TOKENIZERS.register
+register_special_tokens = SPECIAL_TOKENS.register
 register_scorer = SCORERS.register
 register_hook = HOOKS.register
 register_search = SEARCHES.register
@@ -148,8 +150,8 @@ register_hf_model = HF_MODELS.register
 def register_architecture(name: str, *, model: str) -> Callable[[T], T]:
     """A decorator for a function without arguments that returns the config of `model` for this size.
 
-    @register_architecture("glm_large", model="glm")
-    def glm_large() -> GLMConfig:
-        return GLMConfig(num_layers=24, hidden_size=1024, num_attention_heads=16)
+    @register_architecture("gpt2_large", model="gpt2")
+    def gpt2_large() -> GPT2Config:
+        return GPT2Config(num_layers=36, hidden_size=1280, num_attention_heads=20)
     """
     return ARCHITECTURES.register(name, model=model)
