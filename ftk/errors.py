@@ -14,7 +14,7 @@ class UserError(Exception):
 
     The message says what is wrong, where (file:line, field, flag) and how to mend it, in one or two lines.
     It is raised where the fact is known and printed once, without traceback, by the command
-    (`ftk_cli.frame.run`), which then exits with code 2.
+    (`ftk_cli.command.run`), which then exits with code 2.
     """
 
 

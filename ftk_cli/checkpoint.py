@@ -10,7 +10,7 @@ from ftk.builtins import DEFAULT_SPECIAL_TOKENS
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted
 from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TOKENIZERS
-from ftk_cli.frame import run, subcommands
+from ftk_cli.command import run, subcommands
 
 if TYPE_CHECKING:
     from pathlib import Path

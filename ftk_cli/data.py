@@ -11,7 +11,7 @@ from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted
 from ftk.files import reason, write_whole
 from ftk.registry import DATASETS, TASKS
-from ftk_cli.frame import Body, run, subcommands
+from ftk_cli.command import Body, run, subcommands
 
 
 @dataclass(kw_only=True)

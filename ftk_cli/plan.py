@@ -14,7 +14,7 @@ from ftk.errors import UserError, visible
 from ftk.planner.cluster import PRESETS, ClusterConfig
 from ftk.planner.plan_config import LimitsConfig, WorkConfig
 from ftk.registry import ARCHITECTURES, MODELS, OPTIMIZERS
-from ftk_cli.frame import run
+from ftk_cli.command import run
 
 if TYPE_CHECKING:
     from ftk.planner.layout import Layout

@@ -13,7 +13,7 @@ from ftk.config import Chosen, compose, section, slot
 from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.errors import UserError
 from ftk.registry import SPECIAL_TOKENS, TOKENIZERS
-from ftk_cli.frame import run
+from ftk_cli.command import run
 
 if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer

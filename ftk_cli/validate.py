@@ -13,7 +13,7 @@ from ftk.config import compose, section
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
-from ftk_cli.frame import run, said_at_once
+from ftk_cli.command import report_errors, run
 from ftk_cli.inference_options import DeviceConfig
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def body(argv: list[str]) -> int:
     )
     device = resolve_device(root.common.device)
     facts = options_by_flag("ftk-validate", root)
-    with open_world(sizes, device, facts) as world, said_at_once("ftk-validate"), world.naming_who_hangs():
+    with open_world(sizes, device, facts) as world, report_errors("ftk-validate"), world.name_missing_ranks():
         return evaluate(root, world)
 
 

@@ -20,7 +20,7 @@ class ProcessHangs(RuntimeError):
     """This process has waited for others, and they did not come; the message names them."""
 
 
-def meet(store: dist.Store, rank: int, size: int, timeout_seconds: float) -> str:
+def wait_for_all(store: dist.Store, rank: int, size: int, timeout_seconds: float) -> str:
     """Wait until all processes are here.
 
     torchrun's store outlives its restarts: what processes have left there that are gone looks like what living ones
@@ -61,7 +61,7 @@ def meet(store: dist.Store, rank: int, size: int, timeout_seconds: float) -> str
 
 
 @contextlib.contextmanager
-def hangs_named(store: dist.Store, rank: int, size: int, timeout_seconds: float, hint: str) -> Iterator[None]:
+def name_missing_ranks(store: dist.Store, rank: int, size: int, timeout_seconds: float, hint: str) -> Iterator[None]:
     """What fails inside because this process has waited in vain names those that it waited for.
 
     All that fail say so where they have met; who says nothing, hangs.

@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ftk.errors import UserError
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.rendezvous import hangs_named, meet
+from ftk.model_parallel.rendezvous import name_missing_ranks, wait_for_all
 from ftk.model_parallel.same_start import Facts, check_same_start, environment_facts
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class World:
         """Wait until all processes are here."""
         self.sum_host([0.0])
 
-    def naming_who_hangs(self, hint: str = "") -> AbstractContextManager[None]:
+    def name_missing_ranks(self, hint: str = "") -> AbstractContextManager[None]:
         """Inside, a time limit that is exceeded is an error that names the processes that did not come.
 
         Args:
@@ -237,7 +237,7 @@ class World:
         """
         if self.store is None:
             return nullcontext()
-        return hangs_named(self.store, self.rank, self.size, self.timeout_seconds, hint)
+        return name_missing_ranks(self.store, self.rank, self.size, self.timeout_seconds, hint)
 
     def _reduce_host(self, values: Sequence[float], operation: Any) -> list[float]:
         if self.mesh is None:
@@ -284,7 +284,7 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
     store, rank, _ = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
     # Groups leave addresses there, which those of another world in this process, or of a restart, must not find.
-    own_store = dist.PrefixStore(meet(store, rank, world_size, seconds), store)
+    own_store = dist.PrefixStore(wait_for_all(store, rank, world_size, seconds), store)
     dist.init_process_group(backend, timeout=timeout, store=own_store, rank=rank, world_size=world_size)
     try:
         # Before groups are made: with other sizes a process would wait for groups that the others never make.

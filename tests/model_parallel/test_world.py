@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ftk.errors import UserError
 from ftk.model_parallel import rendezvous, world
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.rendezvous import ProcessHangs, meet
+from ftk.model_parallel.rendezvous import ProcessHangs, wait_for_all
 from ftk.model_parallel.world import (
     DIMENSIONS,
     Sizes,
@@ -293,10 +293,10 @@ def meet_and_hang() -> list[str]:
         store.set(f"ftk_asks_{other}", f"left by {other}")
     dist.barrier()
     time.sleep(0.1 * rank)
-    name = meet(store, rank, 3, 60.0)
+    name = wait_for_all(store, rank, 3, 60.0)
     group = dist.new_group(timeout=datetime.timedelta(seconds=3.0 + rank))  # the second one waits longer
     try:
-        with rendezvous.hangs_named(dist.PrefixStore(name, store), rank, 3, 3.0, "; give it longer"):
+        with rendezvous.name_missing_ranks(dist.PrefixStore(name, store), rank, 3, 3.0, "; give it longer"):
             if rank != 2:
                 dist.barrier(group=group)
     except ProcessHangs as error:
@@ -314,7 +314,7 @@ def test_processes_meet_and_name_the_one_that_hangs(monkeypatch):
 
 
 def fail(store, rank, error):
-    with rendezvous.hangs_named(store, rank, 3, 600.0, ""):
+    with rendezvous.name_missing_ranks(store, rank, 3, 600.0, ""):
         raise error
 
 
@@ -347,6 +347,6 @@ def test_a_store_that_does_not_answer_is_said(monkeypatch):
 def test_who_does_not_come_is_named():
     store = dist.HashStore()
     with pytest.raises(ProcessHangs, match="waited 0.06 seconds in vain; nothing was heard of processes 1, 2, which"):
-        meet(store, 0, 3, 0.06)
+        wait_for_all(store, 0, 3, 0.06)
     with pytest.raises(ProcessHangs, match="nothing was heard of process 0, which hangs or has lost the connection"):
-        meet(store, 2, 3, 0.06)
+        wait_for_all(store, 2, 3, 0.06)

@@ -46,7 +46,7 @@ _LOST = (
 )
 
 
-def is_one_of_several(environment: Mapping[str, str] = os.environ) -> bool:
+def is_distributed(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this is one of several processes of a run."""
     return _number(environment, "WORLD_SIZE", 1) > 1 and "RANK" in environment
 
@@ -85,7 +85,7 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
         return default
 
 
-def quieten() -> None:
+def mute_log() -> None:
     """Leave this process's log lines and warnings to files, if it is not the first one; its errors are shown."""
     if rank() == 0:
         return
@@ -95,7 +95,7 @@ def quieten() -> None:
         handler.setFormatter(LogFormatter(f"process {rank()}"))
 
 
-def is_to_say(error: BaseException, message: str) -> str | None:
+def message_to_print(error: BaseException, message: str) -> str | None:
     """What this process says of its failure; None: another one speaks.
 
     Also leaves the failure where torchrun looks for the cause, unless it is but the consequence of another one.
@@ -104,9 +104,9 @@ def is_to_say(error: BaseException, message: str) -> str | None:
         error: being handled.
         message: what a process alone would say.
     """
-    if isinstance(error, Exception) and not lost_another(error):
+    if isinstance(error, Exception) and not is_consequence(error):
         record_failure(message, error)
-        if may_speak():
+        if is_first_failure():
             return message if isinstance(error, UserError) else f"process {rank()}: {message}"
         time.sleep(1.0)  # torchrun ends the others as soon as one has gone: let the one who speaks speak
         return None
@@ -116,10 +116,10 @@ def is_to_say(error: BaseException, message: str) -> str | None:
         message = f"process {rank()} has lost another process of this run; torchrun says below which failed first"
     elif rank() != 0:  # a signal that all have been sent
         return None
-    return None if _has_been_said() or not may_speak() else message
+    return None if _failure_is_reported() or not is_first_failure() else message
 
 
-def may_speak() -> bool:
+def is_first_failure() -> bool:
     """Whether this process is the first of its machine to fail; asked once, and true for one of them."""
     folder = _shared_folder()
     if folder is None:
@@ -133,7 +133,7 @@ def may_speak() -> bool:
     return True
 
 
-def lost_another(error: BaseException) -> bool:
+def is_consequence(error: BaseException) -> bool:
     """Whether an error is but the consequence of another process's end."""
     if type(error).__name__ == "RankFailure":  # ftk.model_parallel.collective, which imports torch
         return True
@@ -158,7 +158,7 @@ def record_failure(message: str, error: BaseException | None = None) -> None:
         Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}), encoding="utf-8")
 
 
-def _has_been_said() -> bool:
+def _failure_is_reported() -> bool:
     """Whether another process has failed, and said why."""
     folder = _shared_folder()
     return folder is not None and (folder / MARK).exists()
@@ -167,7 +167,7 @@ def _has_been_said() -> bool:
 def _wait_for_cause() -> None:
     """Give the process that has failed the time to say so."""
     deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline and not _has_been_said():
+    while time.monotonic() < deadline and not _failure_is_reported():
         time.sleep(0.05)
 
 

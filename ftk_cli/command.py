@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from ftk.errors import LogFormatter, UserError, visible
-from ftk_cli import launched
+from ftk_cli import ranks
 
 USER_ERROR = 2
 FAILURE = 1
@@ -29,7 +29,7 @@ _OUT_OF_MEMORY = re.compile(
 Body = Callable[[list[str]], "int | None"]
 
 
-class Said(Exception):
+class Reported(Exception):
     """Raised in place of an error that was printed already; its argument is the exit code."""
 
 
@@ -54,8 +54,8 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
     _set_up_log()
     previous = _handle_signals(_terminate)
     try:
-        launched.check_variables()
-        launched.quieten()
+        ranks.check_variables()
+        ranks.mute_log()
         try:
             code = body(arguments) or 0
         except SystemExit:  # after --help
@@ -64,16 +64,16 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # now a full disk is an error like others, at the end of the process a traceback
         return code
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
-        _give_up(sys.stdout)
+        _discard_output(sys.stdout)
         return FAILURE
     except (Exception, KeyboardInterrupt, Terminated) as error:
-        if previous and launched.is_one_of_several():
+        if previous and ranks.is_distributed():
             # torchrun signals the others as soon as one has failed, perhaps while this one says why it fails, or
             # just before it exits: it is to be known by its own exit code.
             _handle_signals(signal.SIG_IGN)
             if argv is None:
                 previous = {}
-        return error.args[0] if isinstance(error, Said) else say(prog, error, show_traceback)
+        return error.args[0] if isinstance(error, Reported) else report(prog, error, show_traceback)
     finally:
         for signum, handler in previous.items():
             if handler is not None:  # None: not set by Python
@@ -98,7 +98,7 @@ def _handle_signals(handler: Any) -> dict[signal.Signals, Any]:
         return {}
 
 
-def _give_up(stream: TextIO) -> None:
+def _discard_output(stream: TextIO) -> None:
     """Let what is still to be written to a stream go nowhere: the end of the process would try it once more."""
     with contextlib.suppress(OSError, ValueError):  # no file, as in a test
         descriptor = stream.fileno()
@@ -156,7 +156,7 @@ def _memory_wanted(error: BaseException) -> str | None:
     return gpu + (f" ({asked[1]} were asked for)" if asked else "")
 
 
-def say(prog: str, error: BaseException, show_traceback: bool) -> int:
+def report(prog: str, error: BaseException, show_traceback: bool) -> int:
     """Says what went wrong, once, and returns the exit code. Of several processes the one that failed first speaks."""
     code = USER_ERROR if isinstance(error, UserError) else FAILURE
     if isinstance(error, UserError):
@@ -167,7 +167,7 @@ def say(prog: str, error: BaseException, show_traceback: bool) -> int:
         text = f"terminated ({error})"
     else:
         text = describe(error)
-    message = launched.is_to_say(error, text) if launched.is_one_of_several() else text
+    message = ranks.message_to_print(error, text) if ranks.is_distributed() else text
     if message is not None:
         with contextlib.suppress(OSError, ValueError):  # a terminal that is gone, a full disk: the exit code remains
             if show_traceback:
@@ -177,19 +177,19 @@ def say(prog: str, error: BaseException, show_traceback: bool) -> int:
         try:
             sys.stdout.flush()
         except OSError:
-            _give_up(sys.stdout)
+            _discard_output(sys.stdout)
     return code
 
 
 @contextlib.contextmanager
-def said_at_once(prog: str) -> Iterator[None]:
+def report_errors(prog: str) -> Iterator[None]:
     """What fails inside is said there and then, before this process leaves the others: they fail in their turn."""
     try:
         yield
     except BrokenPipeError:  # `run` ends without a word
         raise
     except (Exception, KeyboardInterrupt, Terminated) as error:
-        raise Said(say(prog, error, TRACEBACK in sys.argv)) from error
+        raise Reported(report(prog, error, TRACEBACK in sys.argv)) from error
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
