@@ -44,7 +44,7 @@ class ValidateConfig:
         default=0, metadata={"min": 0, "max": 1024, "help": "processes that prepare batches", "unit": "processes"}
     )
     max_samples: int | None = field(
-        default=None, metadata={"help": "stop after so many of each split", "unit": "samples"}
+        default=None, metadata={"help": "stop after this many samples per split", "unit": "samples"}
     )
     precision: str = field(default="fp32", metadata={"help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")})
     unigram: bool = field(
@@ -53,7 +53,7 @@ class ValidateConfig:
     )
     train_subset: str = field(default="train", metadata={"help": "split that --unigram counts"})
     output_format: str = field(
-        default="text", metadata={"help": "a table, or one JSON object a split", "choices": ("text", "json")}
+        default="text", metadata={"help": "a table, or one JSON object per split", "choices": ("text", "json")}
     )
 
     def validate(self) -> Iterator[str]:
@@ -96,7 +96,7 @@ def body(argv: list[str]) -> int:
 
 
 def evaluate(root: ValidateRoot, world: World) -> int:
-    """What one process does: of several, those of a data rank have one model, and take its share of the batches."""
+    """The work of one process: the processes of a data rank share one model and take its share of the batches."""
     from tqdm import tqdm
 
     from ftk.checkpoint import resolve_checkpoint

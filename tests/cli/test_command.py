@@ -151,7 +151,7 @@ def test_control_characters_of_files_are_shown_in_log_lines_and_in_torchruns_rep
     ("error", "told"),
     [
         (MemoryError(), "out of memory; "),
-        (MemoryError("Unable to allocate 7.45 GiB for an array"), "out of memory (7.45 GiB were asked for); "),
+        (MemoryError("Unable to allocate 7.45 GiB for an array"), "out of memory (7.45 GiB were requested); "),
         (RuntimeError("std::bad_alloc"), "out of memory; "),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."),
