@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from ftk.data.batches.iterator import SAMPLE_IDS
 from ftk.model_parallel.gradients import finish_gradients
 from ftk.model_parallel.naming import canonical_name
 from ftk.model_parallel.shards import is_distributed, local
 from ftk.model_parallel.world import World
-from ftk.tasks.base import Batch
+from ftk.batch import Batch
 from ftk.trainer.hooks import Hook
 from ftk.trainer.runner import without_copies
 from ftk.trainer.seeding import seed_update
@@ -89,7 +88,7 @@ class Anomaly(NamedTuple):
     text: str
 
 
-def find_anomalies(update: Update, micro_batches: list[Batch], num_updates: int, num_targets: int) -> list[Anomaly]:
+def find_anomalies(update: Update, micro_batches: list[Batch], num_updates: int, num_targets: float) -> list[Anomaly]:
     """Go forward and backward as an update did, and look at each module's inputs, outputs and gradients.
 
     The loss is not scaled: an overflow of fp16 gradients that the loss scale alone has made is none. Waits for the
@@ -110,7 +109,7 @@ def find_anomalies(update: Update, micro_batches: list[Batch], num_updates: int,
     seed_update(update.config.common.seed, num_updates, world.data_rank, world.pipeline_rank)
     update.optimizer.zero_grad(set_to_none=True)
     try:
-        scale = torch.full((), 1.0 / max(1, num_targets), device=update.device)
+        scale = torch.full((), 1.0 / (num_targets or 1), device=update.device)
         watch = _Watch(update, micro_batches)
         with watch.watching(), _uncompiled(update.config.engine.compile):
             without_copies(update.runner).forward_backward(micro_batches, scale)
@@ -247,10 +246,9 @@ class _Search:
         self._place = place
         self._stage = stage
         self._parameters = {parameter: canonical_name(name, model) for name, parameter in model.named_parameters()}
-        self._sample_ids: Tensor | None = batch.get(SAMPLE_IDS)
+        self._sample_ids = batch.sample_ids
         # [N, V] of the N positions with loss is not to be taken for [B, ...]
-        num_targets = update.task.count_targets(batch)
-        self._sample_axes = 3 if self._sample_ids is not None and num_targets == len(self._sample_ids) else 2
+        self._sample_axes = 3 if self._sample_ids is not None and len(batch.places) == len(self._sample_ids) else 2
         self._events = 0
         self._open: list[str] = []  # modules whose forward we are in, the innermost last
         self._last: str | None = None  # the module that was finished last
@@ -270,7 +268,8 @@ class _Search:
             self.found = Anomaly(number, backward, stage, self._events, self._update.world.rank, text)
 
     def _look_at_batch(self, batch: Batch) -> None:
-        for name, value in batch.items():
+        own = {"targets": batch.targets, "weights": batch.weights}
+        for name, value in {**batch.inputs, **own, **batch.extras}.items():
             if isinstance(value, Tensor) and is_bad(value):
                 self._find(f"the batch itself: {name!r} has {count_non_finite(value)}{self._rows(value)}")
                 return
@@ -344,7 +343,7 @@ class _Search:
         ids = self._sample_ids
         if ids is None or value.ndim < self._sample_axes or len(value) != len(ids):
             return ""
-        bad = (~own_numbers(value).isfinite()).flatten(1).any(1).cpu()
+        bad = (~own_numbers(value).isfinite()).flatten(1).any(1).cpu().numpy()
         return f", of {len(ids)} samples in {', '.join(map(str, ids[bad][:32].tolist()))}"
 
     # -- backward -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ftk.files import write_whole
 from ftk.optim.group_schedules import GroupSchedules
 from ftk.optim.lr_schedulers.base import LRScheduler, LRSchedulerConfig
 from ftk.registry import LR_SCHEDULERS
-from ftk.tasks.base import Batch
+from ftk.batch import Batch
 from ftk.trainer import dataloading
 from ftk.trainer.train_config import TrainConfig
 from ftk.trainer.trainer import Trainer

@@ -19,7 +19,7 @@ from ftk.model_parallel.norms import square_sums
 from ftk.model_parallel.shards import local, shard_groups
 from ftk.model_parallel.world import World
 from ftk.optim.patterns import matches
-from ftk.tasks.base import Batch
+from ftk.batch import Batch
 from ftk.trainer.hooks import Hook
 from ftk.trainer.log.records import RecordFile
 from ftk.trainer.watch.finite import tensors_in

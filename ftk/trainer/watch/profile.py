@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ftk.files import temporary_folder, write_whole
-from ftk.tasks.base import Batch
+from ftk.batch import Batch
 from ftk.trainer.hooks import Hook
 
 if TYPE_CHECKING:
