@@ -15,7 +15,7 @@ from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.config_groups import BatchConfig
 from ftk.generation.processors.config import ProcessorConfig
-from ftk.model_parallel.inference_config import InferenceParallelConfig
+from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.registry import SCORERS
 from ftk_cli.frame import Terminated, run
 from ftk_cli.inference_options import COLOR, Checkpoints, DevicePrecisionConfig, find_checkpoints, given_flags
@@ -186,9 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int:
     root = compose(GenerateRoot, PROG, DESCRIPTION, argv)
     from ftk.checkpoint.layout import MANIFEST
-    from ftk.model_parallel.inference import parallel_config
+    from ftk.model_parallel.collective import check_same_files
     from ftk.model_parallel.same_start import options_by_flag
-    from ftk.model_parallel.together import check_same_files
     from ftk.model_parallel.world import open_world
     from ftk.trainer.device import resolve_device
     from ftk_cli.fill_prompts import fill_prompts
@@ -199,7 +198,7 @@ def body(argv: list[str]) -> int:
     device = resolve_device(root.common.device)
     with ExitStack() as stack:
         facts = options_by_flag(PROG, root)
-        world = stack.enter_context(open_world(parallel_config(root.parallel), device, facts))
+        world = stack.enter_context(open_world(root.parallel.whole(), device, facts))
         stack.enter_context(world.naming_who_hangs())
         if world.size > 1 and root.generate.input == "-":
             raise UserError("--input - cannot be read by several processes; write the prompts to a file")

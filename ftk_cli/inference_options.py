@@ -74,7 +74,7 @@ def find_checkpoints(path: str, lm_path: str | None, world: World | None = None)
 
     from ftk.checkpoint import resolve_checkpoint
     from ftk.hub import checkpoint_paths
-    from ftk.model_parallel.together import on_main
+    from ftk.model_parallel.collective import on_main
 
     def find() -> list[list[str] | None]:
         return [

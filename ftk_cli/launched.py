@@ -135,7 +135,7 @@ def may_speak() -> bool:
 
 def lost_another(error: BaseException) -> bool:
     """Whether an error is but the consequence of another process's end."""
-    if type(error).__name__ == "RankFailure":  # ftk.model_parallel.together, which imports torch
+    if type(error).__name__ == "RankFailure":  # ftk.model_parallel.collective, which imports torch
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(sign in text for sign in _LOST)

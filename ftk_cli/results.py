@@ -87,9 +87,9 @@ class ResultsFile:
         if world is None:
             self._stream = self._open()
         else:
-            from ftk.model_parallel.together import together
+            from ftk.model_parallel.collective import collective
 
-            self._stream = together(world, self._open)
+            self._stream = collective(world, self._open)
 
     def _open(self) -> io.FileIO | None:
         """The file as it is, if it is there; refuses what could not be written later."""

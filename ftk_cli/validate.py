@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ftk.config import compose, section
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.errors import visible
-from ftk.model_parallel.inference_config import InferenceParallelConfig
+from ftk.model_parallel.config import InferenceParallelConfig
 from ftk_cli.frame import run, said_at_once
 from ftk_cli.inference_options import DeviceConfig
 
@@ -80,7 +80,7 @@ def body(argv: list[str]) -> int:
     root = compose(ValidateRoot, "ftk-validate", DESCRIPTION, argv)
     import torch
 
-    from ftk.model_parallel.parallel_config import ParallelConfig
+    from ftk.model_parallel.config import ParallelConfig
     from ftk.model_parallel.same_start import options_by_flag
     from ftk.model_parallel.world import open_world
     from ftk.trainer.device import resolve_device
@@ -103,7 +103,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
 
     from ftk.checkpoint import resolve_checkpoint
     from ftk.checkpoint.layout import MANIFEST
-    from ftk.model_parallel.together import check_same_files, on_main, together
+    from ftk.model_parallel.collective import check_same_files, collective, on_main
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
     from ftk.trainer.dataloading import split_names, valid_iterators, valid_names
@@ -112,7 +112,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     options, device = root.validation, world.device
     # Found once: a run that saves meanwhile moves its links.
     options.path = on_main(world, lambda: str(resolve_checkpoint(options.path)))
-    task, parts = together(world, lambda: restore_task(options.path, options.data))
+    task, parts = collective(world, lambda: restore_task(options.path, options.data))
     check_same_files(world, {"--path": [Path(options.path) / MANIFEST]})
     model, runner = load(root, world, parts.criterion.build())
     loading = DataloaderConfig(

@@ -16,7 +16,7 @@ sys.path.insert(0, str(BENCHMARK.parent))
 
 from data_parallel import all_ways, check_losses  # noqa: E402
 
-from ftk.model_parallel.parallel_config import ParallelConfig  # noqa: E402
+from ftk.model_parallel.config import ParallelConfig  # noqa: E402
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

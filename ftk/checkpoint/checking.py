@@ -15,7 +15,7 @@ from ftk.checkpoint.layout import CONFIG, MODEL, TRAINER_STATE, BrokenCheckpoint
 from ftk.checkpoint.manifest import FileRecord, read_manifest
 from ftk.errors import UserError
 from ftk.files import open_regular
-from ftk.model_parallel.together import on_main, together
+from ftk.model_parallel.collective import collective, on_main
 from ftk.model_parallel.world import World
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def verify(folder: str | Path, *, world: World | None = None) -> list[str]:
     """
     folder = Path(folder)
     try:
-        files = together(world or World.single(), lambda: read_manifest(folder))
+        files = collective(world or World.single(), lambda: read_manifest(folder))
     except UserError as error:
         return [str(error).removeprefix(f"{folder}{os.sep}")]
     problems = find_problems(folder, files, world=world)
@@ -67,7 +67,7 @@ def check_files(
     Raises:
         BrokenCheckpoint: names each problem.
     """
-    files = together(world or World.single(), lambda: read_manifest(folder))
+    files = collective(world or World.single(), lambda: read_manifest(folder))
     problems = find_problems(folder, files, contents=lambda name: hashes and name.startswith(prefix), world=world)
     if not problems and prefix == f"{MODEL}/":  # whoever takes the weights is told of what else is wrong
         problems = on_main(world or World.single(), lambda: content_problems(folder, (CONFIG, TRAINER_STATE)))
@@ -105,7 +105,7 @@ def find_problems(
         return found
 
     problems: dict[str, str] = {}
-    for rank, theirs in enumerate(world.gather_json(together(world, look))):
+    for rank, theirs in enumerate(world.gather_json(collective(world, look))):
         for name, problem in theirs.items():
             here_only = rank > 0 and problem == _MISSING  # the main process sees it: machines do not share the folder
             problems.setdefault(name, f"{problem} for process {rank}" if here_only else problem)

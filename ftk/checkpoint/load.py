@@ -16,7 +16,7 @@ from ftk.checkpoint.manifest import index_folders, read_manifest
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.storage import StoredTensor, TensorIndex, read_index, read_tensors
 from ftk.errors import UserError
-from ftk.model_parallel.together import together
+from ftk.model_parallel.collective import collective
 from ftk.model_parallel.world import World
 
 _NAMES_SHOWN = 6
@@ -54,11 +54,11 @@ def load_model_state(
     world = world or World.single()
     own = {name for names in tied_names(model).values() for name in names} | set(model_tensors(model)[0])
     known = names_anywhere(own, world)
-    source = together(world, lambda: layout.resolve_checkpoint(folder))
+    source = collective(world, lambda: layout.resolve_checkpoint(folder))
     check_files(source, prefix=f"{layout.MODEL}/", hashes=check_hashes, world=world)
     if ema:
         check_ema(source, check_hashes, world)
-    return together(world, lambda: _fill(source, model, known, strict=strict, ema=ema))
+    return collective(world, lambda: _fill(source, model, known, strict=strict, ema=ema))
 
 
 def _fill(folder: Path, model: nn.Module, known: set[str], *, strict: bool, ema: bool) -> tuple[list[str], list[str]]:
@@ -168,11 +168,11 @@ def load_extra_tensors(
         UserError: the checkpoint has no such set, or one of other names or shapes; before anything is changed.
     """
     world = world or World.single()
-    source = together(world, lambda: layout.resolve_checkpoint(folder))
+    source = collective(world, lambda: layout.resolve_checkpoint(folder))
     files = check_files(source, prefix=f"{name}/", hashes=check_hashes, world=world)
     if f"{name}/index.json" not in files:
         raise UserError(f"{source}: has no {name!r} tensors")
-    return together(world, lambda: _fill_extra(source, name, targets, strict=strict))
+    return collective(world, lambda: _fill_extra(source, name, targets, strict=strict))
 
 
 def _fill_extra(folder: Path, name: str, targets: Mapping[str, torch.Tensor], *, strict: bool) -> list[str]:

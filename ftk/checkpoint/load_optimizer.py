@@ -19,8 +19,8 @@ from ftk.checkpoint.load import mismatch, names_anywhere
 from ftk.checkpoint.naming import parameter_names
 from ftk.checkpoint.storage import INDEX, StoredTensor, TensorIndex, read_index, read_tensors
 from ftk.errors import UserError
+from ftk.model_parallel.collective import collective
 from ftk.model_parallel.shards import Fused, fused_parameters, own_places, with_fused
-from ftk.model_parallel.together import together
 from ftk.model_parallel.world import World
 
 # Entries of a parameter group that choose a kernel, not a result: the running optimizer keeps its own.
@@ -51,12 +51,12 @@ def load_optimizer_state(
     world = world or World.single()
     names = parameter_names(model)
     held = names_anywhere({names[id(p)] for group in optimizer.param_groups for p in group["params"]}, world)
-    source = together(world, lambda: layout.resolve_checkpoint(folder))
+    source = collective(world, lambda: layout.resolve_checkpoint(folder))
     files = check_files(source, prefix=f"{layout.OPTIMIZER}/", hashes=check_hashes, world=world)
     if f"{layout.OPTIMIZER}/index.json" not in files:
         raise UserError(f"{source}: has no optimizer state; weights alone can be taken from it")
     fused = fused_parameters(model)
-    together(world, lambda: _fill(source, optimizer, names, fused, held))
+    collective(world, lambda: _fill(source, optimizer, names, fused, held))
 
 
 def _fill(

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftk.model_parallel.naming import canonical_name
-from ftk.model_parallel.shards import fused_parameters, with_fused
+from ftk.model_parallel.shards import canonical_name, fused_parameters, with_fused
 
 # Entries of a parameter group that follow from the model and the run's options and are made anew with the optimizer.
 _DERIVED = ("names", "lr_scale", "schedule")

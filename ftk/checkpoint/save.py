@@ -18,7 +18,7 @@ from ftk.checkpoint.shared import check_shared
 from ftk.checkpoint.snapshot import ExtraTensors, Snapshot, take_snapshot
 from ftk.checkpoint.storage import write_tensors
 from ftk.errors import UserError
-from ftk.model_parallel.together import on_main
+from ftk.model_parallel.collective import on_main
 from ftk.model_parallel.world import World
 
 logger = logging.getLogger(__name__)

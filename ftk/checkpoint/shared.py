@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ftk.checkpoint.layout import TEMPORARY
 from ftk.errors import UserError
-from ftk.model_parallel.together import on_main, together
+from ftk.model_parallel.collective import collective, on_main
 from ftk.model_parallel.world import World
 
 WAIT_SECONDS = 20.0  # so long a network's file system may take to show on one machine what another one has made
@@ -44,7 +44,7 @@ def check_shared(folder: Path, world: World) -> None:
             time.sleep(0.1)
 
     try:
-        together(world, look)
+        collective(world, look)
     finally:
         if world.is_main:
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -17,8 +17,8 @@ from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.storage import read_index, read_tensors
 from ftk.errors import UserError
+from ftk.model_parallel.collective import collective
 from ftk.model_parallel.shards import local, own_pieces
-from ftk.model_parallel.together import together
 from ftk.model_parallel.world import World
 
 
@@ -67,11 +67,11 @@ def transfer_weights(
     world = world or World.single()
     tied = tied_names(model)
     known = names_anywhere({other for name in model_tensors(model)[0] for other in tied.get(name, [name])}, world)
-    source = together(world, lambda: _further_trainable(folder))
+    source = collective(world, lambda: _further_trainable(folder))
     check_files(source, prefix=f"{layout.MODEL}/", world=world)
     if ema:
         check_ema(source, True, world)
-    return together(world, lambda: _fill(source, model, known, skip=skip, common_rows=common_rows, ema=ema))
+    return collective(world, lambda: _fill(source, model, known, skip=skip, common_rows=common_rows, ema=ema))
 
 
 def _further_trainable(path: str | Path) -> Path:

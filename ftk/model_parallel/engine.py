@@ -9,7 +9,7 @@ from torch import nn
 
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.compile import compile_model
-from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.host_memory import keep_freed_memory, return_freed_memory
 
 

@@ -1,16 +1,16 @@
-"""What is done once an update to gradients that lie on many processes: the last sums, one norm, clipping."""
+"""Gradients that lie on many processes: when they are summed, the last sums of an update, one norm, clipping."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ftk.model_parallel.naming import canonical_name
 from ftk.model_parallel.norms import square_sums
-from ftk.model_parallel.shards import depth, local, shard_groups
+from ftk.model_parallel.shards import canonical_name, depth, local, shard_groups
 from ftk.model_parallel.world import World
 
 FINISHERS = "ftk_finish_gradients"
@@ -18,6 +18,31 @@ FINISHERS = "ftk_finish_gradients"
 
 UNCOUNTED = "ftk_uncounted"
 """Attribute of a model: names of parameters that another process counts (the second copy of a tied weight)."""
+
+
+@contextmanager
+def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
+    """Forward and backward pass of a micro-batch; the sums over processes are whole after the last one of an update.
+
+    Copies of the model (DDP) and ZeRO stage 1 keep gradients on each process until then; stages 2 and 3 cannot, as
+    each process has memory for its share alone. A model of one process is left alone.
+
+    Args:
+        model: as it is called in the step; wrapped by DDP, sharded by FSDP2, or neither.
+        enabled: false for all micro-batches of an update but the last.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        if enabled:
+            yield
+        else:
+            with model.no_sync():
+                yield
+        return
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2, which takes a second to import
+        from ftk.model_parallel.fully_sharded import accumulate
+
+        accumulate(model, last=enabled)  # type: ignore[arg-type]
+    yield
 
 
 def guarded(loss: Tensor, backward_scale: Tensor) -> Tensor:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftk.model_parallel.inference_config import InferenceParallelConfig
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import World
 
 
@@ -60,13 +59,3 @@ def distribute_for_inference(
     group = world.group("pipeline")
     assert group is not None
     return PipelinedModel(part, group).eval()
-
-
-def parallel_config(config: InferenceParallelConfig) -> ParallelConfig:
-    """The sizes of a world for inference: every process has a share of the one model."""
-    return ParallelConfig(
-        tensor_parallel_size=config.tensor_parallel_size,
-        pipeline_parallel_size=config.pipeline_parallel_size,
-        data_parallel_shard_size=1,
-        data_parallel_replicate_size=1,
-    )

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.naming import canonical_name
-from ftk.model_parallel.shards import fused_parameters, local, own_pieces, with_fused
+from ftk.model_parallel.shards import canonical_name, fused_parameters, local, own_pieces, with_fused
 
 InitialValue = Callable[[str, Sequence[int]], Tensor]
 """(a parameter's name, the whole one's shape) -> its whole initial value, on the CPU."""

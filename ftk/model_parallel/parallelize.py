@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.blocks import blocks_of, needed_blocks
+from ftk.model_parallel.check_replicas import check_replicas, copy_from_first, mesh_device
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.data_parallel import (
     copy_over_processes,
     require_gradients,
@@ -21,10 +23,7 @@ from ftk.model_parallel.data_parallel import (
     uses_shares,
 )
 from ftk.model_parallel.engine import prepare_model
-from ftk.model_parallel.engine_config import EngineConfig
-from ftk.model_parallel.equal import check_equal, make_equal, mesh_device
 from ftk.model_parallel.gradients import add_finisher
-from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.shards import is_distributed
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import DIMENSIONS, World
@@ -57,7 +56,7 @@ def parallelize(
 
     Several backward passes before the optimizer's step add up. With `zero_stage` 1, and with copies, gradients need be
     sent after the last of them alone: put the forward and backward pass of each micro-batch into
-    `with ftk.model_parallel.gradient_sync.gradient_sync(model, enabled=is_last):`.
+    `with ftk.model_parallel.gradients.gradient_sync(model, enabled=is_last):`.
 
     Args:
         model: of any kind, with its repeated blocks in an `nn.ModuleList` (or an `nn.Sequential` or `nn.ModuleDict` of
@@ -117,7 +116,7 @@ def parallelize(
     if tensor_mesh is not None:
         _check_plan(model, {} if plan is None else plan, tensor_mesh, sequence_parallel)
     setattr(model, _DONE, True)
-    make_equal(model, mesh)
+    copy_from_first(model, mesh)
     if tensor_mesh is not None:
         _apply_plan(model, {} if plan is None else plan, tensor_mesh, sequence_parallel)
     prepare_model(model, EngineConfig(activation_checkpointing=activation_checkpointing, compile=compile))
@@ -164,7 +163,7 @@ def parallelize_training(
             no initial values; or processes have built it with different values.
     """
     model = module.model if isinstance(module, StepModule) else module
-    check_equal(model, world)
+    check_replicas(model, world)
     if world.sizes.tensor > 1:
         from ftk.model_parallel.tensor_parallel.plan import plan_of
 

@@ -215,3 +215,10 @@ def own_pieces(tensor: Any) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]
 def depth(dimension: str) -> int:
     """Where a dimension lies in the mesh, 0 the outermost; one that is not of ours counts as outermost."""
     return DIMENSIONS.index(dimension) if dimension in DIMENSIONS else -1
+
+
+def canonical_name(name: str, model: Any) -> str:
+    """A parameter's own name: without what DDP, torch.compile and activation checkpointing put into its path."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        name = name.removeprefix("module.")
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))

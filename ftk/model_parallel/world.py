@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from ftk.errors import UserError
-from ftk.model_parallel.meeting import hangs_named, meet
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import ParallelConfig
+from ftk.model_parallel.rendezvous import hangs_named, meet
 from ftk.model_parallel.same_start import Facts, check_same_start, environment_facts
 
 if TYPE_CHECKING:

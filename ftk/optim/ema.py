@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.naming import canonical_name
-from ftk.model_parallel.shards import fused_parameters, local, locals_of, with_fused
+from ftk.model_parallel.shards import canonical_name, fused_parameters, local, locals_of, with_fused
 from ftk.optim.ema_config import EMAConfig
 
 

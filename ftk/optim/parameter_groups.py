@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.naming import canonical_name
-from ftk.model_parallel.shards import local
+from ftk.model_parallel.shards import canonical_name, local
 from ftk.optim.parameters_config import ParametersConfig, split_rule
 from ftk.optim.patterns import matches, paths
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ftk.data.corpora.corpus import Documents
 from ftk.data.indexed.folder_layout import NoSplit
+from ftk.model_parallel.collective import collective
 from ftk.model_parallel.same_start import check_same_start
-from ftk.model_parallel.together import together
 from ftk.model_parallel.world import World
 from ftk.tasks.base import Task
 
@@ -32,7 +32,7 @@ def check_same_data(task: Task, splits: Iterable[str], world: World) -> None:
         UserError: on all of them, with what differs and where.
     """
     if world.size > 1:
-        check_same_start(together(world, lambda: data_facts(task, splits)), world.gather_json)
+        check_same_start(collective(world, lambda: data_facts(task, splits)), world.gather_json)
 
 
 def data_facts(task: Task, splits: Iterable[str]) -> dict[str, Any]:

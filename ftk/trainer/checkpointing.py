@@ -43,9 +43,8 @@ from ftk.checkpoint.shared import check_shared
 from ftk.checkpoint.snapshot import Buffers, ExtraTensors, Snapshot, take_snapshot
 from ftk.config import dump
 from ftk.errors import UserError
-from ftk.model_parallel.naming import canonical_name
-from ftk.model_parallel.shards import local
-from ftk.model_parallel.together import on_main, together
+from ftk.model_parallel.collective import collective, on_main
+from ftk.model_parallel.shards import canonical_name, local
 from ftk.model_parallel.world import World
 from ftk.trainer.continuing import agree_on_changes
 from ftk.trainer.retention import Standing, best_of, superfluous
@@ -195,7 +194,7 @@ class Checkpoints:
         """
         logger.info("loading %s", folder)
         own = folder.parent == self.folder.resolve()
-        resets, state = together(self.world, lambda: self._read_state(folder, tokenizer, data, own=own))
+        resets, state = collective(self.world, lambda: self._read_state(folder, tokenizer, data, own=own))
         load_model_state(folder, model, check_hashes=not own, world=self.world)
         if state is None:
             self._take_moments(folder, model, optimizer)
@@ -258,7 +257,7 @@ class Checkpoints:
         if options.finetune_from is None:
             return
         common = options.finetune_vocabulary == "common"
-        folder = together(self.world, lambda: self._weights_to_take(tokenizer))
+        folder = collective(self.world, lambda: self._weights_to_take(tokenizer))
         done = transfer_weights(folder, model, skip=options.finetune_skip, common_rows=common, world=self.world)
         logger.info("a new run begins with %d tensors of %s", len(done.taken), folder)
         for name, (taken, rows) in done.rows.items():

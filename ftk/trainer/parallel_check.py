@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import Sizes, launched_by_torchrun, resolve_sizes
 from ftk.optim.parameter_groups import apply_freeze
 from ftk.tasks.base import Task

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ftk.batch import Batch
 from ftk.criterions.base import LossOutput
-from ftk.model_parallel.gradient_sync import gradient_sync
-from ftk.model_parallel.gradients import guarded
+from ftk.model_parallel.gradients import gradient_sync, guarded
 from ftk.model_parallel.step_module import StepModule
 from ftk.trainer.device import autocast
 from ftk.trainer.log.metrics import Sums

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from ftk.config import Chosen, section, slot
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
 from ftk.data.batches.dataloader_config import DataloaderConfig
-from ftk.model_parallel.engine_config import EngineConfig
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.optim.ema_config import EMAConfig
 from ftk.optim.loss_scale_config import LossScaleConfig
 from ftk.optim.parameters_config import ParametersConfig

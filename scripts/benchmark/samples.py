@@ -7,7 +7,7 @@ The work: texts of --seq-length tokens are packed from real documents (paragraph
 articles of data/chinese as SentencePiece), blanked out for one objective, laid out, and padded in batches of
 --batch-size: the arrays of a batch, before they become tensors. Both ways read the same `.bin/.idx`.
 
-The naive way is `PlainDataset` of tests/data/reference_samples.py, the reference that the tests compare the kernel
+The naive way is `PlainDataset` of tests/tasks/glm_blank/reference_samples.py, which the tests compare the kernel
 with, sample for sample: the steps of the original's BlockDataset and ConstructBlockStrategy, with slices and
 concatenations in NumPy and lists in Python. Here it draws from Python's own generator, whose draws cost less than
 those of the kernel's generator written in Python.
@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "data"))
+sys.path.insert(0, str(ROOT / "tests" / "tasks" / "glm_blank"))
 
 from reference_samples import PlainDataset, PlainRandom, collate  # noqa: E402
 

@@ -28,7 +28,7 @@ from ftk.checkpoint.export import stream_safetensors
 from ftk.checkpoint.save import write_snapshot
 from ftk.checkpoint.snapshot import Buffers, TensorPart, take_snapshot
 from ftk.errors import UserError
-from ftk.model_parallel.together import RankFailure, on_main, together
+from ftk.model_parallel.collective import RankFailure, collective, on_main
 from ftk.model_parallel.world import Sizes, World, make_world
 from tests.distributed import run_ranks
 
@@ -213,7 +213,7 @@ def bad_things(folder: str) -> dict[str, Any]:
         if world.rank == 1:
             raise ValueError("odd")
 
-    attempt("elsewhere", lambda: together(world, fail))
+    attempt("elsewhere", lambda: collective(world, fail))
     snapshot = take_snapshot(model=model, trainer_state={}, config={}, world=world)
     attempt(
         "in the way", lambda: write_snapshot(Path(folder) / "file" / "c", snapshot, world=world.with_own_host_group())
@@ -256,10 +256,10 @@ def test_what_fails_on_one_process_fails_on_all_with_the_same_words(one, tmp_pat
 
 def test_one_process_does_things_together_with_itself():
     world = World.single()
-    assert together(world, lambda: (1, 2)) == (1, 2)
+    assert collective(world, lambda: (1, 2)) == (1, 2)
     assert on_main(world, lambda: (1, 2)) == (1, 2)
     with pytest.raises(UserError, match="no"):
-        together(world, lambda: (_ for _ in ()).throw(UserError("no")))
+        collective(world, lambda: (_ for _ in ()).throw(UserError("no")))
     assert issubclass(RankFailure, Exception)
 
 

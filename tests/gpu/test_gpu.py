@@ -10,8 +10,8 @@ from step_ways import Way, build_step, make_batches, model_config
 from torch import nn
 
 from ftk.generation import SequenceGenerator
+from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.engine import prepare_process
-from ftk.model_parallel.engine_config import EngineConfig
 from ftk.optim.base import step_unless
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.registry import OPTIMIZERS

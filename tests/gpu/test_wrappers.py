@@ -13,10 +13,10 @@ import torch.distributed as dist
 from step_ways import LEARNING_RATE, SEED, BatchTask, Way, build_step, make_batches, model_config, train_config
 from torch import nn
 
+from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.data_parallel import copy_over_processes, share_over_processes
 from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.materialize import materialize
-from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output, vocab_parallel_cross_entropy

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
-from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import GlobalGradients, finish_gradients
-from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.pipeline.build import build_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.world import World, make_world, resolve_sizes

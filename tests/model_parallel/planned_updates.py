@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
-from ftk.model_parallel.engine_config import EngineConfig
-from ftk.model_parallel.gradient_sync import gradient_sync
-from ftk.model_parallel.gradients import finish_gradients
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
+from ftk.model_parallel.gradients import finish_gradients, gradient_sync
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.pipeline.build import build_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner

@@ -15,9 +15,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
-from ftk.model_parallel.engine_config import EngineConfig
-from ftk.model_parallel.gradient_sync import gradient_sync
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
+from ftk.model_parallel.gradients import gradient_sync
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ftk.model_parallel.engine_config import EngineConfig
-from ftk.model_parallel.gradient_sync import gradient_sync
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
+from ftk.model_parallel.gradients import gradient_sync
 from ftk.model_parallel.world import World, make_world, resolve_sizes
 from tests.distributed import run_ranks
 from tests.model_parallel.small_steps import (

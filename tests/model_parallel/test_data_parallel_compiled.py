@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftk.model_parallel.engine_config import EngineConfig
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.world import World, make_world, resolve_sizes
 from tests.distributed import run_ranks
 from tests.model_parallel.small_steps import largest_difference, train, write_reference

@@ -17,8 +17,8 @@ from ftk.errors import UserError
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.blocks import blocks_of
 from ftk.model_parallel.compile import compile_model
+from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.engine import prepare_process
-from ftk.model_parallel.engine_config import EngineConfig
 from ftk.models import build_model
 
 SHAPE = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_positions": 32}
@@ -170,7 +170,7 @@ def test_exactness_is_set_for_the_process():
     code = """
 import torch
 from ftk.model_parallel.engine import prepare_process
-from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.config import EngineConfig
 prepare_process(EngineConfig(tf32=True, deterministic=True))
 assert torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "high"
 prepare_process(EngineConfig())

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ftk.model_parallel.gradient_sync import gradient_sync
+from ftk.model_parallel.gradients import gradient_sync
 
 
 @pytest.fixture

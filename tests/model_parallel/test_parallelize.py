@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 import ftk
 from ftk.errors import UserError
 from ftk.model_parallel.blocks import blocks_of
-from ftk.model_parallel.gradient_sync import gradient_sync
+from ftk.model_parallel.gradients import gradient_sync
 from tests.distributed import run_ranks
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
@@ -115,8 +115,7 @@ def refusal(*arguments: Any, **options: Any) -> str:
 
 def unlike(rank: int, options: dict[str, int], change: str) -> str:
     """What is said to two processes of training that have built a model alike but for one thing."""
-    from ftk.model_parallel.engine_config import EngineConfig
-    from ftk.model_parallel.parallel_config import ParallelConfig
+    from ftk.model_parallel.config import EngineConfig, ParallelConfig
     from ftk.model_parallel.parallelize import parallelize_training
     from ftk.model_parallel.world import make_world, resolve_sizes
 
@@ -138,8 +137,7 @@ def unlike(rank: int, options: dict[str, int], change: str) -> str:
 
 def names_filled(fill: bool) -> list[str]:
     """Names that a model on the meta device is asked the values of."""
-    from ftk.model_parallel.engine_config import EngineConfig
-    from ftk.model_parallel.parallel_config import ParallelConfig
+    from ftk.model_parallel.config import EngineConfig, ParallelConfig
     from ftk.model_parallel.parallelize import parallelize_training
     from ftk.model_parallel.world import make_world, resolve_sizes
 
@@ -565,8 +563,7 @@ def test_what_a_checkpoint_will_fill_is_not_drawn_and_what_it_will_not_is(two):
 
 
 def test_offloading_on_one_process_is_said_to_be_left_out(caplog):
-    from ftk.model_parallel.engine_config import EngineConfig
-    from ftk.model_parallel.parallel_config import ParallelConfig
+    from ftk.model_parallel.config import EngineConfig, ParallelConfig
     from ftk.model_parallel.parallelize import parallelize_training
     from ftk.model_parallel.world import World
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from ftk.errors import UserError
-from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import GlobalGradients, finish_gradients
-from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.pipeline.build import build_pipeline
 from tests.distributed import run_ranks
 from tests.model_parallel import pipeline_steps as steps

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftk.errors import UserError
-from ftk.model_parallel.engine_config import EngineConfig
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.pipeline.layout import (
     PipelineLayout,
     check_micro_batches,

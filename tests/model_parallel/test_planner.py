@@ -13,8 +13,7 @@ import torch
 from ftk.config import compose
 from ftk.errors import UserError
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
-from ftk.model_parallel.engine_config import EngineConfig
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.pipeline.layout import check_pipeline
 from ftk.model_parallel.world import resolve_sizes
 from ftk.models.glm.model import GLM

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from ftk.errors import UserError
-from ftk.model_parallel import meeting, world
-from ftk.model_parallel.meeting import ProcessHangs, meet
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel import rendezvous, world
+from ftk.model_parallel.config import ParallelConfig
+from ftk.model_parallel.rendezvous import ProcessHangs, meet
 from ftk.model_parallel.world import (
     DIMENSIONS,
     Sizes,
@@ -249,7 +249,7 @@ from pathlib import Path
 
 import torch
 
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import open_world
 
 mark = Path(sys.argv[1])
@@ -298,7 +298,7 @@ def meet_and_hang() -> list[str]:
     name = meet(store, rank, 3, 60.0)
     group = dist.new_group(timeout=datetime.timedelta(seconds=3.0 + rank))  # the second one waits longer
     try:
-        with meeting.hangs_named(dist.PrefixStore(name, store), rank, 3, 3.0, "; give it longer"):
+        with rendezvous.hangs_named(dist.PrefixStore(name, store), rank, 3, 3.0, "; give it longer"):
             if rank != 2:
                 dist.barrier(group=group)
     except ProcessHangs as error:
@@ -316,12 +316,12 @@ def test_processes_meet_and_name_the_one_that_hangs(monkeypatch):
 
 
 def fail(store, rank, error):
-    with meeting.hangs_named(store, rank, 3, 600.0, ""):
+    with rendezvous.hangs_named(store, rank, 3, 600.0, ""):
         raise error
 
 
 def test_who_has_failed_otherwise_is_not_said_to_hang(monkeypatch):
-    monkeypatch.setattr(meeting, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
     store = dist.HashStore()
     in_vain = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 600000ms for recv operation to complete")
     with pytest.raises(ValueError, match="ill"):
@@ -336,7 +336,7 @@ def test_who_has_failed_otherwise_is_not_said_to_hang(monkeypatch):
 
 
 def test_a_store_that_does_not_answer_is_said(monkeypatch):
-    monkeypatch.setattr(meeting, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.1)
 
     class Lost:
         def append(self, *words):

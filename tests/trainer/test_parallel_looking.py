@@ -63,7 +63,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ftk.model_parallel.naming import canonical_name
+from ftk.model_parallel.shards import canonical_name
 from ftk.registry import register_hook
 from ftk.trainer.hooks import Hook
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from omegaconf import OmegaConf
 
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import ParallelConfig
 from tests.distributed import run_jobs
 from tests.tiers import slow_but, wants_slow
 from tests.trainer.parallel_jobs import run_all

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ftk.checkpoint import load_model_tensors, verify
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import Sizes, make_world
 from ftk.trainer import parallel_check
 from ftk.trainer.hooks import Hook

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftk.model_parallel.engine_config import EngineConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import UNCOUNTED, add_finisher, finish_gradients
-from ftk.model_parallel.parallel_config import ParallelConfig
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.pipeline.layout import check_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftk.errors import UserError
-from ftk.model_parallel.engine_config import EngineConfig
-from ftk.model_parallel.parallel_config import ParallelConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
 
 
 @dataclass(frozen=True)

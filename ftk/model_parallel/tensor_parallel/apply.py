@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ftk.errors import UserError
-from ftk.model_parallel.equal import check_equal_over_mesh
+from ftk.model_parallel.check_replicas import check_replicas_over_mesh
 from ftk.model_parallel.gradients import add_finisher
 from ftk.model_parallel.shards import fused_parameters
 from ftk.model_parallel.tensor_parallel.behaviours import Sequence, Styled, adopt
@@ -54,7 +54,7 @@ def apply_plan(
     styles = match_plan(model, plan, mesh.size(), sequence_parallel, partial)
     if mesh.size() == 1:
         return
-    check_equal_over_mesh(model, mesh)
+    check_replicas_over_mesh(model, mesh)
     region = TensorRegion(mesh, sequence_parallel)
     known: dict[nn.Parameter, nn.Parameter] = {}
     cut: dict[nn.Parameter, tuple[str, tuple[int | None, int]]] = {}

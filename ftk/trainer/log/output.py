@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ftk.files import reason
-from ftk.model_parallel.together import together
+from ftk.model_parallel.collective import collective
 from ftk.model_parallel.world import World
 from ftk.report.starts import Starts
 from ftk.trainer.log.log_file import HeldLines, LogFile
@@ -68,7 +68,7 @@ class RunOutput:
                 own = str(Path(options.log_all_ranks) / f"rank_{world.rank}.log")
                 self._log_files.append(LogFile(own, total_updates, flag="--log-all-ranks"))
 
-        together(world, open_all)
+        collective(world, open_all)
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> RunOutput:

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
-from ftk.model_parallel.together import on_main
+from ftk.model_parallel.collective import on_main
 from ftk.model_parallel.world import World
 from ftk.report.config import ReportConfig
 from ftk.report.page import write_report

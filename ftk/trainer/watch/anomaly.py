@@ -13,8 +13,7 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from ftk.model_parallel.gradients import finish_gradients
-from ftk.model_parallel.naming import canonical_name
-from ftk.model_parallel.shards import is_distributed, local
+from ftk.model_parallel.shards import canonical_name, is_distributed, local
 from ftk.model_parallel.world import World
 from ftk.batch import Batch
 from ftk.trainer.hooks import Hook

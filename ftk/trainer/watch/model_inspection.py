@@ -14,9 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ftk.errors import UserError
 from ftk.model_parallel.gradients import UNCOUNTED
-from ftk.model_parallel.naming import canonical_name
 from ftk.model_parallel.norms import square_sums
-from ftk.model_parallel.shards import local, shard_groups
+from ftk.model_parallel.shards import canonical_name, local, shard_groups
 from ftk.model_parallel.world import World
 from ftk.optim.patterns import matches
 from ftk.batch import Batch

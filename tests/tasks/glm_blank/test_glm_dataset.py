@@ -6,12 +6,12 @@ import copy
 
 import numpy as np
 import pytest
-from number_corpus import CLS, DBLOCK, EOS, GMASK, MASK, SMASK, SOP, NumberTokenizer, random_documents
 
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_sample_length
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.infilling import build_sample
+from tests.data.number_corpus import CLS, DBLOCK, EOS, GMASK, MASK, SMASK, SOP, NumberTokenizer, random_documents
 
 MIXED_LENGTHS = [3, 1, 0, 700, 40, 25, 90, 200, 8, 12, 60, 150, 5000, 2, 33] * 4
 

@@ -15,7 +15,7 @@ from ftk.data.random import SampleRandom
 from ftk.tasks.glm_blank.samples._infilling import hide_answer_inputs, hide_context_inputs
 from ftk.tasks.glm_blank.samples.infilling import build_sample, mask_token
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "block_samples.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "block_samples.json").read_text())
 SPECIAL = SimpleNamespace(pad=90, eos=90, cls=91, mask=92, smask=93, gmask=94, sop=95, eop=96, unk=97, dblock=98)
 TOKEN, SENTENCE, DOCUMENT = 0, 1, 2
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def check_equal(model: nn.Module, world: World) -> None:
+def check_replicas(model: nn.Module, world: World) -> None:
     """Refuse a model that processes have built unlike: they would train nonsense without a word.
 
     A few dozen bytes for each parameter and buffer are told, on the host. Stages of a pipeline hold different
@@ -44,7 +44,7 @@ def check_equal(model: nn.Module, world: World) -> None:
             raise _difference(alone[0])
 
 
-def check_equal_over_mesh(model: nn.Module, mesh: DeviceMesh) -> None:
+def check_replicas_over_mesh(model: nn.Module, mesh: DeviceMesh) -> None:
     """The same over the processes of a mesh of one dimension, whose parameters have the same names.
 
     Args:
@@ -68,7 +68,7 @@ def check_equal_over_mesh(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 @torch.no_grad()
-def make_equal(model: nn.Module, mesh: DeviceMesh) -> None:
+def copy_from_first(model: nn.Module, mesh: DeviceMesh) -> None:
     """Give all processes the values of the first one; what is on the meta device has none.
 
     What is cut over a dimension of the mesh already (layers of `ftk.model_parallel.tensor_parallel.layers`) is made

@@ -1,4 +1,4 @@
-"""Options of how a run is spread over processes."""
+"""Options of how a model is run: how it is spread over processes, and what is done to it on each of them."""
 
 from __future__ import annotations
 
@@ -192,6 +192,76 @@ class ParallelConfig:
             goes = "goes" if len(given) == 1 else "go"
             if given:
                 yield f"{' and '.join(given)} {goes} with --gradient-compression powersgd"
+
+
+@dataclass(kw_only=True)
+class InferenceParallelConfig:
+    """The sizes whose product is the number of processes that torchrun starts."""
+
+    tensor_parallel_size: int = field(
+        default=1,
+        metadata={"max": 10**6, "help": "processes that share each layer's matrices (heads, inner width, vocabulary)"},
+    )
+    pipeline_parallel_size: int = field(
+        default=1, metadata={"max": 10**6, "help": "processes that each hold a stretch of the layers"}
+    )
+
+    def validate(self) -> Iterator[str]:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(self, name) < 1:
+                yield f"{name} is {getattr(self, name)}; it must be 1 or more"
+
+    def whole(self) -> ParallelConfig:
+        """All sizes of the world: every process has a part of the one model."""
+        return ParallelConfig(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            data_parallel_shard_size=1,
+            data_parallel_replicate_size=1,
+        )
+
+
+@dataclass(kw_only=True)
+class EngineConfig:
+    """Memory against time, compilation, exactness of the hardware."""
+
+    activation_checkpointing: str = field(
+        default="none",
+        metadata={
+            "help": "what the forward pass keeps for the backward pass: none: all; selective: results of matrix "
+            "products and attention, the rest is computed again; full: only the input of each block",
+            "choices": ("none", "selective", "full"),
+        },
+    )
+    checkpoint_every: int = field(
+        default=1,
+        metadata={"help": "activation checkpointing of every so many blocks, the first one included", "unit": "blocks"},
+    )
+    compile: str = field(
+        default="none",
+        metadata={
+            "help": "torch.compile: none, block: each block of the model, model: all but the loss; the first updates "
+            "take seconds to minutes, later runs find the result in a cache (TORCHINDUCTOR_CACHE_DIR)",
+            "choices": ("none", "block", "model"),
+        },
+    )
+    tf32: bool = field(
+        default=False,
+        metadata={"help": "fp32 matrix products on NVIDIA GPUs with 10 bits of mantissa, several times as fast"},
+    )
+    deterministic: bool = field(
+        default=False,
+        metadata={"help": "only kernels that give the same bits each time; slower on GPUs, an error without one"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.checkpoint_every < 1:
+            yield f"checkpoint_every is {self.checkpoint_every}; it must be 1 or more"
+        if self.checkpoint_every > 1 and self.activation_checkpointing == "none":
+            yield (
+                f"checkpoint_every is {self.checkpoint_every} without activation checkpointing; "
+                f"give --activation-checkpointing too"
+            )
 
 
 def _given(config: ParallelConfig, *names: str) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from ftk.errors import UserError
-from ftk.model_parallel.equal import check_equal, check_equal_over_mesh, checksum, make_equal
+from ftk.model_parallel.check_replicas import check_replicas, check_replicas_over_mesh, checksum, copy_from_first
 from ftk.model_parallel.world import Sizes, make_world
 from tests.distributed import run_ranks
 
@@ -81,19 +81,22 @@ def two_processes() -> dict[str, Any]:
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
     world = make_world(Sizes(replicate=2), "cpu")
     results: dict[str, Any] = {
-        "alike": [message_of(check_equal, Rows(False), world), message_of(check_equal_over_mesh, Rows(False), mesh)],
+        "alike": [
+            message_of(check_replicas, Rows(False), world),
+            message_of(check_replicas_over_mesh, Rows(False), mesh),
+        ],
         "order": [
-            message_of(check_equal, Rows(bool(rank)), world),
-            message_of(check_equal_over_mesh, Rows(bool(rank)), mesh),
+            message_of(check_replicas, Rows(bool(rank)), world),
+            message_of(check_replicas_over_mesh, Rows(bool(rank)), mesh),
         ],
     }
     model = nn.Linear(2, 2)
     nn.init.constant_(model.weight, rank)
     nn.init.constant_(model.bias, rank)
     model.weight = distributed_parameter(model.weight, mesh, 0)
-    make_equal(model, mesh)
+    copy_from_first(model, mesh)
     results["cut"], results["whole"] = model.weight.to_local().tolist(), model.bias.tolist()
-    make_equal(model, init_device_mesh("cpu", (1, 2)))
+    copy_from_first(model, init_device_mesh("cpu", (1, 2)))
     results["cut again"] = model.weight.to_local().tolist()
     return results
 
@@ -106,9 +109,9 @@ def four_processes() -> list[Any]:
     nn.init.constant_(model.weight, rank)
     nn.init.constant_(model.bias, rank)
     model.weight = distributed_parameter(model.weight, mesh["tensor"], 0)
-    make_equal(model, mesh)
+    copy_from_first(model, mesh)
     flat = init_device_mesh("cpu", (4,))
-    return [model.weight.to_local().tolist(), model.bias.tolist(), message_of(make_equal, model, flat)]
+    return [model.weight.to_local().tolist(), model.bias.tolist(), message_of(copy_from_first, model, flat)]
 
 
 @pytest.fixture(scope="module")

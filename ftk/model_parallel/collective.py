@@ -19,7 +19,7 @@ class RankFailure(Exception):
     """Another process failed at what all do together; the message names it and says why."""
 
 
-def together(world: World, work: Callable[[], T]) -> T:
+def collective(world: World, work: Callable[[], T]) -> T:
     """Do the same on every process. Where it fails on one, it fails on all, so that none waits for the others in vain.
 
     `work` must not itself wait for other processes.
@@ -60,11 +60,11 @@ def on_main(world: World, work: Callable[[], Any]) -> Any:
         What `work` returned, on every process (as JSON gives it back: tuples as lists).
 
     Raises:
-        as `together`.
+        as `collective`.
     """
     if world.mesh is None:
         return work()
-    result = together(world, work if world.is_main else lambda: None)
+    result = collective(world, work if world.is_main else lambda: None)
     return world.broadcast_json(result)
 
 
@@ -83,7 +83,7 @@ def check_same_files(world: World, files: Mapping[str, Iterable[Path]]) -> None:
         return {f"the content of {name}": [_checksum(name, path) for path in paths] for name, paths in files.items()}
 
     if world.mesh is not None:
-        check_same_start(together(world, facts), world.gather_json)
+        check_same_start(collective(world, facts), world.gather_json)
 
 
 def _checksum(name: str, path: Path) -> str:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from number_corpus import CHINESE_STOP, CLS, EOS, FULL_STOP, QUESTION, VOCAB_SIZE
-from reference_random import SlowRandom
 from reference_samples import segments, slow_document_span, slow_sentence_spans, slow_token_spans
 
 from ftk.data.random import SampleRandom
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples._spans import document_span, sentence_spans, token_spans
 from ftk.tasks.glm_blank.samples.spans import SpanSampler, poisson_weights
+from tests.data.number_corpus import CHINESE_STOP, CLS, EOS, FULL_STOP, QUESTION, VOCAB_SIZE
+from tests.data.reference_random import SlowRandom
 
 ENDS = np.zeros(VOCAB_SIZE, dtype=np.uint8)
 ENDS[[FULL_STOP, CHINESE_STOP, QUESTION]] = 1

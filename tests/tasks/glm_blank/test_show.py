@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from number_corpus import CLS, EOS, FIRST_WORD, FULL_STOP, NumberTokenizer, random_documents
 
 from ftk.data.corpora.documents import DocumentList
 from ftk.errors import UserError
@@ -31,6 +30,7 @@ from ftk.tasks.glm_blank.samples.show import (
 )
 from ftk.tasks.glm_blank.samples.show_html import show_html
 from ftk.tasks.glm_blank.samples.spans import Blanks
+from tests.data.number_corpus import CLS, EOS, FIRST_WORD, FULL_STOP, NumberTokenizer, random_documents
 
 NAMES = {2: "[CLS]", 3: "[MASK]", 4: "[sMASK]", 5: "[gMASK]", 6: "<s>", 7: "</s>", 0: "<eos>", FULL_STOP: "."}
 

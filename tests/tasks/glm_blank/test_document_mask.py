@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from number_corpus import NumberTokenizer, random_documents
 
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
 from ftk.data.batches.collate import Collater
@@ -13,6 +12,7 @@ from ftk.models import build_model
 from ftk.modules.masks import additive_mask, block_mask, boolean_mask
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
+from tests.data.number_corpus import NumberTokenizer, random_documents
 
 TOKENIZER = NumberTokenizer()
 

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from number_corpus import CLS, EOS, NumberTokenizer, random_documents
-from reference_random import SlowRandom
 from reference_samples import PlainDataset, collate
 
 from ftk.data.batches._batching import batch_bounds
@@ -29,6 +27,8 @@ from ftk.tasks.glm_blank.samples._samples import SampleMaker
 from ftk.tasks.glm_blank.samples._spans import SpanDrawer, sentence_spans, token_spans
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.spans import poisson_weights
+from tests.data.number_corpus import CLS, EOS, NumberTokenizer, random_documents
+from tests.data.reference_random import SlowRandom
 
 LENGTHS = [3, 1, 0, 700, 40, 25, 90, 200, 8, 12, 60, 150, 1500, 2, 33]
 TOKENIZER = NumberTokenizer(pad=599)
