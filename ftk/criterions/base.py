@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ftk.batch import Batch
+    from ftk.modules.heads import Head
 
 
 class LossOutput(NamedTuple):
@@ -44,7 +45,7 @@ class Criterion(ABC):
         return len(batch.targets) if batch.weights is None else float(batch.weights.sum())
 
     @abstractmethod
-    def loss(self, head: Any, hidden: Tensor, batch: Batch) -> LossOutput:
+    def loss(self, head: Head, hidden: Tensor, batch: Batch) -> LossOutput:
         """The summed loss of a batch.
 
         Args:
@@ -75,7 +76,7 @@ class Scores:
         return hidden
 
 
-def trunk_and_head(model: Any) -> tuple[Callable[..., Tensor], Any]:
+def trunk_and_head(model: Any) -> tuple[Callable[..., Tensor], Head]:
     """What gives the hidden states [B, T, H] of a batch's inputs, and what makes scores of them."""
     if not hasattr(model, "hidden_states"):
         return model, Scores()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftk.criterions.base import Criterion, LossOutput
 from ftk.registry import register_criterion
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ftk.batch import Batch, Group
+    from ftk.modules.heads import Head
 
 
 @dataclass(kw_only=True)
@@ -61,7 +62,7 @@ class CrossEntropy(Criterion):
     def __init__(self, config: CrossEntropyConfig) -> None:
         self.config = config
 
-    def loss(self, head: Any, hidden: Tensor, batch: Batch) -> LossOutput:
+    def loss(self, head: Head, hidden: Tensor, batch: Batch) -> LossOutput:
         """The loss of a batch with targets [N] int64.
 
         Args: as of `Criterion.loss`.

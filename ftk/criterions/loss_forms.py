@@ -15,6 +15,7 @@ from ftk.errors import UserError
 from ftk.modules.precision import matmul_dtype
 
 if TYPE_CHECKING:
+    from ftk.modules.heads import Head
     from ftk.model_parallel.tensor_parallel.cross_entropy import VocabShard
 
 # Measured on one CPU thread at V 30592 (processor time of plain over that of chunked): below 2 MB of logits 0.9 to
@@ -24,7 +25,7 @@ _CHUNKED_FROM_BYTES = 16 * 2**20
 
 
 def output_loss(
-    head: Any, hidden: Tensor, targets: Tensor, config: CrossEntropyConfig, weights: Tensor | None = None
+    head: Head, hidden: Tensor, targets: Tensor, config: CrossEntropyConfig, weights: Tensor | None = None
 ) -> TokenLosses:
     """The loss of the places whose hidden states are given, in the form that the options choose.
 
@@ -38,7 +39,7 @@ def output_loss(
     Raises:
         UserError: the form needs what head or torch do not have.
     """
-    weight: Tensor | None = head.weight
+    weight = head.weight if getattr(head, "bias", None) is None else None  # nn.Linear may have one
     form = config.loss_form
     if weight is not None and type(weight.data) is not Tensor:
         from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output

@@ -19,8 +19,8 @@ from ftk.config.choice import choice
 from ftk.errors import UserError
 from ftk.optim.base import OptimizerConfig, set_lr
 from ftk.optim.joined import JoinedOptimizer
-from ftk.optim.lr_schedulers.base import LRScheduler
 from ftk.optim.patterns import matches, paths
+from ftk.optim.schedules import LRScheduler
 from ftk.registry import LR_SCHEDULERS, OPTIMIZERS, Entry, register_optimizer
 
 _FORM = "write 'PATTERN = OPTIMIZER option=value ...'"

@@ -14,10 +14,10 @@ from ftk.checkpoint import checkpoint_name
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.errors import UserError, counted
 from ftk.model_parallel.world import World
-from ftk.optim.group_schedules import group_schedules
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.batch import Batch
 from ftk.criterions.base import Criterion
+from ftk.optim.schedules import group_schedules
 from ftk.tasks.base import Task
 from ftk.trainer import dataloading
 from ftk.trainer.agreement import Agreement

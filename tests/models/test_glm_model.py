@@ -33,13 +33,14 @@ def test_output_layer_is_the_token_embedding() -> None:
     shapes = [tuple(p.shape) for p in model.parameters() if 40 in p.shape]
     assert shapes == [(40, 32)]
     hidden = torch.randn(3, 32)
-    assert torch.equal(model.logits(hidden), hidden @ model.token_embedding.weight.T)
+    assert torch.equal(model.head(hidden), hidden @ model.token_embedding.weight.T)
+    assert model.head.weight is model.token_embedding.weight
 
 
 def test_logits_are_the_output_layer_of_the_hidden_states() -> None:
     model = GLM(small()).eval()
     tokens = torch.randint(40, (2, 10))
-    assert torch.equal(model(tokens), model.logits(model.hidden_states(tokens)))
+    assert torch.equal(model(tokens), model.head(model.hidden_states(tokens)))
     assert model(tokens).shape == (2, 10, 40)
 
 

@@ -89,7 +89,7 @@ class PipelineRunner:
         no_weight = torch.zeros_like(backward_scale)
         missing = self.num_micro_batches - len(work)
         fill = [MicroBatch(moved[0], no_weight, shapes[0], room) for _ in range(missing)]
-        self._set_mode()
+        self._prepare(batches)
         self._schedule(room).run([*work, *fill])
         return _summed(work)
 
@@ -106,7 +106,7 @@ class PipelineRunner:
         shape = Shape(*batch.inputs["tokens"].shape)  # whole: sequences are shared between stages in training only
         scale = torch.ones((), device=self._device)
         micro_batch = MicroBatch(batch.to(self._device), scale, shape, room := shape.rows * shape.tokens)
-        self._set_mode()
+        self._prepare([batch])
         for stage in self.stages:
             received = scale if stage.is_first else self._receive(stage.index - 1, room)
             stage.begin([micro_batch])
@@ -115,7 +115,10 @@ class PipelineRunner:
                 self._send(stage.index + 1, output)
         return micro_batch.outputs[0] if micro_batch.outputs else None
 
-    def _set_mode(self) -> None:
+    def _prepare(self, batches: Sequence[Batch]) -> None:
+        """Before the first message, so that a batch which one stage refuses is refused everywhere."""
+        for batch in batches:
+            self.stages[0].check(batch)
         for stage in self.stages:
             stage.train(self.part.model.training)  # frames of stages are not in the model's tree
 

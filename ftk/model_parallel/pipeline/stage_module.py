@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,6 +41,10 @@ class MicroBatch:
     shape: Shape
     room: int
     outputs: list[Any] = field(default_factory=list)
+
+    def inputs(self, names: Collection[str]) -> dict[str, Any]:
+        """Those of the batch's inputs that have one of these names."""
+        return {name: value for name, value in self.batch.inputs.items() if name in names}
 
 
 class Stage(StepModule):
@@ -87,6 +91,8 @@ class Stage(StepModule):
         self._hidden_dtype = hidden_dtype
         self._loss_apart = loss_apart
         self._coming: Iterator[MicroBatch] = iter(())
+        self._embed_inputs = inspect.signature(self.model.embed).parameters.keys()  # type: ignore[arg-type]
+        self._attend_inputs = inspect.signature(self.model.attend).parameters.keys()  # type: ignore[arg-type]
 
     def begin(self, micro_batches: Iterable[MicroBatch]) -> None:
         """What the next forward passes are for, one after the other.
@@ -95,6 +101,18 @@ class Stage(StepModule):
         in all of them.
         """
         self._coming = iter(micro_batches)
+
+    def check(self, batch: Batch) -> None:
+        """Refuse a batch for a model with inputs besides those of `embed` and `attend`, which stages call.
+
+        Raises:
+            UserError: the batch has such inputs.
+        """
+        if unknown := batch.inputs.keys() - self._embed_inputs - self._attend_inputs:
+            raise UserError(
+                f"the batch has the inputs {', '.join(sorted(unknown))}, which neither embed nor attend of "
+                f"{type(self.model).__name__} takes; a pipeline calls only these"
+            )
 
     def forward(self, received: Tensor) -> Tensor:  # type: ignore[override]
         """What is handed on of the next micro-batch (`begin`).
@@ -106,13 +124,12 @@ class Stage(StepModule):
             Hidden states [room, H]; of the last stage the loss, scaled, 0-d, from which one can go backward.
         """
         micro_batch = next(self._coming)
-        inputs = micro_batch.batch.inputs
         with self._autocast(received.device):
             if self.is_first:
-                hidden = self.model.embed(**_taken_by(self.model.embed, inputs))
+                hidden = self.model.embed(**micro_batch.inputs(self._embed_inputs))  # type: ignore[operator]
             else:
                 hidden = _unpacked(received, micro_batch)
-            attend = self.model.attend(**_taken_by(self.model.attend, inputs))
+            attend = self.model.attend(**micro_batch.inputs(self._attend_inputs))  # type: ignore[operator]
             for layer in self.model.layers:
                 hidden = layer(hidden, attend)
             hidden = self.model.final_norm(hidden) if self.is_last else hidden.to(self._hidden_dtype)
@@ -136,7 +153,8 @@ class Stage(StepModule):
             return loss
         loss.backward()
         assert given.grad is not None
-        return (hidden * given.grad).sum()  # its backward pass gives hidden states the gradient that they have of the loss
+        # Its backward pass gives the hidden states the gradient that they have of the loss.
+        return (hidden * given.grad).sum()
 
     def _autocast(self, device: torch.device) -> torch.autocast:
         dtype = torch.float16 if self._precision == "fp16" else torch.bfloat16
@@ -153,8 +171,3 @@ def _unpacked(received: Tensor, micro_batch: MicroBatch) -> Tensor:
     """[room, H] -> [B, T, H]"""
     rows, tokens = micro_batch.shape
     return received[: rows * tokens].unflatten(0, (rows, tokens))
-
-
-def _taken_by(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    names = inspect.signature(function).parameters
-    return {name: value for name, value in arguments.items() if name in names}

@@ -16,6 +16,7 @@ from ftk.models.glm.parallel import tensor_parallel_plan
 from ftk.modules.attention import SequenceAttention, attention_form, sequence_attention
 from ftk.modules.dropout import Dropout
 from ftk.modules.embeddings import BlockPositionEmbedding, PositionEmbedding, TiedEmbedding, plain_positions
+from ftk.modules.heads import Head, TiedVocabulary
 from ftk.modules.initialization import normal_values
 from ftk.modules.precision import matmul_dtype
 from ftk.modules.transformer_layer import TransformerLayer
@@ -114,9 +115,14 @@ class GLM(nn.Module):
         dropout = config.attention_dropout if self.training else 0.0
         return sequence_attention(form, context_length, num_tokens, document_ids, dropout, dtype)
 
+    @property
+    def head(self) -> Head:
+        """The output layer; made on access, since quantisation takes another embedding's place."""
+        return TiedVocabulary(self.token_embedding)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer: hidden [..., H] -> [..., V]"""
-        return self.token_embedding.logits(hidden)
+        return self.head(hidden)
 
     @property
     def output_weight(self) -> Tensor:

@@ -15,8 +15,7 @@ import numpy as np
 from ftk.config import Chosen
 from ftk.errors import UserError, counted
 from ftk.files import write_whole
-from ftk.optim.group_schedules import GroupSchedules
-from ftk.optim.lr_schedulers.base import LRScheduler, LRSchedulerConfig
+from ftk.optim.schedules import GroupSchedules, LRScheduler, LRSchedulerConfig
 from ftk.registry import LR_SCHEDULERS
 from ftk.batch import Batch
 from ftk.trainer import dataloading

@@ -1,13 +1,15 @@
-"""Learning rate schedules against tables worked out by hand."""
+"""Learning rate schedules against a table worked out by hand, and against torch's where the rule is long."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import random
 import re
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +67,14 @@ TABLES = [
         {0: 0.5, 4: 1.0, 6: 0.1, 9: 0.01},
     ),
     (
+        "tri_stage",
+        {"phase_ratio": [0.1, 0.4, 0.5], "final_lr_scale": 0.04, "warmup_init_lr": 0.2},
+        1.0,
+        20,
+        {0: 0.6, 1: 1.0, 9: 1.0, 10: 1.0, 15: 0.2, 20: 0.04, 99: 0.04},
+    ),
+    ("tri_stage", {"phase_ratio": [0.0, 0.5, 0.5]}, 1.0, 20, {0: 1.0, 10: 1.0, 15: 0.1, 20: 0.01}),
+    (
         "warmup_stable_decay",
         {"warmup_updates": 2, "decay_updates": 4},
         1.0,
@@ -96,6 +106,7 @@ TABLES = [
     ),
     ("reduce_on_plateau", {"warmup_updates": 2}, 1.0, None, {0: 0.5, 1: 1.0, 1000: 1.0}),
 ]
+PEAK = 0.8
 NEEDED = {"step": {"step_updates": 20}}  # options without which a schedule does not exist
 
 
@@ -143,7 +154,7 @@ def test_the_published_schedule_of_glm_base():
         ("noam", {"model_size": 0, "warmup_updates": 1}, "model_size is 0"),
         ("step", {}, "give one of them"),
         ("step", {"step_updates": 2, "milestones": [3]}, "give one of them"),
-        ("step", {"step_updates": -2}, "step_updates is -2; it must be 1 or more"),
+        ("step", {"step_updates": -2}, "step_updates is -2; it must be 0 or more"),
         ("step", {"milestones": [4, 4]}, r"milestones is \[4, 4\]; it must be rising"),
         ("step", {"step_updates": 1, "gamma": 0.0}, "gamma is 0.0"),
         ("tri_stage", {"hold_updates": -1}, "hold_updates is -1"),
@@ -223,3 +234,97 @@ def test_every_schedule_rises_then_falls_and_stays_between_floor_and_peak(chosen
     assert json.loads(json.dumps(schedule.state_dict())) == schedule.state_dict()
     again = build(name, options, 0.5, 60)
     assert [again.lr(n) for n in reversed(range(100))] == rates[::-1]  # whatever was asked before
+
+
+def torch_rates(make, num_updates):
+    """The rate of each update under a scheduler of torch, made by `make(optimizer)`."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK, momentum=0.9)
+    scheduler = make(optimizer)
+    rates = []
+    for _ in range(num_updates):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("anneal", ["cosine", "linear"])
+@pytest.mark.parametrize("three_phase", [False, True])
+def test_one_cycle_is_torchs(anneal, three_phase):
+    total, rise = 100, 30
+    options = {"warmup_updates": rise, "anneal": anneal, "three_phase": three_phase, "div_factor": 20.0}
+    schedule = build("one_cycle", options, PEAK, total)
+    expected = torch_rates(
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+            optimizer,
+            PEAK,
+            total_steps=total + 1,
+            pct_start=(rise + 1) / (total + 1),
+            anneal_strategy={"cosine": "cos"}.get(anneal, anneal),
+            div_factor=20.0,
+            three_phase=three_phase,
+        ),
+        total,
+    )
+    # torch spends its first update at the start of the rise and one at the peak; the warm-up here two at the peak.
+    ours = [schedule.lr(n) for n in range(total)]
+    assert ours[: rise - 1] == pytest.approx(expected[1:rise], rel=1e-9)
+    assert ours[rise - 1] == pytest.approx(PEAK)
+    assert ours[rise:] == pytest.approx(expected[rise:], rel=1e-9)
+    assert schedule.lr(total) == pytest.approx(PEAK / 20 / 1e4)
+
+
+def test_one_cycle_refuses_three_phases_that_do_not_fit():
+    with pytest.raises(UserError, match="must be longer than the rise of 60"):
+        build("one_cycle", {"warmup_updates": 60, "three_phase": True}, PEAK, 100)
+
+
+def test_warmup_stable_decay_does_not_depend_on_the_end_while_it_is_stable():
+    short, long = (build("warmup_stable_decay", {"warmup_updates": 5, "decay_updates": 10}, 1.0, n) for n in (50, 500))
+    assert [short.lr(n) for n in range(41)] == [long.lr(n) for n in range(41)]
+    with pytest.raises(UserError, match="warm-up of 30 and a decay of 25 updates do not fit into the run's 50"):
+        build("warmup_stable_decay", {"warmup_updates": 30, "decay_updates": 25}, 1.0, 50)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
+@pytest.mark.parametrize(("patience", "cooldown"), [(0, 0), (2, 0), (1, 2)])
+def test_reduce_on_plateau_is_torchs(mode, threshold_mode, patience, cooldown):
+    options = {"lr_patience": patience, "lr_cooldown": cooldown, "lr_threshold": 0.05, "lr_shrink": 0.5}
+    schedule = build("reduce_on_plateau", options | {"lr_threshold_mode": threshold_mode, "min_lr": 0.01}, PEAK, None)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    reference = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer,
+        mode,
+        factor=0.5,
+        patience=patience,
+        threshold=0.05,
+        threshold_mode=threshold_mode,
+        cooldown=cooldown,
+        min_lr=0.01,
+    )
+    random.seed(3)
+    rates = set()
+    for num_updates in range(60):
+        metric = math.nan if num_updates % 13 == 5 else 3.0 - num_updates / 40 + random.uniform(-0.5, 0.5)
+        metric = -metric if mode == "max" and num_updates > 50 else metric
+        reference.step(metric)
+        schedule.observe(metric, num_updates=num_updates, maximize=mode == "max")
+        rates.add(schedule.lr(num_updates))
+        assert schedule.lr(num_updates) == pytest.approx(optimizer.param_groups[0]["lr"])
+        # as saved and restored after each validation
+        state = json.loads(json.dumps(schedule.state_dict(), allow_nan=False))
+        schedule = build(
+            "reduce_on_plateau", options | {"lr_threshold_mode": threshold_mode, "min_lr": 0.01}, PEAK, None
+        )
+        schedule.load_state_dict(state)
+    assert len(rates) > 3
+
+
+def test_reduce_on_plateau_does_not_count_validations_of_the_warm_up():
+    schedule = build("reduce_on_plateau", {"warmup_updates": 10}, 1.0, None)
+    for num_updates, metric in ((4, 1.0), (8, 2.0), (12, 3.0)):
+        schedule.observe(metric, num_updates=num_updates)
+    assert schedule.lr(12) == 1.0
+    schedule.observe(3.0, num_updates=16)
+    assert schedule.lr(16) == pytest.approx(0.1)

@@ -1,0 +1,507 @@
+"""Learning rate schedules: pure functions of the number of updates done, each with a warm-up and a floor."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ftk.errors import UserError
+from ftk.optim.options import Checked, option
+from ftk.registry import register_lr_scheduler
+
+# Shapes of a fall: the share of the way that is left, from 1 at progress 0 to 0 at progress 1.
+SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: (1.0 + math.cos(math.pi * progress)) / 2.0,
+    "1-sqrt": lambda progress: 1.0 - math.sqrt(progress),  # Hägele et al. 2024, https://arxiv.org/abs/2405.18392
+}
+
+
+@dataclass(kw_only=True)
+class LRSchedulerConfig(Checked):
+    """Options of every schedule."""
+
+    warmup_updates: int = option(0, "the rate rises linearly over this many updates", "[0, inf)", unit="updates")
+    warmup_ratio: float = option(0.0, "warm-up as a share of the whole run; instead of --warmup-updates", "[0, 1)")
+    warmup_init_lr: float = option(0.0, "rate from which the warm-up rises", "[0, inf)")
+    min_lr: float = option(0.0, "floor of the rate after the warm-up", "[0, inf)")
+    min_lr_ratio: float = option(0.0, "floor as a share of --lr; instead of --min-lr", "[0, 1]")
+
+    def validate(self) -> Iterator[str]:
+        yield from super().validate()
+        for name, ratio in (("warmup_updates", "warmup_ratio"), ("min_lr", "min_lr_ratio")):
+            if getattr(self, name) and getattr(self, ratio):
+                yield f"{name} is {getattr(self, name)}, {ratio} {getattr(self, ratio)}; give one of them"
+
+
+@dataclass(kw_only=True)
+class DecayConfig(LRSchedulerConfig):
+    """Options of the schedules that decay over a given number of updates."""
+
+    decay_updates: int = option(
+        0, "updates that the decay takes after the warm-up; 0: the rest of the run", "[0, inf)", unit="updates"
+    )
+
+
+class LRScheduler(ABC):
+    """A linear warm-up to `base_lr`, then what `decayed` says, never below the floor.
+
+    With W warm-up updates, the n-th update done before (n from 0) has
+
+        lr(n) = init + (base - init) * (n + 1) / W     for n < W   (so no update is spent at a rate of 0)
+        lr(n) = max(floor, decayed(n - W))             for n >= W
+
+    Args:
+        config: the schedule's options.
+        base_lr: the peak, `--lr`.
+        total_updates: length of the run where it is known.
+
+    Raises:
+        UserError: the schedule needs the length of the run, and there is none.
+    """
+
+    config: Any
+    decay_updates: int  # of the schedules whose options are a `DecayConfig`
+
+    def __init__(self, config: LRSchedulerConfig, *, base_lr: float, total_updates: int | None = None) -> None:
+        self.config, self.base_lr, self.total_updates = config, base_lr, total_updates
+        self.floor = config.min_lr_ratio * base_lr if config.min_lr_ratio else config.min_lr
+        self.warmup_init_lr, self.warmup_updates = config.warmup_init_lr, config.warmup_updates
+        if config.warmup_ratio:
+            self.warmup_updates = round(config.warmup_ratio * self.length("warmup_ratio"))
+        if isinstance(config, DecayConfig):
+            self.decay_updates = self.decay_after(self.warmup_updates)
+
+    def lr(self, num_updates: int) -> float:
+        """The learning rate of the update that comes after `num_updates` updates."""
+        if num_updates < self.warmup_updates:
+            progress = self.rising((num_updates + 1) / self.warmup_updates)
+            return self.warmup_init_lr + (self.base_lr - self.warmup_init_lr) * progress
+        return max(self.floor, self.decayed(num_updates - self.warmup_updates))
+
+    def rising(self, progress: float) -> float:
+        """Share of the way from `warmup_init_lr` to the peak at `progress` of the warm-up in (0, 1]: linear."""
+        return progress
+
+    @abstractmethod
+    def decayed(self, num_decayed: int) -> float:
+        """The learning rate `num_decayed` updates after the warm-up, before the floor is applied."""
+
+    def has_fallen_to(self, lr: float, num_updates: int) -> bool:
+        """Whether after `num_updates` updates the warm-up is over and the rate is `lr` or less."""
+        return num_updates >= self.warmup_updates and self.lr(num_updates) <= lr * (1 + 1e-9)
+
+    def observe(self, metric: float, *, num_updates: int | None = None, maximize: bool = False) -> None:  # noqa: B027 (optional)
+        """Hears the validation metric after each validation; schedules that react to it remember it.
+
+        Args:
+            metric: what ranks checkpoints, `--best-metric`.
+            num_updates: updates done before the validation; None if that is not known.
+            maximize: whether larger is better, `--maximize-best-metric`.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the schedule remembers, JSON-able; nothing for a pure function of the number of updates."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
+        """Takes back what `state_dict` gave."""
+
+    def length(self, what: str) -> int:
+        """The length of the run, which `what` needs."""
+        if self.total_updates is None:
+            raise UserError(
+                f"lr_scheduler: {what} needs the length of the run; give --max-update or --max-epoch, or the "
+                f"numbers of updates themselves (--warmup-updates, --decay-updates)"
+            )
+        return self.total_updates
+
+    def decay_after(self, start: int) -> int:
+        """Updates that a decay from update `start` takes: those of the options, or the rest of the run."""
+        return self.config.decay_updates or max(1, self.length("a decay") - start)
+
+
+@register_lr_scheduler("constant", config=LRSchedulerConfig)
+class Constant(LRScheduler):
+    """The peak rate for ever."""
+
+    def decayed(self, num_decayed: int) -> float:
+        return self.base_lr
+
+
+class Annealing(LRScheduler):
+    """From `base_lr` to the floor in `decay_updates` updates after the warm-up."""
+
+    shape = "linear"
+
+    def decayed(self, num_decayed: int) -> float:
+        remaining = self.remaining(min(1.0, num_decayed / self.decay_updates))
+        return self.floor + (self.base_lr - self.floor) * remaining
+
+    def remaining(self, progress: float) -> float:
+        """Share of the way from the floor to the peak that is left at `progress` in [0, 1]: from 1 to 0."""
+        return SHAPES[self.shape](progress)
+
+
+@register_lr_scheduler("linear", config=DecayConfig)
+class Linear(Annealing):
+    """A straight line."""
+
+
+@register_lr_scheduler("cosine", config=DecayConfig)
+class Cosine(Annealing):
+    """Half a cosine wave, (1 + cos(pi * progress)) / 2 (Loshchilov and Hutter 2017, without restarts)."""
+
+    shape = "cosine"
+
+
+@dataclass(kw_only=True)
+class PolynomialConfig(DecayConfig):
+    """Options of the polynomial schedule."""
+
+    power: float = option(1.0, "exponent of (1 - progress), above 0", "(0, inf)")
+
+
+@register_lr_scheduler("polynomial", config=PolynomialConfig)
+class Polynomial(Annealing):
+    """(1 - progress) ** power."""
+
+    def remaining(self, progress: float) -> float:
+        return (1.0 - progress) ** self.config.power
+
+
+@dataclass(kw_only=True)
+class ExponentialConfig(DecayConfig):
+    """Options of the exponential schedule."""
+
+    decay_rate: float = option(
+        0.1, "factor by which the rate has fallen after --decay-updates updates, in (0, 1]", "(0, 1]"
+    )
+
+
+@register_lr_scheduler("exponential", config=ExponentialConfig)
+class Exponential(LRScheduler):
+    """base_lr * decay_rate ** (updates after the warm-up / decay_updates), on and on down to the floor."""
+
+    def decayed(self, num_decayed: int) -> float:
+        return self.base_lr * self.config.decay_rate ** (num_decayed / self.decay_updates)
+
+
+@register_lr_scheduler("inverse_sqrt", config=LRSchedulerConfig)
+class InverseSqrt(LRScheduler):
+    """base_lr * sqrt(W / n) after W warm-up updates: the peak is `--lr` (as in fairseq)."""
+
+    def decayed(self, num_decayed: int) -> float:
+        start = max(1, self.warmup_updates)
+        return self.base_lr * (start / max(start, num_decayed + self.warmup_updates)) ** 0.5
+
+
+@dataclass(kw_only=True)
+class NoamConfig(LRSchedulerConfig):
+    """Options of noam."""
+
+    model_size: int = option(512, "d in the factor d^-0.5; 1 leaves the factor out", "[1, inf)")
+
+    def validate(self) -> Iterator[str]:
+        yield from super().validate()
+        if self.warmup_updates < 1 and not self.warmup_ratio:
+            yield f"warmup_updates is {self.warmup_updates}; noam needs a warm-up, e.g. --warmup-updates 4000"
+        if self.warmup_init_lr:
+            yield f"warmup_init_lr is {self.warmup_init_lr}; the warm-up of noam always rises from 0"
+
+
+@register_lr_scheduler("noam", config=NoamConfig)
+class Noam(LRScheduler):
+    """lr * d^-0.5 * min(s^-0.5, s * W^-1.5) at step s = n + 1 (Vaswani et al. 2017, eq. 3).
+
+    Here `--lr` is a factor (2.0, say), not the peak; the peak is lr * (d * W)^-0.5.
+    """
+
+    def __init__(self, config: NoamConfig, *, base_lr: float, total_updates: int | None = None) -> None:
+        super().__init__(config, base_lr=base_lr, total_updates=total_updates)
+        self.warmup_updates = max(1, self.warmup_updates)
+        self.base_lr = base_lr * (config.model_size * self.warmup_updates) ** -0.5
+        if config.min_lr_ratio:
+            self.floor = config.min_lr_ratio * self.base_lr
+
+    def decayed(self, num_decayed: int) -> float:
+        return self.base_lr * (self.warmup_updates / (self.warmup_updates + num_decayed + 1)) ** 0.5
+
+
+@dataclass(kw_only=True)
+class StepConfig(LRSchedulerConfig):
+    """Options of step."""
+
+    step_updates: int = option(
+        0, "updates from one drop to the next; instead of --milestones", "[0, inf)", unit="updates"
+    )
+    milestones: list[int] = option(
+        [], "the rate drops at these numbers of updates; instead of --step-updates", "(0, inf)", unit="updates"
+    )
+    gamma: float = option(0.1, "factor of each drop, in (0, 1]", "(0, 1]")
+
+    def validate(self) -> Iterator[str]:
+        yield from super().validate()
+        if bool(self.step_updates) == bool(self.milestones):
+            given = f"step_updates is {self.step_updates} and milestones {self.milestones}"
+            yield f"{given}; give one of them, --step-updates 10000 or --milestones 10000,15000"
+        if any(low >= high for low, high in pairwise(self.milestones)):
+            yield f"milestones is {self.milestones}; it must be rising numbers"
+
+
+@register_lr_scheduler("step", config=StepConfig)
+class Step(LRScheduler):
+    """base_lr * gamma ** (drops until now), all updates counted, those of the warm-up too."""
+
+    def decayed(self, num_decayed: int) -> float:
+        done, config = self.warmup_updates + num_decayed, self.config
+        drops = bisect_right(config.milestones, done) if config.milestones else done // config.step_updates
+        return self.base_lr * config.gamma**drops
+
+
+@dataclass(kw_only=True)
+class TriStageConfig(DecayConfig):
+    """Options of tri-stage."""
+
+    hold_updates: int = option(0, "updates at the peak, between warm-up and decay", "[0, inf)", unit="updates")
+    phase_ratio: list[float] = option(
+        [], "shares of the run that warm-up, hold and decay take, e.g. 0.1,0.4,0.5; instead of their updates"
+    )
+    final_lr_scale: float = option(0.01, "rate at the end of the decay as a share of --lr, in (0, 1]", "(0, 1]")
+
+    def validate(self) -> Iterator[str]:
+        yield from super().validate()
+        ratios = self.phase_ratio
+        if not ratios:
+            return
+        if len(ratios) != 3 or not all(r >= 0.0 for r in ratios) or not abs(sum(ratios) - 1.0) < 1e-6:
+            yield f"phase_ratio is {ratios}; it must be three shares that add up to 1"
+        if self.warmup_updates or self.warmup_ratio or self.hold_updates or self.decay_updates:
+            yield f"phase_ratio is {ratios}; give it or the lengths of warm-up, hold and decay"
+
+
+@register_lr_scheduler("tri_stage", config=TriStageConfig)
+class TriStage(LRScheduler):
+    """Linear rise, constant, exponential fall to final_lr_scale * base_lr (fairseq's; Park et al. 2019 for speech)."""
+
+    def __init__(self, config: TriStageConfig, *, base_lr: float, total_updates: int | None = None) -> None:
+        super().__init__(config, base_lr=base_lr, total_updates=total_updates)
+        self.hold_updates = config.hold_updates
+        if config.phase_ratio:
+            total = self.length("phase_ratio")
+            self.warmup_updates = round(config.phase_ratio[0] * total)
+            self.hold_updates = round(config.phase_ratio[1] * total)
+        self.decay_updates = self.decay_after(self.warmup_updates + self.hold_updates)
+
+    def decayed(self, num_decayed: int) -> float:
+        progress = (num_decayed - self.hold_updates) / self.decay_updates
+        return self.base_lr * self.config.final_lr_scale ** min(1.0, max(0.0, progress))
+
+
+@dataclass(kw_only=True)
+class WarmupStableDecayConfig(DecayConfig):
+    """Options of warm-up-stable-decay."""
+
+    decay_updates: int = option(
+        0, "updates of the decay at the end of the run; 0: --decay-ratio says it", "[0, inf)", unit="updates"
+    )
+    decay_ratio: float = option(0.1, "the decay as a share of the run, in (0, 1]", "(0, 1]")
+    decay_shape: str = option("linear", "form of the decay", choices=tuple(SHAPES))
+
+
+@register_lr_scheduler("warmup_stable_decay", config=WarmupStableDecayConfig)
+class WarmupStableDecay(Annealing):
+    """Constant after the warm-up, then a decay to the floor at the end (MiniCPM: Hu et al. 2024,
+    https://arxiv.org/abs/2404.06395).
+
+    While the rate is constant the length of the run has no influence: a run may be continued with a larger
+    --max-update, and its checkpoints may be decayed on their own.
+
+    Raises:
+        UserError: warm-up and decay are longer than the run.
+    """
+
+    def __init__(self, config: WarmupStableDecayConfig, *, base_lr: float, total_updates: int | None = None) -> None:
+        super().__init__(config, base_lr=base_lr, total_updates=total_updates)
+        total = self.length("warmup_stable_decay")
+        self.decay_updates = config.decay_updates or max(1, round(config.decay_ratio * total))
+        self.stable_updates, self.shape = total - self.warmup_updates - self.decay_updates, config.decay_shape
+        if self.stable_updates < 0:
+            raise UserError(
+                f"lr_scheduler: a warm-up of {self.warmup_updates} and a decay of {self.decay_updates} updates do not "
+                f"fit into the run's {total}; shorten one of them, or raise --max-update"
+            )
+
+    def decayed(self, num_decayed: int) -> float:
+        return super().decayed(max(0, num_decayed - self.stable_updates))
+
+
+DEFAULT_RISE = 0.3  # of the run, as in torch.optim.lr_scheduler.OneCycleLR
+
+
+@dataclass(kw_only=True)
+class OneCycleConfig(DecayConfig):
+    """Options of one-cycle."""
+
+    warmup_ratio: float = option(
+        0.0, f"the rise as a share of the run; if neither it nor --warmup-updates is given: {DEFAULT_RISE}", "[0, 1)"
+    )
+    div_factor: float = option(
+        25.0, "the rise begins at --lr divided by this, unless --warmup-init-lr says where", "[1, inf)"
+    )
+    final_div_factor: float = option(
+        1e4, "the fall ends at the beginning's rate divided by this, unless --min-lr(-ratio) says where", "[1, inf)"
+    )
+    three_phase: bool = option(False, "fall back to the beginning's rate as fast as it rose, and from there to the end")
+    anneal: str = option("cosine", "form of rise and fall", choices=("cosine", "linear"))
+
+
+@register_lr_scheduler("one_cycle", config=OneCycleConfig)
+class OneCycle(LRScheduler):
+    """One cycle (Smith 2018, https://arxiv.org/abs/1803.09820; the options are those of torch's OneCycleLR).
+
+    From base / div_factor to base in the warm-up; then down to base / (div_factor * final_div_factor), with
+    `three_phase` by way of base / div_factor. The paper's cycle of the momentum is left out.
+
+    Raises:
+        UserError: with `three_phase`, the fall is not longer than the rise.
+    """
+
+    def __init__(self, config: OneCycleConfig, *, base_lr: float, total_updates: int | None = None) -> None:
+        if not config.warmup_updates and not config.warmup_ratio:
+            config = dataclasses.replace(config, warmup_ratio=DEFAULT_RISE)
+        super().__init__(config, base_lr=base_lr, total_updates=total_updates)
+        self.warmup_init_lr = config.warmup_init_lr or base_lr / config.div_factor
+        self.floor = self.floor or self.warmup_init_lr / config.final_div_factor
+        if config.three_phase and self.decay_updates <= self.warmup_updates:
+            raise UserError(
+                f"lr_scheduler: the fall of {self.decay_updates} updates must be longer than the rise of "
+                f"{self.warmup_updates} with three_phase; give a smaller --warmup-ratio"
+            )
+
+    def rising(self, progress: float) -> float:
+        return 1.0 - SHAPES[self.config.anneal](progress)
+
+    def decayed(self, num_decayed: int) -> float:
+        start, high, low, length = 0, self.base_lr, self.floor, self.decay_updates
+        if self.config.three_phase and num_decayed < self.warmup_updates:
+            low, length = self.warmup_init_lr, self.warmup_updates
+        elif self.config.three_phase:
+            start, high = self.warmup_updates, self.warmup_init_lr
+        remaining = SHAPES[self.config.anneal](min(1.0, (num_decayed - start) / (length - start)))
+        return low + (high - low) * remaining
+
+
+@dataclass(kw_only=True)
+class ReduceOnPlateauConfig(LRSchedulerConfig):
+    """Options of reduce-on-plateau."""
+
+    lr_shrink: float = option(0.1, "factor of each drop, in (0, 1)", "(0, 1)")
+    lr_patience: int = option(
+        0, "validations in a row that may be no better before the rate drops", "[0, inf)", unit="validations"
+    )
+    lr_threshold: float = option(1e-4, "by how much a validation must be better to count", "[0, inf)")
+    lr_threshold_mode: str = option(
+        "rel", "the threshold is a share of the best value, or a difference to it", choices=("rel", "abs")
+    )
+    lr_cooldown: int = option(0, "validations after a drop that do not count", "[0, inf)", unit="validations")
+
+
+@register_lr_scheduler("reduce_on_plateau", config=ReduceOnPlateauConfig)
+class ReduceOnPlateau(LRScheduler):
+    """base_lr * lr_shrink ** (drops until now), the rule of torch's ReduceLROnPlateau.
+
+    Hears `--best-metric` after each validation, the larger the better with `--maximize-best-metric`.
+    Validations during the warm-up do not count, as in fairseq. Without a validation the rate never drops.
+    """
+
+    drops = 0
+    best: float | None = None
+    validations_without_better = 0
+    cooldown_left = 0
+
+    def decayed(self, num_decayed: int) -> float:
+        return self.base_lr * self.config.lr_shrink**self.drops
+
+    def observe(self, metric: float, *, num_updates: int | None = None, maximize: bool = False) -> None:
+        if num_updates is not None and num_updates < self.warmup_updates:
+            return
+        if self._is_better(metric, maximize):
+            self.best = metric
+            self.validations_without_better = 0
+        else:
+            self.validations_without_better += 1
+        if self.cooldown_left > 0:
+            self.cooldown_left -= 1
+            self.validations_without_better = 0
+        if self.validations_without_better > self.config.lr_patience:
+            self.drops += 1
+            self.cooldown_left = self.config.lr_cooldown
+            self.validations_without_better = 0
+
+    def _is_better(self, metric: float, maximize: bool) -> bool:
+        """Whether `metric` is better than the best until now by the threshold; not a number never is."""
+        if self.best is None:
+            return metric == metric
+        margin = self.config.lr_threshold * (self.best if self.config.lr_threshold_mode == "rel" else 1.0)
+        return metric > self.best + margin if maximize else metric < self.best - margin
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "drops": self.drops,
+            "best": self.best,
+            "validations_without_better": self.validations_without_better,
+            "cooldown_left": self.cooldown_left,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave; another schedule's state, or none, leaves it as it is at the start."""
+        for name in self.state_dict():
+            setattr(self, name, state.get(name, getattr(self, name)))
+
+
+class GroupSchedules:
+    """The schedules of a run as one: the rates of groups that have a schedule of their own beside the run's.
+
+    Args:
+        main: the schedule of `--lr-scheduler`.
+        own: the others, by the name that parameter groups know them by (`schedule`).
+    """
+
+    def __init__(self, main: LRScheduler, own: Mapping[str, LRScheduler] | None = None) -> None:
+        self.main, self.own = main, dict(own or {})
+        self.lr, self.has_fallen_to = main.lr, main.has_fallen_to
+
+    def own_lrs(self, num_updates: int) -> dict[str, float]:
+        """The rates of the groups' own schedules, by name: what `ftk.optim.base.set_lr` takes as `own`."""
+        return {name: schedule.lr(num_updates) for name, schedule in self.own.items()}
+
+    def observe(self, metric: float, *, num_updates: int | None = None, maximize: bool = False) -> None:
+        """Lets all schedules hear a validation metric; see `LRScheduler.observe`."""
+        for schedule in (self.main, *self.own.values()):
+            schedule.observe(metric, num_updates=num_updates, maximize=maximize)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the schedules remember, JSON-able."""
+        own = {name: state for name, schedule in self.own.items() if (state := schedule.state_dict())}
+        return self.main.state_dict() | ({"groups": own} if own else {})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave; a group that is new begins anew."""
+        main = dict(state)
+        own = main.pop("groups", {})
+        self.main.load_state_dict(main)
+        for name in self.own.keys() & own.keys():
+            self.own[name].load_state_dict(own[name])
+
+
+def group_schedules(main: LRScheduler, optimizer: Any, total_updates: int | None = None) -> GroupSchedules:
+    """The main schedule with those that an optimizer offers by a method `schedules(total_updates)`, if it has any."""
+    offered = getattr(optimizer, "schedules", None)
+    return GroupSchedules(main, offered(total_updates) if offered is not None else None)
