@@ -44,9 +44,7 @@ class Spread(NamedTuple):
     model: nn.Module
 
 
-def spread(
-    config: TrainConfig, model: nn.Module, criterion: Criterion, world: World, *, fill: bool = True
-) -> Spread:
+def spread(config: TrainConfig, model: nn.Module, criterion: Criterion, world: World, *, fill: bool = True) -> Spread:
     """Spread a model over the processes, in place, and say how micro-batches go through it.
 
     Args:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
+from ftk.batch import Batch
 from ftk.checkpoint import checkpoint_name
+from ftk.criterions.base import Criterion
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.errors import UserError, counted
 from ftk.model_parallel.world import World
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
-from ftk.batch import Batch
-from ftk.criterions.base import Criterion
 from ftk.optim.schedules import group_schedules
 from ftk.tasks.base import Task
 from ftk.trainer import dataloading

@@ -40,7 +40,7 @@ class GLMBlankConfig(BlankInfillingConfig):
             yield f"make_vocab_size_divisible_by is {self.make_vocab_size_divisible_by}; it must be at least 1"
 
 
-@register_task("glm_blank", config=GLMBlankConfig)
+@register_task("glm_blank", config=GLMBlankConfig, criterion="cross_entropy")
 class GLMBlankTask(Task):
     """Spans of a text are blanked out and generated, autoregressively, after the text."""
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
+from ftk.batch import Batch
 from ftk.model_parallel.gradients import finish_gradients
 from ftk.model_parallel.shards import canonical_name, is_distributed, local
 from ftk.model_parallel.world import World
-from ftk.batch import Batch
 from ftk.trainer.hooks import Hook
 from ftk.trainer.runner import without_copies
 from ftk.trainer.seeding import seed_update

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ftk.batch import Batch
 from ftk.config import Chosen
 from ftk.errors import UserError, counted
 from ftk.files import write_whole
 from ftk.optim.schedules import GroupSchedules, LRScheduler, LRSchedulerConfig
 from ftk.registry import LR_SCHEDULERS
-from ftk.batch import Batch
 from ftk.trainer import dataloading
 from ftk.trainer.train_config import TrainConfig
 from ftk.trainer.trainer import Trainer

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ftk.batch import Batch
 from ftk.errors import counted
 from ftk.model_parallel.world import World
-from ftk.batch import Batch
 from ftk.trainer.hooks import Hook
 from ftk.trainer.log.records import Record
 

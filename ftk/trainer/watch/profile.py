@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ftk.files import temporary_folder, write_whole
 from ftk.batch import Batch
+from ftk.files import temporary_folder, write_whole
 from ftk.trainer.hooks import Hook
 
 if TYPE_CHECKING:

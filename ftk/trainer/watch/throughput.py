@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ftk.models.base import CountsFlops
 from ftk.batch import Batch
+from ftk.models.base import CountsFlops
 from ftk.trainer.hooks import Hook
 from ftk.trainer.log.records import Record
 from ftk.trainer.watch.hardware import peak_flops, peak_memory_bytes
