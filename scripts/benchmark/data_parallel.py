@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from step_ways import make_batches, model_config
 from train_step import SIZES, describe_machine
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.gradients import gradient_sync
@@ -88,7 +88,7 @@ class Updates:
         self.batches = make_batches(config, options.batch_size, num_tokens, options.micro_batches)
         with torch.device("meta"):
             model = GLM(config)
-        module = StepModule(model, OwnStep(), GLMCrossEntropy(GLMCrossEntropyConfig()))
+        module = StepModule(model, OwnStep(), CrossEntropy(CrossEntropyConfig()))
         self.called = parallelize_training(module, self.world, parallel, engine, precision=options.precision, seed=SEED)
         self.parameters = list(model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, lr=2e-4, weight_decay=0.1, fused=True)
