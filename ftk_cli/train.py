@@ -98,7 +98,7 @@ def run_training(config: TrainConfig, task: Task, world: World, said: HeldLines)
 
         found = lr_range_test(trainer)
         if world.is_main:
-            print(describe_range(found, write_range(found, trainer.checkpoints.folder)))
+            print("\n".join([*describe_range(found), f"written to {write_range(found, trainer.checkpoints.folder)}"]))
         return 0
     summary = trainer.train()
     if summary.warning is not None:

@@ -15,8 +15,13 @@ from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
 from ftk.optim.parameter_groups import ParameterRules
 from ftk.tasks.base import Task
+from ftk.trainer.hooks import Hook
 from ftk.trainer.runner import Runner, SequentialRunner
 from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.watch.anomaly import DetectAnomaly
+from ftk.trainer.watch.model_inspection import Inspection
+from ftk.trainer.watch.nonfinite import SkippedUpdates
+from ftk.trainer.watch.profile import Profile
 
 
 def build_model(config: TrainConfig, task: Task, world: World) -> nn.Module:
@@ -90,3 +95,23 @@ def build_optimizer(chosen: Chosen, rules: ParameterRules, model: nn.Module) -> 
     known = inspect.signature(target).parameters
     more = {"all_names": rules.names} if "all_names" in known else {}
     return chosen.build(param_groups=rules.groups_of(model), **more)
+
+
+def debug_hooks(config: TrainConfig, model: nn.Module, world: World) -> list[Hook]:
+    """What the section `debug` asks for, and the watch for skipped updates, which every run has.
+
+    The first process alone is profiled; all of them are inspected and searched, at the same time.
+
+    Raises:
+        UserError: an `--inspect` pattern matches nothing.
+    """
+    debug = config.debug
+    hooks: list[Hook] = [SkippedUpdates()]
+    if debug.profile and world.is_main:
+        hooks.append(Profile(debug.profile, debug.profile_start))
+    if debug.inspect_interval:
+        compiled = config.engine.compile == "model"
+        hooks.append(Inspection(debug.inspect_interval, debug.inspect, model, compiled=compiled, world=world))
+    if debug.detect_anomaly:  # the last one: it takes the gradients away
+        hooks.append(DetectAnomaly())
+    return hooks

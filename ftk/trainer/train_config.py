@@ -15,8 +15,7 @@ from ftk.optim.parameters_config import ParametersConfig
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from ftk.report.config import ReportConfig
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
-from ftk.trainer.watch.debug_config import DebugConfig
-from ftk.trainer.watch.lr_range_config import LRRangeConfig
+from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,7 @@ from ftk.tasks.base import Task
 from ftk.trainer import dataloading
 from ftk.trainer.agreement import Agreement
 from ftk.trainer.beginning import begin, say_what_begins
-from ftk.trainer.building import build_optimizer, spread
+from ftk.trainer.building import build_optimizer, debug_hooks, spread
 from ftk.trainer.checkpointing import Checkpoints
 from ftk.trainer.device import resolve_device
 from ftk.trainer.hooks import Hooks, build_hooks
@@ -35,7 +35,6 @@ from ftk.trainer.signals import StopSignals
 from ftk.trainer.step import Gradients, Update
 from ftk.trainer.train_config import TrainConfig
 from ftk.trainer.validation import validate_splits
-from ftk.trainer.watch.debugging import debug_hooks
 
 logger = logging.getLogger(__name__)
 

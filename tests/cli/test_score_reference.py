@@ -14,9 +14,9 @@ import yaml
 import ftk
 from ftk.config.options import options_of
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.generation import BlankFiller
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
+from ftk.tasks.glm_blank import BlankFiller
 from ftk.tasks.restore import restore_task
 from ftk_cli import generate, score_reference
 from tests.checkpoint.conftest import forge_manifest

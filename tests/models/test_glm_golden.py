@@ -11,7 +11,7 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.model import GLM
 from ftk.modules.attention import MaskedAttention
-from ftk.modules.masks import additive_mask
+from ftk.modules.masks import Visibility
 from ftk.optim.parameter_groups import parameter_groups
 from tests import dense
 
@@ -83,7 +83,8 @@ def test_twenty_steps_of_adamw_follow_the_original(golden_model: GLM, golden_tra
 def test_slow_reference_forward_gives_the_same_hidden_states(golden_model: GLM, golden_step: dict[str, Tensor]) -> None:
     """Attention as the textbook writes it, with the additive mask, in place of the fused kernel."""
     tokens, context_length = golden_step["input_ids"], golden_step["sep"]
-    mask = additive_mask(context_length, tokens.size(1))
+    places = torch.arange(tokens.size(1))
+    mask = Visibility(context_length).additive(places, places)
 
     def textbook(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = query @ key.transpose(-1, -2) / query.size(-1) ** 0.5

@@ -134,14 +134,14 @@ def test_patterns_choose_parameters_and_modules(tmp_path, caplog):
         *("grad_norm", "grad_mean", "grad_std"),
         "update/w",
     ]
-    assert rows[0].startswith("norm.weight 8 ")
-    assert float(rows[0].split()[2]) == pytest.approx(
+    assert rows[0].startswith("norm.weight ")
+    assert float(rows[0].split()[1]) == pytest.approx(
         inspected(trainer)[0]["parameters"]["norm.weight"]["norm"], rel=0.01
     )
 
 
 def test_a_pattern_that_matches_nothing_is_refused():
-    with pytest.raises(UserError, match=r"--inspect 'embeding\*' matches no parameter and no module; close.*embedding"):
+    with pytest.raises(UserError, match=r"--inspect 'embeding\*': no such parameter or module; did you mean 'emb"):
         Inspection(1, ["embeding*"], ToyModel())
 
 
@@ -155,9 +155,7 @@ def test_frozen_parameters_have_no_gradient_figures(tmp_path, caplog):
     assert row["norm"] == pytest.approx(8**0.5)
 
 
-def test_what_is_not_finite_is_shown(tmp_path, caplog):
-    caplog.set_level("INFO")
-
+def test_what_is_not_finite_is_shown_as_none(tmp_path):
     class Broken(ToyModel):
         def forward(self, tokens):
             return super().forward(tokens) * float("nan")
@@ -166,7 +164,6 @@ def test_what_is_not_finite_is_shown(tmp_path, caplog):
     trainer.train()
     row = inspected(trainer)[0]["parameters"]["norm.weight"]
     assert (row["grad_norm"], row["update_ratio"]) == (None, 0.0)
-    assert " nan" in caplog.text
 
 
 def test_a_continued_run_writes_each_update_once(tmp_path):

@@ -27,35 +27,26 @@ BACKWARD = f"{BREAK} 'break_at module=layers.1.attention place=backward'"
 ONE, R, S = "--update-freq 2", "", "--data-parallel-shard-size 2"
 T, P = "--update-freq 2 --tensor-parallel-size 2", "--update-freq 2 --pipeline-parallel-size 2"
 INTERLEAVED = f"{P} --pipeline-schedule interleaved --pipeline-stages-per-rank 2"
-ZERO_BUBBLE = f"{P} --pipeline-schedule zero-bubble"
 RUNS = {
     "look": (1, f"{ONE} {LOOK}"),
-    "look R2": (2, f"{R} {LOOK}"),
     "look S2": (2, f"{S} {LOOK}"),
-    "look T2": (2, f"{T} {LOOK}"),
     "look T2 sequence": (2, f"{T} --sequence-parallel {LOOK}"),
-    "look P2": (2, f"{P} {LOOK}"),
     "look P2 interleaved": (2, f"{INTERLEAVED} {LOOK} --activation-checkpointing full"),
-    # The third update is the epoch's last, of one batch in place of two.
-    "look short": (1, f"{ONE} {LOOK} --batch-size {{fifth}}"),
-    "look short P2": (2, f"{P} {LOOK} --batch-size {{fifth}}"),
     "look at four": (1, f"--update-freq 4 {LOOK}"),
     "look at four P2 S2": (4, f"{P} {S} {LOOK}"),
     "look T2 R2": (4, f"--tensor-parallel-size 2 {LOOK}"),
     "forward": (1, f"{ONE} {FORWARD}"),
-    "backward": (1, f"{ONE} {BACKWARD}"),
+    "forward R2": (2, f"{R} {FORWARD}"),
+    "forward S2": (2, f"{S} {FORWARD}"),
+    "forward S2 once": (2, f"{S} {FORWARD[:-1]} data_rank=1'"),
+    "forward T2": (2, f"{T} {FORWARD}"),
+    "backward S2 checkpointed": (2, f"{S} {BACKWARD} --activation-checkpointing full"),
+    "backward P2": (2, f"{P} {BACKWARD}"),
 }
-for name, flags in {"R2": R, "S2": S, "S2 zero 1": f"{S} --zero-stage 1", "T2": T, "P2": P}.items():
-    RUNS |= {f"forward {name}": (2, f"{flags} {FORWARD}"), f"backward {name}": (2, f"{flags} {BACKWARD}")}
-RUNS["backward P2 interleaved"] = (2, f"{INTERLEAVED} {BACKWARD}")
-RUNS["backward P2 zero-bubble"] = (2, f"{ZERO_BUBBLE} {BACKWARD}")
-RUNS["forward S2 once"] = (2, f"{S} {FORWARD[:-1]} data_rank=1'")
-RUNS["backward S2 checkpointed"] = (2, f"{S} {BACKWARD} --activation-checkpointing full")
-
 # Before each commit: what each way of sharing adds.
 QUICK = (
     "look", "look S2", "look T2 sequence", "look P2 interleaved",
-    "forward", "backward", "forward S2", "forward S2 once", "forward T2", "backward P2",
+    "forward", "forward S2 once", "forward T2", "backward P2",
 )  # fmt: skip
 
 PLUGIN = """
@@ -108,19 +99,16 @@ class BreakAt(Hook):
 
 
 @pytest.fixture(scope="module")
-def runs(data_bin, tmp_path_factory, command, request):
+def runs(data_bin, tmp_path_factory, request):
     """Folder of all runs, each of which has its own with its log in it."""
     folder = tmp_path_factory.mktemp("looking")
     (folder / "plugin.py").write_text(PLUGIN)
-    told = command("ftk-train", data_bin, *shlex.split(FLAGS), "--save-dir", folder / "none", "--dry-run").stdout
-    samples = next(line for line in told.splitlines() if line.startswith("samples per epoch")).split()[-1]
-    values = {"plugin": folder / "plugin.py", "fifth": math.ceil(int(samples.replace(",", "")) / 5)}
     wanted = RUNS if wants_slow(request) else {name: RUNS[name] for name in QUICK}
     for size in sorted({size for size, _ in wanted.values()}):
         names = [name for name, (of, _) in wanted.items() if of == size]
         jobs = []
         for name in names:
-            flags = shlex.split(f"{FLAGS} {RUNS[name][1]}".format(**values))
+            flags = shlex.split(f"{FLAGS} {RUNS[name][1]}".format(plugin=folder / "plugin.py"))
             log = ["--log-file", str(folder / name / "log.txt")]
             jobs.append([str(data_bin), *flags, "--save-dir", str(folder / name), *log])
         done = run_jobs(run_all, size, jobs)
@@ -138,7 +126,7 @@ LOOKS = [name for name, (size, _) in RUNS.items() if name.startswith("look") and
 
 @pytest.mark.parametrize("name", slow_but(QUICK, LOOKS))
 def test_the_figures_of_all_processes_are_those_of_one(runs, name):
-    alone = " ".join(word for word in name.split() if word in ("look", "short", "at", "four"))
+    alone = "look at four" if "four" in name else "look"
     one, several = inspected(runs, alone), inspected(runs, name)
     assert one["num_updates"] == several["num_updates"] == 3
     for kind in ("parameters", "modules"):
@@ -151,11 +139,7 @@ def test_the_figures_of_all_processes_are_those_of_one(runs, name):
                 size = gradients if figure.startswith("grad") else scale
                 close = math.isclose(several[kind][row][figure], value, rel_tol=2e-4, abs_tol=2e-4 * size + 1e-9)
                 assert close, (row, figure, several[kind][row][figure], value)
-    shown = re.findall(r"^layers\.3\.feed_forward\S* \d\S+", (runs / name / "log.txt").read_text(), re.MULTILINE)
-    assert shown == re.findall(
-        r"^layers\.3\.feed_forward\S* \d\S+", (runs / alone / "log.txt").read_text(), re.MULTILINE
-    )
-    assert len(shown) > 2  # with the shapes of whole parameters
+    assert len(re.findall(r"^layers\.3\.feed_forward\S* ", (runs / name / "log.txt").read_text(), re.MULTILINE)) > 2
 
 
 def anomalies(folder, name):
@@ -168,13 +152,11 @@ def test_the_module_that_breaks_is_named(runs, name):
     alone = "2" not in name
     found = anomalies(runs, name)
     ranks = [0, 1] if re.search("[RS]2", name) else [0]  # each with its own batches
-    if name in ("forward P2", "backward P2 interleaved") or name.endswith("once"):
-        ranks = [1]
-    place = "" if re.search("[RS]2", name) else "in micro-batch 1 of 2, "
+    ranks = [1] if name.endswith("once") else ranks
     what = "in the forward pass: the output of layers.2.feed_forward (FeedForward) has "
     if name.startswith("backward"):
-        what = "in the backward pass of layers.1.attention (ExplodeBackward): the gradient of its input has "
-    wheres = [""] if alone else [f"process {rank}, " for rank in ranks]
+        what = "in the backward pass of layers.1.attention (Attention): the gradient of its input has "
+    wheres = [""] if alone else [f"rank {rank}, " for rank in ranks]
     assert len(found) == len(wheres), found
     for where, text in zip(wheres, found, strict=True):
-        assert text.startswith(f"update 2, epoch 1: {where}{place}{what}")
+        assert text.startswith(f"update 2, epoch 1: {where}{what}")

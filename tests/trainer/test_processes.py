@@ -197,7 +197,7 @@ def test_a_loss_that_is_bad_on_one_process_is_skipped_by_all_and_said_by_name(pr
         told = "\n".join(each["ill"]["told"])
         assert "update 3, epoch 1: loss; micro-batch 1: samples" in told
         assert "micro-batch 2: samples" in told  # of the other process
-        assert "anomaly in update 3, epoch 1: process 1, in the forward pass: the loss" in told
+        assert "anomaly in update 3, epoch 1: rank 1, in the forward pass: the loss" in told
 
 
 def test_the_clock_of_one_process_stops_all(processes):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 
 import pytest
 
@@ -24,26 +23,14 @@ def test_the_trace_holds_the_chosen_updates_alone(tmp_path, num_workers, caplog)
     watched = toy_trainer(tmp_path, dataloader__num_workers=num_workers, save_dir="watched", **options)
     watched.train()
     folder = watched.checkpoints.folder
-    names = {event.get("name", "") for event in trace_of(folder, "profile_4-5.json.gz")}
-    ranges = {name for name in names if re.match(r"update \d+:", name)}
-    steps = ("forward and backward", "optimizer")
-    assert ranges == {f"update {number}: {step}" for number in (4, 5) for step in steps}
-    assert {"aten::addmm", "aten::_fused_adamw_"} <= names
+    names = [event.get("name", "") for event in trace_of(folder, "profile_4-5.json.gz")]
+    assert names.count("Optimizer.step#AdamW.step") == 2
     assert len(list(folder.glob("*profile_*"))) == 2  # nothing temporary is left
-
-    text = (folder / "profile_4-5.txt").read_text()
+    text = (folder / "profile_4-5.txt").read_text().rstrip()
     assert text.startswith("profile of updates 4 to 5\n")
-    rows = text.splitlines()[2:-1]
-    assert 5 <= len(rows) <= 10
-    cells = [row.rsplit(maxsplit=3) for row in rows]  # operator, calls, milliseconds, share
-    calls = {name: int(count) for name, count, _, _ in cells}
-    # Which operators are the dearest of a toy is chance; ranges are none.
-    assert any(name.startswith("aten::") for name in calls)
-    assert not any(name.startswith("update ") for name in calls)
-    assert calls.get("aten::mm", 4) == 4  # of the gradients of one linear layer, in two updates
-    times = [float(milliseconds) for _, _, milliseconds, _ in cells]
-    assert times == sorted(times, reverse=True)
-    assert text.strip() in "\n".join(record.getMessage() for record in caplog.records)
+    assert "aten::" in text
+    assert "Self CPU %" in text
+    assert text in caplog.text
 
     plain = toy_trainer(tmp_path, save_dir="plain", training__max_update=8)
     plain.train()

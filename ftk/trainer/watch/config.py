@@ -1,4 +1,4 @@
-"""Options for looking inside a run."""
+"""Options for looking inside a run, and of the learning rate range test."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class DebugConfig:
     profile: int = field(
         default=0,
         metadata={
-            "help": "profile so many updates: a trace for chrome://tracing or ui.perfetto.dev and a table of the "
-            "dearest operators, in the run's folder; 0: none",
+            "help": "profile this many updates: a trace for ui.perfetto.dev and a table of the most expensive "
+            "operators, in the run's folder; 0: none",
             "unit": "updates",
         },
     )
@@ -51,3 +51,28 @@ class DebugConfig:
                 yield f"{name} is {getattr(self, name)}; it must be 0 or more"
         if self.inspect and not self.inspect_interval:
             yield "inspect goes with --inspect-interval, which says how often"
+
+
+@dataclass(kw_only=True)
+class LRRangeConfig:
+    """A short run that shows which learning rates are too small, good, and too large."""
+
+    lr_range_test: bool = field(
+        default=False,
+        metadata={
+            "help": "instead of training, raise the learning rate from update to update, and show the loss over it"
+        },
+    )
+    lr_range_start: float = field(default=1e-7, metadata={"help": "rate of the first update"})
+    lr_range_end: float = field(
+        default=1.0, metadata={"help": "rate of the last one, if the loss has not exploded by then"}
+    )
+    lr_range_updates: int = field(default=100, metadata={"help": "length of the test", "unit": "updates"})
+
+    def validate(self) -> Iterator[str]:
+        if not self.lr_range_start > 0.0:
+            yield f"lr_range_start is {self.lr_range_start}; it must be above 0"
+        if not self.lr_range_start < self.lr_range_end < float("inf"):
+            yield f"lr_range_end is {self.lr_range_end}; it must be above lr_range_start, {self.lr_range_start}"
+        if self.lr_range_updates < 10:
+            yield f"lr_range_updates is {self.lr_range_updates}; it must be 10 or more"
