@@ -286,7 +286,7 @@ def loss_after_a_change(stage: int) -> list[float]:
     found = []
     for _ in range(2):
         with torch.no_grad():
-            output = module(batch, False)
+            output = module(batch)
             found.append((output.loss / output.num_targets).item())
             for parameter in module.parameters():
                 assert isinstance(parameter, DTensor)
