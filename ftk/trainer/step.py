@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ftk.batch import Batch
 from ftk.criterions.base import Criterion
-from ftk.model_parallel.gradients import GlobalGradients, finish_gradients, is_non_finite
+from ftk.model_parallel.gradients import GlobalGradients, is_non_finite
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
@@ -70,7 +70,7 @@ class Update:
         self.world = world or World.single(device)
         precision = config.training.precision
         self.runner = runner or SequentialRunner(StepModule(model, criterion), device, precision)
-        self.gradients = GlobalGradients(model, self.parameters, self.world)
+        self.gradients = GlobalGradients(model, self.parameters, self.world, self.runner.uncounted)
         self.scaler = LossScaler(config.loss_scale, device) if precision == "fp16" else None
 
     def count(self, micro_batches: list[Batch]) -> UpdateCounts:
@@ -97,7 +97,6 @@ class Update:
             share = torch.full((), 1.0 / (counts.num_targets or 1), device=self.device)
             scale = share if self.scaler is None else self.scaler.scaled(share)
             sums = self.runner.forward_backward(micro_batches, scale)
-            finish_gradients(self.model)
             if self.scaler is not None:
                 self.scaler.unscale(self.parameters)
             multiply_gradients(self.multipliers)
