@@ -39,10 +39,16 @@ class Entry:
 
 
 class Registry:
-    """Names of one kind of part ("task", "criterion", ...) and what they stand for."""
+    """Names of one kind of part ("task", "criterion", ...) and what they stand for.
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: for messages and the table of built-in parts.
+        dotted: (prefix, module) of names that stand in no table: the module's `entry(name)` makes their entry.
+    """
+
+    def __init__(self, kind: str, dotted: tuple[str, str] | None = None) -> None:
         self.kind = kind
+        self._dotted = dotted
         self._entries: dict[str, Entry] = {}
 
     def register(self, name: str, config: type | None = None, model: str | None = None) -> Callable[[T], T]:
@@ -81,6 +87,9 @@ class Registry:
         """
         if name not in self._entries and name in self._builtin:
             importlib.import_module(self._builtin[name])
+        if name not in self._entries and self._dotted is not None and name.startswith(self._dotted[0]):
+            made: Entry = importlib.import_module(self._dotted[1]).entry(name)
+            return made
         if name not in self._entries:
             raise UserError(f"unknown {self.kind} {name!r}; {did_you_mean(name, self.names())}")
         return self._entries[name]
@@ -112,7 +121,7 @@ TASKS = Registry("task")
 MODELS = Registry("model")
 ARCHITECTURES = Registry("architecture")
 CRITERIONS = Registry("criterion")
-OPTIMIZERS = Registry("optimizer")
+OPTIMIZERS = Registry("optimizer", dotted=("torch.optim.", "ftk.optim.torch_optim"))
 LR_SCHEDULERS = Registry("lr_scheduler")
 DATASETS = Registry("dataset")
 TOKENIZERS = Registry("tokenizer")
