@@ -154,7 +154,7 @@ class StandIn(ABC):
         self._model = model
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
-        return self.logits(self.hidden_states(*arguments, **keywords))
+        return self.head(self.hidden_states(*arguments, **keywords))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -193,7 +193,7 @@ class _LastStage(StandIn):
             raise UserError("the criterion asks for hidden states twice in a step; a pipeline gives them once")
         received, self._received = self._received, None
         hidden = _through_layers(self._model, received, _by_name(self._model, arguments, keywords))
-        hidden = self._model.final_norm(hidden)
+        hidden = self._model.finish(hidden)
         if self._apart:
             self._hidden, hidden = hidden, hidden.detach().requires_grad_()
             self._given = hidden
@@ -228,7 +228,7 @@ def _unpacked(received: Tensor, micro_batch: MicroBatch) -> Tensor:
 
 def _by_name(model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call of `hidden_states`, checked to be for `embed` or `attend`."""
-    named = dict(inspect.signature(model.hidden_states).bind(*arguments, **keywords).arguments)
+    named = dict(zip(("tokens",), arguments, strict=False)) | keywords
     known = inspect.signature(model.embed).parameters.keys() | inspect.signature(model.attend).parameters.keys()
     if unknown := named.keys() - known:
         raise UserError(
