@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.models.base import Backbone
+from ftk.models.flops import training_flops
 from ftk.models.glm.config import GLMConfig
-from ftk.models.glm.flops import training_flops
 from ftk.models.glm.parallel import tensor_parallel_plan
 from ftk.models.glm.positions import BlockPositionEmbedding, PositionEmbedding, plain_positions
 from ftk.modules.attention import Attend
@@ -90,7 +90,7 @@ class GLM(Backbone):
         return tensor_parallel_plan(self.config)
 
     def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int) -> int:
-        """Operations of a forward and a backward pass, see `ftk.models.glm.flops`."""
+        """Operations of a forward and a backward pass, see `ftk.models.flops`."""
         return training_flops(self.config, num_tokens, num_targets, num_pairs)
 
     def _check_length(self, num_tokens: int) -> None:
