@@ -109,15 +109,6 @@ class Backbone(nn.Module):
         own: Any = self._modules.get("head")
         return TiedVocabulary(self.token_embedding) if own is None else own  # type: ignore[arg-type]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] -> [..., V]"""
-        return self.head(hidden)
-
-    @property
-    def output_weight(self) -> Tensor | None:
-        """The head's matrix."""
-        return self.head.weight
-
     def around(
         self, position_ids: Tensor | None = None, key_positions: Tensor | None = None
     ) -> Callable[[Attend], Attend]:
