@@ -27,7 +27,6 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "criterion": {
         "cross_entropy": "ftk.criterions.cross_entropy",
-        "glm_cross_entropy": "ftk.criterions.glm_cross_entropy",
     },
     "optimizer": {
         "adafactor": "ftk.optim.foreach",
@@ -85,6 +84,11 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "hf_model": {},
 }
+
+FORMER_NAMES: dict[str, dict[str, str]] = {
+    "criterion": {"glm_cross_entropy": "cross_entropy"},
+}
+"""kind -> a name that configurations on disk still have -> the name of today."""
 
 DEFAULT_SPECIAL_TOKENS = "glm"
 """The layout of special tokens where none is chosen, and of tokenizers on disk that name none."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.generation.blanks import Chunk
 from ftk.generation.decoder import CachedDecoder
@@ -24,7 +24,7 @@ from ftk.model_parallel.tensor_parallel.apply import (
 )
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models.glm.model import GLM
-from ftk.modules import linear
+from ftk.modules import few_rows
 from tests.distributed import run_ranks
 from tests.model_parallel.small_steps import relative_difference
 from tests.model_parallel.tensor_models import (
@@ -119,13 +119,11 @@ def compare() -> dict[str, Any]:
             }
     # The same values in validation and generation, where sequences are not shared.
     one, batch = GLM(shape(), seed=1), batch_of(0)
-    inputs = {name: batch[name] for name in ("position_ids", "context_length", "document_ids")}
+    inputs = batch.inputs
     for sequence in SEQUENCE:
         model = parallel(sequence)
         with torch.no_grad():
-            results[f"logits, sequence {sequence}"] = (
-                (model(batch["tokens"], **inputs) - one(batch["tokens"], **inputs)).abs().max().item()
-            )
+            results[f"logits, sequence {sequence}"] = (model(**inputs) - one(**inputs)).abs().max().item()
         state = whole_state_dict(model)
         results[f"state, sequence {sequence}"] = relative_difference(state, dict(one.state_dict()))
     results["local rows"] = model.token_embedding.weight.to_local().size(0)
@@ -219,8 +217,8 @@ def dropped() -> dict[str, Any]:
         model.layers[0].dropout.register_forward_hook(lambda *call, seen=seen: seen.update(residual=call[2]))
         attend = model.attend
 
-        def recording(*inputs: Any, attend: Any = attend, seen: dict[str, Tensor] = seen) -> Any:
-            inner = attend(*inputs)
+        def recording(tokens: Tensor, attend: Any = attend, seen: dict[str, Tensor] = seen, **inputs: Any) -> Any:
+            inner = attend(tokens, **inputs)
 
             def wrapped(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
                 ones = torch.ones_like(values)
@@ -294,11 +292,11 @@ def kept_bytes(model: GLM) -> int:
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    batch = batch_of(0, 32)
+    batch = batch_of(0, 32).inputs
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         hidden = model.hidden_states(
             batch["tokens"], position_ids=batch["position_ids"], context_length=batch["context_length"]
-        )
+        )  # one document
     own = {parameter.to_local().untyped_storage().data_ptr() for parameter in model.parameters()}
     assert hidden.requires_grad
     return sum(size for place, size in kept.items() if place not in own)
@@ -356,11 +354,12 @@ def test_the_vocabulary_may_stay_whole(two: list[dict[str, Any]]) -> None:
 def generation() -> dict[str, Any]:
     """Prompts, then tokens one by one through the cache, as ftk-generate does; which kernel multiplies is counted."""
     taken: list[bool] = []
-    original = linear._has_few_rows
-    logits = []
-    for model in GLM(shape(), seed=1).eval(), parallel(True).eval():
+    original = few_rows._has_few_rows
+    logits, one = [], GLM(shape(), seed=1).eval()
+    few_rows.prepare(one)
+    for model in one, parallel(True, prepared=True).eval():
         taken.clear()
-        linear._has_few_rows = lambda *inputs: taken.append(original(*inputs)) or taken[-1]  # type: ignore[assignment]
+        few_rows._has_few_rows = lambda *inputs: taken.append(original(*inputs)) or taken[-1]  # type: ignore[assignment]
         try:
             with torch.inference_mode():
                 decoder = CachedDecoder(model, 2, 1, 16, 8, torch.device("cpu"))
@@ -370,7 +369,7 @@ def generation() -> dict[str, Any]:
                 for _ in range(4):
                     found.append(decoder.step(found[-1].view(2, 1, -1).argmax(-1)))
         finally:
-            linear._has_few_rows = original
+            few_rows._has_few_rows = original
         logits.append([value.flatten() for value in found])
     return {
         "difference": max((a - b).abs().max().item() for a, b in zip(*logits, strict=True)),
@@ -413,9 +412,9 @@ def test_a_later_stage_gets_parts_of_an_uneven_sequence(two: list[dict[str, Any]
 
 
 def refuse() -> str:
-    linear = GLMCrossEntropyConfig(loss_form="linear")
+    linear = CrossEntropyConfig(loss_form="linear")
     with pytest.raises(UserError) as raised:
-        GLMCrossEntropy(linear)(parallel(False), batch_of(0))
+        CrossEntropy(linear)(parallel(False), batch_of(0))
     return str(raised.value)
 
 

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ftk.batch import Batch
 from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
 from ftk.registry import register_task
-from ftk.tasks.base import Batch, Task
+from ftk.tasks.base import Task
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
+from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +40,7 @@ class GLMBlankConfig(BlankInfillingConfig):
             yield f"make_vocab_size_divisible_by is {self.make_vocab_size_divisible_by}; it must be at least 1"
 
 
-@register_task("glm_blank", config=GLMBlankConfig)
+@register_task("glm_blank", config=GLMBlankConfig, criterion="cross_entropy")
 class GLMBlankTask(Task):
     """Spans of a text are blanked out and generated, autoregressively, after the text."""
 
@@ -48,7 +50,7 @@ class GLMBlankTask(Task):
         return GLMBlankDataset(documents, self.tokenizer, self.config, seed, getattr(self.corpus, "index_cache", None))
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
-        return Collater(self.tokenizer.special)
+        return Collater(self.tokenizer.special, groups={"objective": OBJECTIVES})
 
     def complete_model_config(self, config: Any) -> Any:
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
@@ -61,6 +63,16 @@ class GLMBlankTask(Task):
                 f"lower --seq-length or raise --max-positions"
             )
         return dataclasses.replace(config, vocab_size=vocab_size, block_positions=self.config.block_positions)
+
+    def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
+        from ftk.tasks.glm_blank.samples.show import samples_to_show, show
+        from ftk.tasks.glm_blank.samples.show_html import show_html
+
+        documents = self.corpus.documents(split)
+        if page is None:
+            return show(documents, self.tokenizer, self.config, width=width, num_samples=num_samples or 1, **which)
+        samples = samples_to_show(documents, self.tokenizer, self.config, num_samples=num_samples or 3, **which)
+        return show_html(list(samples), self.tokenizer, page)
 
     def build_generator(self, model: nn.Module, **options: Any) -> BlankGenerator:
         """A generator of the answers to blanks; `options` as for `ftk.generation.BlankGenerator`."""
