@@ -34,7 +34,7 @@ def scatter_to_region(values: Tensor, group: dist.ProcessGroup, dim: int) -> Ten
 
 
 def gather_from_region(values: Tensor, group: dist.ProcessGroup, dim: int, length: int | None = None) -> Tensor:
-    """The whole of parts along `dim`, [.., n, ..] -> [.., T, ..], for what every process then does alike: each takes
+    """The whole of parts along `dim`, [.., n, ..] -> [.., T, ..], for the same work on every process: each takes
     its part of the gradient.
 
     Args:
