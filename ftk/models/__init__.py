@@ -17,7 +17,7 @@ __all__ = ["build_model", "model_config"]
 def build_model(name: str, **overrides: Any) -> nn.Module:
     """A new model with initial weights drawn from torch's current seed.
 
-        build_model("gpt2_small", vocab_size=50304)
+        build_model("gpt2_medium", vocab_size=50304)
         build_model("gpt2", num_layers=2, hidden_size=64, num_attention_heads=4)
 
     Args:
