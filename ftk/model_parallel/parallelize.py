@@ -65,7 +65,7 @@ def parallelize(
             order.
         plan: for tensor parallel, patterns of module names with their styles (`ftk.model_parallel.tensor_parallel`).
         sequence_parallel: between the layers that the plan cuts, sequences are sharded. Then
-            `ftk.model_parallel.tensor_parallel.apply.sum_sequence_gradients(model)` is to be called once per update,
+            `ftk.model_parallel.tensor_parallel.apply.sum_sequence_gradients(model)` must be called once per update,
             after its last backward pass: the gradients of what works on parts of a sequence are partial until then.
         activation_checkpointing: what blocks keep for the backward pass: "full": their input; "selective": and results
             of matrix products; "none": all; "auto": as "full" where there are blocks. A model that caches keys and
@@ -163,11 +163,11 @@ def parallelize_training(
     """Turn a model into this process's part of it, ready for training.
 
     The order: tensor parallel by the plan, activation checkpointing, compilation, data parallel, and, of a model on
-    the meta device, memory and initial values at last. Which parameters are frozen is to be settled before; the
-    optimizer is to be built after, from the parameters of the inner model (`StepModule.model`), whose names stay.
+    the meta device, memory and initial values at last. Freeze parameters before this call, and build the
+    optimizer after it, from the parameters of the inner model (`StepModule.model`), whose names stay.
 
     Args:
-        module: a `StepModule`, or the stage of a pipeline. Of several processes that shard it, best on the meta
+        module: a `StepModule`, or the stage of a pipeline. With more than one process best on the meta
             device; otherwise with values that are equal on all.
         world: of this process.
         parallel: how parameters are sharded.

@@ -31,7 +31,7 @@ def apply_plan(
 
     Every parameter becomes a DTensor on `mesh`, cut or whole as the plan says; tied ones stay tied. The model is called
     as before, with the same inputs on every process, and gives the same outputs on every process. Under
-    `sequence_parallel` the gradients of what works on parts of the sequence are to be summed once per update, after the
+    `sequence_parallel` the gradients of what works on parts of the sequence must be summed once per update, after the
     last backward pass: by `sum_sequence_gradients(model)`.
 
     Args:
