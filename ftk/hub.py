@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ftk.generation.config import GenerationConfig
+    from ftk.tasks.glm_blank.infill.config import FillConfig
     from ftk.generation.processors.prefix import AllowedTokensFunction
     from ftk.model_parallel.world import World
     from ftk.tasks.glm_blank import BlankFiller
@@ -156,18 +156,19 @@ def load_generator(
             answers of `max_len` tokens, which the positions of a model do not reach.
     """
     from ftk.checkpoint import resolve_checkpoint
-    from ftk.generation.config import GenerationConfig, generation_config
-    from ftk.generation.language_model import LanguageModel
+    from ftk.tasks.glm_blank.infill.config import FillConfig, fill_config
+    from ftk.tasks.glm_blank.infill.language_model import LanguageModel
     from ftk.generation.processors import ProcessorConfig
-    from ftk.generation.steering import Steering
+    from ftk.generation.processors.steering import Steering
+    from ftk.tasks.glm_blank.infill.blanks import end_ids
     from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
 
     steered = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
     lm_paths = None if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])
     if lm_paths is not None:
         options["lm_path"] = ":".join(map(str, lm_paths))
-    _check_names(options, [one.name for part in (GenerationConfig, ProcessorConfig) for one in fields(part)])
-    config = generation_config(**options)
+    _check_names(options, [one.name for part in (FillConfig, ProcessorConfig) for one in fields(part)])
+    config = fill_config(**options)
     # Resolved once, so that a run that goes on saving cannot come between.
     folders = [resolve_checkpoint(one) for one in checkpoint_paths(path)]
     folder = folders[0]
@@ -177,6 +178,7 @@ def load_generator(
     steering = Steering(
         ProcessorConfig(**steered),
         tokenizer,
+        ends=end_ids(tokenizer.special),
         min_len=config.min_len,
         max_len=config.max_len,
         allowed_tokens=allowed_tokens,
@@ -215,7 +217,7 @@ def _check_tokenizers(others: Iterable[Path], folder: Path, tokenizer: Tokenizer
             )
 
 
-def _check_longest_answer(config: GenerationConfig, folders: Iterable[Path], whose: str = "") -> None:
+def _check_longest_answer(config: FillConfig, folders: Iterable[Path], whose: str = "") -> None:
     """Refuses answers that the positions of the models do not reach, before any weights are read."""
     from ftk.checkpoint import read_config
     from ftk.tasks.glm_blank.infill.generator import check_longest_answer
@@ -227,14 +229,14 @@ def _check_longest_answer(config: GenerationConfig, folders: Iterable[Path], who
             raise UserError(f"{whose}{error}") from None
 
 
-def _check_pipeline(config: GenerationConfig, num_models: int) -> None:
+def _check_pipeline(config: FillConfig, num_models: int) -> None:
     """Refuses what wants hidden states, or several models, where each process has only some layers."""
     from ftk.generation.search import strategy
 
     for is_asked, what in (
         (num_models > 1, "an ensemble"),
         (config.lm_path is not None, "a language model (lm_path)"),
-        (strategy(config).target.reads_states, "contrastive search"),
+        (strategy(config).target.observer is not None, "a search that compares hidden states"),
     ):
         if is_asked:
             raise UserError(f"{what} does not go with a pipeline; use --tensor-parallel-size alone")

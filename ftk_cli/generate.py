@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ftk.config import compose, section
 from ftk.errors import UserError
-from ftk.generation.config import GenerationConfig
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.generation.config_groups import BatchConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig
@@ -156,7 +156,7 @@ class GenerateConfig:
 @dataclass(kw_only=True)
 class GenerateRoot:
     generate: GenerateConfig = section("what to fill")
-    generation: GenerationConfig = section("how to search")
+    generation: FillConfig = section("how to search")
     processors: ProcessorConfig = section("logits processors")
     parallel: InferenceParallelConfig = section("parallel")
     common: DevicePrecisionConfig = section("common")

@@ -240,7 +240,7 @@ class GivenLengths(Processor):
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         wanted = [
-            self.lengths[tuple(context), blank] for context, blank in zip(state.contexts, state.blank, strict=True)
+            self.lengths[tuple(context), blank] for context, blank in zip(state.contexts, state.numbers, strict=True)
         ]
         over = torch.tensor([length <= state.step for length in wanted], device=scores.device)[:, None, None]
         ends = torch.zeros(scores.size(-1), dtype=torch.bool, device=scores.device)

@@ -421,7 +421,7 @@ def test_interactive_on_a_terminal_prints_answers_as_they_come_and_ctrl_c_stops_
     command = ("--history", str(tmp_path / "history"), "--max-len", "60", "--min-len", "60", "--color", "never")
     gated = (  # each token waits for a byte
         f"import os; gate = os.open({str(tmp_path / 'gate')!r}, os.O_RDONLY)\n"
-        "from ftk.generation.decoder import CachedDecoder as D; step = D.step\n"
+        "from ftk.generation.engine.decoder import CachedDecoder as D; step = D.step\n"
         "D.step = lambda self, tokens: (os.read(gate, 1), step(self, tokens))[1]\n"
     )
     os.mkfifo(tmp_path / "gate")

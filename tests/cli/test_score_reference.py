@@ -14,7 +14,7 @@ import yaml
 import ftk
 from ftk.config.options import options_of
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
-from ftk.generation.config import GenerationConfig
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.tasks.glm_blank import BlankFiller
 from ftk.tasks.restore import restore_task
@@ -267,7 +267,7 @@ def test_the_bar_counts_every_sample_once(scored, monkeypatch, source):
 
 UNUSED = [
     (option, section)
-    for section, config in (("generation", GenerationConfig), ("processors", ProcessorConfig))
+    for section, config in (("generation", FillConfig), ("processors", ProcessorConfig))
     for option in options_of(section, config)
     if option.name not in ("length_penalty", "truncate", "misspelt_blanks")
 ]

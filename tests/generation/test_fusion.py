@@ -13,12 +13,12 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.generation.ensemble import Ensemble
-from ftk.generation.language_model import LanguageModel
+from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.generation.processors.base import Processor
 from ftk.generation.processors.prefix import AllowedTokens
 from ftk.generation.search.base import Fusion
 from ftk.tasks.glm_blank import BlankGenerator
-from ftk.tasks.glm_blank.infill.orders import blank_numbers
+from ftk.tasks.glm_blank.infill.blanks import blank_numbers
 from tests.generation.slow import BLANKS, SPECIAL, next_logprobs, small_model
 from tests.generation.test_in_flight import STRATEGIES, assert_alike
 from tests.tasks.glm_blank.infill.test_generator import random_contexts

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.generation.decoder import CachedDecoder
+from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.processors import Processor
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tasks.glm_blank.infill import generator

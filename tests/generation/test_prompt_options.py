@@ -10,8 +10,8 @@ import ftk
 from ftk.errors import UserError
 from ftk.generation.processors import ProcessorConfig, Processors, build_processors
 from ftk.generation.processors.base import Processor
-from ftk.generation.processors.per_prompt import PerPrompt
-from ftk.generation.steering import PROMPT_OPTIONS, Steering
+from ftk.generation.processors.per_request import PerPrompt
+from ftk.generation.processors.steering import PROMPT_OPTIONS, Steering
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tasks.glm_blank.infill.fill import BlankFiller
 from tests.cli.test_generate_command import place  # noqa: F401  (a checkpoint)

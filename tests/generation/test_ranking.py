@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ftk.generation import ranking
-from ftk.generation.ranking import stable_topk
+from ftk.generation.search.ranking import stable_topk
 
 SIZES = [20, 100, 5000]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.generation.blanks import context_chunk, next_chunk
-from ftk.generation.decoder import CachedDecoder
+from ftk.tasks.glm_blank.infill.blanks import context_chunk, next_chunk
+from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.hidden_states import HiddenStates
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation.slow import SPECIAL, small_model

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
 from ftk.errors import UserError
-from ftk.generation.blanks import Chunk
-from ftk.generation.decoder import CachedDecoder
+from ftk.tasks.glm_blank.infill.blanks import Chunk
+from ftk.generation.engine.decoder import CachedDecoder
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.gradients import GlobalGradients, finish_gradients
 from ftk.model_parallel.tensor_parallel.apply import apply_plan, set_sequence_length, whole_state_dict

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
 from ftk.generation.search import Answer
-from ftk.generation.steering import PromptOptions, Steering, seed_of
-from ftk.generation.token_stream import told_at_once
+from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
-from ftk.tasks.glm_blank.infill.generator import BlankGenerator
+from ftk.tasks.glm_blank.infill.generator import BlankGenerator, told_at_once
 from ftk.tasks.glm_blank.infill.given_answers import encode_answers, encoded_with_answers
 from ftk.tasks.glm_blank.infill.misspelt_blanks import refuse_misspelt_blanks
 from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FilledBlank, FillResult
@@ -23,7 +22,7 @@ from ftk.tasks.glm_blank.infill.truncation import truncate
 
 if TYPE_CHECKING:
     from ftk.generation.processors.base import Processors
-    from ftk.generation.token_stream import NewTokens
+    from ftk.tasks.glm_blank.infill.generator import NewTokens
     from ftk.tokenizers import Tokenizer
 
 _BLANKS = {"[MASK]": "mask", "[sMASK]": "smask", "[gMASK]": "gmask"}
@@ -80,7 +79,7 @@ class BlankFiller:
             seeds, progress: as for `BlankGenerator.fill_ids`.
             on_piece: called with each piece of an answer as it comes, see `stream`; what it raises ends the work.
             options: for each prompt its own, which take the place of those of the same name; see
-                `ftk.generation.steering.PROMPT_OPTIONS`.
+                `ftk.generation.processors.steering.PROMPT_OPTIONS`.
 
         Raises:
             UserError: a prompt is empty or too long, or has a blank that the tokenizer lacks or, unless
@@ -157,7 +156,7 @@ class BlankFiller:
         continued = len(pieces) == 1
         if continued:
             ids, pieces = [*ids, self._last_blank], [*pieces, ""]
-        if sum(token in self.generator.masks for token in ids) != len(pieces) - 1:
+        if sum(token in self.generator.framing.masks for token in ids) != len(pieces) - 1:
             raise UserError("the prompt holds a command token that counts as a blank here; remove it")
         if special.cls is not None and ids[0] != special.cls:
             ids = [special.cls, *ids]
@@ -165,7 +164,7 @@ class BlankFiller:
             ids = [*ids, special.eos]
         side, limit = self.generator.config.truncate, self.generator.longest_context(len(pieces) - 1)
         if side != "error" and limit is not None:
-            ids = truncate(ids, self.generator.masks, limit, side, (special.cls, special.eos))
+            ids = truncate(ids, self.generator.framing.masks, limit, side, (special.cls, special.eos))
         if check:
             self.generator.check(ids)
         if not options:
@@ -208,7 +207,7 @@ class BlankFiller:
         contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
         found = self.generator.fill_texts(contexts, self._seeds(prompts, seeds), progress, own)
         if on_piece is not None:
-            parts = told_at_once([fillings[0].answers for fillings in found])
+            parts = (part for number, one in enumerate(found) for part in told_at_once(number, one[0].answers))
             for piece in self._pieces([PromptStream(self, prompt) for prompt in prompts], parts):
                 on_piece(piece)
         results = []
@@ -307,13 +306,13 @@ class BlankFiller:
         self, context: Sequence[int], answers: Sequence[Answer], processors: Processors | None = None
     ) -> list[FilledBlank]:
         """Answers in words, each with the blank that it fills; `processors` if they are not the generator's."""
-        blanks = [token for token in context if token in self.generator.masks]
+        blanks = [token for token in context if token in self.generator.framing.masks]
         processors = self.generator.processors if processors is None else processors
         return [self._described(blank, answer, processors) for blank, answer in zip(blanks, answers, strict=True)]
 
     def describe_blank(self, prompt: EncodedPrompt, number: int, answer: Answer) -> FilledBlank:
         """As `describe`, for the blank of this number alone, counted from 0."""
-        blanks = [token for token in prompt.context if token in self.generator.masks]
+        blanks = [token for token in prompt.context if token in self.generator.framing.masks]
         return self._described(blanks[number], answer, self.processors_of(prompt))
 
     def _described(self, blank: int, answer: Answer, processors: Processors) -> FilledBlank:
@@ -339,7 +338,7 @@ class BlankFiller:
 
     def filled_text(self, prompt: EncodedPrompt) -> FilledText:
         """A prompt's text, none of its blanks filled yet."""
-        return FilledText(self.tokenizer, self.generator.masks, prompt, self.processors_of(prompt).cut)
+        return FilledText(self.tokenizer, self.generator.framing.masks, prompt, self.processors_of(prompt).cut)
 
     def result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> FillResult:
         """A prompt with its answers, from left to right."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ftk.errors import UserError
-from ftk.generation.blanks import find_blanks, mask_ids
+from ftk.tasks.glm_blank.infill.blanks import find_blanks, mask_ids
 
 
 class Question(NamedTuple):

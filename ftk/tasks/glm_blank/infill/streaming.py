@@ -10,7 +10,7 @@ from ftk.errors import UserError
 
 if TYPE_CHECKING:
     from ftk.generation.search import Answer
-    from ftk.generation.token_stream import NewTokens
+    from ftk.tasks.glm_blank.infill.generator import NewTokens
     from ftk.tasks.glm_blank.infill.fill import BlankFiller
     from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FilledBlank, FillResult
 

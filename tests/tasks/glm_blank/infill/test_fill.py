@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from ftk.errors import UserError
-from ftk.generation import Answer, GenerationConfig
-from ftk.generation.blanks import find_blanks, mask_ids
+from ftk.generation import Answer
+from ftk.tasks.glm_blank.infill.config import FillConfig
+from ftk.tasks.glm_blank.infill.blanks import find_blanks, mask_ids
 from ftk.generation.processors import Processors
 from ftk.models import build_model
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
@@ -27,7 +28,7 @@ class FixedGenerator:
         self.masks = mask_ids(tokenizer.special)
         self.model = SimpleNamespace()
         self.processors = Processors()
-        self.config = GenerationConfig()
+        self.config = FillConfig()
         self.answers = [tokenizer.encode(answer) for answer in answers]
         self.contexts = []
 

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation import GenerationConfig
-from ftk.generation.language_model import LanguageModel
+from ftk.tasks.glm_blank.infill.config import FillConfig
+from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.generation.processors.stop_strings import StopStrings
 from ftk.tasks.glm_blank import BlankGenerator
-from ftk.tasks.glm_blank.infill.orders import blank_numbers
+from ftk.tasks.glm_blank.infill.blanks import blank_numbers
 from tests.generation.slow import BLANKS, SPECIAL, next_logprobs, small_model
 from tests.generation.tables import TABLE_SPECIAL, SlowBeam
 from tests.generation.test_fusion import language_logprobs
@@ -293,7 +293,7 @@ def test_without_it_a_text_has_one_filling():
     ],
 )
 def test_what_does_not_fit_is_refused(options, message):
-    assert any(message in error for error in GenerationConfig(**options).validate())
+    assert any(message in error for error in FillConfig(**options).validate())
 
 
 def test_a_strategy_of_ones_own_that_has_one_answer_is_refused():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ftk.errors import UserError
-from ftk.generation import GenerationConfig
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.generation.processors.length import MaxLength, MinLength
 from ftk.tasks.glm_blank import BlankGenerator
-from ftk.tasks.glm_blank.infill.orders import blank_numbers
+from ftk.tasks.glm_blank.infill.blanks import blank_numbers
 from tests.generation.slow import BLANKS, SPECIAL, next_logprobs, small_model
 
 CONTEXTS = [
@@ -163,7 +163,7 @@ def test_two_hundred_blanks_of_all_kinds(options):
     [("right", "it is left, confident, or numbers"), ("1,0", "numbers from 1 on"), ("2,2", "names a blank twice")],
 )
 def test_orders_that_are_none_are_refused(order, message):
-    assert any(message in error for error in GenerationConfig(blank_order=order).validate())
+    assert any(message in error for error in FillConfig(blank_order=order).validate())
 
 
 def test_answers_written_back_must_fit():

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from ftk.errors import UserError
 from ftk.generation import Answer
-from ftk.generation.decoder import CachedDecoder
+from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.in_flight import CHECK_EVERY, InFlight
-from ftk.generation.language_model import LanguageModel
+from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.generation.processors import Processor, Processors
 from ftk.generation.processors.stop_strings import StopStrings
 from ftk.generation.search.independent import IndependentSearch
