@@ -82,10 +82,13 @@ def spread(
         )
         return Spread(pipeline, pipeline.part.model)
     step = StepModule(model, task, criterion)
-    module = parallelize_training(
+    parallelized = parallelize_training(
         step, world, config.parallel, config.engine, precision=precision, seed=seed, fill=fill
     )
-    return Spread(SequentialRunner(module, world.device, precision, several=world.size > 1), model)
+    runner = SequentialRunner(
+        parallelized.module, world.device, precision, several=world.size > 1, finishers=parallelized.finishers
+    )
+    return Spread(runner, model)
 
 
 def build_optimizer(chosen: Chosen, rules: ParameterRules, model: nn.Module) -> torch.optim.Optimizer:
@@ -103,7 +106,7 @@ def build_optimizer(chosen: Chosen, rules: ParameterRules, model: nn.Module) -> 
     return chosen.build(param_groups=rules.groups_of(model), **more)
 
 
-def debug_hooks(config: TrainConfig, model: nn.Module, world: World) -> list[Hook]:
+def debug_hooks(config: TrainConfig, spread: Spread, world: World) -> list[Hook]:
     """What the section `debug` asks for, and the watch for skipped updates, which every run has.
 
     The first process alone is profiled; all of them are inspected and searched, at the same time.
@@ -117,7 +120,15 @@ def debug_hooks(config: TrainConfig, model: nn.Module, world: World) -> list[Hoo
         hooks.append(Profile(debug.profile, debug.profile_start))
     if debug.inspect_interval:
         compiled = config.engine.compile == "model"
-        hooks.append(Inspection(debug.inspect_interval, debug.inspect, model, compiled=compiled, world=world))
+        inspection = Inspection(
+            debug.inspect_interval,
+            debug.inspect,
+            spread.model,
+            compiled=compiled,
+            world=world,
+            uncounted=spread.runner.uncounted,
+        )
+        hooks.append(inspection)
     if debug.detect_anomaly:  # the last one: it takes the gradients away
         hooks.append(DetectAnomaly())
     return hooks

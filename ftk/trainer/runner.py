@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -24,13 +24,17 @@ class Runner(Protocol):
 
     Attributes:
         stages: what is called for each micro-batch: the whole model with its loss, or this process's stages of it.
+        uncounted: names of the parameters here that another process counts in norms and figures.
     """
 
     @property
     def stages(self) -> Sequence[StepModule]: ...
 
+    @property
+    def uncounted(self) -> Collection[str]: ...
+
     def forward_backward(self, micro_batches: Sequence[Batch], backward_scale: Tensor) -> Totals:
-        """Leave in the parameters the gradient of the summed loss times a factor, summed over the data ranks too.
+        """Leave in the parameters the gradient of the summed loss times a factor, summed over all processes.
 
         Args:
             micro_batches: CPU batches as the collater made them, tokens [B, T]; as many on every data rank.
@@ -52,10 +56,22 @@ class SequentialRunner:
         device: where batches go.
         precision: fp32, bf16 or fp16.
         several: whether there are other processes, which have to hear of a loss that is not finite.
+        finishers: called after the last backward pass of an update, to make gradients whole.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, precision: str, *, several: bool = False) -> None:
+    uncounted: Collection[str] = ()
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        precision: str,
+        *,
+        several: bool = False,
+        finishers: Sequence[Callable[[], None]] = (),
+    ) -> None:
         self.module = module
+        self._finishers = finishers
         self.device = device
         self.precision = precision
         self._scaled: Callable[[Tensor, Tensor], Tensor] = guarded if several else torch.mul
@@ -72,6 +88,8 @@ class SequentialRunner:
                     output = self.module(self._given(batch), True)
                 self._scaled(output.loss, backward_scale).backward()
             add_sums(totals, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
+        for finish in self._finishers:
+            finish()
         return totals
 
     def evaluate(self, batch: Batch) -> LossOutput:

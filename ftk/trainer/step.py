@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ftk.model_parallel.gradients import GlobalGradients, finish_gradients, is_non_finite
+from ftk.model_parallel.gradients import GlobalGradients, is_non_finite
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
@@ -73,7 +73,7 @@ class Update:
         self.world = world or World.single(device)
         precision = config.training.precision
         self.runner = runner or SequentialRunner(StepModule(model, task, criterion), device, precision)
-        self.gradients = GlobalGradients(model, self.parameters, self.world)
+        self.gradients = GlobalGradients(model, self.parameters, self.world, self.runner.uncounted)
         self.scaler = LossScaler(config.loss_scale, device) if precision == "fp16" else None
 
     def count(self, micro_batches: list[Batch]) -> UpdateCounts:
@@ -100,7 +100,6 @@ class Update:
             share = torch.full((), 1.0 / max(1, counts.num_targets), device=self.device)
             scale = share if self.scaler is None else self.scaler.scaled(share)
             sums = self.runner.forward_backward(micro_batches, scale)
-            finish_gradients(self.model)
             if self.scaler is not None:
                 self.scaler.unscale(self.parameters)
             multiply_gradients(self.multipliers)

@@ -20,7 +20,7 @@ from ftk.tasks.base import Batch, Task
 from ftk.trainer import dataloading
 from ftk.trainer.agreement import Agreement
 from ftk.trainer.beginning import begin, say_what_begins
-from ftk.trainer.building import build_optimizer, debug_hooks, spread
+from ftk.trainer.building import Spread, build_optimizer, debug_hooks, spread
 from ftk.trainer.checkpointing import Checkpoints
 from ftk.trainer.device import resolve_device
 from ftk.trainer.hooks import Hooks, build_hooks
@@ -142,7 +142,10 @@ class Trainer:
             multipliers=rules.multipliers_of(self.model),
         )
 
-        looking = [*report_hooks(config.report, self.world), *debug_hooks(config, self.model, self.world)]
+        looking = [
+            *report_hooks(config.report, self.world),
+            *debug_hooks(config, Spread(self.runner, self.model), self.world),
+        ]
         self.hooks = Hooks([*looking, *task.hooks(), *build_hooks(config.training.hooks)])
 
     def train(self) -> Summary:

@@ -91,7 +91,7 @@ def build_step(way: Way, config: GLMConfig, device: torch.device) -> Step:
         original = OriginalGLM(config)
         ours = GLM(dataclasses.replace(config, attention=way.attention))
     if way.whose == "original":
-        original.to_empty(device=device).load_state_dict(to_original(weights, config.num_attention_heads))
+        original.to_empty(device=device).load_state_dict(to_original(weights, config))
         return TheirStep(original, way, device)
     ours.to_empty(device=device).load_state_dict(weights)
     return OurStep(ours, way, device)

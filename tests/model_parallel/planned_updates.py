@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
-from ftk.model_parallel.gradients import finish_gradients, gradient_sync
+from ftk.model_parallel.gradients import gradient_sync
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.pipeline.build import build_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
@@ -119,13 +119,12 @@ def update(
         )
         own = runner.part.model.train()
         runner.forward_backward(batches, torch.ones(()))  # torch's stages tell each other shapes in the first one
-        finish_gradients(own)
         own.zero_grad()
         with watch or nullcontext(), CountMessages() as counted:
             runner.forward_backward(batches, torch.ones(()))
-            finish_gradients(own)
         return Updated(counted.counts, own, received_bytes(runner))
-    called = parallelize_training(StepModule(model, Steps(), criterion), world, parallel_of(layout), engine, seed=1)
+    spread = parallelize_training(StepModule(model, Steps(), criterion), world, parallel_of(layout), engine, seed=1)
+    called = spread.module
     model.train()
     if isinstance(called, nn.parallel.DistributedDataParallel):  # it sorts its buckets after the first, in the second
         for _ in range(2):
@@ -135,7 +134,7 @@ def update(
         for place, batch in enumerate(batches, start=1):
             with gradient_sync(called, enabled=place == micro_batches):
                 called(batch, True).loss.backward()
-        finish_gradients(model)
+        spread.finish_gradients()
     return Updated(counted.counts, model)
 
 

@@ -8,8 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.models.flops import forward_flops, training_flops
 from ftk.models.glm.config import GLMConfig
-from ftk.models.glm.flops import forward_flops, training_flops
 from ftk.models.glm.model import GLM
 
 

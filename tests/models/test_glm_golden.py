@@ -10,7 +10,7 @@ from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyCon
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.model import GLM
 from ftk.modules.attention import MaskedAttention
-from ftk.modules.masks import additive_mask
+from ftk.modules.masks import Visibility
 from ftk.optim.parameter_groups import parameter_groups
 
 criterion = GLMCrossEntropy(GLMCrossEntropyConfig())
@@ -54,7 +54,7 @@ def test_every_gradient_is_that_of_the_original(
     output = criterion(golden_model, batch_of(golden_step))
     (output.loss / output.num_targets).backward()
     gradients = {name: p.grad for name, p in golden_model.named_parameters() if p.grad is not None}
-    gradients = to_original(gradients, golden_model.config.num_attention_heads)
+    gradients = to_original(gradients, golden_model.config)
     assert gradients.keys() == golden_gradients.keys()
     for name, expected in golden_gradients.items():
         torch.testing.assert_close(gradients[name], expected, atol=1e-4, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
@@ -81,7 +81,8 @@ def test_twenty_steps_of_adamw_follow_the_original(golden_model: GLM, golden_tra
 def test_slow_reference_forward_gives_the_same_hidden_states(golden_model: GLM, golden_step: dict[str, Tensor]) -> None:
     """Attention as the textbook writes it, with the additive mask, in place of the fused kernel."""
     tokens, context_length = golden_step["input_ids"], golden_step["sep"]
-    mask = additive_mask(context_length, tokens.size(1))
+    places = torch.arange(tokens.size(1))
+    mask = Visibility(context_length).additive(places, places)
 
     def textbook(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = query @ key.transpose(-1, -2) / query.size(-1) ** 0.5

@@ -295,7 +295,7 @@ def test_options_for_another_way_of_sharing_are_refused_once_the_sizes_are_known
 @pytest.mark.parametrize(
     ("sizes", "option"),
     [
-        (Sizes(replicate=2), {"gradient_compression": "powersgd"}),
+        (Sizes(replicate=2), {"gradient_compression": "bf16"}),
         (Sizes(shard=2), {"zero_stage": 2, "reduce_dtype": "bf16", "prefetch_blocks": 0}),
         (Sizes(replicate=2, tensor=2), {"gather_dtype": "bf16"}),  # copies of a part are shares of size 1
         (Sizes(replicate=2), {"cpu_offload": True, "reduce_dtype": "bf16"}),

@@ -9,7 +9,7 @@ import torch
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
 from ftk.data.batches.collate import Collater
 from ftk.models import build_model
-from ftk.modules.masks import additive_mask, block_mask, boolean_mask
+from ftk.modules.masks import Visibility
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from tests.data.number_corpus import NumberTokenizer, random_documents
@@ -82,14 +82,8 @@ def test_samples_are_the_same_but_for_the_mask():
     assert apart["document_ids"][~(apart["position_ids"][:, 1] > 0) & (apart["position_ids"][:, 0] == 0)].min() == -1
 
 
-def test_all_forms_of_a_real_batchs_mask_are_equal():
+def test_every_token_of_a_real_batch_sees_itself():
     batch = packed_batch((0.4, 0.3))
-    arguments = batch["context_length"], batch["tokens"].size(1), batch["document_ids"]
-    expected = boolean_mask(*arguments)
-    assert expected.diagonal(dim1=2, dim2=3).all()
-    assert torch.equal(additive_mask(*arguments) == 0, expected)
     places = torch.arange(batch["tokens"].size(1))
-    blocks = block_mask(*arguments)
-    for row in range(len(batch["tokens"])):
-        cells = blocks.mask_mod(torch.tensor(row), torch.tensor(0), places[:, None], places[None, :])
-        assert torch.equal(cells, expected[row, 0])
+    mask = Visibility(batch["context_length"], documents=batch["document_ids"]).boolean(places, places)
+    assert mask.diagonal(dim1=2, dim2=3).all()
