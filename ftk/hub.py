@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ftk.tasks.glm_blank.infill.config import FillConfig
     from ftk.generation.processors.prefix import AllowedTokensFunction
     from ftk.model_parallel.world import World
     from ftk.tasks.glm_blank import BlankFiller
+    from ftk.tasks.glm_blank.infill.config import FillConfig
     from ftk.tokenizers.base import Tokenizer
 
 
@@ -156,12 +156,12 @@ def load_generator(
             answers of `max_len` tokens, which the positions of a model do not reach.
     """
     from ftk.checkpoint import resolve_checkpoint
-    from ftk.tasks.glm_blank.infill.config import FillConfig, fill_config
-    from ftk.tasks.glm_blank.infill.language_model import LanguageModel
     from ftk.generation.processors import ProcessorConfig
     from ftk.generation.processors.steering import Steering
-    from ftk.tasks.glm_blank.infill.blanks import end_ids
     from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
+    from ftk.tasks.glm_blank.infill.blanks import end_ids
+    from ftk.tasks.glm_blank.infill.config import FillConfig, fill_config
+    from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 
     steered = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
     lm_paths = None if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])

@@ -12,10 +12,10 @@ from ftk.config.options import options_of
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
-    from ftk.tasks.glm_blank.infill.config import FillConfig
     from ftk.generation.processors import ProcessorConfig
     from ftk.model_parallel.world import World
     from ftk.tasks.glm_blank import BlankFiller
+    from ftk.tasks.glm_blank.infill.config import FillConfig
 
 COLOR: str = field(
     default="auto",

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ftk.config import compose, section
 from ftk.errors import UserError, counted, visible
 from ftk.files import open_regular
-from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.generation.processors.config import ProcessorConfig
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk_cli.frame import FAILURE, run
 from ftk_cli.inference_options import COLOR, DevicePrecisionConfig, find_checkpoints, given_flags, open_filler
 from ftk_cli.line_blocks import WithoutBlank, refusal

@@ -19,9 +19,9 @@ from ftk_cli.prompt_input import Lines, input_name, num_prompts, open_input, par
 from ftk_cli.results import OldRecord, earlier_records
 
 if TYPE_CHECKING:
-    from ftk.tasks.glm_blank.infill.config import FillConfig
     from ftk.model_parallel.world import World
     from ftk.tasks.glm_blank import FilledBlank
+    from ftk.tasks.glm_blank.infill.config import FillConfig
     from ftk.tasks.glm_blank.infill.results import EncodedPrompt
     from ftk_cli.generate import GenerateRoot
     from ftk_cli.results import ResultsFile

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from contrastive_search.hidden_states import HiddenStates
 from torch import Tensor
 
+from contrastive_search.hidden_states import HiddenStates
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
-from ftk.generation.search.ranking import stable_topk
 from ftk.generation.search.base import Answer, Lines, Move, Search, Task
+from ftk.generation.search.ranking import stable_topk
 from ftk.registry import register_search
 
 

@@ -178,6 +178,7 @@ class BatchConfig:
         default=16,
         metadata={"help": "prompts that are answered at once; in fp32 no answer depends on it", "unit": "prompts"},
     )
+
     def validate(self) -> Iterator[str]:
         yield from _counts(self, batch_size=MOST_TOKENS)
 

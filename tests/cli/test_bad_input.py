@@ -20,7 +20,6 @@ FAMILIES = {
     "sampling": ("--sampling", "--top-p", "0.9", "--nbest", "2"),
     "diverse_beam": ("--search", "diverse_beam", "--beam", "4"),
     "beam_sampling": ("--search", "beam_sampling", "--beam", "3"),
-    "contrastive": ("--search", "contrastive"),
 }
 COMMAND = ("--path", "run", "--output-format", "json", "--max-len", "2")
 
@@ -172,8 +171,6 @@ OPTIONS: list[tuple[str, str | None]] = [
     ("--beam 1000 --nbest 1000", None),
     ("--search diverse_beam --beam 1000", None),
     ("--search beam_sampling --beam 400", None),
-    ("--search contrastive --contrastive-candidates 1000", None),
-    ("--search contrastive --contrastive-candidates 0", "contrastive_candidates is 0; it must be at least 1"),
     ("--sampling --top-k 100000", None),
     ("--sampling --top-p 0", "top_p is 0.0; it must be above 0 and at most 1"),
     ("--sampling --top-p nan", "--top-p is 'nan'; it must be a finite number"),
@@ -188,7 +185,6 @@ OPTIONS: list[tuple[str, str | None]] = [
     ("--sampling --min-p 2", "min_p is 2.0; it must be from 0 to 1"),
     ("--beam 2 --nbest 3", "nbest is 3, but beam is 2"),
     ("--nbest 3", "nbest is 3, but greedy search does not use it"),
-    ("--search contrastive --nbest 2", "nbest is 2, but contrastive search does not use it"),
     ("--search diverse_beam --beam 5", "diverse_groups is 2, which does not divide beam 5"),
     ("--length-penalty nan", "--length-penalty is 'nan'; it must be a finite number"),
     ("--length-penalty inf --beam 2", "--length-penalty is 'inf'; it must be a finite number"),
@@ -207,7 +203,6 @@ OPTIONS: list[tuple[str, str | None]] = [
     ("--beam 3 --nbest 0", "--nbest: nbest is 0; it must be at least 1"),
     ("--top-p 0", "--top-p: top_p is 0.0; it must be above 0 and at most 1"),
     ("--temperature -1", "--temperature: temperature is -1.0; it must be above 0"),
-    ("--contrastive-candidates 0", "--contrastive-candidates: contrastive_candidates is 0; it must be at least 1"),
     ("--diverse-groups 0", "--diverse-groups: diverse_groups is 0; it must be at least 1"),
     (f"{_DIVERSE} --diverse-groups 0", "--diverse-groups: diverse_groups is 0; it must be at least 1"),
     ("--max-len 0", "--max-len: max_len is 0; it must be at least 1"),
@@ -221,7 +216,6 @@ OPTIONS: list[tuple[str, str | None]] = [
     ("--min-lens 2 --max-lens 1", "min_lens 2 is above max_lens 1"),
     ("--beam 1000000000", "--beam: beam is 1000000000; it must be at most 10000"),
     (f"--sampling --nbest {10**15}", f"--nbest: nbest is {10**15}; it must be at most 10000"),
-    (f"--search contrastive --contrastive-candidates {10**9}", "it must be at most 10000"),
     (f"--search diverse_beam --beam {10**9}", "it must be at most 10000"),
     (f"--max-len {10**15}", f"--max-len: max_len is {10**15}; it must be at most 1000000"),
     (f"--max-len {10**30}", f"--max-len is '{10**30}'; it must be at most 1,000,000,000,000,000"),

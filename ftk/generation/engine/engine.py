@@ -64,6 +64,7 @@ class Engine:
         self.framing = framing
         self.enter_after_steps = enter_after_steps
         self.quorum = -(-decoder.num_rows // ENTER_TOGETHER)
+        self.check_every = 1 if decoder.device.type == "cpu" else CHECK_EVERY
         self.num_steps = 0  # of the decoder
         self._numbers = itertools.count()
         self._strategies: dict[tuple[Any, ...], Strategy] = {}
@@ -346,8 +347,8 @@ class Engine:
         if group.num_steps == group.jobs[0].strategy.num_steps:
             return [True] * len(group.jobs)
         # The same steps for all groups, so that they wait for the device together. Who streams waits in each step.
-        often = self.decoder.device.type == "cpu" or any(job.request.stream for job in group.jobs)
-        if not often and self.num_steps % CHECK_EVERY:
+        check_every = 1 if any(job.request.stream for job in group.jobs) else self.check_every
+        if self.num_steps % check_every:
             return [False] * len(group.jobs)
         finished: list[bool] = group.search.finished().tolist()
         return finished

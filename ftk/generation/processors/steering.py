@@ -130,7 +130,8 @@ class Steering:
                 raise UserError(f"{name} is {limit}; for a single prompt it can be from {low} to {self.max_len}")
             own = values.get(f"{name}s", getattr(self.config, f"{name}s"))
             values[f"{name}s"] = [
-                better(own[number], limit) if number < len(own) else limit for number in range(max(num_answers, len(own)))
+                better(own[number], limit) if number < len(own) else limit
+                for number in range(max(num_answers, len(own)))
             ]
 
 
@@ -171,7 +172,7 @@ def _check_numbers(values: Mapping[str, Any], num_answers: int) -> None:
     answers = counted(num_answers, "answer")
     for name in ("prefix", "min_lens", "max_lens"):
         if len(values.get(name, ())) > num_answers:
-            raise UserError(f"{name} has {len(values[name])} entries, but the prompt has {answers}")
+            raise UserError(f"{name} has {len(values[name])} entries, but the prompt asks for {answers}")
     for number in values.get("constraint_blanks", ()):
         if number > num_answers:
-            raise UserError(f"constraint_blanks names answer {number}, but the prompt has {answers}")
+            raise UserError(f"constraint_blanks names answer {number}, but the prompt asks for {answers}")

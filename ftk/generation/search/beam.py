@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
-from ftk.generation.search.ranking import stable_topk
 from ftk.generation.search.base import Answer, Move, Search, Task, ranked
+from ftk.generation.search.ranking import stable_topk
 from ftk.registry import register_search
 
 _DEAD = float("-inf")

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
-from ftk.generation.search import Answer
 from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
+from ftk.generation.search import Answer
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
 from ftk.tasks.glm_blank.infill.generator import BlankGenerator, told_at_once
 from ftk.tasks.glm_blank.infill.given_answers import encode_answers, encoded_with_answers

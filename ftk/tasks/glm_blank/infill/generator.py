@@ -234,7 +234,9 @@ class BlankGenerator:
     def _models(self) -> list[nn.Module]:
         return [self.model, *([self.language_model.model] if self.language_model is not None else [])]
 
-    def _parts(self, requests: Sequence[Request], progress: Callable[[int], object]) -> Generator[NewTokens, None, None]:
+    def _parts(
+        self, requests: Sequence[Request], progress: Callable[[int], object]
+    ) -> Generator[NewTokens, None, None]:
         """The answers to all blanks that requests ask for, as they come."""
         if self.config.blank_order == "confident":
             return self._surest_first(requests, progress)

@@ -102,7 +102,9 @@ def _checked(
         )
     longest = max((len(_words(framing, one)) for answers in given for one in answers.values()), default=0)
     if framing.in_blocks and longest + 1 >= num_rows:
-        raise UserError(f"an answer is {longest} tokens long, but the model has positions for {num_rows - 2}; shorten it")
+        raise UserError(
+            f"an answer is {longest} tokens long, but the model has positions for {num_rows - 2}; shorten it"
+        )
     return given
 
 

@@ -10,8 +10,8 @@ from ftk.errors import UserError
 
 if TYPE_CHECKING:
     from ftk.generation.search import Answer
-    from ftk.tasks.glm_blank.infill.generator import NewTokens
     from ftk.tasks.glm_blank.infill.fill import BlankFiller
+    from ftk.tasks.glm_blank.infill.generator import NewTokens
     from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FilledBlank, FillResult
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer writes for bytes that are no character, or not yet a whole one

@@ -218,7 +218,7 @@ def test_texts_are_scored_as_their_ids(filler):
 
 
 def find_masks(filler, prompt):
-    return [token for token in filler.encode(prompt).context if token in filler.generator.masks]
+    return [token for token in filler.encode(prompt).context if token in filler.generator.framing.masks]
 
 
 def test_wrong_numbers_of_answers_name_the_prompt(filler):
