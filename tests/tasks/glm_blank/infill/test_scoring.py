@@ -11,8 +11,8 @@ import torch
 
 from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
 from ftk.errors import UserError
+from ftk.generation.engine import scoring
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
-from ftk.tasks.glm_blank.infill import scoring
 from ftk.tasks.glm_blank.infill.questions import question_of
 from ftk.tasks.glm_blank.infill.scoring import score_ids
 from ftk.tasks.glm_blank.samples.infilling import build_sample
