@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from ftk.builtins import BUILTIN_MODULES
+from ftk.builtins import BUILTIN_MODULES, FORMER_NAMES
 from ftk.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -28,7 +28,8 @@ T = TypeVar("T", bound=Callable[..., Any])
 class Entry:
     """A registered part: its public name, what builds it, the dataclass of its options, and where it stands.
 
-    `model` is set for architectures only: the name of the model whose config dataclass they fill.
+    `model` is set for architectures only: the name of the model whose config dataclass they fill; `criterion` for
+    tasks only: the name of the loss that they usually have.
     """
 
     name: str
@@ -36,22 +37,32 @@ class Entry:
     config: type | None
     where: str
     model: str | None = None
+    criterion: str | None = None
 
 
 class Registry:
-    """Names of one kind of part ("task", "criterion", ...) and what they stand for."""
+    """Names of one kind of part ("task", "criterion", ...) and what they stand for.
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: for messages and the table of built-in parts.
+        dotted: (prefix, module) of names that stand in no table: the module's `entry(name)` makes their entry.
+    """
+
+    def __init__(self, kind: str, dotted: tuple[str, str] | None = None) -> None:
         self.kind = kind
+        self._dotted = dotted
         self._entries: dict[str, Entry] = {}
 
-    def register(self, name: str, config: type | None = None, model: str | None = None) -> Callable[[T], T]:
+    def register(
+        self, name: str, config: type | None = None, model: str | None = None, criterion: str | None = None
+    ) -> Callable[[T], T]:
         """A decorator that registers a class or function under `name`.
 
         Args:
             name: public name, as in `--task NAME`.
             config: dataclass of the options; an instance is the first argument when the part is built.
             model: for architectures, the model whose config the decorated function returns.
+            criterion: for tasks, the criterion where none is chosen.
 
         Raises:
             UserError: the name is taken (both places are named) or `config` is not a dataclass.
@@ -68,19 +79,23 @@ class Registry:
                 raise UserError(
                     f"{self.kind} {name!r} is registered twice: {taken.where} and {where}; rename one of them"
                 )
-            self._entries[name] = Entry(name, target, config, where, model)
+            self._entries[name] = Entry(name, target, config, where, model, criterion)
             return target
 
         return decorate
 
     def get(self, name: str) -> Entry:
-        """The entry called `name`, importing the built-in module that holds it if need be.
+        """The entry called `name`, now or formerly, importing the built-in module that holds it if need be.
 
         Raises:
             UserError: there is no such name; lists those that exist and the closest match.
         """
+        name = self.present_name(name)
         if name not in self._entries and name in self._builtin:
             importlib.import_module(self._builtin[name])
+        if name not in self._entries and self._dotted is not None and name.startswith(self._dotted[0]):
+            made: Entry = importlib.import_module(self._dotted[1]).entry(name)
+            return made
         if name not in self._entries:
             raise UserError(f"unknown {self.kind} {name!r}; {did_you_mean(name, self.names())}")
         return self._entries[name]
@@ -88,6 +103,15 @@ class Registry:
     def names(self) -> list[str]:
         """All names, sorted, without importing anything."""
         return sorted({*self._entries, *self._builtin})
+
+    def present_name(self, name: str) -> str:
+        """Today's name of a part that had this one."""
+        return self.former_names.get(name, name)
+
+    @property
+    def former_names(self) -> dict[str, str]:
+        """Names that parts had -> those that they have."""
+        return FORMER_NAMES.get(self.kind, {})
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries or name in self._builtin
@@ -112,10 +136,11 @@ TASKS = Registry("task")
 MODELS = Registry("model")
 ARCHITECTURES = Registry("architecture")
 CRITERIONS = Registry("criterion")
-OPTIMIZERS = Registry("optimizer")
+OPTIMIZERS = Registry("optimizer", dotted=("torch.optim.", "ftk.optim.torch_optim"))
 LR_SCHEDULERS = Registry("lr_scheduler")
 DATASETS = Registry("dataset")
 TOKENIZERS = Registry("tokenizer")
+SPECIAL_TOKENS = Registry("special_tokens")
 SCORERS = Registry("scorer")
 HOOKS = Registry("hook")
 SEARCHES = Registry("search")
@@ -129,6 +154,7 @@ register_optimizer = OPTIMIZERS.register
 register_lr_scheduler = LR_SCHEDULERS.register
 register_dataset = DATASETS.register
 register_tokenizer = TOKENIZERS.register
+register_special_tokens = SPECIAL_TOKENS.register
 register_scorer = SCORERS.register
 register_hook = HOOKS.register
 register_search = SEARCHES.register
@@ -139,8 +165,8 @@ register_hf_model = HF_MODELS.register
 def register_architecture(name: str, *, model: str) -> Callable[[T], T]:
     """A decorator for a function without arguments that returns the config of `model` for this size.
 
-    @register_architecture("glm_large", model="glm")
-    def glm_large() -> GLMConfig:
-        return GLMConfig(num_layers=24, hidden_size=1024, num_attention_heads=16)
+    @register_architecture("gpt2_large", model="gpt2")
+    def gpt2_large() -> GPT2Config:
+        return GPT2Config(num_layers=36, hidden_size=1280, num_attention_heads=20)
     """
     return ARCHITECTURES.register(name, model=model)

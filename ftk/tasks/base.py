@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ftk.batch import Batch
 from ftk.config import Chosen
 from ftk.data.corpora.composition import ComposedCorpus
 from ftk.data.corpora.corpus import Corpus, Documents
@@ -15,11 +16,9 @@ from ftk.errors import UserError
 from ftk.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-    from ftk.criterions.base import LossOutput
-
-Batch = dict[str, Any]
+    from ftk.generation.engine.request import Framing
 
 
 class SampleDataset(Protocol):
@@ -73,10 +72,7 @@ class Task(ABC):
 
     @abstractmethod
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
-        """A picklable function from samples to a batch of CPU tensors.
-
-        The batch is a dict; the iterator adds "sample_ids" to it, int64 [B], which stays on the CPU.
-        """
+        """A picklable function from samples to a batch of CPU tensors; the iterator fills in `sample_ids`."""
 
     def complete_model_config(self, config: Any) -> Any:
         """The model's config with what only the task knows (vocabulary size) filled in.
@@ -90,21 +86,37 @@ class Task(ABC):
         """The model, its initial weights drawn from torch's current seed."""
         return chosen.build()
 
-    def build_criterion(self, chosen: Chosen) -> Any:
-        return chosen.build()
+    @classmethod
+    def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Framing | None:
+        """How a trained model is asked for answers; None: the task does not generate.
 
-    def count_targets(self, batch: Batch) -> int:
-        """Positions that carry loss, counted on the CPU before the batch goes to the device."""
-        loss_mask: Tensor = batch["loss_mask"]  # [B, T] bool
-        return int(loss_mask.sum())
+        Args:
+            tokenizer: the one of the model.
+            model_config: of the model, or what stands for several.
+        """
+        return None
 
-    def train_step(self, model: nn.Module, criterion: Any, batch: Batch) -> LossOutput:
-        """Loss of one micro-batch, summed over its targets; the trainer divides and goes backward."""
-        return criterion(model, batch)
+    @classmethod
+    def text_generator(cls) -> type[Any]:
+        """What `ftk.load_generator` makes with `assembled`: `TextGenerator`, or a class with the same methods."""
+        from ftk.generation.text import TextGenerator
 
-    def valid_step(self, model: nn.Module, criterion: Any, batch: Batch) -> LossOutput:
-        """As `train_step`, called in evaluation mode without gradients."""
-        return criterion(model, batch)
+        return TextGenerator
+
+    def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
+        """What `ftk-data show` shows of a split: documents and the samples made of them.
+
+        Args:
+            split: its name.
+            page: where a page of HTML is said to come from; None: text is wanted.
+            width: columns of the text.
+            num_samples: how many; None: as many as are usual.
+            **which: `index`, `draw`, `seed` and `packed` of that command.
+
+        Raises:
+            UserError: the task has no picture of its samples.
+        """
+        raise UserError(f"--task: {type(self).__name__} has no picture of its samples")
 
     def hooks(self) -> Sequence[Any]:
         """Hooks (`ftk.trainer.hooks.Hook`) that this task adds to the training loop."""

@@ -9,9 +9,7 @@ from ftk.config import Chosen, section, slot
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
-from ftk.optim.ema_config import EMAConfig
-from ftk.optim.loss_scale_config import LossScaleConfig
-from ftk.optim.parameters_config import ParametersConfig
+from ftk.optim.config import EMAConfig, LossScaleConfig, ParametersConfig
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from ftk.report.config import ReportConfig
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
@@ -27,12 +25,12 @@ class TrainConfig:
     model: Chosen = slot(
         MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model", short="-a"
     )
-    criterion: Chosen = slot(CRITERIONS, flag="--criterion", default="glm_cross_entropy", help="the loss")
+    criterion: Chosen = slot(CRITERIONS, flag="--criterion", default_from="task", help="the loss")
     optimizer: Chosen = slot(
         OPTIMIZERS,
         flag="--optimizer",
         default="adamw",
-        help="optimizer",
+        help="optimizer, or torch.optim.CLASS",
         resume="optimizer",
         resume_of={"lr": "lr_scheduler"},
     )

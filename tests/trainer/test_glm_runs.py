@@ -47,17 +47,16 @@ def glm_trainer(data_bin, save_dir, *, signal_at=None, **options):
     task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
     config.model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
     torch.manual_seed(config.common.seed)
-    trainer = Trainer(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
+    trainer = Trainer(config, task, task.build_model(config.model), config.criterion.build())
     if signal_at is not None:
-        train_step = task.train_step
-        steps = iter(range(1, 10**6))
+        loss_of, steps = trainer.criterion.loss, iter(range(1, 10**6))
 
-        def step(model, criterion, batch):
-            if next(steps) == signal_at:
+        def loss(head, hidden, batch):
+            if torch.is_grad_enabled() and next(steps) == signal_at:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return train_step(model, criterion, batch)
+            return loss_of(head, hidden, batch)
 
-        task.train_step = step
+        trainer.criterion.loss = loss
     return trainer
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation.engine.request import Branch, Frame, Request
-from ftk.generation.search.base import Answer
+from ftk.generation.engine.request import Branch, Frame, Framing, Request
+from ftk.generation.search.base import Answer, Fusion
 
 _ONE = np.array(1)
 
@@ -63,3 +64,24 @@ class Continuation:
         start = len(request.prompt)
         positions = np.arange(start, start + max(len(ids) - 1, 0))
         return Branch(ids[:-1], {"position_ids": positions}, ids, offset=-1)
+
+
+class PromptReader:
+    """A language model that reads what the model reads (`ftk.generation.engine.fusion.LanguageModel`).
+
+    Args:
+        model: decoded with keys and values of its own.
+        framing: of the model.
+        fusion: how its log-probabilities count.
+    """
+
+    def __init__(self, model: nn.Module, framing: Framing, fusion: Fusion) -> None:
+        self.model, self.framing, self.fusion = model, framing, fusion
+
+    def slots(self, request: Request) -> int:
+        """As many as the model."""
+        return self.framing.slots(request)
+
+    def next(self, request: Request, answers: Sequence[Answer]) -> Frame:
+        """The prompt, to which there is one answer."""
+        return self.framing.first(request)

@@ -43,6 +43,7 @@ class Decoder(Protocol):
     """What the engine drives: rows, each for one request at a time, with W hypotheses.
 
     Attributes:
+        model: what is decoded.
         num_rows: requests at once.
         width: W.
         prefix_capacity: most tokens that a row can have settled: frames, and answers before the present one.
@@ -52,6 +53,7 @@ class Decoder(Protocol):
         fusion: how the second half of the logits counts, see `FusedDecoder`; None where there is none.
     """
 
+    model: Any
     num_rows: int
     width: int
     prefix_capacity: int

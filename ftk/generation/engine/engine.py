@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,7 +118,7 @@ class Engine:
         for group in list(self._groups):
             self._drop(group, [place for place, job in enumerate(group.jobs) if job.number == number], free=True)
 
-    def drain(self, numbers: Sequence[int]) -> Iterator[Event]:
+    def drain(self, numbers: Sequence[int]) -> Generator[Event, None, None]:
         """Takes steps until the engine stands idle, and gives their events.
 
         Args:

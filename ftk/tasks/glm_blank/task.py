@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ftk.batch import Batch
 from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
 from ftk.registry import register_task
-from ftk.tasks.base import Batch, Task
+from ftk.tasks.base import Task
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
+from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from ftk.tasks.glm_blank import BlankGenerator
+    from ftk.tasks.glm_blank.infill.fill import BlankFiller
+    from ftk.tasks.glm_blank.infill.framing import BlankFraming
+    from ftk.tokenizers.base import Tokenizer
 
 
 @dataclass(kw_only=True)
@@ -38,7 +40,7 @@ class GLMBlankConfig(BlankInfillingConfig):
             yield f"make_vocab_size_divisible_by is {self.make_vocab_size_divisible_by}; it must be at least 1"
 
 
-@register_task("glm_blank", config=GLMBlankConfig)
+@register_task("glm_blank", config=GLMBlankConfig, criterion="cross_entropy")
 class GLMBlankTask(Task):
     """Spans of a text are blanked out and generated, autoregressively, after the text."""
 
@@ -48,7 +50,7 @@ class GLMBlankTask(Task):
         return GLMBlankDataset(documents, self.tokenizer, self.config, seed, getattr(self.corpus, "index_cache", None))
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
-        return Collater(self.tokenizer.special)
+        return Collater(self.tokenizer.special, groups={"objective": OBJECTIVES})
 
     def complete_model_config(self, config: Any) -> Any:
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
@@ -62,8 +64,24 @@ class GLMBlankTask(Task):
             )
         return dataclasses.replace(config, vocab_size=vocab_size, block_positions=self.config.block_positions)
 
-    def build_generator(self, model: nn.Module, **options: Any) -> BlankGenerator:
-        """A generator of the answers to blanks; `options` as for `ftk.generation.BlankGenerator`."""
-        from ftk.tasks.glm_blank import BlankGenerator
+    def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
+        from ftk.tasks.glm_blank.samples.show import samples_to_show, show
+        from ftk.tasks.glm_blank.samples.show_html import show_html
 
-        return BlankGenerator(model, self.tokenizer.special, **options)
+        documents = self.corpus.documents(split)
+        if page is None:
+            return show(documents, self.tokenizer, self.config, width=width, num_samples=num_samples or 1, **which)
+        samples = samples_to_show(documents, self.tokenizer, self.config, num_samples=num_samples or 3, **which)
+        return show_html(list(samples), self.tokenizer, page)
+
+    @classmethod
+    def framing(cls, tokenizer: Tokenizer, model_config: Any) -> BlankFraming:
+        from ftk.tasks.glm_blank.infill.framing import BlankFraming
+
+        return BlankFraming(tokenizer.special, model_config)
+
+    @classmethod
+    def text_generator(cls) -> type[BlankFiller]:
+        from ftk.tasks.glm_blank.infill.fill import BlankFiller
+
+        return BlankFiller

@@ -6,14 +6,19 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
 
 from ftk.errors import UserError
 from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
 from ftk.generation.search import Answer
+from ftk.generation.text import check_vocabulary
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
-from ftk.tasks.glm_blank.infill.generator import BlankGenerator, told_at_once
+from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer, told_at_once
 from ftk.tasks.glm_blank.infill.given_answers import encode_answers, encoded_with_answers
+from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tasks.glm_blank.infill.misspelt_blanks import refuse_misspelt_blanks
 from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FilledBlank, FillResult
 from ftk.tasks.glm_blank.infill.scoring import score_ids
@@ -42,16 +47,13 @@ class BlankFiller:
         UserError: tokenizer and model do not fit each other.
     """
 
+    config_class: ClassVar[type[FillConfig]] = FillConfig
+
     def __init__(self, tokenizer: Tokenizer, generator: BlankGenerator, steering: Steering | None = None) -> None:
         self.tokenizer = tokenizer
         self.generator = generator
         self.steering = steering
-        num_rows = getattr(getattr(generator.model, "config", None), "vocab_size", None)
-        if num_rows is not None and num_rows < tokenizer.vocab_size:
-            raise UserError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, but the model knows {num_rows}; "
-                "use the tokenizer that the model was trained with"
-            )
+        check_vocabulary(tokenizer, generator.model)
         special = tokenizer.special
         ids = {text: getattr(special, name) for text, name in _BLANKS.items()}
         self.blanks: dict[str, int] = {text: one for text, one in ids.items() if one is not None}
@@ -61,6 +63,33 @@ class BlankFiller:
         own_names = [tokenizer.token_text(one) for one in self.blanks.values()]
         self._names = {*self.blanks, *(token.text for token in tokenizer.command_tokens)}
         self._blank_pattern = re.compile("|".join(map(re.escape, {*self.blanks, *own_names})))
+
+    @classmethod
+    def assembled(
+        cls,
+        tokenizer: Tokenizer,
+        model: nn.Module,
+        framing: object,
+        config: FillConfig,
+        steering: Steering,
+        language_model: nn.Module | None = None,
+    ) -> BlankFiller:
+        """One of loaded parts, see `TextGenerator.assembled`; the generator makes its own framing."""
+        beside = None
+        if language_model is not None:
+            beside = LanguageModel(language_model, tokenizer.special, config.lm_weight, ends=config.lm_ends)
+        processors = steering.processors
+        generator = BlankGenerator(model, tokenizer.special, config, processors=processors, language_model=beside)
+        return cls(tokenizer, generator, steering)
+
+    @classmethod
+    def check_config(cls, config: FillConfig, model_config: Any) -> None:
+        """See `TextGenerator.check_config`."""
+        check_longest_answer(config, model_config)
+
+    def generate(self, prompts: Sequence[str], seeds: Sequence[int] | None = None, **options: Any) -> list[FillResult]:
+        """`fill`, under the name that it has for every task."""
+        return self.fill(prompts, seeds, **options)
 
     def fill(
         self,

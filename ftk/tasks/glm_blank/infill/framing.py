@@ -142,11 +142,11 @@ class BlankFraming:
             for filled, answer in zip(prompt.order, answers, strict=False):
                 prompt = prompt.answered(filled, answer.tokens)
             return self._whole(prompt)
-        answer = answers[-1].tokens
+        words = answers[-1].tokens
         place, following = prompt.places[prompt.order[done - 1]], prompt.places[number]
         # Its start token was read before it.
-        positions = np.concatenate((self._block(place, len(answer) + 1)[:, 1:], self._block(following, 1)), axis=1)
-        return self._frame([*answer, self.sop], positions, number, prompt.context, restart=False)
+        positions = np.concatenate((self._block(place, len(words) + 1)[:, 1:], self._block(following, 1)), axis=1)
+        return self._frame([*words, self.sop], positions, number, prompt.context, restart=False)
 
     def branch(self, request: Request, continuation: Mapping[int, Sequence[int]]) -> Branch:
         """Answers by the numbers of their blanks, in the order in which they are read.

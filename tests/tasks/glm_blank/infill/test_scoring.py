@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.generation.engine import scoring
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
 from ftk.tasks.glm_blank.infill.questions import question_of
 from ftk.tasks.glm_blank.infill.scoring import score_ids
 from ftk.tasks.glm_blank.samples.infilling import build_sample
+from tests.dense import batch_of
 from tests.generation.slow import SPECIAL, next_logprobs, small_model
 from tests.tasks.glm_blank.infill.test_fill import own_tokenizer, published  # noqa: F401
 
@@ -130,11 +131,9 @@ def test_the_training_loss_is_the_sum_of_the_scores(objective, spans, order, app
     emitted = [spans[number] for number in order]
     sample = build_sample(document, spans, emitted, objective, special=special, append_end=append_end)
     question = question_of(vars(sample), special)
-    batch = {
-        name: torch.as_tensor(getattr(sample, name))[None]
-        for name in ("tokens", "targets", "loss_mask", "position_ids", "context_length")
-    }
-    output = GLMCrossEntropy(GLMCrossEntropyConfig())(model, batch)
+    names = ("tokens", "targets", "loss_mask", "position_ids", "context_length")
+    batch = batch_of({name: torch.as_tensor(getattr(sample, name))[None] for name in names})
+    output = CrossEntropy(CrossEntropyConfig())(model, batch)
     (((*found,),),) = score_ids(
         BlankGenerator(model, special),
         [question.context],

@@ -19,11 +19,11 @@ from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.processors import Processor, Processors
 from ftk.generation.processors.stop_strings import StopStrings
 from ftk.generation.search.independent import IndependentSearch
+from ftk.generation.streaming import AnswerText, whole_characters
 from ftk.models import build_model
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
 from ftk.tasks.glm_blank.infill.generator import NewTokens
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
-from ftk.tasks.glm_blank.infill.streaming import AnswerText, whole_characters
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.test_in_flight import STRATEGIES
