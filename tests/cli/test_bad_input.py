@@ -232,7 +232,7 @@ OPTIONS: list[tuple[str, str | None]] = [
     ("--unk-penalty=-1e29", "unk_penalty is -1e+29; it must be from -1e+06 to 1e+06, or inf (never)"),
     ("--unk-penalty inf", None),
     (f"--constraints fox --constraint-blanks {10**9}", "constraint_blanks holds 1000000000; it must be from 0"),
-    (f"--max-lens {','.join(['1'] * 10_001)}", "max_lens has 10001 entries; at most 10000 blanks can be named"),
+    (f"--max-lens {','.join(['1'] * 10_001)}", "max_lens has 10001 entries; at most 10000 answers can be named"),
     (f"--blank-order 1,{'9' * 5000}", "it is left, confident, or numbers from 1 on"),
     ("--lm-path run --lm-weight 1e29", "lm_weight is 1e+29; it must be from 0 to 1e+06"),
     ("--min-len 9 --max-len 3", "min_len is 9; it must be from 0 to max_len 3"),
