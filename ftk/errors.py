@@ -1,9 +1,10 @@
-"""The one exception class for what the user can mend, and what messages are made with."""
+"""The exception class for mistakes that the user can fix, and helpers for messages."""
 
 from __future__ import annotations
 
 import difflib
 import logging
+import re
 import unicodedata
 from collections.abc import Collection
 from typing import Any
@@ -12,17 +13,18 @@ from typing import Any
 class UserError(Exception):
     """A mistake in what the user gave: a flag, a file, a configuration.
 
-    The message says what is wrong, where (file:line, field, flag) and how to mend it, in one or two lines.
+    The message names the mistake, its place (file:line, field) and the fix, in one or two lines. It names options by
+    their field, in backticks; commands show the flag instead (`with_flags`).
     It is raised where the fact is known and printed once, without traceback, by the command
-    (`ftk_cli.frame.run`), which then exits with code 2.
+    (`ftk_cli.command.run`), which then exits with code 2.
     """
 
 
 class LogFormatter(logging.Formatter):
-    """Lines of the log, in a terminal or a file: when, how grave, what; control characters from elsewhere are shown.
+    """Lines of the log: time, level, message; control characters are escaped.
 
     Args:
-        place: who speaks, where several do.
+        place: the rank that logs, if there is more than one.
     """
 
     def __init__(self, place: str | None = None) -> None:
@@ -30,7 +32,12 @@ class LogFormatter(logging.Formatter):
         super().__init__(" | ".join(parts), datefmt="%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        return visible(with_flags(super().format(record)))
+
+
+def with_flags(text: str) -> str:
+    """A message or help text for the command line: `tensor_parallel_size` in backticks is `--tensor-parallel-size`."""
+    return re.sub(r"`([a-z][a-z0-9_]*)`", lambda field: "--" + field[1].replace("_", "-"), text)
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

@@ -191,7 +191,7 @@ def _check_vocabulary(tokenizer: Tokenizer, config: Any, source: Path) -> None:
 
 @contextlib.contextmanager
 def _errors_naming(output: Path, temporary: Path) -> Any:
-    """Has errors name the files as they were to be called, not as they were called meanwhile."""
+    """Makes errors name the final files, not the temporary ones."""
     try:
         yield
     except OSError as error:

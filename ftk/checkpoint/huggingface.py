@@ -28,7 +28,7 @@ from ftk.registry import HF_MODELS, register_converter
 
 CONFIG = "config.json"
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
-INDEX = ".index.json"  # stands behind the names of weights that lie in several files
+INDEX = ".index.json"  # suffix of the index of weights that are split into several files
 
 _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
 _KEPT = (".jinja", ".json", ".model", ".txt")
@@ -69,7 +69,7 @@ class HuggingFace:
         name = next((each for each in HF_MODELS if _converter(each).matches(config)), None)
         if name is None:
             what = f"model_type {config.get('model_type')!r:.40}"
-            raise UserError(f"{source / CONFIG}: {what} is of no family known here; there are {', '.join(HF_MODELS)}")
+            raise UserError(f"{source / CONFIG}: {what} is of an unknown family; known are {', '.join(HF_MODELS)}")
         converter = _converter(name)
         stored = _stored(source)
         try:
@@ -166,7 +166,7 @@ def _converter(model: str) -> Converter:
 def _config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
-        raise UserError(f"{folder}: {what}; a Hugging Face folder is meant here, with {CONFIG} and weights in it")
+        raise UserError(f"{folder}: {what}; give a Hugging Face folder with {CONFIG} and weights")
     config = read_part(folder / CONFIG, read_json)
     if not isinstance(config, dict):
         raise UserError(f"{folder / CONFIG}: is not a mapping")
@@ -267,7 +267,7 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _full_name(name: str, converter: Converter, *, bare: bool) -> str:
-    """The full name of the parameter that stands in a file as `name`."""
+    """The full name of the parameter that a file calls `name`."""
     if name in converter.tied:
         return converter.tied[name]
     return converter.prefix + name if bare else name

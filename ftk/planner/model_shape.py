@@ -1,4 +1,4 @@
-"""What a plan knows of a model: names and shapes of its parameters, where they lie, and the widths of its layers."""
+"""What a plan uses of a model: names, shapes and places of its parameters, and the widths of its layers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ParameterShape(NamedTuple):
     ) -> tuple[int, ...]:
         """What one rank holds: the rows of its tensor rank, and of these, along dimension 0, those of its shard rank.
 
-        Both cut as `torch.chunk` does: ceil(rows / ranks) rows a rank, the last ones what is left, perhaps none.
+        Both cut as `torch.chunk` does: ceil(rows / ranks) rows per rank, the last ones what is left, perhaps none.
         """
         shape = list(self.shape)
         if self.tensor_dim is not None:
@@ -135,7 +135,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     blocks = {f"{name}.": place for place, (name, _) in enumerate(blocks_of(model))}
     if len(blocks) != config.num_layers:
         raise UserError(
-            f"{type(model).__name__} cannot be planned: its options say num_layers {config.num_layers}, and the list "
+            f"{type(model).__name__} cannot be planned: its options have num_layers {config.num_layers}, but the list "
             f"of its blocks has {len(blocks)}"
         )
     cut, partial = _tensor_parallel(model)

@@ -37,6 +37,7 @@ from ftk.errors import UserError
 from ftk.generation import Answer
 from ftk.generation.processors import Processor, SearchState
 from ftk.models import build_model
+from ftk.modules.few_rows import prepare
 from ftk.modules.quantization import Quantization, quantize_model
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tokenizers import build_tokenizer
@@ -52,6 +53,7 @@ def main() -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     model = build_model(options.arch).eval().to(options.device)
+    prepare(model)
     models = {name: variant(model, name) for name in options.precision}
     figures: dict[str, Any] = {"arch": options.arch, "context": options.context, "torch": torch.__version__}
     figures |= {"threads": torch.get_num_threads(), "device": options.device}
@@ -199,7 +201,7 @@ def ftk_steps(
         began.append(time.perf_counter())
         return embed(*given, **inputs)
 
-    model.embed = timed  # the only thing that is called once a step and costs nothing
+    model.embed = timed  # the only thing that is called once per step and costs nothing
     try:
         found = generator.fill_ids(prompts)
     finally:
@@ -220,7 +222,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def read_rate(device: str) -> float:
-    """Bytes a second that a sum over more than the caches hold reads; the best of five."""
+    """Bytes per second that a sum over more than the caches hold reads; the best of five."""
     block = torch.ones(READ_BYTES // 4, device=device)
     best = float("inf")
     for _ in range(5):

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--path", help="a run or checkpoint: its perplexity")
-    parser.add_argument("--text", type=Path, help="with --path: a text, one document a line")
+    parser.add_argument("--text", type=Path, help="with --path: a text, one document per line")
     parser.add_argument("--window", type=int, default=256)
     parser.add_argument("--max-windows", type=int, default=200)
     parser.add_argument("--no-speed", action="store_true", help="perplexity only")

@@ -45,7 +45,7 @@ def test_explicit_layers_may_be_uneven():
     ("options", "num_layers", "message"),
     [
         ({"pipeline_layers": [3, 2, 1]}, 6, "--pipeline-layers 3,2,1 has 3 stages, --pipeline-parallel-size 2 needs 2"),
-        ({}, 0, "--pipeline-parallel-size 2: the model has no list of `layers` to be cut"),
+        ({}, 0, "--pipeline-parallel-size 2: the model has no list of layers to be cut"),
         ({"pipeline_layers": [3, 2]}, 6, "--pipeline-layers 3,2 is 5 layers, the model has 6"),
         (
             {"pipeline_schedule": "interleaved", "pipeline_stages_per_rank": 3},
@@ -114,7 +114,7 @@ def test_zero_bubble_has_gradients_in_fp32_only(option):
         ({"pipeline_layers": [2, 2]}, "give --pipeline-parallel-size too"),
         ({"pipeline_parallel_size": 2, "pipeline_layers": [4, 0]}, "each stage needs 1 layer or more"),
         ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 0}, "pipeline_stages_per_rank is 0"),
-        ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 2}, "1f1b has one stage a process"),
+        ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 2}, "1f1b has one stage per process"),
         (
             {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved", "pipeline_stages_per_rank": 1},
             "interleaved needs pipeline_stages_per_rank 2 or more",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ftk.generation.engine.device import to_device
 from ftk.generation.engine.reading import Where, read_packed
-from ftk.modules.attention import fused_attention
+from ftk.modules.attention import Attend, fused_attention
 from ftk.modules.kv_cache import KeyValueCache, Places
 
 if TYPE_CHECKING:
@@ -81,6 +81,12 @@ class Decoder(Protocol):
         """Overwrites keys and values that are not finite, which would spoil what is read there later."""
 
 
+def wraps_of(model: Any, inputs: Mapping[str, Any]) -> Callable[[Attend], Attend]:
+    """What a model puts around the attention of tokens with these inputs: nothing, if it does not say."""
+    around = getattr(model, "around", None)
+    return (lambda attend: attend) if around is None else around(position_ids=inputs.get("position_ids"))
+
+
 class CachedDecoder:
     """Decodes requests, W hypotheses of each, without ever reading a token twice.
 
@@ -93,7 +99,8 @@ class CachedDecoder:
         2 b L H rows (prefix_capacity + W branch_capacity)
 
     Args:
-        model: has `embed`, `layers`, `final_norm` and `logits` (`ftk.models.base`).
+        model: a `Backbone`, or what has its `embed`, `around`, `layers`, `finish` and `head`; each layer gets a cache
+            as its `attend`.
         num_rows, width, prefix_capacity, branch_capacity: see `Decoder`. The caches are made at the first frame.
         observer: of hidden states.
     """
@@ -144,10 +151,11 @@ class CachedDecoder:
         where = Where(index, self.prefix_lengths[index], self.prefixes[index])
         reading = read_packed(frames, where, self.device)
         hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
+        around = wraps_of(self.model, reading.inputs)
         for layer, cache in zip(self.model.layers, self.caches, strict=True):
-            hidden = layer(hidden, reading.attend(cache))
+            hidden = layer(hidden, around(reading.attend(cache)))
         if self.observer is not None:
-            self.observer.settle(self.model.final_norm(hidden), reading.places)
+            self.observer.settle(self.model.finish(hidden), reading.places)
         hidden = hidden[reading.last]  # [n, H]
 
         self.prefix_lengths[index] += [len(frame.tokens) for frame in frames]
@@ -156,7 +164,7 @@ class CachedDecoder:
         self.live[index] = 1
         self._pointers = None
         self._see_settled(index)
-        return self.model.logits(self.model.final_norm(hidden))  # type: ignore[no-any-return]
+        return self.model.head(self.model.finish(hidden))
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder.step`; logits of rows that write no answer mean nothing."""
@@ -172,14 +180,15 @@ class CachedDecoder:
             if self.width > 1 or (lengths < length).any():
                 mask = self._mask[:num_rows, None, :, :length]  # [R, 1, W, S]
         hidden = self.model.embed(tokens, **pointers.inputs)  # [R, W, H]
+        around = wraps_of(self.model, pointers.inputs)
         for layer, cache in zip(self.model.layers, self.caches, strict=True):
-            hidden = layer(hidden, _StepAttention(cache, pointers.places, mask, length))
+            hidden = layer(hidden, around(_StepAttention(cache, pointers.places, mask, length)))
         self.branch_lengths += self.live
         pointers.advance()
-        hidden = self.model.final_norm(hidden)  # [R, W, H]
+        hidden = self.model.finish(hidden)  # [R, W, H]
         if self.observer is not None:
             self.observer.look(hidden)
-        return self.model.logits(hidden)  # type: ignore[no-any-return]
+        return self.model.head(hidden)
 
     def reorder(self, sources: Tensor) -> None:
         """See `Decoder.reorder`."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftk.generation.engine.decoder import wraps_of
 from ftk.generation.engine.device import to_device
 from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request
 from ftk.generation.search import not_finite
@@ -174,7 +175,7 @@ def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], lis
     hidden = hidden[to_device(np.array(places, np.int64), device)]
     ids = to_device(np.array(targets, np.int64), device)
     found = [
-        _logprobs(model.logits(part), own)
+        _logprobs(model.head(part), own)
         for part, own in zip(hidden.split(LOGITS_AT_ONCE), ids.split(LOGITS_AT_ONCE), strict=True)
     ]
     logprobs, best = torch.cat(found, dim=1).tolist()
@@ -186,11 +187,11 @@ def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], lis
 def _read(model: Any, tokens: Tensor, inputs: dict[str, Tensor], visibility: Visibility) -> Tensor:
     """Final hidden states [B, T, H] of int64 [B, T]."""
     places = torch.arange(tokens.size(1), device=tokens.device)
-    attend = MaskedAttention(visibility.boolean(places, places))
+    attend = wraps_of(model, inputs)(MaskedAttention(visibility.boolean(places, places)))
     hidden = model.embed(tokens, **inputs)  # [B, T, H]
     for layer in model.layers:
         hidden = layer(hidden, attend)
-    return model.final_norm(hidden)  # type: ignore[no-any-return]
+    return model.finish(hidden)  # type: ignore[no-any-return]
 
 
 def _logprobs(logits: Tensor, ids: Tensor) -> Tensor:

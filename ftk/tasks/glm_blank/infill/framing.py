@@ -10,6 +10,7 @@ import numpy as np
 
 from ftk.errors import UserError
 from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Request
+from ftk.generation.ensemble import check_alike
 from ftk.generation.search import strategy
 from ftk.generation.search.base import Answer
 from ftk.tasks.glm_blank.infill.blanks import check_positions, end_ids, find_blanks, mask_ids
@@ -55,7 +56,7 @@ class BlankFraming:
         model_config: of the model; what it says of `max_positions` and `block_positions` holds, if it says it.
 
     Raises:
-        UserError: a special token is missing.
+        UserError: a special token is missing; the models of an ensemble differ in their kind of positions.
     """
 
     def __init__(self, special: Any, model_config: Any = None) -> None:
@@ -67,6 +68,7 @@ class BlankFraming:
         self.masks = mask_ids(special)
         if not self.masks:
             raise UserError("the tokenizer has no [MASK], [sMASK] or [gMASK] token; it cannot fill blanks")
+        check_alike(getattr(model_config, "members", ()), "block_positions")
         self.max_positions: int | None = getattr(model_config, "max_positions", None)
         self.in_blocks: bool = getattr(model_config, "block_positions", True)
 
