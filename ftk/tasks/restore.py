@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftk.builtins import DEFAULT_TASK
 from ftk.checkpoint import read_config, resolve_checkpoint
 from ftk.config import Chosen, slot
 from ftk.config.build import as_mapping, build, build_options
@@ -22,7 +23,7 @@ from ftk.tokenizers import load_tokenizer
 class RestoredParts:
     """Sections of a checkpoint's config.yaml; one converted from elsewhere has the defaults."""
 
-    task: Chosen = slot(TASKS, flag="--task", default="glm_blank")
+    task: Chosen = slot(TASKS, flag="--task", default=DEFAULT_TASK)
     dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed")
     criterion: Chosen = slot(CRITERIONS, flag="--criterion", default_from="task")
 
