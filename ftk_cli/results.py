@@ -58,7 +58,7 @@ class ResultsFile:
         path: the file; its folder is made.
         settings: whatever decides the answers; JSON.
         as_json: whether the records are JSON lines, else text.
-        overwrite: whether to begin anew where the file is there already.
+        overwrite: whether to start over if the file exists already.
         world: processes that work together, all of them on such an object: all read what is there, and the main one
             writes. None: this one alone.
 
