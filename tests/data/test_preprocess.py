@@ -133,9 +133,10 @@ def test_a_plugins_tokenizer_encodes_in_the_workers(tmp_path, corpus, model):
         textwrap.dedent(
             """
             from ftk.registry import register_tokenizer
-            from ftk.tokenizers.sentencepiece import SentencePieceConfig, SentencePieceTokenizer
+            from ftk.tokenizers.base import TokenizerConfig
+            from ftk.tokenizers.sentencepiece import SentencePieceTokenizer
 
-            @register_tokenizer("backwards", config=SentencePieceConfig)
+            @register_tokenizer("backwards", config=TokenizerConfig)
             class Backwards(SentencePieceTokenizer):
                 name = "backwards"
 
