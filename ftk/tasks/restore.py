@@ -20,10 +20,16 @@ from ftk.tokenizers import load_tokenizer
 
 
 @dataclass(kw_only=True)
-class RestoredParts:
-    """Sections of a checkpoint's config.yaml; one converted from elsewhere has the defaults."""
+class RestoredTask:
+    """The section of a checkpoint's config.yaml that names its task; one converted from elsewhere has the default."""
 
     task: Chosen = slot(TASKS, flag="--task", default=DEFAULT_TASK)
+
+
+@dataclass(kw_only=True)
+class RestoredParts(RestoredTask):
+    """All sections of a checkpoint's config.yaml that make its task."""
+
     dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed")
     criterion: Chosen = slot(CRITERIONS, flag="--criterion", default_from="task")
 
