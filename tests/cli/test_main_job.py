@@ -176,7 +176,7 @@ USER_ERRORS = [
     (["ftk-checkpoint", "explode"], "unknown command 'explode'"),
     (["ftk-data", "stats", "/nowhere"], "/nowhere"),
     (["ftk-data", "show", "/nowhere", "--task", "glm_blank"], "/nowhere"),
-    (["ftk-data", "show", "/nowhere"], "--task is missing; there are: glm_blank"),
+    (["ftk-data", "show", "/nowhere"], "--task is missing; there are: causal_lm, glm_blank"),
     (
         [
             "ftk-preprocess",

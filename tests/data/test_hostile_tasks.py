@@ -12,7 +12,7 @@ from ftk.data.corpora.raw_corpus import RawCorpus, RawCorpusConfig
 from ftk.data.inspect_data import verify
 from ftk.errors import UserError
 from ftk.tokenizers import load_tokenizer, train_sentencepiece
-from ftk_cli import data, preprocess
+from ftk_cli import preprocess
 
 COPA, WIC, MULTIRC = "70_copa_bad.jsonl", "71_wic_bad_offsets.jsonl", "73_multirc_empty.jsonl"
 # file, field -> start of the message without --on-error skip, or None; texts and skipped by reason with it.
@@ -108,19 +108,3 @@ def test_the_dataset_raw(source, tokenizer_folder, name, key):
     else:
         with pytest.raises(UserError, match="no documents for train"):
             read("skip")
-
-
-@each_case
-def test_ftk_data_convert(source, tmp_path, capsys, tokenizer_folder, name, key):
-    refusal, texts, _ = CASES[name, key]
-    given = ["convert", f"train={source}", tmp_path / "out", "--to", "jsonl", "--text-key", key]
-    code = data.main([str(argument) for argument in given])
-    shown = capsys.readouterr().err
-    assert code == (0 if refusal is None else 2), shown
-    assert "Traceback" not in shown
-    if refusal is not None:
-        assert f"{source}{refusal}" in shown
-        assert not (tmp_path / "out").exists()
-        return
-    lines = (tmp_path / "out" / "train.jsonl").read_text().splitlines()
-    assert [json.loads(line)["text"] for line in lines] == texts

@@ -1,0 +1,50 @@
+"""Messages and help texts of the library name options by their field, which commands show as flags."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ftk.errors import with_flags
+
+ROOT = Path(__file__).resolve().parents[1]
+FLAG = re.compile(r"--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+ABOUT_FLAGS = ("ftk/config/", "ftk/errors.py", "ftk/planner/", "ftk/report/environment.py")
+"""What makes flags of fields, prints command lines to copy, or calls other programs."""
+
+OTHERS = ("--help", "--version", "--traceback", "--nproc-per-node", "--no-python", "--lm-path")
+"""Flags of every command, of torchrun and of fairseq."""
+
+
+def messages(tree: ast.AST) -> Iterator[ast.Constant]:
+    """The strings of errors, log lines, help texts and what `validate` yields."""
+    for node in ast.walk(tree):
+        shown: ast.AST | None = None
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            shown = node if name in ("UserError", "warning", "info", "field", "option") else None
+        elif isinstance(node, ast.Yield):
+            shown = node.value
+        for part in ast.walk(shown) if shown is not None else ():
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield part
+
+
+def test_messages_of_the_library_spell_no_flags():
+    spelled = []
+    for path in sorted((ROOT / "ftk").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith(ABOUT_FLAGS):
+            continue
+        for part in messages(ast.parse(path.read_text(encoding="utf-8"))):
+            found = [flag for flag in FLAG.findall(part.value) if flag not in OTHERS]
+            # A flag's own definition, and a command line to type.
+            if found and not FLAG.fullmatch(part.value) and not re.search(r"\bftk-[a-z]+|torchrun ", part.value):
+                spelled.append(f"{name}:{part.lineno}: {', '.join(found)}")
+    assert not spelled, "write the field in backticks, commands show it as their flag"
+
+
+def test_a_command_shows_fields_as_its_flags():
+    assert with_flags("`max_len` is 0; give `beam` 4, or `a b`") == "--max-len is 0; give --beam 4, or `a b`"
