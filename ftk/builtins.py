@@ -27,7 +27,6 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "criterion": {
         "cross_entropy": "ftk.criterions.cross_entropy",
-        "glm_cross_entropy": "ftk.criterions.glm_cross_entropy",
     },
     "optimizer": {
         "adafactor": "ftk.optim.adafactor",
@@ -76,3 +75,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "token_f1": "ftk.evaluation.answers",
     },
 }
+
+FORMER_NAMES: dict[str, dict[str, str]] = {
+    "criterion": {"glm_cross_entropy": "cross_entropy"},
+}
+"""kind -> a name that configurations on disk still have -> the name of today."""

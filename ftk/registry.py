@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from ftk.builtins import BUILTIN_MODULES
+from ftk.builtins import BUILTIN_MODULES, FORMER_NAMES
 from ftk.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -28,7 +28,8 @@ T = TypeVar("T", bound=Callable[..., Any])
 class Entry:
     """A registered part: its public name, what builds it, the dataclass of its options, and where it stands.
 
-    `model` is set for architectures only: the name of the model whose config dataclass they fill.
+    `model` is set for architectures only: the name of the model whose config dataclass they fill; `criterion` for
+    tasks only: the name of the loss that they usually have.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Entry:
     config: type | None
     where: str
     model: str | None = None
+    criterion: str | None = None
 
 
 class Registry:
@@ -45,13 +47,16 @@ class Registry:
         self.kind = kind
         self._entries: dict[str, Entry] = {}
 
-    def register(self, name: str, config: type | None = None, model: str | None = None) -> Callable[[T], T]:
+    def register(
+        self, name: str, config: type | None = None, model: str | None = None, criterion: str | None = None
+    ) -> Callable[[T], T]:
         """A decorator that registers a class or function under `name`.
 
         Args:
             name: public name, as in `--task NAME`.
             config: dataclass of the options; an instance is the first argument when the part is built.
             model: for architectures, the model whose config the decorated function returns.
+            criterion: for tasks, the criterion where none is chosen.
 
         Raises:
             UserError: the name is taken (both places are named) or `config` is not a dataclass.
@@ -68,17 +73,18 @@ class Registry:
                 raise UserError(
                     f"{self.kind} {name!r} is registered twice: {taken.where} and {where}; rename one of them"
                 )
-            self._entries[name] = Entry(name, target, config, where, model)
+            self._entries[name] = Entry(name, target, config, where, model, criterion)
             return target
 
         return decorate
 
     def get(self, name: str) -> Entry:
-        """The entry called `name`, importing the built-in module that holds it if need be.
+        """The entry called `name`, now or formerly, importing the built-in module that holds it if need be.
 
         Raises:
             UserError: there is no such name; lists those that exist and the closest match.
         """
+        name = self.present_name(name)
         if name not in self._entries and name in self._builtin:
             importlib.import_module(self._builtin[name])
         if name not in self._entries:
@@ -88,6 +94,15 @@ class Registry:
     def names(self) -> list[str]:
         """All names, sorted, without importing anything."""
         return sorted({*self._entries, *self._builtin})
+
+    def present_name(self, name: str) -> str:
+        """Today's name of a part that had this one."""
+        return self.former_names.get(name, name)
+
+    @property
+    def former_names(self) -> dict[str, str]:
+        """Names that parts had -> those that they have."""
+        return FORMER_NAMES.get(self.kind, {})
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries or name in self._builtin

@@ -92,8 +92,7 @@ def run_training(config: TrainConfig, task: Task, world: World, said: HeldLines)
     prepare_process(config.engine)
     torch.manual_seed(config.common.seed)
     model = build_model(config, task, world)
-    criterion = task.build_criterion(config.criterion)
-    trainer = Trainer(config, task, model, criterion, world=world, said=said)
+    trainer = Trainer(config, task, model, config.criterion.build(), world=world, said=said)
     if config.lr_range.lr_range_test:
         from ftk.trainer.watch.lr_range import describe_range, lr_range_test, write_range
 

@@ -19,6 +19,8 @@ from ftk_cli.inference_options import DeviceConfig
 if TYPE_CHECKING:
     from torch import nn
 
+    from ftk.batch import Batch
+    from ftk.criterions.base import Criterion
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
     from ftk.trainer.runner import Runner
@@ -112,7 +114,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     options.path = on_main(world, lambda: str(resolve_checkpoint(options.path)))
     task, parts = collective(world, lambda: restore_task(options.path, options.data))
     check_same_files(world, {"--path": [Path(options.path) / MANIFEST]})
-    model, runner = load(root, world, task, task.build_criterion(parts.criterion))
+    model, runner = load(root, world, parts.criterion.build())
     loading = DataloaderConfig(
         batch_size=options.batch_size,
         num_workers=options.num_workers,
@@ -138,31 +140,27 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     return 0
 
 
-def load(root: ValidateRoot, world: World, task: Task, criterion: Any) -> tuple[nn.Module, Runner]:
+def load(root: ValidateRoot, world: World, criterion: Criterion) -> tuple[nn.Module, Runner]:
     """This process's part of the model, in most cases all of it, and what takes batches through it."""
-    import functools
-
     from ftk.hub import load_model
     from ftk.model_parallel.pipeline.inference import PipelinedModel
     from ftk.model_parallel.step_module import StepModule
-    from ftk.trainer.device import to_device
     from ftk.trainer.runner import SequentialRunner
 
     device, precision = world.device, root.validation.precision
     shared = world.sizes.tensor * world.sizes.pipeline > 1
     model = load_model(root.validation.path, str(device), ema=root.common.ema, world=world if shared else None)
     if isinstance(model, PipelinedModel):
-        move = functools.partial(to_device, device=device)
-        return model, model.evaluation_runner(task, criterion, device, precision, move)
-    return model, SequentialRunner(StepModule(model, task, criterion), device, precision)
+        return model, model.evaluation_runner(criterion, device, precision)
+    return model, SequentialRunner(StepModule(model, criterion), device, precision)
 
 
-def _unigram(task: Task, train_subset: str, batches: Iterator[dict[str, Any]]) -> float:
+def _unigram(task: Task, train_subset: str, batches: Iterator[Batch]) -> float:
     """Loss of the training tokens' unigram distribution on the targets of `batches`."""
     from ftk.evaluation.unigram import token_counts, unigram_loss
 
     counts = token_counts(task.corpus.documents(train_subset), task.tokenizer.padded_vocab_size())
-    targets = (batch["targets"][batch["loss_mask"]].numpy() for batch in batches)
+    targets = (batch.targets.numpy() for batch in batches)
     return unigram_loss(counts, targets, task.tokenizer.special.eop)
 
 

@@ -78,9 +78,18 @@ def samples(options: list[str]) -> str:
     split, collate = task.load_split("train"), task.collater()
     digest = hashlib.sha256()
     for first in (0, 4):
-        batch = collate([split.sample(2, index) for index in range(first, first + 4)])
-        for name in sorted(batch):
-            array = np.asarray(batch[name])
+        made = [split.sample(2, index) for index in range(first, first + 4)]
+        batch, arrays = collate(made), collate.arrays(made)
+        # The digests are of the arrays that were the batch; now it holds the targets with loss alone.
+        arrays["loss_positions"] = places = np.flatnonzero(arrays["loss_mask"])
+        objective = arrays["objective"][places // arrays["tokens"].shape[1]]
+        assert batch.inputs.keys() == arrays.keys() - {"targets", "loss_mask", "loss_positions", "objective"}
+        assert all(np.array_equal(value, arrays[name]) for name, value in batch.inputs.items())
+        assert np.array_equal(batch.places, places)
+        assert np.array_equal(batch.targets, arrays["targets"].ravel()[places])
+        assert np.array_equal(batch.groups["objective"].index, objective)
+        for name in sorted(arrays):
+            array = arrays[name]
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

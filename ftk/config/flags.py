@@ -102,6 +102,7 @@ def parse(
         for key, slot in slots_of(root).items():
             _claim(owners, slot.flag, f"the choice of {key}")
             default = f"; default: {slot.default}" if slot.default else ""
+            default = f"; default: the {slot.default_from}'s" if slot.default_from else default
             text = f"{slot.help or key}: {', '.join(slot.choices.names())}{default}".replace("%", "%%")
             parts.add_argument(*slot.flags, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text)
     groups: SlotOptions = [(key, title, options, {}) for key, title, options in _sections(root)]

@@ -34,10 +34,10 @@ def register_groups(root: type) -> None:
     base = {key: _defaults(key, config) for key, (kept, config) in sections if kept.saved}
     store.store(name="base", node=base)
     for key, slot in slots_of(root).items():
-        for name in slot.registry.names():
+        for name in (*slot.registry.names(), *slot.registry.former_names):
             entry = slot.registry.get(name)
             options = _defaults(key, entry.config) if entry.config is not None else {}
-            store.store(group=key, name=name, node={"_name": name} | options)
+            store.store(group=key, name=name, node={"_name": entry.name} | options)
         for arch in slot.architectures.names() if slot.architectures is not None else ():
             assert slot.architectures is not None
             model = slot.architectures.get(arch).model

@@ -64,6 +64,7 @@ class Section:
 class Slot:
     """A place for one registered part, chosen by `flag`. `default` None: there must be a choice.
 
+    `default_from` names the slot of a task, whose entry says the default.
     With `architectures` the flag chooses an architecture, whose model is the part. `short` is another flag, of one
     letter. `place` is what the part takes by place on the command line, for the usage line when no part is chosen yet.
     `resume` is as of `Section`, `resume_of` the same for options by name; both hold for plugins' parts, too.
@@ -78,6 +79,7 @@ class Slot:
     place: str | None = None
     resume: str = "fixed"
     resume_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    default_from: str | None = None
 
     @property
     def flags(self) -> list[str]:
@@ -104,9 +106,10 @@ def slot(
     place: str | None = None,
     resume: str = "fixed",
     resume_of: Mapping[str, str] | None = None,
+    default_from: str | None = None,
 ) -> Any:
     """A field of a root dataclass that holds a registered part; the arguments are those of `Slot`."""
-    made = Slot(registry, flag, default, architectures, help, short, place, resume, resume_of or {})
+    made = Slot(registry, flag, default, architectures, help, short, place, resume, resume_of or {}, default_from)
     return dataclasses.field(metadata={"slot": made})
 
 

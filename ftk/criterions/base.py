@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ftk.batch import Batch
+    from ftk.modules.heads import Head
 
 
 class LossOutput(NamedTuple):
     """A loss before the division, so that sums over batches, ranks and accumulation steps are exact.
 
     Attributes:
-        loss: 0-d float32, sum over the target tokens, natural logarithm.
-        num_targets: 0-d int64, what `loss` is to be divided by once the whole global batch is summed.
+        loss: 0-d float32, sum over the targets, natural logarithm.
+        num_targets: 0-d, what `loss` is to be divided by once the whole global batch is summed: int64, or the
+            float32 sum of the targets' weights.
         meters: name -> (0-d sum, 0-d count), detached; the trainer sums both and logs their ratio.
     """
 
@@ -23,8 +28,56 @@ class LossOutput(NamedTuple):
     meters: dict[str, tuple[Tensor, Tensor]]
 
 
-class Criterion(Protocol):
-    """A callable built as `Criterion(config)`; it asks nothing of the host, so that a device never waits."""
+class Criterion(ABC):
+    """A loss, built as `Criterion(config)`; it asks nothing of the host, so that a device never waits.
 
-    def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> LossOutput:
-        """The summed loss of a model on a batch as the task's collater makes it."""
+    One that takes the model through several passes, or has a model of its own, overrides `__call__`; a pipeline, whose
+    stages take a batch through once, cannot train with it.
+    """
+
+    @classmethod
+    def is_single_pass(cls) -> bool:
+        """Whether it needs the hidden states of one forward pass and nothing else of the model."""
+        return cls.__call__ is Criterion.__call__
+
+    def count(self, batch: Batch) -> float:
+        """What a batch adds to `num_targets`, known on the host before the batch goes to the device."""
+        return len(batch.targets) if batch.weights is None else float(batch.weights.sum())
+
+    @abstractmethod
+    def loss(self, head: Head, hidden: Tensor, batch: Batch) -> LossOutput:
+        """The summed loss of a batch.
+
+        Args:
+            head: the model's output layer (`ftk.modules.heads.Head`): `head(hidden)` gives the scores, [N, V].
+            hidden: [N, H], the hidden states at `batch.places`. The loss has to depend on it even where N is 0, or
+                the ranks that have targets wait for this one's gradients.
+            batch: on the device of `hidden`.
+        """
+
+    def __call__(self, model: Any, batch: Batch) -> LossOutput:
+        """One forward pass, and the loss at the batch's places.
+
+        Args:
+            model: offers `hidden_states` and `head`, or gives its scores when it is called.
+            batch: on the model's device.
+        """
+        trunk, head = trunk_and_head(model)
+        hidden = trunk(**batch.inputs)  # [B, T, H]
+        return self.loss(head, hidden.flatten(0, 1).index_select(0, batch.places), batch)
+
+
+class Scores:
+    """The head of a model that has no head apart: what it returns are the scores."""
+
+    weight: Tensor | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def trunk_and_head(model: Any) -> tuple[Callable[..., Tensor], Head]:
+    """What gives the hidden states [B, T, H] of a batch's inputs, and what makes scores of them."""
+    if not hasattr(model, "hidden_states"):
+        return model, Scores()
+    return model.hidden_states, model.head

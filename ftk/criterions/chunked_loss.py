@@ -27,6 +27,7 @@ def chunked_loss(
     label_smoothing: float = 0.0,
     chunk_tokens: int = 1024,
     shard: VocabShard | None = None,
+    weights: Tensor | None = None,
 ) -> TokenLosses:
     """The loss of the logits `hidden @ weight.T`, in memory for `chunk_tokens` rows of them, whatever N is.
 
@@ -41,6 +42,7 @@ def chunked_loss(
         label_smoothing: see `token_losses`.
         chunk_tokens: rows of logits at a time.
         shard: which rows `weight` has, where processes share the vocabulary; `hidden` is the same on all of them.
+        weights: [N] float32, factors of the targets' losses; None: 1.
 
     Returns:
         As `token_losses`. One can go backward from `total` once, and not through the gradients.
@@ -50,7 +52,7 @@ def chunked_loss(
         hidden = shard.enter(hidden)
     return TokenLosses(
         *_ChunkedLoss.apply(
-            hidden, weight, targets, label_smoothing, chunk_tokens, dtype, torch.is_grad_enabled(), shard
+            hidden, weight, targets, label_smoothing, chunk_tokens, dtype, torch.is_grad_enabled(), shard, weights
         )
     )
 
@@ -69,6 +71,7 @@ class _ChunkedLoss(torch.autograd.Function):
         dtype: torch.dtype,
         grad_enabled: bool,
         shard: VocabShard | None,
+        weights: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.scale = FLOAT16_SCALE if dtype == torch.float16 else 1.0
         need_hidden, need_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
@@ -84,7 +87,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 )  # probs [n, V]
                 if not (need_hidden or need_weight):
                     continue
-                grad = _logits_gradient(probs, targets[part], label_smoothing, shard).mul_(ctx.scale).to(dtype)
+                grad = _logits_gradient(probs, targets[part], label_smoothing, shard).mul_(ctx.scale)
+                grad = (grad if weights is None else grad.mul_(weights[part, None])).to(dtype)
                 if grad_hidden is not None:
                     grad_hidden[part] = grad @ matrix
                 if need_weight:
@@ -92,6 +96,8 @@ class _ChunkedLoss(torch.autograd.Function):
         if need_weight and grad_weight is None:
             grad_weight = torch.zeros_like(weight)
         ctx.grads = grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
+        if weights is not None:
+            losses, nll = losses * weights, nll * weights
         ctx.mark_non_differentiable(losses, nll)
         return losses.sum(), losses, nll
 
@@ -104,7 +110,7 @@ class _ChunkedLoss(torch.autograd.Function):
         grads, ctx.grads = ctx.grads, None
         # In place: they are ours alone, and memory for a second [V, H] costs more than the multiplication.
         factor = grad_total / ctx.scale
-        return *(None if grad is None else grad.mul_(factor) for grad in grads), *[None] * 6
+        return *(None if grad is None else grad.mul_(factor) for grad in grads), *[None] * 7
 
 
 def _losses_and_probs(

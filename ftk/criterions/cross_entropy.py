@@ -1,22 +1,24 @@
-"""Cross entropy for any model that maps tokens to logits."""
+"""Cross entropy, the loss of every language model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ftk.criterions.base import LossOutput
-from ftk.errors import UserError
+from ftk.criterions.base import Criterion, LossOutput
 from ftk.registry import register_criterion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ftk.batch import Batch, Group
+    from ftk.modules.heads import Head
+
 
 @dataclass(kw_only=True)
 class CrossEntropyConfig:
-    """Options of the cross-entropy criterions."""
+    """Options of the cross entropy."""
 
     label_smoothing: float = field(
         default=0.0,
@@ -48,8 +50,10 @@ class CrossEntropyConfig:
 
 
 @register_criterion("cross_entropy", config=CrossEntropyConfig)
-class CrossEntropy:
-    """Negative log-likelihood of the target tokens, summed, with their count.
+class CrossEntropy(Criterion):
+    """Negative log-likelihood of the target tokens, summed, with their count: the loss of every language model.
+
+    Hidden states are gathered where there is loss before the output layer: [B, T, V] never exists.
 
     Args:
         config: label smoothing, and in which form the loss is computed.
@@ -58,41 +62,42 @@ class CrossEntropy:
     def __init__(self, config: CrossEntropyConfig) -> None:
         self.config = config
 
-    def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> LossOutput:
-        """The loss of `model(tokens) -> logits [B, T, V]`.
+    def loss(self, head: Head, hidden: Tensor, batch: Batch) -> LossOutput:
+        """The loss of a batch with targets [N] int64.
 
-        Args:
-            model: any callable on tokens. If it offers `hidden_states` and `logits` as well
-                (`ftk.models.base.LanguageModel`), logits are made only where there is loss.
-            batch: tokens [B, T] int64, targets [B, T] int64, loss_mask [B, T] bool; optionally
-                loss_positions [N] int64, the places of the flattened loss_mask that are True.
+        Args: as of `Criterion.loss`.
 
         Returns:
-            Sum and count; under label smoothing also the meter "nll_loss", the likelihood without it.
+            Sum and count; for each group of the batch the meters "loss_<name>"; under label smoothing "nll_loss", the
+            likelihood without it.
 
         Raises:
-            UserError: the samples have blanks, or the model does not fit the form of the loss.
+            UserError: the model's head does not fit the form of the loss.
         """
-        from ftk.criterions.loss_forms import needs_output_weight, output_loss
-        from ftk.criterions.token_loss import loss_positions, token_losses
+        from ftk.criterions.loss_forms import output_loss
 
-        if "context_length" in batch:
-            raise UserError(
-                "criterion cross_entropy gives the model tokens alone, but these samples have a context "
-                "with blanks; use --criterion glm_cross_entropy"
-            )
-
-        where = loss_positions(batch)  # [N]
-        targets = batch["targets"].flatten().index_select(0, where)  # [N]
-        if hasattr(model, "hidden_states"):
-            hidden = model.hidden_states(batch["tokens"])  # [B, T, H]
-            computed = output_loss(model, hidden.flatten(0, 1).index_select(0, where), targets, self.config)
-        elif self.config.loss_form in ("auto", "plain"):
-            logits = model(batch["tokens"])  # [B, T, V]
-            logits = logits.flatten(0, 1).index_select(0, where)  # [N, V]
-            computed = token_losses(logits, targets, self.config.label_smoothing)
-        else:
-            raise UserError(needs_output_weight(model, self.config.loss_form))
-        num_targets = targets.new_full((), targets.numel())
-        meters = {"nll_loss": (computed.nll.sum(), num_targets)} if self.config.label_smoothing else {}
+        computed = output_loss(head, hidden, batch.targets, self.config, batch.weights)
+        weights = batch.weights
+        num_targets = batch.targets.new_full((), batch.targets.numel()) if weights is None else weights.sum()
+        meters: dict[str, tuple[Tensor, Tensor]] = {}
+        for group in batch.groups.values():
+            meters |= group_meters(group, computed.losses, weights)
+        if self.config.label_smoothing:
+            meters["nll_loss"] = (computed.nll.sum(), num_targets)
         return LossOutput(computed.total, num_targets, meters)
+
+
+def group_meters(group: Group, losses: Tensor, weights: Tensor | None = None) -> dict[str, tuple[Tensor, Tensor]]:
+    """The sum and the count of each group's targets, by the meter's name.
+
+    Args:
+        group: of the batch.
+        losses: [N] float32, detached, times the weights.
+        weights: [N] float32 or None.
+    """
+    import torch
+
+    counted = torch.ones_like(group.index) if weights is None else weights  # [N]
+    sums = losses.new_zeros(len(group.names)).index_add(0, group.index, losses)
+    counts = counted.new_zeros(len(group.names)).index_add(0, group.index, counted)
+    return {f"loss_{name}": (sums[i], counts[i]) for i, name in enumerate(group.names)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,12 +10,13 @@ from torch.nn import functional as F
 
 from ftk.criterions.chunked_loss import chunked_loss
 from ftk.criterions.cross_entropy import CrossEntropyConfig
-from ftk.criterions.token_loss import TokenLosses, token_losses
+from ftk.criterions.token_loss import TokenLosses, token_losses, weighted
 from ftk.errors import UserError
 from ftk.modules.precision import matmul_dtype
 
 if TYPE_CHECKING:
     from ftk.model_parallel.tensor_parallel.cross_entropy import VocabShard
+    from ftk.modules.heads import Head
 
 # Measured on one CPU thread at V 30592 (processor time of plain over that of chunked): below 2 MB of logits 0.9 to
 # 1.2 either way; at 21 MB 1.05 to 1.08 in float32, 0.9 to 1.1 in bfloat16; from 86 MB on 1.1 and 1.2 to 1.3. Plain
@@ -23,46 +24,50 @@ if TYPE_CHECKING:
 _CHUNKED_FROM_BYTES = 16 * 2**20
 
 
-def output_loss(model: Any, hidden: Tensor, targets: Tensor, config: CrossEntropyConfig) -> TokenLosses:
+def output_loss(
+    head: Head, hidden: Tensor, targets: Tensor, config: CrossEntropyConfig, weights: Tensor | None = None
+) -> TokenLosses:
     """The loss of the places whose hidden states are given, in the form that the options choose.
 
     Args:
-        model: offers `logits`, and for any form but "plain" `output_weight` (`ftk.models.base.LanguageModel`).
+        head: gives the logits; any form but "plain" needs its `weight` (`ftk.modules.heads.Head`).
         hidden: [N, H], gathered where there is loss.
         targets: [N] int64.
         config: label smoothing, form and chunk.
+        weights: [N] float32, factors of the targets' losses; None: 1.
 
     Raises:
-        UserError: the form needs what model or torch do not have.
+        UserError: the form needs what head or torch do not have.
     """
-    weight: Tensor | None = getattr(model, "output_weight", None)
+    weight = head.weight if getattr(head, "bias", None) is None else None  # nn.Linear may have one
     form = config.loss_form
     if weight is not None and type(weight.data) is not Tensor:
         from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output
 
         if (own := sharded_output(weight)) is not None:
-            return _sharded_loss(hidden, *own, targets, config)
+            return _sharded_loss(hidden, *own, targets, config, weights)
     if form == "auto":
         form = "plain" if weight is None else _cheaper_form(hidden, weight)
     if form == "plain":
-        return token_losses(model.logits(hidden), targets, config.label_smoothing)
+        return token_losses(head(hidden), targets, config.label_smoothing, weights)
     if weight is None:
-        raise UserError(needs_output_weight(model, form))
+        raise UserError(
+            f"--loss-form {form} needs a model whose output layer is one matrix (`head.weight`), which "
+            f"{type(head).__name__} is not; use --loss-form plain"
+        )
+    smoothing, chunk = config.label_smoothing, config.loss_chunk_tokens
     if form == "chunked":
-        return chunked_loss(hidden, weight, targets, config.label_smoothing, config.loss_chunk_tokens)
-    return linear_loss(hidden, weight, targets, config.label_smoothing, config.loss_chunk_tokens)
-
-
-def needs_output_weight(model: Any, form: str) -> str:
-    """The message for a model whose output layer cannot be fused with the loss."""
-    return (
-        f"--loss-form {form} needs a model with hidden_states and output_weight, which {type(model).__name__} "
-        f"does not offer; use --loss-form plain"
-    )
+        return chunked_loss(hidden, weight, targets, smoothing, chunk, weights=weights)
+    return linear_loss(hidden, weight, targets, smoothing, chunk, weights=weights)
 
 
 def linear_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float = 0.0, chunk_tokens: int = 1024
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    label_smoothing: float = 0.0,
+    chunk_tokens: int = 1024,
+    weights: Tensor | None = None,
 ) -> TokenLosses:
     """The same by `torch.nn.functional.linear_cross_entropy`, which makes the logits once more in the backward.
 
@@ -85,11 +90,16 @@ def linear_loss(
         # logsumexp is nll + true logit: two dot products a token instead of another pass over the logits.
         from_true = F.embedding(targets, weight).float() - weight.float().mean(dim=0)  # [N, H]
         losses = nll + label_smoothing * (hidden.float() * from_true).sum(dim=-1)
-    return TokenLosses(losses.sum(), losses.detach(), nll.detach())
+    return weighted(losses, nll, weights)
 
 
 def _sharded_loss(
-    hidden: Tensor, weight: Tensor, shard: VocabShard, targets: Tensor, config: CrossEntropyConfig
+    hidden: Tensor,
+    weight: Tensor,
+    shard: VocabShard,
+    targets: Tensor,
+    config: CrossEntropyConfig,
+    weights: Tensor | None,
 ) -> TokenLosses:
     """The same where processes share the vocabulary: weight [n, H] is this process's part."""
     from ftk.model_parallel.tensor_parallel.cross_entropy import vocab_parallel_losses
@@ -101,10 +111,9 @@ def _sharded_loss(
             "use --loss-form chunked"
         )
     if form == "chunked":
-        return chunked_loss(hidden, weight, targets, config.label_smoothing, config.loss_chunk_tokens, shard)
+        return chunked_loss(hidden, weight, targets, config.label_smoothing, config.loss_chunk_tokens, shard, weights)
     logits = F.linear(shard.enter(hidden), weight)  # [N, n]
-    losses, nll = vocab_parallel_losses(logits, targets, shard, config.label_smoothing)
-    return TokenLosses(losses.sum(), losses.detach(), nll)
+    return weighted(*vocab_parallel_losses(logits, targets, shard, config.label_smoothing), weights)
 
 
 def _cheaper_form(hidden: Tensor, weight: Tensor) -> str:

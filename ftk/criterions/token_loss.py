@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,8 +13,8 @@ class TokenLosses(NamedTuple):
 
     Attributes:
         total: 0-d float32, the sum of `losses`; the only one to go backward from.
-        losses: [N] float32, detached.
-        nll: [N] float32, detached: the negative log-likelihood, without smoothing.
+        losses: [N] float32, detached, times the targets' weights.
+        nll: [N] float32, detached: the negative log-likelihood, without smoothing, times the weights.
     """
 
     total: Tensor
@@ -23,7 +22,9 @@ class TokenLosses(NamedTuple):
     nll: Tensor
 
 
-def token_losses(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> TokenLosses:
+def token_losses(
+    logits: Tensor, targets: Tensor, label_smoothing: float = 0.0, weights: Tensor | None = None
+) -> TokenLosses:
     """Cross entropy in float32, natural logarithm.
 
     With smoothing e the target is (1 - e) on the true token plus e / V on each of the V rows of the logits,
@@ -33,11 +34,19 @@ def token_losses(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) 
         logits: [N, V], any floating type.
         targets: [N] int64.
         label_smoothing: e, in [0, 1).
+        weights: [N] float32, factors of the losses; None: 1.
     """
     if label_smoothing == 0.0:
         losses = nll = F.cross_entropy(logits.float(), targets, reduction="none")
     else:
         losses, nll = smoothed(F.log_softmax(logits.float(), dim=-1), targets, label_smoothing)
+    return weighted(losses, nll, weights)
+
+
+def weighted(losses: Tensor, nll: Tensor, weights: Tensor | None) -> TokenLosses:
+    """losses, nll, weights [N] float32, the weights perhaps None -> both times the weights, and their sum."""
+    if weights is not None:
+        losses, nll = losses * weights, nll * weights
     return TokenLosses(losses.sum(), losses.detach(), nll.detach())
 
 
@@ -47,14 +56,3 @@ def smoothed(log_probs: Tensor, targets: Tensor, label_smoothing: float) -> tupl
     if label_smoothing == 0.0:
         return nll, nll
     return (1.0 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=-1), nll
-
-
-def loss_positions(batch: Mapping[str, Tensor]) -> Tensor:
-    """Where the flattened [B * T] tokens carry loss: int64 [N], rising.
-
-    A collater that put `loss_positions` into the batch saves an accelerator the wait for this count;
-    otherwise they are found from `loss_mask` [B, T].
-    """
-    if "loss_positions" in batch:
-        return batch["loss_positions"]
-    return batch["loss_mask"].flatten().nonzero().squeeze(1)

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ftk.errors import UserError
 from ftk.model_parallel.blocks import blocks_of
 from ftk.model_parallel.config import ParallelConfig
+from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
         gather_dtype=gathered,
         reduce_dtype=DTYPES[config.reduce_dtype],
         under_autocast=under_autocast,
+        is_step=isinstance(module, StepModule),
     )
 
 

@@ -27,6 +27,7 @@ def shard_fully(
     gather_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
     under_autocast: bool = False,
+    is_step: bool = False,
 ) -> None:
     """Share out a module's parameters over processes, in place: they become DTensors, cut along their first dimension.
 
@@ -54,6 +55,7 @@ def shard_fully(
         under_autocast: the module is called under autocast. Then what goes into it and its blocks keeps its type, and
             parameters in no block are gathered in their own: in `gather_dtype` embeddings would make hidden states
             coarser from the first to the last block, and the output layer the gradient of its matrix.
+        is_step: the module is called with a whole batch, targets included, and its blocks alone cast what they read.
 
     Raises:
         UserError: a parameter is a single number without a dimension to be cut along.
@@ -61,7 +63,10 @@ def shard_fully(
     check_dimensions(module)
     blocks, outside = _apart(module, blocks)
     policy = MixedPrecisionPolicy(gather_dtype, reduce_dtype, cast_forward_inputs=not under_autocast)
-    root_policy = dataclasses.replace(policy, param_dtype=None) if under_autocast else policy
+    # A batch's weights and floating targets keep their type: they are for the loss, not for the model.
+    root_policy = dataclasses.replace(policy, cast_forward_inputs=policy.cast_forward_inputs and not is_step)
+    if under_autocast:
+        root_policy = dataclasses.replace(root_policy, param_dtype=None)
     options: dict[str, Any] = {
         "mesh": mesh,
         # Memory is pinned for a device; without one there is nothing to pin it for, and torch refuses.

@@ -7,18 +7,6 @@ from typing import Any
 from torch import nn
 
 
-class Untouched:
-    """Something in a batch that wrappers are not to look into: FSDP2 moves every tensor that it finds to the GPU, and
-    waits for it.
-
-    Args:
-        value: what the task finds in its place.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
 class StepModule(nn.Module):
     """Model, output layer and loss in one forward pass.
 
@@ -28,26 +16,14 @@ class StepModule(nn.Module):
 
     Args:
         model: what is trained.
-        task: takes the step (`ftk.tasks.Task`).
-        criterion: what the task computes the loss with.
+        criterion: computes the loss (`ftk.criterions.base.Criterion`).
     """
 
-    def __init__(self, model: nn.Module, task: Any, criterion: Any) -> None:
+    def __init__(self, model: nn.Module, criterion: Any) -> None:
         super().__init__()
         self.model = model
-        self._task = task
         self._criterion = criterion
 
-    def forward(self, batch: dict[str, Any], training: bool) -> Any:
-        """The `LossOutput` of a batch on the model's device.
-
-        Args:
-            batch: as the task's collater made it; what is `Untouched` is unpacked.
-            training: whether this is a step of training or one of validation.
-
-        Returns:
-            Its loss is a sum, 0-d.
-        """
-        batch = {name: value.value if isinstance(value, Untouched) else value for name, value in batch.items()}
-        step = self._task.train_step if training else self._task.valid_step
-        return step(self.model, self._criterion, batch)
+    def forward(self, batch: Any) -> Any:
+        """The `LossOutput` of a `Batch` on the model's device; its loss is a sum, 0-d."""
+        return self._criterion(self.model, batch)

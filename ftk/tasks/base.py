@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ftk.batch import Batch
 from ftk.config import Chosen
 from ftk.data.corpora.composition import ComposedCorpus
 from ftk.data.corpora.corpus import Corpus, Documents
@@ -15,11 +16,7 @@ from ftk.errors import UserError
 from ftk.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from ftk.criterions.base import LossOutput
-
-Batch = dict[str, Any]
+    from torch import nn
 
 
 class SampleDataset(Protocol):
@@ -73,10 +70,7 @@ class Task(ABC):
 
     @abstractmethod
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
-        """A picklable function from samples to a batch of CPU tensors.
-
-        The batch is a dict; the iterator adds "sample_ids" to it, int64 [B], which stays on the CPU.
-        """
+        """A picklable function from samples to a batch of CPU tensors; the iterator fills in `sample_ids`."""
 
     def complete_model_config(self, config: Any) -> Any:
         """The model's config with what only the task knows (vocabulary size) filled in.
@@ -89,22 +83,6 @@ class Task(ABC):
     def build_model(self, chosen: Chosen) -> nn.Module:
         """The model, its initial weights drawn from torch's current seed."""
         return chosen.build()
-
-    def build_criterion(self, chosen: Chosen) -> Any:
-        return chosen.build()
-
-    def count_targets(self, batch: Batch) -> int:
-        """Positions that carry loss, counted on the CPU before the batch goes to the device."""
-        loss_mask: Tensor = batch["loss_mask"]  # [B, T] bool
-        return int(loss_mask.sum())
-
-    def train_step(self, model: nn.Module, criterion: Any, batch: Batch) -> LossOutput:
-        """Loss of one micro-batch, summed over its targets; the trainer divides and goes backward."""
-        return criterion(model, batch)
-
-    def valid_step(self, model: nn.Module, criterion: Any, batch: Batch) -> LossOutput:
-        """As `train_step`, called in evaluation mode without gradients."""
-        return criterion(model, batch)
 
     def hooks(self) -> Sequence[Any]:
         """Hooks (`ftk.trainer.hooks.Hook`) that this task adds to the training loop."""

@@ -24,7 +24,7 @@ class RestoredParts:
 
     task: Chosen = slot(TASKS, flag="--task", default="glm_blank")
     dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed")
-    criterion: Chosen = slot(CRITERIONS, flag="--criterion", default="glm_cross_entropy")
+    criterion: Chosen = slot(CRITERIONS, flag="--criterion", default_from="task")
 
 
 def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:

@@ -13,7 +13,7 @@ class UpdateCounts(NamedTuple):
     """What an update is made of, on all processes together."""
 
     num_tokens: int  # padding counted
-    num_targets: int
+    num_targets: float  # or the sum of their weights
 
 
 class Agreement:
@@ -55,7 +55,7 @@ class Agreement:
         if self.world.mesh is None:
             return counts
         tokens, targets = self._tell(counts if self.world.counts_loss else UpdateCounts(0, 0))
-        return UpdateCounts(int(tokens), int(targets))
+        return UpdateCounts(int(tokens), targets)
 
     def should_stop(self) -> bool:
         """Whether a signal has come to any process; all have to call it."""

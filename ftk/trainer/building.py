@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any, NamedTuple
 
@@ -10,12 +9,12 @@ import torch
 from torch import nn
 
 from ftk.config import Chosen
+from ftk.criterions.base import Criterion
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
 from ftk.optim.parameter_groups import ParameterRules
 from ftk.tasks.base import Task
-from ftk.trainer.device import to_device
 from ftk.trainer.hooks import Hook
 from ftk.trainer.runner import Runner, SequentialRunner
 from ftk.trainer.train_config import TrainConfig
@@ -50,16 +49,13 @@ class Spread(NamedTuple):
     model: nn.Module
 
 
-def spread(
-    config: TrainConfig, task: Task, model: nn.Module, criterion: Any, world: World, *, fill: bool = True
-) -> Spread:
+def spread(config: TrainConfig, model: nn.Module, criterion: Criterion, world: World, *, fill: bool = True) -> Spread:
     """Spread a model over the processes, in place, and say how micro-batches go through it.
 
     Args:
         config: of the run.
-        task: takes the forward pass.
         model: as `build_model` made it, frozen where it is to be.
-        criterion: what the task computes the loss with.
+        criterion: computes the loss.
         world: the processes.
         fill: off: what has no values yet gets none, as a checkpoint will fill it.
     """
@@ -69,19 +65,17 @@ def spread(
 
         pipeline = build_pipeline(
             model,
-            task,
             criterion,
             world,
             config.parallel,
             config.engine,
             update_freq=config.training.update_freq,
             precision=precision,
-            to_device=functools.partial(to_device, device=world.device),
             seed=seed,
             fill=fill,
         )
         return Spread(pipeline, pipeline.part.model)
-    step = StepModule(model, task, criterion)
+    step = StepModule(model, criterion)
     module = parallelize_training(
         step, world, config.parallel, config.engine, precision=precision, seed=seed, fill=fill
     )

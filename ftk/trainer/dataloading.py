@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ftk.batch import Batch
 from ftk.config.common import CommonConfig
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.sample_dataset import lengths_of, samples_of
-from ftk.tasks.base import Batch, SampleDataset, Task
+from ftk.tasks.base import SampleDataset, Task
 from ftk.trainer.config import TrainingConfig
 
 logger = logging.getLogger(__name__)

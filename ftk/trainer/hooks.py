@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftk.batch import Batch
 from ftk.config.choice import choice
 from ftk.errors import UserError
 from ftk.registry import HOOKS
-from ftk.tasks.base import Batch
 from ftk.trainer.log.records import Record
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from ftk.batch import Batch
 from ftk.criterions.base import LossOutput
-from ftk.data.batches.iterator import SAMPLE_IDS
 from ftk.model_parallel.gradients import gradient_sync, guarded
-from ftk.model_parallel.step_module import StepModule, Untouched
-from ftk.tasks.base import Batch
-from ftk.trainer.device import autocast, to_device
+from ftk.model_parallel.step_module import StepModule
+from ftk.trainer.device import autocast
 from ftk.trainer.log.metrics import Sums
 
 Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (0-d sum, 0-d count) on the device
@@ -33,7 +32,7 @@ class Runner(Protocol):
         """Leave in the parameters the gradient of the summed loss times a factor, summed over the data ranks too.
 
         Args:
-            micro_batches: CPU batches as the collater made them, tokens [B, T]; as many on every data rank.
+            micro_batches: on the CPU, as the collater made them; as many on every data rank.
             backward_scale: 0-d, on the device.
 
         Returns:
@@ -48,7 +47,7 @@ class SequentialRunner:
     """Each micro-batch forward and backward, then the next.
 
     Args:
-        module: called as `module(batch, training)`: a `StepModule`, perhaps wrapped.
+        module: a `StepModule`, perhaps wrapped.
         device: where batches go.
         precision: fp32, bf16 or fp16.
         several: whether there are other processes, which have to hear of a loss that is not finite.
@@ -69,19 +68,14 @@ class SequentialRunner:
         for place, batch in enumerate(micro_batches, start=1):
             with gradient_sync(self.module, enabled=place == len(micro_batches)):
                 with autocast(self.device, self.precision):
-                    output = self.module(self._given(batch), True)
+                    output = self.module(batch.to(self.device))
                 self._scaled(output.loss, backward_scale).backward()
             add_sums(totals, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
         return totals
 
     def evaluate(self, batch: Batch) -> LossOutput:
         with autocast(self.device, self.precision):
-            return self.module(self._given(batch), False)
-
-    def _given(self, batch: Batch) -> Batch:
-        """What the module is called with: the batch on the device, but for the sample ids, which stay on the host."""
-        moved = to_device(batch, self.device)
-        return {name: Untouched(value) if name == SAMPLE_IDS else value for name, value in moved.items()}
+            return self.module(batch.to(self.device))
 
 
 def without_copies(runner: Runner) -> Runner:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ftk.batch import Batch
+from ftk.criterions.base import Criterion
 from ftk.model_parallel.gradients import GlobalGradients, finish_gradients, is_non_finite
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
 from ftk.optim.loss_scaler import LossScaler
 from ftk.optim.parameter_groups import gradient_multipliers, multiply_gradients
-from ftk.tasks.base import Batch, Task
 from ftk.trainer.agreement import UpdateCounts
-from ftk.trainer.device import count_tokens
 from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.runner import Runner, SequentialRunner
 from ftk.trainer.seeding import seed_update
@@ -28,7 +28,7 @@ class Gradients(NamedTuple):
 
     sums: dict[str, tuple[Tensor, Tensor]]  # name -> (0-d sum, 0-d count) on the device, of this process's batches
     num_tokens: int  # of all processes, padding counted
-    num_targets: int  # of all processes
+    num_targets: float  # of all processes
 
 
 class Update:
@@ -36,9 +36,8 @@ class Update:
 
     Args:
         config: of the run.
-        task: counts the targets; takes the forward pass, where there is no `runner`.
         model: whose parameters are trained, on `device`.
-        criterion: what the task computes the loss with.
+        criterion: counts the targets; computes the loss, where there is no `runner`.
         optimizer: of the model's trainable parameters.
         device: where batches go.
         stopwatch: counts what the parts take.
@@ -50,9 +49,8 @@ class Update:
     def __init__(
         self,
         config: TrainConfig,
-        task: Task,
         model: nn.Module,
-        criterion: Any,
+        criterion: Criterion,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         stopwatch: Stopwatch,
@@ -62,7 +60,6 @@ class Update:
         multipliers: Sequence[tuple[float, Sequence[nn.Parameter]]] | None = None,
     ) -> None:
         self.config = config
-        self.task = task
         self.model = model
         self.criterion = criterion
         self.optimizer = optimizer
@@ -72,7 +69,7 @@ class Update:
         self.stopwatch = stopwatch
         self.world = world or World.single(device)
         precision = config.training.precision
-        self.runner = runner or SequentialRunner(StepModule(model, task, criterion), device, precision)
+        self.runner = runner or SequentialRunner(StepModule(model, criterion), device, precision)
         self.gradients = GlobalGradients(model, self.parameters, self.world)
         self.scaler = LossScaler(config.loss_scale, device) if precision == "fp16" else None
 
@@ -82,8 +79,8 @@ class Update:
         Args:
             micro_batches: CPU batches as the collater made them.
         """
-        num_tokens = sum(count_tokens(batch) for batch in micro_batches)
-        return UpdateCounts(num_tokens, sum(self.task.count_targets(batch) for batch in micro_batches))
+        num_tokens = sum(batch.num_tokens for batch in micro_batches)
+        return UpdateCounts(num_tokens, sum(self.criterion.count(batch) for batch in micro_batches))
 
     def accumulate(self, micro_batches: list[Batch], num_updates: int, counts: UpdateCounts | None = None) -> Gradients:
         """Leave in the parameters the gradient of the mean loss over all targets of the update, of all processes.
@@ -97,7 +94,7 @@ class Update:
         seed_update(self.config.common.seed, num_updates, self.world.data_rank, self.world.pipeline_rank)
         self.optimizer.zero_grad(set_to_none=True)
         with self.stopwatch.part("forward_backward"):
-            share = torch.full((), 1.0 / max(1, counts.num_targets), device=self.device)
+            share = torch.full((), 1.0 / (counts.num_targets or 1), device=self.device)
             scale = share if self.scaler is None else self.scaler.scaled(share)
             sums = self.runner.forward_backward(micro_batches, scale)
             finish_gradients(self.model)

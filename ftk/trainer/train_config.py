@@ -27,7 +27,7 @@ class TrainConfig:
     model: Chosen = slot(
         MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model", short="-a"
     )
-    criterion: Chosen = slot(CRITERIONS, flag="--criterion", default="glm_cross_entropy", help="the loss")
+    criterion: Chosen = slot(CRITERIONS, flag="--criterion", default_from="task", help="the loss")
     optimizer: Chosen = slot(
         OPTIMIZERS,
         flag="--optimizer",

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
+from ftk.batch import Batch
 from ftk.checkpoint import checkpoint_name
+from ftk.criterions.base import Criterion
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.errors import UserError, counted
 from ftk.model_parallel.world import World
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.optim.schedules import group_schedules
-from ftk.tasks.base import Batch, Task
+from ftk.tasks.base import Task
 from ftk.trainer import dataloading
 from ftk.trainer.agreement import Agreement
 from ftk.trainer.beginning import begin, say_what_begins
@@ -47,9 +48,9 @@ class Trainer:
 
     Args:
         config: the whole configuration of the run.
-        task: gives the samples and takes the steps.
+        task: gives the samples.
         model: on the CPU, with its initial weights; of several processes it may be on the meta device.
-        criterion: what the task's steps compute the loss with.
+        criterion: computes the loss.
         world: the processes of the run, each with a Trainer that does the same; None: this one alone.
         clock: seconds, rising; for tests.
         said: what has been logged before, for the log files.
@@ -60,7 +61,7 @@ class Trainer:
         config: TrainConfig,
         task: Task,
         model: nn.Module,
-        criterion: Any,
+        criterion: Criterion,
         *,
         world: World | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -124,14 +125,13 @@ class Trainer:
         # By name, and of the whole model: no process may hold all that a rule is about.
         rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
         self.num_trained = rules.num_elements
-        self.runner, self.model = spread(config, task, model, criterion, self.world, fill=fill)
+        self.runner, self.model = spread(config, model, criterion, self.world, fill=fill)
         self.optimizer: torch.optim.Optimizer = build_optimizer(config.optimizer, rules, self.model)
         schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=self.total_updates)
         self.schedule = group_schedules(schedule, self.optimizer, self.total_updates)
 
         self.update = Update(
             config,
-            task,
             self.model,
             criterion,
             self.optimizer,

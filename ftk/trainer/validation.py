@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ftk.batch import Batch
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.errors import UserError
 from ftk.model_parallel.world import World
 from ftk.modules.evaluation_mode import evaluation_mode
-from ftk.tasks.base import Batch
 from ftk.trainer.log.metrics import Meters, averages, summed, with_perplexities
 from ftk.trainer.log.records import Record
 from ftk.trainer.runner import Runner
@@ -107,7 +107,8 @@ def validate(
         return {"num_targets": 0}
     losses = averages(sums)
     record: Record = with_perplexities({"loss": losses.pop("loss"), "ppl": math.nan, **losses})
-    record["num_targets"] = int(sums["loss"][1])
+    num_targets = sums["loss"][1]
+    record["num_targets"] = num_targets if num_targets % 1 else int(num_targets)  # a sum of weights may have a fraction
     record["num_batches"] = num_batches
     record["valid_seconds"] = time.perf_counter() - began
     return record

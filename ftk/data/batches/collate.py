@@ -1,16 +1,16 @@
-"""Collating: pads samples of different lengths into one batch of tensors."""
+"""Collating: pads samples of different lengths into one batch, and gathers what is scored in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import torch
+from ftk.batch import Batch, Group
 
+if TYPE_CHECKING:
     from ftk.tokenizers import SpecialTokens
 
 
@@ -19,30 +19,25 @@ class Collater:
 
     Args:
         special: its `pad` (0 if there is none) fills tokens and targets; loss mask and positions are filled with zeros.
+        groups: what of a sample says to which group of losses it belongs -> the names of the groups.
     """
 
-    def __init__(self, special: SpecialTokens) -> None:
+    def __init__(self, special: SpecialTokens, groups: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self.pad = 0 if special.pad is None else special.pad
+        self.groups = dict(groups or {})
 
-    def __call__(self, samples: Sequence[dict[str, NDArray]]) -> dict[str, torch.Tensor]:
+    def __call__(self, samples: Sequence[dict[str, NDArray]]) -> Batch:
         """One batch.
 
         Args:
-            samples: at least one, as from `GLMBlankDataset.sample`, or the SampleBatch of its `samples`, which
-                has the arrays ready.
-
-        Returns:
-            tokens, targets int64 [B, T]; loss_mask bool [B, T]; position_ids int64 [B, 2, T];
-            context_length, objective int64 [B]; with a document mask document_ids int64 [B, T], -1 in padding.
-            T is the longest sample's length. And loss_positions int64 [N]:
-            where the flattened loss_mask is true, counted here so that no device has to be waited for.
+            samples: at least one, each with `tokens` and `targets` int64 [T], `loss_mask` bool [T] and what else the
+                model reads, [..., T] or a number; or a SampleBatch, which has the arrays ready.
         """
-        import torch  # here, so that commands which only look at data start without it
+        return dense_batch(self.arrays(samples), self.groups)
 
-        arrays = samples.arrays if isinstance(samples, SampleBatch) else self._padded(samples)
-        batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        batch["loss_positions"] = torch.from_numpy(np.flatnonzero(arrays["loss_mask"]))
-        return batch
+    def arrays(self, samples: Sequence[dict[str, NDArray]]) -> dict[str, NDArray]:
+        """The arrays of a batch, [B, ...]; T is the longest sample's length. document_ids are -1 in padding."""
+        return samples.arrays if isinstance(samples, SampleBatch) else self._padded(samples)
 
     def _padded(self, samples: Sequence[dict[str, NDArray]]) -> dict[str, NDArray]:
         """The arrays of a batch, of samples that were made one by one."""
@@ -60,6 +55,33 @@ class Collater:
 
     def _fill(self, name: str) -> int:
         return {"tokens": self.pad, "targets": self.pad, "document_ids": -1}.get(name, 0)
+
+
+def dense_batch(arrays: Mapping[str, NDArray], groups: Mapping[str, tuple[str, ...]] | None = None) -> Batch:
+    """The batch of samples that have a target at every place, and a mask of those that count.
+
+    The targets with loss are gathered here, on the host: a device need not be waited for until it has counted them,
+    and less goes there.
+
+    Args:
+        arrays: tokens and targets int64 [B, T], loss_mask bool [B, T]; the others are inputs of the model too.
+        groups: names of arrays int64 [B] that say to which group of losses a sample belongs -> the groups' names.
+    """
+    import torch  # here, so that commands which only look at data start without it
+
+    places = np.flatnonzero(arrays["loss_mask"])  # [N]
+    scored = {"targets", "loss_mask", *(groups or {})}
+    rows = places // arrays["tokens"].shape[1]
+    return Batch(
+        inputs={name: torch.from_numpy(array) for name, array in arrays.items() if name not in scored},
+        targets=torch.from_numpy(arrays["targets"].ravel()[places]),
+        places=torch.from_numpy(places),
+        groups={
+            name: Group(names, torch.from_numpy(arrays[name][rows]))
+            for name, names in (groups or {}).items()
+            if name in arrays
+        },
+    )
 
 
 class SampleBatch(Sequence):

@@ -23,6 +23,7 @@ import torch.utils.data
 from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from ftk.batch import Batch
 from ftk.data.batches.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
 from ftk.data.indexed.file_map import check_files, guard_again
 from ftk.data.sample_dataset import SampleDataset, samples_of
@@ -31,12 +32,7 @@ from ftk.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-Batch = dict[str, Any]
-
 _SHARED_MEMORY = "shared memory (a folder /dev/shm that can be written to and has room)"
-
-SAMPLE_IDS = "sample_ids"
-"""What every batch has besides what the collater puts into it: int64 [B], which samples of the epoch it is made of."""
 
 
 class EpochBatchIterator:
@@ -46,11 +42,11 @@ class EpochBatchIterator:
     With several ranks, `world_size` successive batches make a round, one for each rank; where the last round lacks
     batches, its largest are halved, and a rank that still gets none has one sample without loss. So every rank has the
     same number of batches, every sample is handed out once, and the number of samples consumed says all about
-    where the run stands, whatever the number of workers or ranks. "sample_ids" in a batch says which samples it has.
+    where the run stands, whatever the number of workers or ranks. A batch's `sample_ids` say which samples it has.
 
     Args:
         dataset: the samples.
-        collater: makes a batch of a list of samples; a batch has "loss_mask".
+        collater: makes a batch of a list of samples.
         batch_size, max_tokens, required_batch_size_multiple: as of `batch_by_size`.
         seed: of the order.
         shuffle: whether the order is random; otherwise it is 0, 1, 2, ...
@@ -240,7 +236,7 @@ class EpochBatchIterator:
         if isinstance(made, _Failed):
             logger.error("%s", made.what)
             made.error.reraise()
-        return made if self.num_workers == 0 else _as_tensors(made)
+        return made if self.num_workers == 0 else made.map(torch.from_numpy)
 
     def _worker_death(self, error: RuntimeError) -> RuntimeError | None:
         """The loader's error for a worker that died, with the worker's number; None for any other error."""
@@ -370,10 +366,11 @@ class _BatchSource(torch.utils.data.Dataset):
             logger.error("%s", what)
             raise
         if request.is_filler:
-            batch["loss_mask"].zero_()
-            batch.pop("loss_positions", None)  # found anew from the mask
-        batch[SAMPLE_IDS] = torch.from_numpy(np.array(request.indices, dtype=np.int64))
-        return batch if worker is None else _as_arrays(batch)
+            batch = batch.without_loss()
+        batch.sample_ids = np.array(request.indices, dtype=np.int64)
+        # Arrays go through the pipe as bytes. Tensors would go through shared memory, which containers keep short, and
+        # through a server thread in the worker, which complains when the run stops.
+        return batch if worker is None else batch.map(torch.Tensor.numpy)
 
     def _culprit(self, request: Request) -> str:
         """Which sample of a batch fails, found by making one after the other."""
@@ -445,20 +442,6 @@ def _abandon_queues(running: Any) -> None:
         queue.cancel_join_thread()
         if (closing := getattr(queue, "_close", None)) is not None:
             closing.cancel()
-
-
-def _as_arrays(batch: Batch) -> Batch:
-    """A batch on its way out of a worker, its tensors as arrays.
-
-    Arrays go through the pipe as bytes. Tensors would go through shared memory, which containers keep short, and
-    through a server thread in the worker, which complains when the run stops.
-    """
-    return {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-
-
-def _as_tensors(batch: Batch) -> Batch:
-    """The same batch once it has arrived."""
-    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
 
 
 def _unchanged(batch: Any) -> Any:

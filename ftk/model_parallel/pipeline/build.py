@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch import nn
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import UNCOUNTED, add_finisher, finish_gradients
 from ftk.model_parallel.parallelize import parallelize_training
-from ftk.model_parallel.pipeline.batches import Batch
 from ftk.model_parallel.pipeline.layout import check_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.pipeline.stage_module import Stage
@@ -24,7 +22,6 @@ from ftk.model_parallel.world import World
 
 def build_pipeline(
     model: nn.Module,
-    task: Any,
     criterion: Any,
     world: World,
     parallel: ParallelConfig,
@@ -32,7 +29,6 @@ def build_pipeline(
     *,
     update_freq: int,
     precision: str = "fp32",
-    to_device: Callable[[Batch], Batch] = lambda batch: batch,
     plan: Any = None,
     seed: int | None = None,
     fill: bool = True,
@@ -42,14 +38,12 @@ def build_pipeline(
     Args:
         model: whole; on the meta device, so that no process ever holds more than its part. Which parameters are frozen
             is to be settled before.
-        task: takes the steps (`ftk.tasks.Task`).
-        criterion: what the task computes the loss with.
+        criterion: computes the loss (`ftk.criterions.base.Criterion`), in one pass.
         world: with more than one process along the pipeline.
         parallel: schedule and layout, and how parameters are shared out besides.
         engine: activation checkpointing and compilation.
         update_freq: micro-batches of an update.
         precision: of the run.
-        to_device: moves a batch of CPU tensors to `world.device`.
         plan: of tensor parallel; `model.tensor_parallel_plan` if not given.
         seed: of the initial values.
         fill: off: a checkpoint will fill the parameters.
@@ -59,7 +53,8 @@ def build_pipeline(
         names of the whole model; in part.copies are those that another process saves.
 
     Raises:
-        UserError: the model cannot be cut in this way, or the schedule cannot run with so many micro-batches.
+        UserError: the model cannot be cut in this way, the criterion takes more than one pass, or the schedule cannot
+            run with so many micro-batches.
     """
     layout = check_pipeline(parallel, engine, len(getattr(model, "layers", ())), update_freq)
     group = world.group("pipeline")
@@ -77,7 +72,6 @@ def build_pipeline(
     for index, own in zip(layout.stages_of(part.rank), part.stages, strict=True):
         stage = Stage(
             own,
-            task,
             criterion,
             index,
             layout.num_stages,
@@ -95,7 +89,6 @@ def build_pipeline(
         num_micro_batches=update_freq,
         group=group,
         device=world.device,
-        to_device=to_device,
         token_shards=world.sizes.tensor if parallel.sequence_parallel else 1,
         hidden_dtype=hidden_dtype,
     )

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ftk.model_parallel.pipeline.batches import Batch
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.pipeline.stage_module import Stage
 from ftk.model_parallel.pipeline.stages import Part
@@ -78,21 +77,16 @@ class PipelinedModel(nn.Module):
         dist.broadcast(logits, group=self.group, group_src=self.last_rank)
         return logits
 
-    def evaluation_runner(
-        self, task: Any, criterion: Any, device: torch.device, precision: str, to_device: Callable[[Batch], Batch]
-    ) -> PipelineRunner:
+    def evaluation_runner(self, criterion: Any, device: torch.device, precision: str) -> PipelineRunner:
         """What takes validation steps of the model: the loss is made on the last stage, and no logits are handed on.
 
         Args:
-            task: takes the steps (`ftk.tasks.Task`).
-            criterion: what the task computes the loss with.
+            criterion: computes the loss (`ftk.criterions.base.Criterion`), in one pass.
             device: of this process.
             precision: fp32, bf16 or fp16, of matrix products.
-            to_device: moves a batch of CPU tensors there.
         """
         stage = Stage(
             self.stage,
-            task,
             criterion,
             self.rank,
             self.part.layout.num_stages,
@@ -106,7 +100,6 @@ class PipelinedModel(nn.Module):
             num_micro_batches=1,
             group=self.group,
             device=device,
-            to_device=to_device,
             hidden_dtype=self._dtype(),
         )
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ftk.model_parallel.pipeline.batches import Batch, Shape, batch_shape, lengthened
+from ftk.batch import Batch
 from ftk.model_parallel.pipeline.schedule import Schedule
-from ftk.model_parallel.pipeline.stage_module import MicroBatch, Stage
+from ftk.model_parallel.pipeline.stage_module import MicroBatch, Shape, Stage
 from ftk.model_parallel.pipeline.stages import Part
 
 _SCHEDULES_KEPT = 2
@@ -35,7 +35,6 @@ class PipelineRunner:
         num_micro_batches: of an update.
         group: the processes of the pipeline.
         device: of this process.
-        to_device: moves a batch there.
         token_shards: over so many processes each sequence is shared between the stages (sequence parallel).
         hidden_dtype: in which hidden states are handed on.
     """
@@ -49,7 +48,6 @@ class PipelineRunner:
         num_micro_batches: int,
         group: dist.ProcessGroup,
         device: torch.device,
-        to_device: Callable[[Batch], Batch],
         token_shards: int = 1,
         hidden_dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -59,8 +57,8 @@ class PipelineRunner:
         self._schedule_name = schedule
         self._group = group
         self._device = device
-        self._to_device = to_device
         self._token_shards = token_shards
+        self._axes: Mapping[str, str] = getattr(part.model, "INPUTS", {"tokens": "B T"})
         self._hidden_dtype = hidden_dtype
         self._schedules: OrderedDict[int, Schedule] = OrderedDict()
         self._sends: deque[tuple[Any, Tensor]] = deque()
@@ -83,17 +81,15 @@ class PipelineRunner:
             processes without the last stage. Gradients are whole after `finish_gradients(part.model)`.
         """
         self._finish_sends()
-        batches = [lengthened(batch, self._token_shards) for batch in micro_batches]
+        batches = [batch.longer(self._token_shards, self._axes) for batch in micro_batches]
         shapes = [self._shape_between(batch) for batch in batches]
         room = max(rows * tokens for rows, tokens in shapes)
-        moved = [self._to_device(batch) for batch in batches]
-        work = [
-            MicroBatch(batch, True, backward_scale, shape, room) for batch, shape in zip(moved, shapes, strict=True)
-        ]
+        moved = [batch.to(self._device) for batch in batches]
+        work = [MicroBatch(batch, backward_scale, shape, room) for batch, shape in zip(moved, shapes, strict=True)]
         no_weight = torch.zeros_like(backward_scale)
         missing = self.num_micro_batches - len(work)
-        fill = [MicroBatch(moved[0], True, no_weight, shapes[0], room) for _ in range(missing)]
-        self._prepare([*work, *fill])
+        fill = [MicroBatch(moved[0], no_weight, shapes[0], room) for _ in range(missing)]
+        self._prepare(batches)
         self._schedule(room).run([*work, *fill])
         return _summed(work)
 
@@ -105,12 +101,12 @@ class PipelineRunner:
         the stages work side by side.
 
         Args:
-            batch: on the CPU; its tensors are [B, T], [B, 2, T] or [B].
+            batch: on the CPU.
         """
-        shape = batch_shape(batch)  # whole: sequences are shared between stages in training only
-        batch, scale = self._to_device(batch), torch.ones((), device=self._device)
-        micro_batch = MicroBatch(batch, False, scale, shape, room := shape.rows * shape.tokens)
-        self._prepare([micro_batch])
+        shape = Shape(*batch.inputs["tokens"].shape)  # whole: sequences are shared between stages in training only
+        scale = torch.ones((), device=self._device)
+        micro_batch = MicroBatch(batch.to(self._device), scale, shape, room := shape.rows * shape.tokens)
+        self._prepare([batch])
         for stage in self.stages:
             received = scale if stage.is_first else self._receive(stage.index - 1, room)
             stage.begin([micro_batch])
@@ -119,11 +115,12 @@ class PipelineRunner:
                 self._send(stage.index + 1, output)
         return micro_batch.outputs[0] if micro_batch.outputs else None
 
-    def _prepare(self, micro_batches: Sequence[MicroBatch]) -> None:
+    def _prepare(self, batches: Sequence[Batch]) -> None:
+        """Before the first message, so that a batch which one stage refuses is refused everywhere."""
+        for batch in batches:
+            self.stages[0].check(batch)
         for stage in self.stages:
             stage.train(self.part.model.training)  # frames of stages are not in the model's tree
-        for micro_batch in micro_batches:
-            micro_batch.arguments = self.stages[0].arguments(micro_batch)
 
     # -- hidden states, from stage to stage ------------------------------------------------------------------
 
@@ -150,7 +147,7 @@ class PipelineRunner:
 
     def _shape_between(self, batch: Batch) -> Shape:
         """Of the hidden states between stages."""
-        rows, tokens = batch_shape(batch)
+        rows, tokens = batch.inputs["tokens"].shape
         return Shape(rows, tokens // self._token_shards)
 
     def _schedule(self, room: int) -> Schedule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,13 @@ class GLM(nn.Module):
         seed: of the initial weights; the seed of torch's default generator if None. On the meta device none
             are drawn: after `to_empty`, `init_weights(seed)` gives the very values of direct construction.
     """
+
+    INPUTS: ClassVar[dict[str, str]] = {
+        "tokens": "B T",
+        "position_ids": "B 2 T",
+        "context_length": "B",
+        "document_ids": "B T",
+    }
 
     def __init__(self, config: GLMConfig, seed: int | None = None) -> None:
         super().__init__()

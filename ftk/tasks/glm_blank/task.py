@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ftk.batch import Batch
 from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
 from ftk.registry import register_task
-from ftk.tasks.base import Batch, Task
+from ftk.tasks.base import Task
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
+from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +40,7 @@ class GLMBlankConfig(BlankInfillingConfig):
             yield f"make_vocab_size_divisible_by is {self.make_vocab_size_divisible_by}; it must be at least 1"
 
 
-@register_task("glm_blank", config=GLMBlankConfig)
+@register_task("glm_blank", config=GLMBlankConfig, criterion="cross_entropy")
 class GLMBlankTask(Task):
     """Spans of a text are blanked out and generated, autoregressively, after the text."""
 
@@ -48,7 +50,7 @@ class GLMBlankTask(Task):
         return GLMBlankDataset(documents, self.tokenizer, self.config, seed, getattr(self.corpus, "index_cache", None))
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
-        return Collater(self.tokenizer.special)
+        return Collater(self.tokenizer.special, groups={"objective": OBJECTIVES})
 
     def complete_model_config(self, config: Any) -> Any:
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)

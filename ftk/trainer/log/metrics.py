@@ -155,16 +155,17 @@ class TrainingFigures:
         self.last_lap = Lap(0.0, 0.0, {})  # of the last record
         self._meters = Meters(device)
         self._skipped = torch.zeros(2, dtype=torch.int64, device=device)  # altogether, in a row until now
-        self._num_updates = self._num_tokens = self._num_targets = 0  # of this process, since the last record
+        self._num_updates = self._num_tokens = 0  # of this process, since the last record
+        self._num_targets: float = 0
 
-    def add(self, sums: Sums, *, skip: Tensor, num_tokens: int, num_targets: int) -> None:
+    def add(self, sums: Sums, *, skip: Tensor, num_tokens: int, num_targets: float) -> None:
         """Count one update. Waits for nothing.
 
         Args:
             sums: name -> (0-d sum, 0-d count), of this process's batches.
             skip: 0-d bool, whether the update was skipped; then its sums are left out.
             num_tokens: of the update, padding counted.
-            num_targets: tokens of the update that carry loss.
+            num_targets: what the loss of the update is divided by.
         """
         if self.world.counts_loss:  # other processes have the same batches
             self._meters.add(sums, unless=skip)

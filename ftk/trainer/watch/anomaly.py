@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ftk.batch import Batch
 from ftk.model_parallel.shards import canonical_name, local
-from ftk.tasks.base import Batch
 from ftk.trainer.hooks import Hook
 from ftk.trainer.runner import without_copies
 from ftk.trainer.seeding import seed_update
@@ -55,7 +55,7 @@ class DetectAnomaly(Hook):
             logger.warning("anomaly in update %d, epoch %d: %s", number, trainer.epoch, text)
 
 
-def find_anomalies(update: Update, micro_batches: list[Batch], num_updates: int, num_targets: int) -> list[str]:
+def find_anomalies(update: Update, micro_batches: list[Batch], num_updates: int, num_targets: float) -> list[str]:
     """Run forward and backward as an update did, without a loss scale, and look at every module; all ranks call it.
 
     Args:
@@ -76,7 +76,7 @@ def find_anomalies(update: Update, micro_batches: list[Batch], num_updates: int,
     compiled = update.config.engine.compile != "none"
     eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
     try:
-        scale = torch.full((), 1.0 / max(1, num_targets), device=update.device)
+        scale = torch.full((), 1.0 / (num_targets or 1), device=update.device)
         with search.watching(update.runner.stages), eager:
             without_copies(update.runner).forward_backward(micro_batches, scale)
         search.look_at_gradients(update.model)
@@ -114,7 +114,8 @@ class _Search:
             if _is_bad(parameter):
                 self._note(f"the parameter {canonical_name(name, model)} itself has {_count(parameter)}")
         for batch in micro_batches:
-            for name, value in batch.items():
+            values = {**batch.inputs, "targets": batch.targets, "weights": batch.weights, **batch.extras}
+            for name, value in values.items():
                 if isinstance(value, Tensor) and _is_bad(value):
                     self._note(f"the batch itself: {name!r} has {_count(value)}")
 

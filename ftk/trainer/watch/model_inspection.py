@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ftk.batch import Batch
 from ftk.errors import UserError, did_you_mean
 from ftk.model_parallel.gradients import UNCOUNTED
 from ftk.model_parallel.shards import canonical_name, local, shard_groups
 from ftk.model_parallel.world import World
 from ftk.optim.patterns import matches
-from ftk.tasks.base import Batch
 from ftk.trainer.hooks import Hook
 from ftk.trainer.log.records import RecordFile
 

@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ftk.data.batches.iterator import SAMPLE_IDS
+from ftk.batch import Batch
 from ftk.errors import counted
 from ftk.model_parallel.world import World
-from ftk.tasks.base import Batch
 from ftk.trainer.hooks import Hook
 from ftk.trainer.log.records import Record
 
@@ -29,7 +30,7 @@ _UPDATES_SHOWN, _IDS_SHOWN = 8, 32
 class _Remembered(NamedTuple):
     num_updates: int
     epoch: int
-    sample_ids: list[Tensor]  # of each micro-batch, int64 [B]
+    sample_ids: list[NDArray[np.int64]]  # of each micro-batch, int64 [B]
 
 
 class SkippedUpdates(Hook):
@@ -46,14 +47,14 @@ class SkippedUpdates(Hook):
         self._recent: deque[_Remembered] = deque(maxlen=capacity)
         self._flags: Tensor | None = None  # [capacity, 2] bool: skipped; loss not finite. Row: num_updates % capacity
         self._capacity = capacity
-        self._sample_ids: list[Tensor] = []
+        self._sample_ids: list[NDArray[np.int64]] = []
         self._said = 0
 
     def before_train(self, trainer: Trainer) -> None:
         self._said = trainer.figures.skipped()[0]
 
     def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
-        self._sample_ids = [batch[SAMPLE_IDS] for batch in micro_batches if SAMPLE_IDS in batch]
+        self._sample_ids = [batch.sample_ids for batch in micro_batches if batch.sample_ids is not None]
 
     def after_step(self, trainer: Trainer) -> None:
         if self._flags is None:
@@ -102,7 +103,7 @@ def _of_all(known: list[tuple[_Remembered, bool]], world: World) -> list[tuple[_
     parts = [part for part in gathered if part]
     merged = []
     for place, (update, _) in enumerate(known):
-        sample_ids = [torch.tensor(ids) for part in parts for ids in part[place][0]]
+        sample_ids = [np.array(ids, dtype=np.int64) for part in parts for ids in part[place][0]]
         merged.append((update._replace(sample_ids=sample_ids), any(part[place][1] for part in parts)))
     return merged
 
@@ -119,11 +120,11 @@ def _lines(known: Sequence[tuple[_Remembered, bool]], count: int) -> Iterator[st
         yield f"  and {len(known) - _UPDATES_SHOWN} more, the last of them update {known[-1][0].num_updates}"
 
 
-def name_samples(sample_ids: Sequence[Tensor]) -> str:
+def name_samples(sample_ids: Sequence[NDArray[np.int64]]) -> str:
     """The ids of an update's samples, by micro-batch where there are several.
 
     Args:
-        sample_ids: int64 [B] each, on the CPU.
+        sample_ids: [B] each.
     """
     parts = []
     for number, ids in enumerate(sample_ids, start=1):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch.profiler import ProfilerActivity, profile
 
+from ftk.batch import Batch
 from ftk.files import temporary_folder, write_whole
-from ftk.tasks.base import Batch
 from ftk.trainer.hooks import Hook
 
 if TYPE_CHECKING:

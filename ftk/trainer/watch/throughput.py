@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
+from ftk.batch import Batch
 from ftk.models.base import CountsFlops
-from ftk.tasks.base import Batch
-from ftk.trainer.device import count_tokens
 from ftk.trainer.hooks import Hook
 from ftk.trainer.log.records import Record
 from ftk.trainer.watch.hardware import peak_flops, peak_memory_bytes
@@ -48,7 +46,7 @@ class Throughput(Hook):
 
     def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
         if isinstance(trainer.model, CountsFlops):
-            self._flops += sum(batch_flops(trainer.model, batch, trainer.task.count_targets) for batch in micro_batches)
+            self._flops += sum(batch_flops(trainer.model, batch) for batch in micro_batches)
 
     def on_record(self, trainer: Trainer, record: Record) -> None:
         if record["event"] != "train":
@@ -65,15 +63,12 @@ class Throughput(Hook):
             record["peak_reserved_bytes"] = int(world.max_host([torch.cuda.max_memory_reserved(trainer.device)])[0])
 
 
-def batch_flops(model: CountsFlops, batch: Batch, count_targets: Callable[[Batch], int]) -> int:
+def batch_flops(model: CountsFlops, batch: Batch) -> int:
     """Operations of a step on one batch, padding included.
 
     Args:
         model: counts them.
         batch: on the CPU.
-        count_targets: how many of its positions carry loss.
     """
-    num_tokens = count_tokens(batch)
-    tokens = batch.get("tokens")
-    length = tokens.size(-1) if isinstance(tokens, torch.Tensor) else num_tokens
-    return model.training_flops(num_tokens, count_targets(batch), num_tokens * length)
+    num_tokens = batch.num_tokens
+    return model.training_flops(num_tokens, len(batch.places), num_tokens * batch.inputs["tokens"].size(1))

@@ -1,0 +1,117 @@
+"""One batch on its way from the collater to the criterion: what the model reads, and what is scored at which places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+
+class Group(NamedTuple):
+    """Targets whose losses are also logged apart, as `loss_<name>`.
+
+    Attributes:
+        names: of the groups.
+        index: [N] int64, to which of them each target belongs.
+    """
+
+    names: tuple[str, ...]
+    index: Tensor
+
+
+@dataclass(eq=False)
+class Batch:
+    """Samples as the model reads them, and N targets at places of theirs.
+
+    Everything but `inputs` and `sample_ids` is counted by its first axis in things that carry loss, so that a batch
+    loses its loss by cutting that axis to nothing (`without_loss`).
+
+    Attributes:
+        inputs: the arguments of `model.hidden_states`, by name: "tokens" int64 [B, T] among them; a number is a fact
+            that the host knows and stays there.
+        targets: [N] int64, or [N, ...] of another type.
+        places: [N] int64, where in the flattened [B * T] hidden states each target is scored; places may repeat.
+        sample_ids: int64 [B], which samples of the epoch these are; the iterator fills it in. Never on a device.
+        weights: [N] float32, factors of the targets' losses; None: 1.
+        groups: what the targets are told apart by in the log, by name.
+        extras: what one criterion alone reads.
+    """
+
+    inputs: dict[str, Any]
+    targets: Tensor
+    places: Tensor
+    sample_ids: NDArray[np.int64] | None = None
+    weights: Tensor | None = None
+    groups: dict[str, Group] = field(default_factory=dict)
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model reads, padding counted."""
+        return self.inputs["tokens"].numel()
+
+    def map(self, change: Callable[[Any], Any]) -> Batch:
+        """The same batch with every tensor changed, but for the sample ids."""
+        inputs = {name: value if isinstance(value, int) else change(value) for name, value in self.inputs.items()}
+        return replace(self._with_scored(change), inputs=inputs)
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch with its tensors on a device.
+
+        They go to a GPU through page-locked memory, which PyTorch keeps for the next batches: from other memory the
+        host would wait until the GPU has come to the copy.
+        """
+
+        def moved(tensor: Tensor) -> Tensor:
+            if device.type == "cuda" and tensor.device.type == "cpu":
+                tensor = tensor.pin_memory()  # itself, if it is
+            return tensor.to(device, non_blocking=True)
+
+        return self.map(moved)
+
+    def without_loss(self) -> Batch:
+        """The same inputs without a target: for a rank that has no batch left in the epoch's last round."""
+        return self._with_scored(lambda tensor: tensor[:0])
+
+    def longer(self, multiple: int, axes: Mapping[str, str]) -> Batch:
+        """The batch with tokens added that carry no loss, so that T is a multiple of `multiple`.
+
+        They follow the others, which do not see them, and are 0 everywhere: a token, a position and a document that
+        exist.
+
+        Args:
+            multiple: of how many tokens.
+            axes: of each input, as a model's `INPUTS`: {"tokens": "B T", "position_ids": "B 2 T"}; what has no T
+                stays as it is.
+        """
+        from torch.nn import functional as F
+
+        num_tokens = self.inputs["tokens"].size(1)
+        more = -num_tokens % multiple
+        if more == 0:
+            return self
+        inputs = dict(self.inputs)
+        for name in inputs:
+            names = axes.get(name, "").split()
+            if "T" in names:
+                behind = len(names) - 1 - names.index("T")
+                inputs[name] = F.pad(inputs[name], (0, 0) * behind + (0, more))
+        places = self.places + self.places // num_tokens * more
+        return replace(self, inputs=inputs, places=places)
+
+    def _with_scored(self, change: Callable[[Any], Any]) -> Batch:
+        """The same inputs, and all that concerns the targets changed."""
+        return replace(
+            self,
+            targets=change(self.targets),
+            places=change(self.places),
+            weights=None if self.weights is None else change(self.weights),
+            groups={name: Group(group.names, change(group.index)) for name, group in self.groups.items()},
+            extras={name: change(value) for name, value in self.extras.items()},
+        )
