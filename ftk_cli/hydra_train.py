@@ -61,7 +61,7 @@ def _launch(argv: list[str]) -> int:
     from ftk.config.build import build
     from ftk.config.hydra import recipe_folder, register_groups, to_tree
     from ftk.plugins import import_entry_points, import_user_dir, refuse_recorded
-    from ftk.trainer.train_config import TrainConfig
+    from ftk.trainer.config import TrainConfig
     from ftk_cli.train import train
 
     given = _read(argv)

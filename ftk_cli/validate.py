@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftk.criterions.base import Criterion
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
-    from ftk.trainer.runner import Runner
+    from ftk.trainer.step import Runner
 
 DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
 perplexity, and the same for each objective. Several processes (torchrun) share the batches, and the model if it is
@@ -145,7 +145,7 @@ def load(root: ValidateRoot, world: World, criterion: Criterion) -> tuple[nn.Mod
     from ftk.hub import load_model
     from ftk.model_parallel.pipeline.inference import PipelinedModel
     from ftk.model_parallel.step_module import StepModule
-    from ftk.trainer.runner import SequentialRunner
+    from ftk.trainer.step import SequentialRunner
 
     device, precision = world.device, root.validation.precision
     shared = world.sizes.tensor * world.sizes.pipeline > 1

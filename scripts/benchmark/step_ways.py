@@ -28,7 +28,7 @@ from ftk.tokenizers import SpecialTokens
 from ftk.trainer.device import to_device
 from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.step import Update
-from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.config import TrainConfig
 
 LEARNING_RATE = 1e-4
 BETAS = (0.9, 0.98)
