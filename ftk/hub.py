@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ftk.generation import BlankFiller
     from ftk.generation.config import GenerationConfig
     from ftk.generation.processors.prefix import AllowedTokensFunction
     from ftk.model_parallel.world import World
+    from ftk.tasks.glm_blank import BlankFiller
     from ftk.tokenizers.base import Tokenizer
 
 
@@ -156,11 +156,11 @@ def load_generator(
             answers of `max_len` tokens, which the positions of a model do not reach.
     """
     from ftk.checkpoint import resolve_checkpoint
-    from ftk.generation import BlankFiller, SequenceGenerator
     from ftk.generation.config import GenerationConfig, generation_config
     from ftk.generation.language_model import LanguageModel
     from ftk.generation.processors import ProcessorConfig
     from ftk.generation.steering import Steering
+    from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
 
     steered = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
     lm_paths = None if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])
@@ -194,7 +194,7 @@ def load_generator(
             config.lm_weight,
             ends=config.lm_ends,
         )
-    generator = SequenceGenerator(
+    generator = BlankGenerator(
         _load_together(folders, device, ema=ema, dtype=dtype, world=world),
         tokenizer.special,
         config,
@@ -218,7 +218,7 @@ def _check_tokenizers(others: Iterable[Path], folder: Path, tokenizer: Tokenizer
 def _check_longest_answer(config: GenerationConfig, folders: Iterable[Path], whose: str = "") -> None:
     """Refuses answers that the positions of the models do not reach, before any weights are read."""
     from ftk.checkpoint import read_config
-    from ftk.generation.sequence_generator import check_longest_answer
+    from ftk.tasks.glm_blank.infill.generator import check_longest_answer
 
     for folder in folders:
         try:

@@ -14,8 +14,8 @@ from ftk.generation.token_text import token_texts
 
 if TYPE_CHECKING:
     from ftk.generation.config import GenerationConfig
-    from ftk.generation.results import FilledBlank, FillResult
-    from ftk.generation.streaming import Piece
+    from ftk.tasks.glm_blank.infill.results import FilledBlank, FillResult
+    from ftk.tasks.glm_blank.infill.streaming import Piece
     from ftk.tokenizers import Tokenizer
 
 NOTE = (

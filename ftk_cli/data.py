@@ -11,7 +11,6 @@ from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted
 from ftk.files import reason, write_whole
 from ftk.registry import DATASETS, TASKS
-from ftk_cli.convert import convert_body
 from ftk_cli.frame import Body, run, subcommands
 
 
@@ -135,5 +134,4 @@ COMMANDS: dict[str, tuple[str, Body]] = {
     "stats": ("counts and a histogram of document lengths", stats_body),
     "show": ("shows documents and the samples made of them", show_body),
     "verify": ("checks the files against preprocess.json", verify_body),
-    "convert": ("writes a corpus in another form: ftk, megatron, fairseq, jsonl, text", convert_body),
 }

@@ -16,8 +16,8 @@ from ftk_cli.progress import BATCHES_AT_ONCE, Meter, progress_bar, say, write
 from ftk_cli.prompt_input import Lines, input_name, num_prompts, open_input, parse_prompt, prompt_of
 
 if TYPE_CHECKING:
-    from ftk.generation.results import EncodedPrompt, FillResult
     from ftk.model_parallel.world import World
+    from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FillResult
     from ftk_cli.generate import GenerateRoot
     from ftk_cli.results import ResultsFile
 

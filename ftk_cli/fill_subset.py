@@ -23,8 +23,8 @@ def fill_subset(
 ) -> int:
     """Answers the blanks that the task makes in a split; prints them beside the references."""
     from ftk.evaluation.base import build_scorer
-    from ftk.generation.samples import question_of
     from ftk.tasks.data_facts import check_same_data
+    from ftk.tasks.glm_blank.infill.questions import question_of
     from ftk.tasks.restore import restore_task
     from ftk_cli.answer_lines import Way, is_terminal, json_line, note, num_steps, text_lines
 

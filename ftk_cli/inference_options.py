@@ -12,9 +12,10 @@ from ftk.config.options import options_of
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
-    from ftk.generation import BlankFiller, GenerationConfig
+    from ftk.generation import GenerationConfig
     from ftk.generation.processors import ProcessorConfig
     from ftk.model_parallel.world import World
+    from ftk.tasks.glm_blank import BlankFiller
 
 COLOR: str = field(
     default="auto",

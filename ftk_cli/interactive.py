@@ -24,9 +24,9 @@ from ftk_cli.progress import say, tell
 from ftk_cli.prompt_input import line_text, prompt_lines
 
 if TYPE_CHECKING:
-    from ftk.generation import BlankFiller, FilledBlank, FillResult
-    from ftk.generation.results import EncodedPrompt
-    from ftk.generation.streaming import Piece
+    from ftk.tasks.glm_blank import BlankFiller, FilledBlank, FillResult
+    from ftk.tasks.glm_blank.infill.results import EncodedPrompt
+    from ftk.tasks.glm_blank.infill.streaming import Piece
 
 PROG = "ftk-interactive"
 DESCRIPTION = """Reads texts with [MASK], [sMASK] or [gMASK] and prints each with its blanks filled.

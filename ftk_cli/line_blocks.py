@@ -12,7 +12,7 @@ from ftk_cli.progress import say, write
 from ftk_cli.prompt_input import Lines, line_text
 
 if TYPE_CHECKING:
-    from ftk.generation.results import EncodedPrompt
+    from ftk.tasks.glm_blank.infill.results import EncodedPrompt
     from ftk_cli.results import ResultsFile
 
 _LONGEST_MESSAGE = 1000  # characters

@@ -19,10 +19,10 @@ from ftk_cli.prompt_input import Lines, input_name, num_prompts, open_input, par
 from ftk_cli.results import OldRecord, earlier_records
 
 if TYPE_CHECKING:
-    from ftk.generation import FilledBlank
     from ftk.generation.config import GenerationConfig
-    from ftk.generation.results import EncodedPrompt
     from ftk.model_parallel.world import World
+    from ftk.tasks.glm_blank import FilledBlank
+    from ftk.tasks.glm_blank.infill.results import EncodedPrompt
     from ftk_cli.generate import GenerateRoot
     from ftk_cli.results import ResultsFile
 
@@ -86,8 +86,8 @@ def score_subset(
     root: GenerateRoot, data: str, checkpoints: Checkpoints, results: ResultsFile | None, world: World
 ) -> int:
     """Scores what stood in the blanks that the task makes in a split, as training predicts it."""
-    from ftk.generation.samples import question_of
     from ftk.tasks.data_facts import check_same_data
+    from ftk.tasks.glm_blank.infill.questions import question_of
     from ftk.tasks.restore import restore_task
 
     options = root.generate
@@ -130,7 +130,7 @@ def score_lines(
     root: GenerateRoot, source: str, checkpoints: Checkpoints, results: ResultsFile | None, world: World
 ) -> int:
     """Scores answers that stand beside their prompts. Returns 1 if there were lines that could not be scored."""
-    from ftk.generation.scoring import check_answers
+    from ftk.tasks.glm_blank.infill.scoring import check_answers
 
     options, name, totals = root.generate, input_name(source), _Totals(root, results)
     with open_input(source) as stream:

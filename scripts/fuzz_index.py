@@ -35,6 +35,7 @@ import numpy as np
 
 from ftk.data.indexed import dataset as indexed_dataset
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
+from ftk.data.indexed.format import FAIRSEQ_DTYPES, MAGIC, VERSION
 from ftk.errors import UserError
 
 MEGATRON = ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
@@ -69,15 +70,26 @@ def corpus(folder: Path) -> list[Case]:
                 for grouped in (False, True) if dialect == "megatron" else (False,):
                     prefix = folder / "made"
                     rows = [generator.integers(0, 100, size=length).astype(dtype) for length in lengths]
-                    with IndexedDatasetWriter(prefix, dtype, dialect=dialect, overwrite=True) as writer:
-                        for number, row in enumerate(rows):
-                            writer.add(row, end_document=not grouped or number % 3 == 2)
-                    index, data = Path(f"{prefix}.idx").read_bytes(), Path(f"{prefix}.bin").read_bytes()
+                    if dialect == "megatron":
+                        with IndexedDatasetWriter(prefix, dtype, overwrite=True) as writer:
+                            for number, row in enumerate(rows):
+                                writer.add(row, end_document=not grouped or number % 3 == 2)
+                        index, data = Path(f"{prefix}.idx").read_bytes(), Path(f"{prefix}.bin").read_bytes()
+                    else:
+                        index, data = fairseq_index(rows, np.dtype(dtype)), b"".join(row.tobytes() for row in rows)
                     name = f"{dialect}-{dtype}-{shape}{'-grouped' if grouped else ''}"
                     cases.append(Case(name, index, data, rows))
                     if dialect == "megatron" and rows:
                         cases.append(Case(f"{name}-modes", index + bytes(len(rows)), data, rows))
     return cases
+
+
+def fairseq_index(rows: list[np.ndarray], dtype: np.dtype) -> bytes:
+    """The .idx file that fairseq writes for `rows`."""
+    code = next(code for code, known in FAIRSEQ_DTYPES.items() if known == dtype)
+    sizes = np.array([len(row) for row in rows], dtype="<i4")
+    pointers = np.cumsum(sizes, dtype="<i8") * dtype.itemsize - sizes * dtype.itemsize
+    return MAGIC + struct.pack("<QBQ", VERSION, code, len(rows)) + sizes.tobytes() + pointers.tobytes()
 
 
 def alter(case: Case, rng: random.Random) -> tuple[bytes, bytes, str]:

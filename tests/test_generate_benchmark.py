@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ftk.generation import SequenceGenerator
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation.slow import SPECIAL, small_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,7 +24,7 @@ TEXT = "the quick brown fox jumps over the lazy dog and runs far away from it be
 @pytest.mark.parametrize("seed", range(4))
 def test_the_originals_way_gives_the_same_tokens(seed):
     model, context = small_model(seed=seed), [7, 8, 9, 3, 10, 11]
-    ((answer,),) = SequenceGenerator(model, SPECIAL, max_len=8, min_len=8).fill_ids([context])
+    ((answer,),) = BlankGenerator(model, SPECIAL, max_len=8, min_len=8).fill_ids([context])
     assert original_fill(model, context, SPECIAL, 8) == answer.tokens
 
 

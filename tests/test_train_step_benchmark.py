@@ -19,7 +19,7 @@ GOLDEN = ROOT / "tests" / "golden" / "glm_tiny"
 sys.path.insert(0, str(ROOT / "scripts" / "benchmark"))
 
 from original_way import OriginalGLM, OriginalWay  # noqa: E402
-from step_ways import Way, all_ways, build_step, make_batches, model_config  # noqa: E402
+from step_ways import Way, all_ways, build_step, dense, make_batches, model_config  # noqa: E402
 
 
 def golden(name):
@@ -81,11 +81,12 @@ def test_batches_have_the_usual_share_of_loss_and_the_asked_shape():
         {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 30592}, 512, dropout=0.0
     )
     batches = make_batches(config, 4, 256, 8)
-    assert {tuple(batch["tokens"].shape) for batch in batches} == {(4, 256)}
-    share = torch.stack([batch["loss_mask"].float().mean() for batch in batches]).mean()
+    assert {tuple(batch.inputs["tokens"].shape) for batch in batches} == {(4, 256)}
+    share = sum(len(batch.targets) for batch in batches) / sum(batch.num_tokens for batch in batches)
     assert 0.17 < share < 0.19
     for batch in batches:
-        assert batch["loss_positions"].tolist() == batch["loss_mask"].flatten().nonzero().squeeze(1).tolist()
+        arrays = dense(batch)
+        assert arrays["targets"][arrays["loss_mask"]].equal(batch.targets)
 
 
 def test_every_combination_of_options_is_a_way():

@@ -1,33 +1,34 @@
-"""A task with another step: R-Drop, two passes with different dropout that are to agree (Liang et al. 2021, eq. 4)."""
+"""A criterion of two passes: R-Drop, whose passes with different dropout are to agree (Liang et al. 2021, eq. 4)."""
 
 from dataclasses import dataclass, field
 
 from torch.nn import functional as F
 
-from ftk.criterions.base import LossOutput
-from ftk.registry import register_task
-from ftk.tasks.glm_blank.task import GLMBlankConfig, GLMBlankTask
+from ftk.criterions.base import LossOutput, trunk_and_head
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.registry import register_criterion
 
 
 @dataclass(kw_only=True)
-class RDropConfig(GLMBlankConfig):
+class RDropConfig(CrossEntropyConfig):
     r_drop_weight: float = field(default=1.0, metadata={"help": "weight of the divergence of the two passes"})
 
 
-@register_task("glm_blank_r_drop", config=RDropConfig)
-class RDropTask(GLMBlankTask):
-    def train_step(self, model, criterion, batch) -> LossOutput:
+@register_criterion("r_drop", config=RDropConfig)
+class RDrop(CrossEntropy):
+    def __call__(self, model, batch):
+        if not model.training:
+            return super().__call__(model, batch)
         first, second = self.log_probabilities(model, batch), self.log_probabilities(model, batch)  # [N, V]
-        mask = batch["loss_mask"]  # [B, T]
-        nll = -(first + second).gather(1, batch["targets"][mask].unsqueeze(1)).sum() / 2
+        nll = -(first + second).gather(1, batch.targets[:, None]).sum() / 2
         there = F.kl_div(first, second, log_target=True, reduction="sum")
         back = F.kl_div(second, first, log_target=True, reduction="sum")
         divergence = (there + back) / 2
-        meters = {"nll_loss": (nll.detach(), mask.sum()), "divergence": (divergence.detach(), mask.sum())}
-        return LossOutput(nll + self.config.r_drop_weight / 2 * divergence, mask.sum(), meters)
+        count = batch.targets.new_full((), len(batch.targets))
+        meters = {"nll_loss": (nll.detach(), count), "divergence": (divergence.detach(), count)}
+        return LossOutput(nll + self.config.r_drop_weight / 2 * divergence, count, meters)
 
     def log_probabilities(self, model, batch):
-        hidden = model.hidden_states(
-            batch["tokens"], position_ids=batch["position_ids"], context_length=batch["context_length"]
-        )  # [B, T, H]
-        return F.log_softmax(model.logits(hidden[batch["loss_mask"]]).float(), dim=-1)
+        trunk, head = trunk_and_head(model)
+        hidden = trunk(**batch.inputs).flatten(0, 1)[batch.places]  # [N, H]
+        return F.log_softmax(head(hidden).float(), dim=-1)

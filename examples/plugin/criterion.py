@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
 from torch.nn import functional as F
 
-from ftk.criterions.base import LossOutput
+from ftk.batch import Batch
+from ftk.criterions.base import Criterion, LossOutput
 from ftk.registry import register_criterion
 
 
@@ -22,16 +24,14 @@ class FocalLossConfig:
 
 
 @register_criterion("focal_loss", config=FocalLossConfig)
-class FocalLoss:
+class FocalLoss(Criterion):
     """-(1 - p)^focus log p of the target tokens, summed (Lin et al. 2017, eq. 4)."""
 
     def __init__(self, config: FocalLossConfig) -> None:
         self.focus = config.focus
 
-    def __call__(self, model: Any, batch: dict[str, Any]) -> LossOutput:
-        logits = model(batch["tokens"])  # [B, T, V]
-        nll = F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten(), reduction="none")  # [B * T]
-        nll = nll * batch["loss_mask"].flatten()
-        num_targets = batch["loss_mask"].sum()
+    def loss(self, head: Any, hidden: Tensor, batch: Batch) -> LossOutput:
+        nll = F.cross_entropy(head(hidden).float(), batch.targets, reduction="none")  # [N]
+        num_targets = batch.targets.new_full((), len(nll))
         loss = ((1.0 - (-nll).exp()) ** self.focus * nll).sum()
         return LossOutput(loss, num_targets, {"nll_loss": (nll.detach().sum(), num_targets)})

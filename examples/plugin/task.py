@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
+from ftk.batch import Batch
+from ftk.data.batches.collate import Collater
 from ftk.data.corpora.corpus import Documents
 from ftk.registry import register_task
-from ftk.tasks.base import Batch, Task
+from ftk.tasks.base import Task
 
 
 @dataclass(kw_only=True)
@@ -36,25 +37,13 @@ class Windows:
 
     def sample(self, epoch: int, index: int) -> dict[str, Any]:
         piece = self.stream[index * self.window : (index + 1) * self.window + 1]
-        return {"tokens": piece[:-1], "targets": piece[1:]}
+        return {"tokens": piece[:-1], "targets": piece[1:], "loss_mask": np.ones(len(piece) - 1, dtype=bool)}
 
     def sizes(self, epoch: int) -> np.ndarray:
         return np.full(len(self), self.window, dtype=np.int32)
 
 
-def collate(samples: Sequence[dict[str, Any]]) -> Batch:
-    """Samples of one length -> tokens, targets [B, T] int64, loss_mask [B, T] bool."""
-    length = max(len(sample["tokens"]) for sample in samples)
-    batch = {name: torch.zeros(len(samples), length, dtype=torch.int64) for name in ("tokens", "targets")}
-    mask = torch.zeros(len(samples), length, dtype=torch.bool)
-    for row, sample in enumerate(samples):
-        for name in ("tokens", "targets"):
-            batch[name][row, : len(sample[name])] = torch.from_numpy(sample[name])
-        mask[row, : len(sample["tokens"])] = True
-    return {**batch, "loss_mask": mask}
-
-
-@register_task("next_token", config=NextTokenConfig)
+@register_task("next_token", config=NextTokenConfig, criterion="cross_entropy")
 class NextTokenTask(Task):
     """Left-to-right language modeling."""
 
@@ -64,7 +53,7 @@ class NextTokenTask(Task):
         return Windows(documents, self.config.window, self.tokenizer.special.eos)
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
-        return collate
+        return Collater(self.tokenizer.special)
 
     def complete_model_config(self, config: Any) -> Any:
         config.vocab_size = self.tokenizer.padded_vocab_size(8)

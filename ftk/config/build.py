@@ -135,6 +135,8 @@ def _build_section(
     key: str, config_type: type, values: Tree, errors: list[str], in_file: Collection[str] | None = None
 ) -> Any:
     options = {option.name: option for option in options_of(key, config_type)}
+    retired = getattr(config_type, "RETIRED", {})  # option -> default that it had: older files name it
+    values = {name: value for name, value in values.items() if name not in retired or value != retired[name]}
     found = [
         _unknown("option", f"{key}.{name}", [f"{key}.{o}" for o in options]) for name in values if name not in options
     ]

@@ -52,8 +52,8 @@ def output_loss(
         return token_losses(head(hidden), targets, config.label_smoothing, weights)
     if weight is None:
         raise UserError(
-            f"--loss-form {form} needs a model whose output layer is one matrix (`head.weight`), which "
-            f"{type(head).__name__} is not; use --loss-form plain"
+            f"--loss-form {form} needs a model whose output layer is one matrix, and this model's is not; "
+            f"use --loss-form plain"
         )
     smoothing, chunk = config.label_smoothing, config.loss_chunk_tokens
     if form == "chunked":

@@ -40,7 +40,7 @@ def verify(folder: str | Path) -> list[str]:
     """Compares the files of a data folder with its `preprocess.json` and with themselves.
 
     Args:
-        folder: written by ftk-preprocess or `ftk-data convert`. Of one that Megatron or fairseq wrote, which has no
+        folder: written by ftk-preprocess. Of one that Megatron or fairseq wrote, which has no
             `preprocess.json`, the indexes are checked.
 
     Returns:
@@ -54,7 +54,7 @@ def verify(folder: str | Path) -> list[str]:
         record = read_record(folder)
         files: dict[str, dict[str, Any]] = record["files"]
         splits: dict[str, dict[str, Any]] = record["splits"]
-        tokenizer: dict[str, Any] | None = record["tokenizer"]  # None: converted to what has none
+        tokenizer: dict[str, Any] | None = record["tokenizer"]  # None: made by an earlier ftk from files that had none
         vocab_size, fingerprint = (tokenizer["vocab_size"], tokenizer["fingerprint"]) if tokenizer else (None, None)
     except FileNotFoundError:
         return [problem for split in _splits(folder) for problem in _wrong_split(folder, split, {}, None)]
@@ -63,8 +63,7 @@ def verify(folder: str | Path) -> list[str]:
     problems = list(_wrong_files(folder, files))
     problems += [f"{folder / name}: not listed in {RECORD}" for name in foreign_files(folder)]
     for split, counts in splits.items():
-        if (folder / f"{split}.idx").exists() or f"{split}.idx" in files:  # not where ids were turned into text
-            problems += _wrong_split(folder, split, counts, vocab_size)
+        problems += _wrong_split(folder, split, counts, vocab_size)
     if fingerprint is not None and any(name.startswith("tokenizer/") for name in files):
         problems += _wrong_tokenizer(folder, fingerprint)
     return problems

@@ -9,12 +9,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ftk.generation.blanks import Chunk
 from ftk.generation.device import sent
 from ftk.generation.hidden_states import HiddenStates
 from ftk.generation.reading import Where, read_packed, read_padded
+from ftk.modules.attention import fused_attention
 from ftk.modules.kv_cache import KeyValueCache
 
 
@@ -246,7 +246,9 @@ class _StepAttention(NamedTuple):
     mask: Tensor | None  # [R, 1, W, S], added to the scores; None where all is seen
     length: int  # S
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
         """query, key, value [R, A, W, D] -> [R, A, W, D]"""
         assert self.places is not None, "there are layers"
         self.cache.write_at(key, value, self.places)
@@ -254,8 +256,10 @@ class _StepAttention(NamedTuple):
         # One query a row is no work for the fused kernels of a CPU: 48 microseconds against 33 in float32 and 240
         # against 125 in bfloat16 (12 heads of 64, 256 slots, one thread).
         if query.device.type != "cpu" or (query.dtype != torch.float32 and query.size(2) > 1):
-            return F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask)
-        scores = (query * query.size(-1) ** -0.5) @ keys.mT  # [R, A, W, S]
+            return fused_attention(query, keys, values, self.mask, bias=bias, scale=scale)
+        scores = (query * (query.size(-1) ** -0.5 if scale is None else scale)) @ keys.mT  # [R, A, W, S]
         if self.mask is not None:
             scores += self.mask
+        if bias is not None:
+            scores += bias
         return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values

@@ -32,7 +32,7 @@ class LanguageModel:
     Args:
         model: a `DecodableModel`, which is decoded with keys and values of its own; or any module that is called as
             `model(tokens, position_ids=..., context_length=...)`, whose whole input is read for each token.
-        special: as for `SequenceGenerator`.
+        special: as for `BlankGenerator`.
         weight: of its log-probabilities; 0: it is asked, but changes nothing.
         ends: whether it has a say in where an answer ends, too. It does not know what stands behind the blank, and one
             that was trained on documents alone expects text to go on.

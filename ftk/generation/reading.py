@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ftk.generation.blanks import Chunk
 from ftk.generation.device import sent
+from ftk.modules.attention import fused_attention
 from ftk.modules.kv_cache import KeyValueCache, Places
+from ftk.modules.masks import Visibility
 
 Numbers = npt.NDArray[np.int64]
 
@@ -58,9 +59,8 @@ def read_padded(chunks: Sequence[Chunk], where: Where, device: torch.device) -> 
     slots = starts[:, None] + columns  # [n, T]
     members, real = np.nonzero(columns < lengths[:, None])
     places = Places(*(_to(device, part) for part in (rows[members], slots[members, real], members, real)))
-    keys = np.arange((starts + lengths).max())  # [S]
-    visible = (keys < context_lengths[:, None, None]) | (keys <= slots[:, :, None])  # [n, T, S]
-    mask = _to(device, visible)[:, None]
+    keys = torch.arange(int((starts + lengths).max()), device=device)  # [S]
+    mask = Visibility(prefix=_to(device, context_lengths)).boolean(_to(device, slots), keys)  # [n, 1, T, S]
     earlier = _to(device, rows) if starts.any() else None
 
     def pad(lists: Sequence[Sequence[int]]) -> Numbers:
@@ -90,10 +90,11 @@ def read_packed(chunks: Sequence[Chunk], where: Where, device: torch.device) -> 
     lines = np.zeros_like(columns)
     places = Places(*(_to(device, part) for part in (rows[members], slots, lines, columns)))
     spans = []
-    for row, start, length, end, context in zip(rows, starts, lengths, ends, context_lengths, strict=True):
-        keys = np.arange(start + length)  # [S]
-        visible = (keys < context) | (keys <= keys[start:, None])  # [length, S]
-        spans.append(_Span(int(row), slice(int(end - length), int(end)), _to(device, visible)))
+    contexts = _to(device, context_lengths)[:, None]  # [n, 1]
+    for number, (row, start, length, end) in enumerate(zip(rows, starts, lengths, ends, strict=True)):
+        keys = torch.arange(int(start + length), device=device)  # [S]
+        mask = Visibility(prefix=contexts[number]).boolean(keys[int(start) :], keys)  # [1, 1, length, S]
+        spans.append(_Span(int(row), slice(int(end - length), int(end)), mask))
     tokens, text, block = (np.concatenate(lists)[None] for lists in zip(*chunks, strict=True))
     return Reading(
         _to(device, tokens),
@@ -112,12 +113,14 @@ class _PaddedAttention(NamedTuple):
     mask: Tensor  # [n, 1, T, S]
     rows: Tensor | None  # [n]; None where the chunks are all that their rows hold
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
         """query, key, value [n, A, T, D] -> [n, A, T, D]"""
         self.cache.write(key, value, self.places)
         if self.rows is not None:
             key, value = self.cache.gather(self.rows, self.mask.size(-1))  # [n, A, S, D]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=self.mask)
+        return fused_attention(query, key, value, self.mask, bias=bias, scale=scale)
 
 
 class _Span(NamedTuple):
@@ -125,7 +128,7 @@ class _Span(NamedTuple):
 
     row: int  # of the cache
     columns: slice
-    mask: Tensor  # bool [t, S], t its length and S that of its row: what each token sees
+    mask: Tensor  # bool [1, 1, t, S], t its length and S that of its row: what each token sees
 
 
 class _PackedAttention(NamedTuple):
@@ -135,13 +138,16 @@ class _PackedAttention(NamedTuple):
     places: Places
     spans: list[_Span]
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
         """query, key, value [1, A, T, D] -> [1, A, T, D]"""
+        assert bias is None, "each chunk has keys of its own; a model with a bias reads them padded"
         self.cache.write(key, value, self.places)
         attended = []
         for row, columns, mask in self.spans:
             keys, values = self.cache.row(row, mask.size(-1))  # [1, A, S, D]
-            attended.append(F.scaled_dot_product_attention(query[:, :, columns], keys, values, attn_mask=mask))
+            attended.append(fused_attention(query[:, :, columns], keys, values, mask, scale=scale))
         return torch.cat(attended, dim=2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,32 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from ftk.errors import UserError
 from ftk.modules.dropout import dropout
 from ftk.modules.linear import Linear
-from ftk.modules.masks import additive_mask, block_mask, boolean_mask
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(query [B, A, T, D], key [B, A, T, D], value [B, A, T, D]) -> attended [B, A, T, D]"""
+from ftk.modules.masks import Visibility
 
 FLEX_MIN_HEAD_SIZE = 16
 """The smallest D that flex attention takes."""
 
 EAGER_MAX_TOKENS = 1024
 """The longest sequence for which "auto" keeps attention weights, A T^2 numbers a layer and sample."""
+
+
+class Attend(Protocol):
+    """How queries meet keys and values: a whole sequence at once, or a cache. Implementations are named tuples, so that
+    torch.compile, activation checkpointing, pipelining and FSDP2 see the tensors inside."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        """Mixes the values.
+
+        Args:
+            query, key, value: [B, A, T, D]
+            bias: added to the scores, of a shape that broadcasts with [B, A, T, S], of S keys; None: none.
+            scale: factor on the products of queries and keys; None: D ** -0.5.
+
+        Returns:
+            attended [B, A, T, D]
+        """
 
 
 class Attention(nn.Module):
@@ -55,85 +71,129 @@ class Attention(nn.Module):
 
 
 class MaskedAttention(NamedTuple):
-    """An `attend` callable for a whole sequence at once, used in training and scoring: torch's fused kernels.
-
-    A named tuple, so that torch.compile, activation checkpointing and pipelining see the tensor inside.
+    """An `Attend` for a whole sequence at once, used in training and scoring: torch's fused kernels.
 
     Args:
-        mask: [B, 1, T, T] bool, True where a query may see a key (`ftk.modules.masks.boolean_mask`).
+        mask: [B, 1, T, S] bool, True where a query may see a key (`Visibility.boolean`); None: plain causal attention,
+            for which the kernels need no mask.
         dropout: probability with which an attention weight is dropped; the caller passes 0 outside training.
     """
 
-    mask: Tensor
+    mask: Tensor | None
     dropout: float = 0.0
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=self.mask, dropout_p=self.dropout)
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        return fused_attention(query, key, value, self.mask, self.mask is None, self.dropout, bias=bias, scale=scale)
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+    *,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """`F.scaled_dot_product_attention` with a bias on the scores beside the mask.
+
+    Args:
+        query: [B, A, T, D].
+        key, value: [B, A, S, D].
+        mask: bool, True where a query sees a key, or float, added to the scores; None: all is seen.
+        is_causal: without a mask: a query sees nothing later than itself.
+        dropout: probability with which an attention weight is dropped.
+        bias, scale: as in `Attend`.
+    """
+    if bias is not None:
+        if is_causal:
+            mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        if mask is not None:
+            bias = bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
+        mask, is_causal = bias.to(query.dtype), False
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=dropout, scale=scale
+    )
 
 
 class EagerAttention(NamedTuple):
     """The same in single operators, as the textbook writes it; scores and weights are in the inputs' type.
 
     Args:
-        mask: [B, 1, T, T], 0 where a query may see a key and -inf elsewhere (`ftk.modules.masks.additive_mask`); each
-            query sees at least one.
+        mask: [B, 1, T, S], 0 where a query may see a key and -inf elsewhere (`Visibility.additive`); each query sees at
+            least one.
         dropout: as in `MaskedAttention`.
     """
 
     mask: Tensor
     dropout: float = 0.0
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = (query * query.size(-1) ** -0.5) @ key.transpose(-1, -2)  # [B, A, T, T]
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        scores = (query * (query.size(-1) ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)  # [B, A, T, S]
         # Added, not filled in: the gradient passes an addition as it is, and softmax's is 0 where the weight is.
-        weights = scores.add_(self.mask.to(scores.dtype)).softmax(dim=-1).to(value.dtype)
-        return dropout(weights, self.dropout) @ value
+        scores = scores.add_(self.mask.to(scores.dtype))
+        if bias is not None:
+            scores = scores + bias.to(scores.dtype)
+        return dropout(scores.softmax(dim=-1).to(value.dtype), self.dropout) @ value
 
 
 class FlexAttention(NamedTuple):
     """The same by compiled flex attention, which skips blocks of the mask that are empty; it has no dropout.
 
     Args:
-        mask: blocks of the [B, 1, T, T] mask (`ftk.modules.masks.block_mask`).
+        mask: blocks of the [B, 1, T, T] mask (`Visibility.blocks`).
     """
 
     mask: BlockMask
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
         if not query.is_cuda:
             raise UserError(
                 f"--attention flex trains on CUDA only, this is {query.device.type}; use --attention auto, or "
                 "torch.no_grad() where nothing is trained"
             )
-        return _compiled_flex_attention()(query, key, value, block_mask=self.mask)
+        if bias is not None:
+            raise UserError("--attention flex takes no bias of positions; use --attention sdpa")
+        return _compiled_flex_attention()(query, key, value, block_mask=self.mask, scale=scale)
 
 
 SequenceAttention = MaskedAttention | EagerAttention | FlexAttention
-"""An `attend` callable (see `Attend`) for a whole sequence at once."""
+"""An `Attend` for a whole sequence at once."""
 
 
 def sequence_attention(
     form: str,
-    context_length: Tensor,
+    visibility: Visibility,
     num_tokens: int,
-    document_ids: Tensor | None = None,
+    device: torch.device,
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float32,
 ) -> SequenceAttention:
-    """The `attend` callable of a batch; its mask is built here, once for all layers.
+    """The `Attend` of a batch; its mask is built here, once for all layers.
 
     Args:
         form: "sdpa", "eager" or "flex"; see `attention_form` for "auto".
-        context_length, num_tokens, document_ids: as in `ftk.modules.masks.boolean_mask`.
+        visibility: which tokens see which.
+        num_tokens: T.
+        device: of the batch.
         dropout: of attention weights, 0 outside training and for "flex".
         dtype: of the scores.
     """
     if form == "flex":
         assert dropout == 0.0, "flex attention has no dropout"
-        return FlexAttention(block_mask(context_length, num_tokens, document_ids))
+        return FlexAttention(visibility.blocks(num_tokens, device))
+    places = torch.arange(num_tokens, device=device)
     if form == "eager":
-        return EagerAttention(additive_mask(context_length, num_tokens, document_ids, dtype), dropout)
-    return MaskedAttention(boolean_mask(context_length, num_tokens, document_ids), dropout)
+        return EagerAttention(visibility.additive(places, places, dtype), dropout)
+    return MaskedAttention(None if visibility.is_causal_alone else visibility.boolean(places, places), dropout)
 
 
 def attention_form(

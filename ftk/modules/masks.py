@@ -1,80 +1,91 @@
-"""The blank-infilling mask, written once and offered in three forms: boolean, additive, flex BlockMask."""
+"""Which keys a query may see, written once and offered in three forms: boolean, additive, flex BlockMask."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-MaskPredicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
+class Visibility(NamedTuple):
+    """Which keys a query may see, both numbered by their places in a sequence:
 
-def blank_predicate(context_length: Tensor, document_ids: Tensor | None = None) -> MaskPredicate:
-    """Which key a query may see: every key of the context, and every key that is not later than itself.
+        (key < prefix  or  causal and branch)  and  document  and  key < length
 
-    Args:
-        context_length: [B] int64, number of leading tokens that all tokens see (0: plain causal attention).
-        document_ids: [B, T] int64 or None; where given, a token sees only tokens with its own number.
-
-    Returns:
-        predicate(batch, head, query, key) -> bool; the arguments are indices of any shapes that broadcast,
-        which is also the signature of a `mask_mod` of flex attention.
-
-    Source: Du et al. 2022, section 2.1 and figure 2 (part A sees A; part B sees A and the earlier part of B).
+    Attributes:
+        prefix: int64 [B], leading tokens that all tokens see (Du et al. 2022, 2.1; 0: none); None: none.
+        causal: whether a token sees nothing that is later than itself, apart from the prefix.
+        branches: int64 [B, S], several continuations of one context: a token sees those of its own number and, as all
+            do, those of number 0; None: all are of one branch.
+        documents: int64 [B, S], a token sees only those of its own number; None: all are of one document.
+        length: int64 [B], keys that there are: what stands behind them is seen by nobody; None: all.
     """
 
-    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) | (key < context_length[batch])
+    prefix: Tensor | None = None
+    causal: bool = True
+    branches: Tensor | None = None
+    documents: Tensor | None = None
+    length: Tensor | None = None
 
-    if document_ids is None:
+    def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Whether a query sees a key: bool; row, query's place and key's place, int64, of any shapes that broadcast."""
+        seen = key <= query if self.causal else (key <= query) | True  # of the shape of both
+        if self.branches is not None:
+            branch = self.branches[batch, key]
+            seen = seen & ((branch == 0) | (branch == self.branches[batch, query]))
+        if self.prefix is not None:
+            seen = seen | (key < self.prefix[batch])
+        if self.documents is not None:
+            seen = seen & (self.documents[batch, query] == self.documents[batch, key])
+        if self.length is not None:
+            seen = seen & (key < self.length[batch])
         return seen
 
-    def seen_in_document(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return seen(batch, head, query, key) & (document_ids[batch, query] == document_ids[batch, key])
+    @property
+    def is_causal_alone(self) -> bool:
+        """Whether this is the lower triangle, for which there are kernels without a mask."""
+        return self.causal and self._given is None
 
-    return seen_in_document
+    def boolean(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The mask, True where a query may see a key.
 
+        Args:
+            queries: int64 [T], or [B, T] where they differ from row to row.
+            keys: int64 [S].
 
-def boolean_mask(context_length: Tensor, num_tokens: int, document_ids: Tensor | None = None) -> Tensor:
-    """[B, 1, T, T] bool, True where a query (third axis) may see a key (fourth axis).
+        Returns:
+            bool [B, 1, T, S]; [1, 1, T, S] where it is the same for all rows.
+        """
+        rows = 1 if self._given is None else self._given.size(0)
+        batch = torch.arange(rows, device=keys.device)
+        queries = queries[None] if queries.dim() == 1 else queries  # [1 or B, T]
+        return self.sees(batch[:, None, None], queries[:, :, None], keys).unsqueeze(1)
 
-    Args: as `blank_predicate`; `num_tokens` is T.
-    """
-    predicate = blank_predicate(context_length, document_ids)
-    batch = torch.arange(context_length.size(0), device=context_length.device)
-    token = torch.arange(num_tokens, device=context_length.device)
-    return predicate(batch[:, None, None, None], batch.new_zeros(()), token[:, None], token)
+    def additive(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The mask to be added to scores: 0 where a query may see a key, -inf elsewhere. Arguments as `boolean`'s."""
+        mask = self.boolean(queries, keys)
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
+    def blocks(self, num_tokens: int, device: torch.device, block_size: int = 128) -> BlockMask:
+        """The mask of a whole sequence for `torch.nn.attention.flex_attention`, in blocks of `block_size` squared."""
 
-def additive_mask(
-    context_length: Tensor,
-    num_tokens: int,
-    document_ids: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """[B, 1, T, T] of `dtype`: 0 where a query may see a key, -inf elsewhere. No row is all -inf.
+        def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return self.sees(batch, query, key)
 
-    Args: as `boolean_mask`.
-    """
-    mask = boolean_mask(context_length, num_tokens, document_ids)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+        return create_block_mask(
+            mask_mod,
+            B=None if self._given is None else self._given.size(0),
+            H=None,
+            Q_LEN=num_tokens,
+            KV_LEN=num_tokens,
+            device=device,
+            BLOCK_SIZE=block_size,
+        )
 
-
-def block_mask(
-    context_length: Tensor, num_tokens: int, document_ids: Tensor | None = None, block_size: int = 128
-) -> BlockMask:
-    """The same mask for `torch.nn.attention.flex_attention`, blocks of `block_size` queries by as many keys.
-
-    Args: as `boolean_mask`.
-    """
-    return create_block_mask(
-        blank_predicate(context_length, document_ids),
-        B=context_length.size(0),
-        H=None,
-        Q_LEN=num_tokens,
-        KV_LEN=num_tokens,
-        device=context_length.device,
-        BLOCK_SIZE=block_size,
-    )
+    @property
+    def _given(self) -> Tensor | None:
+        """One of the tensors, which all have a row for each sequence."""
+        given = (self.prefix, self.branches, self.documents, self.length)
+        return next((tensor for tensor in given if tensor is not None), None)

@@ -263,10 +263,13 @@ def spread(
         )
         return pipeline, pipeline.part.model
     step = StepModule(model, criterion)
-    module = parallelize_training(
+    parallelized = parallelize_training(
         step, world, config.parallel, config.engine, precision=precision, seed=seed, fill=fill
     )
-    return SequentialRunner(module, world.device, precision, several=world.size > 1), model
+    runner = SequentialRunner(
+        parallelized.module, world.device, precision, several=world.size > 1, finishers=parallelized.finishers
+    )
+    return runner, model
 
 
 def build_optimizer(chosen: Chosen, rules: ParameterRules, model: nn.Module) -> torch.optim.Optimizer:
@@ -295,8 +298,12 @@ def _hooks(config: TrainConfig, task: Task, update: Update) -> Hooks:
     if debug.profile and world.is_main:
         hooks.append(Profile(debug.profile, debug.profile_start))
     if debug.inspect_interval:
-        compiled = config.engine.compile == "model"
-        hooks.append(Inspection(debug.inspect_interval, debug.inspect, update.model, compiled=compiled, world=world))
+        compiled, uncounted = config.engine.compile == "model", update.runner.uncounted
+        hooks.append(
+            Inspection(
+                debug.inspect_interval, debug.inspect, update.model, compiled=compiled, world=world, uncounted=uncounted
+            )
+        )
     if debug.detect_anomaly:  # the last one of ours: it takes the gradients away
         hooks.append(DetectAnomaly(update))
     return Hooks([*hooks, *task.hooks(), *build_hooks(config.training.hooks)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ftk.batch import Batch
 from ftk.criterions.base import Criterion, LossOutput
-from ftk.model_parallel.gradients import GlobalGradients, finish_gradients, gradient_sync, guarded, is_non_finite
+from ftk.model_parallel.gradients import GlobalGradients, gradient_sync, guarded, is_non_finite
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
@@ -76,7 +76,7 @@ class Update:
         self.world = world or World.single(device)
         precision = config.training.precision
         self.runner = runner or SequentialRunner(StepModule(model, criterion), device, precision)
-        self.global_gradients = GlobalGradients(model, self.parameters, self.world)
+        self.global_gradients = GlobalGradients(model, self.parameters, self.world, self.runner.uncounted)
         self.scaler = LossScaler(config.loss_scale, device) if precision == "fp16" else None
 
     def count(self, micro_batches: list[Batch]) -> UpdateCounts:
@@ -104,7 +104,6 @@ class Update:
         with self.stopwatch.part("forward_backward"):
             share = torch.full((), 1.0 / (counts.num_targets or 1), device=self.device)
             yield share if self.scaler is None else self.scaler.scaled(share)
-            finish_gradients(self.model)
             if self.scaler is not None:
                 self.scaler.unscale(self.parameters)
             multiply_gradients(self.multipliers)
@@ -147,13 +146,17 @@ class Runner(Protocol):
 
     Attributes:
         stages: what is called for each micro-batch: the whole model with its loss, or this rank's stages of it.
+        uncounted: names of the parameters here that another rank counts in norms and figures.
     """
 
     @property
     def stages(self) -> Sequence[StepModule]: ...
 
+    @property
+    def uncounted(self) -> Collection[str]: ...
+
     def forward_backward(self, micro_batches: Sequence[Batch], backward_scale: Tensor) -> Sums:
-        """Leave in the parameters the gradient of the summed loss times a factor, summed over the data ranks too.
+        """Leave in the parameters the gradient of the summed loss times a factor, summed over all ranks.
 
         Args:
             micro_batches: on the CPU, as the collater made them; as many on every data rank.
@@ -175,10 +178,22 @@ class SequentialRunner:
         device: where batches go.
         precision: fp32, bf16 or fp16.
         several: whether there are other ranks, which have to hear of a loss that is not finite.
+        finishers: called after the last backward pass of an update, to make gradients whole.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, precision: str, *, several: bool = False) -> None:
+    uncounted: Collection[str] = ()
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        precision: str,
+        *,
+        several: bool = False,
+        finishers: Sequence[Callable[[], None]] = (),
+    ) -> None:
         self.module = module
+        self._finishers = finishers
         self.device = device
         self.precision = precision
         self._scaled: Callable[[Tensor, Tensor], Tensor] = guarded if several else torch.mul
@@ -197,6 +212,8 @@ class SequentialRunner:
             for name, (total, count) in {"loss": (output.loss.detach(), output.num_targets), **output.meters}.items():
                 old = totals.get(name)
                 totals[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
+        for finish in self._finishers:
+            finish()
         return totals
 
     def evaluate(self, batch: Batch) -> LossOutput:

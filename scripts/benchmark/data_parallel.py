@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from step_ways import make_batches, model_config
 from train_step import SIZES, describe_machine
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.gradients import gradient_sync
@@ -88,7 +88,7 @@ class Updates:
         self.batches = make_batches(config, options.batch_size, num_tokens, options.micro_batches)
         with torch.device("meta"):
             model = GLM(config)
-        module = StepModule(model, OwnStep(), GLMCrossEntropy(GLMCrossEntropyConfig()))
+        module = StepModule(model, CrossEntropy(CrossEntropyConfig()))
         self.called = parallelize_training(module, self.world, parallel, engine, precision=options.precision, seed=SEED)
         self.parameters = list(model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, lr=2e-4, weight_decay=0.1, fused=True)
@@ -96,14 +96,14 @@ class Updates:
 
     def update(self) -> torch.Tensor:
         """Take one; returns this process's share of the mean loss, 0-d."""
-        num_targets = sum(int(batch["loss_mask"].sum()) for batch in self.batches)
+        num_targets = sum(len(batch.targets) for batch in self.batches)
         own = self.batches[self.world.data_rank :: self.world.sizes.data]
         total = torch.zeros(())
         self.optimizer.zero_grad(set_to_none=True)
         for place, batch in enumerate(own, start=1):
             with gradient_sync(self.called, enabled=place == len(own)):
                 with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
-                    loss = self.called(batch, True).loss / num_targets
+                    loss = self.called(batch).loss / num_targets
                 loss.backward()
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -113,13 +113,6 @@ class Updates:
     def loss(self) -> float:
         """Take one; returns the mean loss over all processes."""
         return self.world.sum_host([self.update().item()])[0]
-
-
-class OwnStep:
-    """The little of a task that a `StepModule` needs."""
-
-    def train_step(self, model: torch.nn.Module, criterion: Any, batch: dict[str, torch.Tensor]) -> Any:
-        return criterion(model, batch)
 
 
 def serve(way: Way, options: argparse.Namespace, rank: int, port: int, pipe: Connection) -> None:

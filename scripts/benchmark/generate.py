@@ -34,10 +34,11 @@ from original_generation import original_fill
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.generation import Answer, SequenceGenerator
+from ftk.generation import Answer
 from ftk.generation.processors import Processor, SearchState
 from ftk.models import build_model
 from ftk.modules.quantization import Quantization, quantize_model
+from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tokenizers import build_tokenizer
 
 SPECIAL = SimpleNamespace(sop=1, eop=2, mask=3)
@@ -190,7 +191,7 @@ def ftk_steps(
     model: nn.Module, prompts: list[list[int]], num_tokens: int, search: dict[str, Any]
 ) -> tuple[list[float], list[list[int]]]:
     """Seconds from token to token, and each prompt's answer."""
-    generator = SequenceGenerator(model, SPECIAL, max_len=num_tokens, min_len=num_tokens, **search)
+    generator = BlankGenerator(model, SPECIAL, max_len=num_tokens, min_len=num_tokens, **search)
     embed, began = model.embed, []
 
     def timed(*given: Any) -> Tensor:
@@ -256,7 +257,7 @@ def lines(model: nn.Module, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[bool, list[list[Answer]]] = {}
     for _ in range(max(1, options.rounds - 1)):
         for in_flight in ways:
-            generator = SequenceGenerator(
+            generator = BlankGenerator(
                 model,
                 tokenizer.special,
                 processors=[GivenLengths(lengths)],

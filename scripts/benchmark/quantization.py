@@ -26,9 +26,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import ftk
-from ftk.generation import SequenceGenerator
 from ftk.models import build_model
 from ftk.modules.quantization import Quantization, quantize_model
+from ftk.tasks.glm_blank import BlankGenerator
 
 VARIANTS: dict[str, Quantization | None] = {
     "fp32": None,
@@ -86,7 +86,7 @@ def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for _ in range(arguments.rounds):
         for name, model in models.items():
             for i, count in enumerate(counts):
-                generator = SequenceGenerator(model, special, max_len=count, min_len=count)
+                generator = BlankGenerator(model, special, max_len=count, min_len=count)
                 start = time.perf_counter()
                 generator.fill_ids([prompt])
                 best[name][i] = min(best[name][i], time.perf_counter() - start)

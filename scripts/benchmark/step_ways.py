@@ -14,6 +14,7 @@ import torch
 from original_way import OriginalGLM, OriginalWay
 from torch import Tensor
 
+from ftk.batch import Batch
 from ftk.config.build import build
 from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import DocumentList
@@ -24,8 +25,8 @@ from ftk.models.glm.model import GLM
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
+from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
 from ftk.tokenizers import SpecialTokens
-from ftk.trainer.device import to_device
 from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.step import Update
 from ftk.trainer.config import TrainConfig
@@ -124,8 +125,8 @@ class TheirStep:
             clip_norm=CLIP_NORM,
         )
 
-    def step(self, batch: Mapping[str, Tensor]) -> Tensor:
-        return self.way.step(to_device(dict(batch), self.device))
+    def step(self, batch: Batch) -> Tensor:
+        return self.way.step({name: array.to(self.device) for name, array in dense(batch).items()})
 
 
 class OurStep:
@@ -137,25 +138,26 @@ class OurStep:
         criterion = config.criterion.build()
         model.train()
         prepare_model(model, config.engine)
-        self.update = Update(config, BatchTask(), model, criterion, optimizer, device, Stopwatch())  # type: ignore[arg-type]
+        self.update = Update(config, model, criterion, optimizer, device, Stopwatch())
         self.num_updates = 0
 
-    def step(self, batch: Mapping[str, Tensor]) -> Tensor:
-        gradients = self.update.accumulate([dict(batch)], self.num_updates)
+    def step(self, batch: Batch) -> Tensor:
+        gradients = self.update.accumulate([batch], self.num_updates)
         self.update.apply(gradients, LEARNING_RATE)
         self.num_updates += 1
         loss, count = gradients.sums["loss"]
         return loss / count
 
 
-class BatchTask:
-    """What the update asks of a task whose batches are ready."""
-
-    def count_targets(self, batch: Mapping[str, Tensor]) -> int:
-        return batch["loss_positions"].numel()
-
-    def train_step(self, model: Any, criterion: Any, batch: Mapping[str, Tensor]) -> Any:
-        return criterion(model, batch)
+def dense(batch: Batch) -> dict[str, Tensor]:
+    """The original's form of a batch: a target at every place, and loss_mask [B, T] bool where it counts."""
+    tokens = batch.inputs["tokens"]
+    flat = tokens.new_zeros(tokens.numel())
+    return {
+        **batch.inputs,
+        "targets": flat.index_copy(0, batch.places, batch.targets).view_as(tokens),
+        "loss_mask": flat.index_fill(0, batch.places, 1).view_as(tokens).bool(),
+    }
 
 
 def train_config(way: Way) -> TrainConfig:
@@ -173,7 +175,7 @@ def train_config(way: Way) -> TrainConfig:
                 "weight_decay": WEIGHT_DECAY,
             },
             "criterion": {
-                "_name": "glm_cross_entropy",
+                "_name": "cross_entropy",
                 "loss_form": way.loss_form,
                 # Whoever checkpoints all activations is short of memory.
                 "loss_chunk_tokens": 64 if way.checkpointing == "full" else 1024,
@@ -204,9 +206,7 @@ class NumberTokenizer:
         return ""
 
 
-def make_batches(
-    config: GLMConfig, batch_size: int, num_tokens: int, count: int, seed: int = SEED
-) -> list[dict[str, Tensor]]:
+def make_batches(config: GLMConfig, batch_size: int, num_tokens: int, count: int, seed: int = SEED) -> list[Batch]:
     """Batches [batch_size, num_tokens] as `GLMBlankDataset` and `Collater` make them, on the CPU.
 
     The documents are numbers, as frequent as words are (Zipf). The objective is the token objective with the
@@ -226,7 +226,7 @@ def make_batches(
     documents = DocumentList(np.array_split(numbers, 400))
     options = BlankInfillingConfig(seq_length=round(num_tokens / 1.1), bert_prob=1.0, gap_sentence_prob=0.0)
     dataset = GLMBlankDataset(documents, tokenizer, options, seed)  # type: ignore[arg-type]
-    collate = Collater(tokenizer.special)
+    collate = Collater(tokenizer.special, {"objective": OBJECTIVES})
     batches = []
     for first in range(count):
         indices = [(first * batch_size + row) % len(dataset) for row in range(batch_size)]

@@ -154,7 +154,7 @@ def measure(size: str, batch_size: int, options: argparse.Namespace, device: tor
     """All ways on one size: {"size", "batch_size", ..., "ways": [a row for each]}."""
     num_tokens = SIZES[size][2]
     config, batches = work(size, batch_size, options)
-    share = sum(batch["loss_mask"].float().mean().item() for batch in batches) / len(batches)
+    share = sum(len(batch.targets) / batch.num_tokens for batch in batches) / len(batches)
     num_logits = round(share * batch_size * num_tokens)
     flops = training_flops(config, batch_size * num_tokens, num_logits, num_pairs=batch_size * num_tokens**2)
     figures = {"size": size, "batch_size": batch_size, "num_tokens": num_tokens, "loss_share": share, "flops": flops}

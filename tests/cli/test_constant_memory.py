@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ftk.generation.results import EncodedPrompt, FillResult
+from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FillResult
 from ftk_cli import fill_prompts, generate
 from ftk_cli.inference_options import Checkpoints
 from ftk_cli.progress import BATCHES_AT_ONCE

@@ -11,8 +11,8 @@ from ftk import hub
 from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.generation.ensemble import Ensemble
-from ftk.generation.scoring import score_ids
 from ftk.models import build_model
+from ftk.tasks.glm_blank.infill.scoring import score_ids
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import generate
 from tests.cli.test_generate_command import SHAPE, ask, place  # noqa: F401

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from ftk.generation import BlankFiller
+from ftk.tasks.glm_blank import BlankFiller
 from ftk_cli import generate
 from ftk_cli.progress import BATCHES_AT_ONCE
 from tests.cli.test_generate_command import LINES, ask, place  # noqa: F401  (fixtures)

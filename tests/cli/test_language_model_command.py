@@ -8,8 +8,8 @@ import pytest
 
 from ftk import hub
 from ftk.errors import UserError
-from ftk.generation import SequenceGenerator
 from ftk.generation.language_model import LanguageModel
+from ftk.tasks.glm_blank import BlankGenerator
 from ftk_cli import generate, interactive
 from tests.cli.test_ensemble_command import second  # noqa: F401
 from tests.cli.test_generate_command import ask, place  # noqa: F401
@@ -95,6 +95,6 @@ def test_another_language_model_does_not_continue_results(ask, second):  # noqa:
 def test_a_path_needs_who_opens_it(place):  # noqa: F811
     model, tokenizer = hub.load_model(place / "run"), hub.load_tokenizer(place / "run")
     with pytest.raises(UserError, match=r"ftk.load_generator opens it"):
-        SequenceGenerator(model, tokenizer.special, lm_path="run")
-    generator = SequenceGenerator(model, tokenizer.special, language_model=LanguageModel(model, tokenizer.special, 0.5))
+        BlankGenerator(model, tokenizer.special, lm_path="run")
+    generator = BlankGenerator(model, tokenizer.special, language_model=LanguageModel(model, tokenizer.special, 0.5))
     assert generator.language_model.fusion == (0.5, True)

@@ -22,9 +22,9 @@ import yaml
 from ftk import hub
 from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
-from ftk.generation.results import FilledBlank, FillResult
-from ftk.generation.streaming import Piece, Span
 from ftk.models import build_model
+from ftk.tasks.glm_blank.infill.results import FilledBlank, FillResult
+from ftk.tasks.glm_blank.infill.streaming import Piece, Span
 from ftk_cli import generate, prompt_input, results
 from ftk_cli.answer_lines import color_legend, colored_piece, colored_text, one_line, use_color
 from ftk_cli.progress import chunks
@@ -78,7 +78,7 @@ def test_a_file_cut_anywhere_is_continued_to_the_same_bytes(generated, tmp_path,
 def test_an_interruption_leaves_whole_records_and_the_rest_is_answered_once(
     generated, tmp_path, monkeypatch, output_format
 ):
-    from ftk.generation import BlankFiller
+    from ftk.tasks.glm_blank import BlankFiller
 
     command = (*INPUT, "--output-format", output_format)
     generated(*command)

@@ -13,10 +13,10 @@ import yaml
 
 import ftk
 from ftk.config.options import options_of
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
-from ftk.generation import BlankFiller
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
+from ftk.tasks.glm_blank import BlankFiller
 from ftk.tasks.restore import restore_task
 from ftk_cli import generate, score_reference
 from tests.checkpoint.conftest import forge_manifest
@@ -32,12 +32,9 @@ def test_the_sum_over_a_subset_is_the_training_loss(ask, place):  # noqa: F811
     samples, model = task.load_split("valid"), ftk.load_model(place / "run")
     for record in map(json.loads, out):
         sample = samples.sample(1, record["id"])
-        batch = {
-            name: torch.as_tensor(sample[name])[None]
-            for name in ("tokens", "targets", "loss_mask", "position_ids", "context_length")
-        }
+        batch = task.collater()([sample])
         with torch.no_grad():
-            loss = GLMCrossEntropy(GLMCrossEntropyConfig())(model, batch).loss
+            loss = CrossEntropy(CrossEntropyConfig())(model, batch).loss
         assert record["candidates"][0]["logprob"] == pytest.approx(-float(loss), rel=1e-4)
     total = sum(json.loads(line)["candidates"][0]["logprob"] for line in out)
     (summary,) = (line for line in err if "scored" in line)

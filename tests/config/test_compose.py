@@ -42,6 +42,7 @@ class SizeConfig:
 
 @dataclass(kw_only=True)
 class ColourConfig:
+    RETIRED: ClassVar = {"shade": None}
     group_title: ClassVar[str] = "colour of it"
 
     colour: str = field(default="red", metadata={"help": "which"})
@@ -50,6 +51,11 @@ class ColourConfig:
 @dataclass(kw_only=True)
 class ThingConfig(SizeConfig, ColourConfig):
     weight: float = field(default=1.0, metadata={"help": "how heavy"})
+
+
+@dataclass(kw_only=True)
+class ColourRoot:
+    colour: ColourConfig = section("colour")
 
 
 @dataclass(kw_only=True)
@@ -237,6 +243,13 @@ def test_broken_yaml_and_a_list_are_refused(tmp_path):
     file.write_text("plain: !!python/object/apply:os.system ['true']\n")
     with pytest.raises(UserError, match="is not a YAML file"):
         run("d", "--config", str(file))
+
+
+def test_an_option_that_is_gone_is_passed_over_at_the_default_that_it_had():
+    old = build(ColourRoot, {"colour": {"colour": "blue", "shade": None}})
+    assert old.colour.colour == "blue"
+    with pytest.raises(UserError, match=r"unknown option colour\.shade"):
+        build(ColourRoot, {"colour": {"shade": "dark"}})
 
 
 @pytest.mark.parametrize(

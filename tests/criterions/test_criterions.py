@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
-from ftk.criterions.token_loss import loss_positions
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.registry import CRITERIONS
+from tests.dense import batch_of
 
 
 def small_model() -> GLM:
@@ -31,21 +30,21 @@ def small_batch(loss_share: float = 0.4) -> dict[str, Tensor]:
     }
 
 
-def slow_losses(model: GLM, batch: dict[str, Tensor], label_smoothing: float) -> Tensor:
+def slow_losses(model: GLM, dense: dict[str, Tensor], label_smoothing: float) -> Tensor:
     """[B, T], 0 where there is no loss: from all logits and a written-out target distribution."""
-    logits = model(batch["tokens"], position_ids=batch["position_ids"], context_length=batch["context_length"])
+    logits = model(dense["tokens"], position_ids=dense["position_ids"], context_length=dense["context_length"])
     vocab_size = logits.size(-1)
     target = torch.full_like(logits, label_smoothing / vocab_size)
-    target.scatter_(2, batch["targets"][..., None], 1 - label_smoothing + label_smoothing / vocab_size)
-    return -(target * logits.log_softmax(-1)).sum(-1) * batch["loss_mask"]
+    target.scatter_(2, dense["targets"][..., None], 1 - label_smoothing + label_smoothing / vocab_size)
+    return -(target * logits.log_softmax(-1)).sum(-1) * dense["loss_mask"]
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.5])
 def test_loss_count_and_gradients_equal_the_slow_way(label_smoothing: float) -> None:
     model, batch = small_model(), small_batch()
-    criterion = GLMCrossEntropy(GLMCrossEntropyConfig(label_smoothing=label_smoothing))
+    criterion = CrossEntropy(CrossEntropyConfig(label_smoothing=label_smoothing))
 
-    output = criterion(model, batch)
+    output = criterion(model, batch_of(batch))
     expected = slow_losses(model, batch, label_smoothing).sum()
     torch.testing.assert_close(output.loss, expected)
     assert output.num_targets == batch["loss_mask"].sum()
@@ -61,7 +60,7 @@ def test_loss_count_and_gradients_equal_the_slow_way(label_smoothing: float) -> 
 
 def test_meters_split_the_loss_by_objective() -> None:
     model, batch = small_model(), small_batch()
-    output = GLMCrossEntropy(GLMCrossEntropyConfig())(model, batch)
+    output = CrossEntropy(CrossEntropyConfig())(model, batch_of(batch))
     slow = slow_losses(model, batch, 0.0)
     assert output.meters.keys() == {"loss_token", "loss_sentence", "loss_document"}
     for number, name in enumerate(("token", "sentence", "document")):
@@ -75,35 +74,50 @@ def test_meters_split_the_loss_by_objective() -> None:
 
 def test_objectives_absent_from_a_batch_count_nothing() -> None:
     batch = small_batch() | {"objective": torch.zeros(4, dtype=torch.int64)}
-    output = GLMCrossEntropy(GLMCrossEntropyConfig())(small_model(), batch)
+    output = CrossEntropy(CrossEntropyConfig())(small_model(), batch_of(batch))
     assert [count.item() for _, count in output.meters.values()] == [output.num_targets.item(), 0, 0]
 
 
 def test_a_batch_without_objectives_has_no_meters_for_them() -> None:
     batch = small_batch()
     del batch["objective"]
-    assert GLMCrossEntropy(GLMCrossEntropyConfig())(small_model(), batch).meters == {}
+    assert CrossEntropy(CrossEntropyConfig())(small_model(), batch_of(batch)).meters == {}
 
 
 def test_smoothing_adds_a_meter_of_the_likelihood_without_it() -> None:
     model, batch = small_model(), small_batch()
-    output = GLMCrossEntropy(GLMCrossEntropyConfig(label_smoothing=0.2))(model, batch)
+    output = CrossEntropy(CrossEntropyConfig(label_smoothing=0.2))(model, batch_of(batch))
     total, count = output.meters["nll_loss"]
     torch.testing.assert_close(total, slow_losses(model, batch, 0.0).sum())
     assert count == output.num_targets
     assert output.loss != total
 
 
-def test_positions_from_the_collater_stand_in_for_the_mask() -> None:
-    model, batch = small_model(), small_batch()
-    criterion = GLMCrossEntropy(GLMCrossEntropyConfig())
-    expected = criterion(model, batch)
-    positions = torch.tensor([i for i, loss in enumerate(batch["loss_mask"].flatten().tolist()) if loss])
-    assert torch.equal(loss_positions(batch), positions)
-    given = {name: value for name, value in batch.items() if name != "loss_mask"} | {"loss_positions": positions}
-    computed = criterion(model, given)
-    assert torch.equal(computed.loss, expected.loss)
-    assert torch.equal(computed.num_targets, expected.num_targets)
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("form", ["plain", "chunked"])
+def test_weights_multiply_losses_counts_and_meters(form: str, label_smoothing: float) -> None:
+    model, dense = small_model(), small_batch()
+    batch = batch_of(dense)
+    batch.weights = torch.linspace(0.25, 2.0, len(batch.targets))
+    config = CrossEntropyConfig(loss_form=form, loss_chunk_tokens=5, label_smoothing=label_smoothing)
+    criterion = CrossEntropy(config)
+    output = criterion(model, batch)
+    slow = slow_losses(model, dense, label_smoothing).flatten()[batch.places] * batch.weights
+    torch.testing.assert_close(output.loss, slow.sum())
+    assert (
+        criterion.count(batch) == pytest.approx(float(output.num_targets)) == pytest.approx(float(batch.weights.sum()))
+    )
+    assert criterion.count(batch_of(dense)) == len(batch.targets)
+    total, count = output.meters["loss_sentence"]
+    mine = batch.groups["objective"].index == 1
+    torch.testing.assert_close((total, count), (slow[mine].sum().detach(), batch.weights[mine].sum()))
+    if label_smoothing:
+        likelihood = slow_losses(model, dense, 0.0).flatten()[batch.places] * batch.weights
+        torch.testing.assert_close(output.meters["nll_loss"], (likelihood.sum().detach(), batch.weights.sum()))
+    parameters = list(model.parameters())
+    computed = torch.autograd.grad(output.loss, parameters)
+    for left, right in zip(computed, torch.autograd.grad(slow.sum(), parameters), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-4)
 
 
 def test_all_logits_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,37 +126,34 @@ def test_all_logits_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def recorded(hidden: Tensor) -> Tensor:
         shapes.append(tuple(hidden.shape))
-        return model.token_embedding.logits(hidden)
+        return logits(hidden)
 
-    monkeypatch.setattr(model, "logits", recorded)
-    GLMCrossEntropy(GLMCrossEntropyConfig())(model, batch)
+    logits = model.token_embedding.logits
+    monkeypatch.setattr(model.token_embedding, "logits", recorded)
+    CrossEntropy(CrossEntropyConfig())(model, batch_of(batch))
     assert shapes == [(int(batch["loss_mask"].sum()), 16)]
 
 
-def test_nothing_is_asked_of_the_host_once_the_collater_gave_the_positions() -> None:
+@pytest.mark.parametrize("form", ["plain", "chunked"])
+def test_nothing_is_asked_of_the_host(form: str) -> None:
     """On the meta device there are no values: whatever reads one, as `.item()` or `nonzero` does, fails."""
-    batch = small_batch()
-    batch["loss_positions"] = loss_positions(batch)
-    model, batch = small_model().to("meta"), {name: value.to("meta") for name, value in batch.items()}
-    criterion = GLMCrossEntropy(GLMCrossEntropyConfig(label_smoothing=0.1))
-    output = criterion(model, batch)
+    criterion = CrossEntropy(CrossEntropyConfig(label_smoothing=0.1, loss_form=form, loss_chunk_tokens=3))
+    output = criterion(small_model().to("meta"), batch_of(small_batch()).to(torch.device("meta")))
     output.loss.backward()
     assert len(output.meters) == 4
-    with pytest.raises(NotImplementedError):
-        criterion(model, {name: value for name, value in batch.items() if name != "loss_positions"})
 
 
 def test_a_batch_without_targets_gives_zero_and_can_go_backward() -> None:
-    model, batch = small_model(), small_batch(loss_share=0.0)
-    output = GLMCrossEntropy(GLMCrossEntropyConfig())(model, batch)
+    model, batch = small_model(), batch_of(small_batch()).without_loss()
+    output = CrossEntropy(CrossEntropyConfig())(model, batch)
     assert (output.loss.item(), output.num_targets.item()) == (0.0, 0)
     output.loss.backward()
     assert all(p.grad is not None and p.grad.abs().max() == 0 for p in model.parameters())
 
 
 def test_loss_is_float32_under_bfloat16() -> None:
-    model, batch = small_model(), small_batch()
-    criterion = GLMCrossEntropy(GLMCrossEntropyConfig())
+    model, batch = small_model(), batch_of(small_batch())
+    criterion = CrossEntropy(CrossEntropyConfig())
     expected = criterion(model, batch).loss.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = criterion(model, batch)
@@ -151,10 +162,12 @@ def test_loss_is_float32_under_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_generic_cross_entropy_asks_for_tokens_alone(label_smoothing: float) -> None:
+def test_a_model_without_a_head_gives_its_scores_when_it_is_called(label_smoothing: float) -> None:
     model = torch.nn.Embedding(20, 20)  # tokens [B, T] -> logits [B, T, 20]
     batch = {name: small_batch()[name] for name in ("tokens", "targets", "loss_mask")}
-    output = CrossEntropy(CrossEntropyConfig(label_smoothing=label_smoothing))(model, batch)
+    output = CrossEntropy(CrossEntropyConfig(label_smoothing=label_smoothing))(
+        lambda tokens: model(tokens), batch_of(batch)
+    )
     mask = batch["loss_mask"]
     expected = torch.nn.functional.cross_entropy(
         model(batch["tokens"])[mask], batch["targets"][mask], reduction="sum", label_smoothing=label_smoothing
@@ -164,14 +177,16 @@ def test_generic_cross_entropy_asks_for_tokens_alone(label_smoothing: float) -> 
 
 
 def test_criterions_are_built_by_name() -> None:
-    for name, kind in (("cross_entropy", CrossEntropy), ("glm_cross_entropy", GLMCrossEntropy)):
+    for name in ("cross_entropy", "glm_cross_entropy"):  # the latter in configurations of before
         entry = CRITERIONS.get(name)
+        assert entry.name == "cross_entropy"
         assert entry.config is not None
-        assert isinstance(entry.target(entry.config()), kind)
+        assert isinstance(entry.target(entry.config()), CrossEntropy)
+    assert "glm_cross_entropy" not in CRITERIONS.names()
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0])
 def test_impossible_smoothing_is_named(value: float) -> None:
-    assert list(GLMCrossEntropyConfig(label_smoothing=value).validate()) == [
+    assert list(CrossEntropyConfig(label_smoothing=value).validate()) == [
         f"label_smoothing is {value}; it must be in [0, 1)"
     ]

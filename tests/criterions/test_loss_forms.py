@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from ftk.batch import Batch
 from ftk.criterions import loss_forms
 from ftk.criterions.chunked_loss import chunked_loss
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
 from ftk.criterions.loss_forms import linear_loss
 from ftk.criterions.token_loss import TokenLosses, token_losses
 from ftk.errors import UserError
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
+from tests.dense import batch_of
 
 HAS_LINEAR = hasattr(torch.nn, "LinearCrossEntropyOptions")
 needs_linear = pytest.mark.skipif(not HAS_LINEAR, reason="torch.nn.functional.linear_cross_entropy: torch 2.13")
@@ -30,8 +33,10 @@ def inputs(num_targets: int, scale: float = 1.0, dtype: torch.dtype = torch.floa
     return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), targets
 
 
-def plain(hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float) -> TokenLosses:
-    return token_losses(hidden @ weight.T, targets, label_smoothing)
+def plain(
+    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float, weights: Tensor | None = None
+) -> TokenLosses:
+    return token_losses(hidden @ weight.T, targets, label_smoothing, weights)
 
 
 def gradients(total: Tensor, *inputs: Tensor, factor: float = 1.0) -> tuple[Tensor, ...]:
@@ -40,11 +45,13 @@ def gradients(total: Tensor, *inputs: Tensor, factor: float = 1.0) -> tuple[Tens
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("num_targets", [0, 1, 7, 8, 9, 21])  # against chunks of 8: none, less, whole, uneven
+@pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("fused", FUSED)
-def test_loss_and_gradients_equal_the_plain_form(fused, num_targets: int, label_smoothing: float) -> None:
+def test_loss_and_gradients_equal_the_plain_form(fused, is_weighted, num_targets: int, label_smoothing: float) -> None:
     hidden, weight, targets = inputs(num_targets)
-    expected = plain(hidden, weight, targets, label_smoothing)
-    computed = fused(hidden, weight, targets, label_smoothing, 8)
+    weights = torch.linspace(0.5, 2.0, num_targets) if is_weighted else None
+    expected = plain(hidden, weight, targets, label_smoothing, weights)
+    computed = fused(hidden, weight, targets, label_smoothing, 8, weights=weights)
     assert (computed.total.dtype, computed.total.shape) == (torch.float32, ())
     for name in TokenLosses._fields:
         torch.testing.assert_close(getattr(computed, name), getattr(expected, name), rtol=2e-6, atol=2e-6)
@@ -204,16 +211,23 @@ def small_model() -> GLM:
     return GLM(shape, seed=0).eval()
 
 
-def small_batch(loss_share: float = 0.4) -> dict[str, Tensor]:
+def small_batch(loss_share: float = 0.4) -> Batch:
     generator = torch.Generator().manual_seed(0)
-    return {
-        "tokens": torch.randint(50, (4, 12), generator=generator),
-        "targets": torch.randint(50, (4, 12), generator=generator),
-        "loss_mask": torch.rand(4, 12, generator=generator) < loss_share,
-        "position_ids": torch.stack((torch.arange(12), torch.zeros(12, dtype=torch.int64))).expand(4, 2, 12),
-        "context_length": torch.tensor([0, 3, 5, 11]),
-        "objective": torch.tensor([0, 1, 0, 2]),
-    }
+    return batch_of(
+        {
+            "tokens": torch.randint(50, (4, 12), generator=generator),
+            "targets": torch.randint(50, (4, 12), generator=generator),
+            "loss_mask": torch.rand(4, 12, generator=generator) < loss_share,
+            "position_ids": torch.stack((torch.arange(12), torch.zeros(12, dtype=torch.int64))).expand(4, 2, 12),
+            "context_length": torch.tensor([0, 3, 5, 11]),
+            "objective": torch.tensor([0, 1, 0, 2]),
+        }
+    )
+
+
+def tokens_alone() -> Batch:
+    batch = small_batch()
+    return replace(batch, inputs={"tokens": batch.inputs["tokens"]}, groups={})
 
 
 @pytest.mark.parametrize("loss_share", [0.0, 0.4, 1.0])
@@ -223,8 +237,8 @@ def test_the_criterion_gives_the_same_in_every_form(form: str, loss_share: float
     results = {}
     for name in ("plain", form):
         model = small_model()
-        config = GLMCrossEntropyConfig(loss_form=name, loss_chunk_tokens=5, label_smoothing=0.1)
-        output = GLMCrossEntropy(config)(model, small_batch(loss_share))
+        config = CrossEntropyConfig(loss_form=name, loss_chunk_tokens=5, label_smoothing=0.1)
+        output = CrossEntropy(config)(model, small_batch(loss_share))
         (output.loss / 20).backward()
         results[name] = output, {key: p.grad for key, p in model.named_parameters()}
     (plain_output, plain_grads), (output, grads) = results.values()
@@ -235,22 +249,27 @@ def test_the_criterion_gives_the_same_in_every_form(form: str, loss_share: float
 
 
 @pytest.mark.parametrize("form", ["chunked", pytest.param("linear", marks=needs_linear)])
-def test_generic_cross_entropy_has_the_forms_too(form: str) -> None:
+def test_the_forms_are_the_same_loss_as_that_of_all_logits(form: str) -> None:
     model = small_model()
-    batch = {name: small_batch()[name] for name in ("tokens", "targets", "loss_mask")}
+    batch = tokens_alone()
     expected = CrossEntropy(CrossEntropyConfig(loss_form="plain"))(lambda tokens: model(tokens), batch)
     for name in ("plain", "auto", form):
         computed = CrossEntropy(CrossEntropyConfig(loss_form=name))(model, batch)
         torch.testing.assert_close(computed.loss, expected.loss)
 
 
-def test_a_model_without_output_weight_keeps_the_plain_form() -> None:
-    model = torch.nn.Embedding(50, 50)  # tokens [B, T] -> logits [B, T, 50]
-    batch = {name: small_batch()[name] for name in ("tokens", "targets", "loss_mask")}
+def test_a_model_without_a_head_keeps_the_plain_form() -> None:
+    table = torch.nn.Embedding(50, 50)
+
+    def model(tokens: Tensor) -> Tensor:
+        return table(tokens)  # [B, T] -> logits [B, T, 50]
+
+    batch = tokens_alone()
     auto, plain = (CrossEntropy(CrossEntropyConfig(loss_form=form))(model, batch) for form in ("auto", "plain"))
     assert torch.equal(auto.loss, plain.loss)
     with pytest.raises(
-        UserError, match=r"--loss-form chunked needs .*, which Embedding does not offer; use --loss-form plain"
+        UserError,
+        match=r"--loss-form chunked needs a model whose output layer is one matrix, .*; use --loss-form plain",
     ):
         CrossEntropy(CrossEntropyConfig(loss_form="chunked"))(model, batch)
 
@@ -258,12 +277,12 @@ def test_a_model_without_output_weight_keeps_the_plain_form() -> None:
 def test_auto_takes_chunks_for_many_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
 
-    def recorded(*arguments: object) -> TokenLosses:
+    def recorded(*arguments: object, **options: object) -> TokenLosses:
         taken.append("chunked")
-        return chunked_loss(*arguments)  # type: ignore[arg-type]
+        return chunked_loss(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loss_forms, "chunked_loss", recorded)
-    criterion = GLMCrossEntropy(GLMCrossEntropyConfig())
+    criterion = CrossEntropy(CrossEntropyConfig())
     criterion(small_model(), small_batch())
     assert taken == []
     monkeypatch.setattr(loss_forms, "_CHUNKED_FROM_BYTES", 1000)
@@ -277,18 +296,5 @@ def test_linear_names_the_torch_that_it_needs(monkeypatch: pytest.MonkeyPatch) -
         linear_loss(*inputs(3))
 
 
-def test_nothing_is_asked_of_the_host_in_the_chunked_form() -> None:
-    """On the meta device there are no values: whatever reads one fails."""
-    batch = small_batch()
-    batch["loss_positions"] = batch["loss_mask"].flatten().nonzero().squeeze(1)
-    config = GLMCrossEntropyConfig(label_smoothing=0.1, loss_form="chunked", loss_chunk_tokens=3)
-    output = GLMCrossEntropy(config)(
-        small_model().to("meta"), {name: value.to("meta") for name, value in batch.items()}
-    )
-    output.loss.backward()
-
-
 def test_impossible_options_are_named() -> None:
-    assert list(GLMCrossEntropyConfig(loss_chunk_tokens=0).validate()) == [
-        "loss_chunk_tokens is 0; it must be at least 1"
-    ]
+    assert list(CrossEntropyConfig(loss_chunk_tokens=0).validate()) == ["loss_chunk_tokens is 0; it must be at least 1"]

@@ -9,6 +9,7 @@ from number_corpus import NumberTokenizer, random_documents
 from ftk.data.batches.collate import Collater
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
+from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
 
 
 def test_a_batch_holds_its_samples_and_padding_only():
@@ -17,22 +18,27 @@ def test_a_batch_holds_its_samples_and_padding_only():
     dataset = GLMBlankDataset(random_documents([5, 20, 100, 9] * 20), tokenizer, config, 1)
     samples = [dataset.sample(1, index) for index in range(10)]
     lengths = [len(sample["tokens"]) for sample in samples]
-    batch = Collater(tokenizer.special)(samples)
+    collater = Collater(tokenizer.special, groups={"objective": OBJECTIVES})
+    arrays, made = collater.arrays(samples), collater(samples)
+    mask = arrays["loss_mask"]
+    batch = {**arrays, **made.inputs}
     longest = max(lengths)
     assert len(set(lengths)) > 1
-    assert {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in batch.items()} == {
+    assert {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in made.inputs.items()} == {
         "tokens": ((10, longest), torch.int64),
-        "targets": ((10, longest), torch.int64),
-        "loss_mask": ((10, longest), torch.bool),
-        "loss_positions": ((int(batch["loss_mask"].sum()),), torch.int64),
         "position_ids": ((10, 2, longest), torch.int64),
         "context_length": ((10,), torch.int64),
-        "objective": ((10,), torch.int64),
     }
-    assert batch["loss_mask"].flatten().nonzero().flatten().equal(batch["loss_positions"])
+    scored = [(row, place) for row in range(10) for place in range(longest) if mask[row, place]]
+    assert made.places.tolist() == [row * longest + place for row, place in scored]
+    assert made.targets.tolist() == [arrays["targets"][row, place] for row, place in scored]
+    assert made.groups["objective"].names == OBJECTIVES
+    assert made.groups["objective"].index.tolist() == [arrays["objective"][row] for row, _ in scored]
+    assert made.sample_ids is None
+    assert made.num_tokens == 10 * longest
     for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
         for name, fill in (("tokens", 599), ("targets", 599), ("loss_mask", 0), ("position_ids", 0)):
-            assert np.array_equal(batch[name][row, ..., :length].numpy(), sample[name])
+            assert np.array_equal(batch[name][row, ..., :length], sample[name])
             assert (batch[name][row, ..., length:] == fill).all()
         assert batch["context_length"][row] == sample["context_length"]
         assert batch["objective"][row] == sample["objective"]

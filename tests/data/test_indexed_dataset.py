@@ -21,6 +21,7 @@ from ftk.data.indexed import dataset as indexed_dataset
 from ftk.data.indexed._index import flatten
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
 from ftk.errors import UserError
+from tests.data.fairseq_files import fairseq_index
 
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
 CODES = {name: code for code, name in enumerate(DTYPES, start=1)}
@@ -44,13 +45,6 @@ def megatron_bytes(sequences: list[list[int]], dtype: str, marks: list[int], mod
     index += struct.pack(f"<{len(sequences)}i", *map(len, sequences))
     index += struct.pack(f"<{len(sequences)}q", *pointers) + struct.pack(f"<{len(marks)}q", *marks)
     return index + bytes(len(sequences) if modes else 0)
-
-
-def fairseq_bytes(sequences: list[list[int]], code: int, itemsize: int) -> bytes:
-    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQ", 1, code, len(sequences))
-    index += struct.pack(f"<{len(sequences)}i", *map(len, sequences))
-    starts = np.concatenate(([0], np.cumsum([len(sequence) for sequence in sequences])))[:-1]
-    return index + struct.pack(f"<{len(sequences)}q", *(int(start) * itemsize for start in starts))
 
 
 def put(prefix: Path, index: bytes, sequences: list[list[int]], dtype: str) -> None:
@@ -106,7 +100,7 @@ def test_megatrons_documents_of_several_sequences_are_read(tmp_path, modes):
 )
 @pytest.mark.parametrize("sequences", [SEQUENCES, [], [[1]]])
 def test_fairseqs_files_are_read(tmp_path, code, dtype, sequences):
-    put(tmp_path / "f", fairseq_bytes(sequences, code, np.dtype(dtype).itemsize), sequences, dtype)
+    put(tmp_path / "f", fairseq_index(sequences, code, np.dtype(dtype).itemsize), sequences, dtype)
     dataset = IndexedDataset(tmp_path / "f")
     assert dataset.dialect == "fairseq"
     assert dataset.dtype == np.dtype(dtype)

@@ -28,6 +28,7 @@ from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
+from tests.dense import same_batches
 
 
 class Numbers:
@@ -104,7 +105,7 @@ def iterator(count=40, dataset=None, **options):
 
 def numbers(batch):
     """The samples of a batch that carry loss."""
-    return batch["tokens"][batch["loss_mask"][:, 0], 0].tolist()
+    return batch.inputs["tokens"][:, 0].tolist() if len(batch.targets) else []
 
 
 def epoch_of(made):
@@ -128,10 +129,10 @@ def test_a_batch_names_its_samples(num_workers):
     made = iterator(20, num_workers=num_workers)
     for _ in range(2):
         for batch in made.batches():
-            assert batch["sample_ids"].dtype == torch.int64
-            assert batch["sample_ids"].tolist() == batch["tokens"][:, 0].tolist()
+            assert batch.sample_ids.dtype == np.int64
+            assert batch.sample_ids.tolist() == batch.inputs["tokens"][:, 0].tolist()
     filler = next(iter(iterator(2, rank=3, world_size=4, batch_size=3).batches()))
-    assert filler["sample_ids"].tolist() == filler["tokens"][:, 0].tolist()
+    assert filler.sample_ids.tolist() == filler.inputs["tokens"][:, 0].tolist()
 
 
 def test_without_shuffling_the_order_is_the_datas():
@@ -142,7 +143,7 @@ def test_the_epoch_reaches_the_samples():
     made = iterator()
     for epoch in (1, 2):
         batch = next(iter(made.batches()))
-        assert (batch["targets"] - batch["tokens"])[0, 0] == 1000 * epoch
+        assert batch.targets[0] - batch.inputs["tokens"][0, 0] == 1000 * epoch
         for _ in made.batches():
             pass
 
@@ -179,7 +180,7 @@ def test_ranks_share_an_epoch_and_others_may_finish_it(count, stop, limits, mult
     for made in ranks:
         expected = made.batches_left()
         for number, batch in enumerate(made.batches(), start=1):
-            assert batch["tokens"].numel() <= (limits[1] or 10**6)
+            assert batch.num_tokens <= (limits[1] or 10**6)
             seen += numbers(batch)
             assert made.batches_left() == expected - number
             if number >= stop:
@@ -204,7 +205,7 @@ def test_a_rank_without_samples_gets_a_batch_without_loss():
     ranks = [iterator(2, rank=rank, world_size=4, batch_size=3) for rank in range(4)]
     batches = [list(made.batches()) for made in ranks]
     assert [len(numbers(of_rank[0])) for of_rank in batches] == [1, 1, 0, 0]
-    assert all(len(of_rank[0]["tokens"]) == 1 for of_rank in batches)
+    assert all(len(of_rank[0].inputs["tokens"]) == 1 for of_rank in batches)
 
 
 def glm_iterator(num_workers=0, **options):
@@ -217,10 +218,7 @@ def glm_iterator(num_workers=0, **options):
 
 
 def equal_batches(left, right):
-    return len(left) == len(right) and all(
-        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-        for a, b in zip(left, right, strict=True)
-    )
+    return len(left) == len(right) and all(same_batches(a, b) for a, b in zip(left, right, strict=True))
 
 
 @pytest.mark.parametrize(("first_workers", "second_workers"), [(0, 2), (2, 0), (1, 2)])
@@ -415,7 +413,7 @@ SPAWNING = """
         import plugin_of_constants
         made = EpochBatchIterator(plugin_of_constants.Constant(), Collater(SimpleNamespace(pad=0)), batch_size=2,
                                   num_workers=1, user_dir=sys.argv[1], multiprocessing_context="spawn")
-        print(sum(int(batch["tokens"].sum()) for batch in made.batches()))
+        print(sum(int(batch.inputs["tokens"].sum()) for batch in made.batches()))
 """
 
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftk.batch import Batch
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.batches.order import Limits, Ordering, order_epoch, sort_windows
 from ftk.errors import UserError
@@ -31,7 +32,8 @@ class Lengths:
 
 def collate(samples):
     ids = [sample["id"] for sample in samples]
-    return {"ids": ids, "loss_mask": torch.ones(len(ids))}
+    tokens = torch.tensor(ids)[:, None]
+    return Batch({"tokens": tokens}, targets=tokens[:, 0], places=torch.arange(len(ids)))
 
 
 def iterator(count=500, dataset=None, **options):
@@ -40,7 +42,7 @@ def iterator(count=500, dataset=None, **options):
 
 
 def epoch_of(made):
-    return [batch["ids"] for batch in made.batches()]
+    return [batch.inputs["tokens"][:, 0].tolist() for batch in made.batches()]
 
 
 def padding(dataset, batches):
@@ -137,7 +139,7 @@ def test_long_samples_are_refused_or_dropped_and_counted(caplog):
 
 def numbers(batch):
     """The samples of a batch that carry loss."""
-    return batch["ids"] if batch["loss_mask"].any() else []
+    return batch.targets.tolist()
 
 
 @given(
@@ -193,7 +195,7 @@ def test_dropped_samples_stay_dropped_over_a_resume_with_more_room():
 def test_resuming_with_the_same_limits_keeps_the_batches(stop):
     whole = epoch_of(iterator(bucket_window=100, short_first=3))
     first = iterator(bucket_window=100, short_first=3)
-    got = [batch["ids"] for _, batch in zip(range(stop), first.batches(), strict=False)]
+    got = [batch.inputs["tokens"][:, 0].tolist() for _, batch in zip(range(stop), first.batches(), strict=False)]
     second = iterator(bucket_window=100, short_first=3)
     second.load_state_dict(first.state_dict())
     assert got + epoch_of(second) == whole

@@ -1,4 +1,4 @@
-"""How ftk-preprocess shares out its work: parts of files, texts out of JSON lines, a set of hashes."""
+"""How ftk-preprocess shares out its work: parts of files, texts out of JSON lines, which hashes are new."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.data.text._hash_set import HashSet
-from ftk.data.text._json_texts import json_texts
 from ftk.data.text.encoding import hash_texts
 from ftk.data.text.files import (
     MAX_DOCUMENT_BYTES,
@@ -34,7 +32,8 @@ from ftk.data.text.files import (
 )
 from ftk.data.text.preprocess import _tasks
 from ftk.data.text.preprocess_config import InputConfig
-from ftk.data.text.records import _clean_json_text, clean_texts, parse_block
+from ftk.data.text.records import clean_texts, parse_block
+from ftk.data.text.split_writer import add_new
 
 
 def blocks_of(path: str, kind: str, part_bytes: int, most: int = MAX_DOCUMENT_BYTES) -> list[Block]:
@@ -253,63 +252,38 @@ LINES = [
 LETTERS = '{}[]",:\\0123456789.eE+-truefalsn \t\r\x00\x0b\u00a0é秦😀u\n'
 
 
-def slow_json_texts(text: str, key: str) -> list[str] | None:
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    found = [_clean_json_text(line.removesuffix("\r"), key) for line in lines]
-    return None if None in found else found  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_scanner_reads_what_pythons_json_reads(seed):
+@pytest.mark.parametrize("seed", range(2))
+def test_json_lines_read_at_once_are_those_read_one_by_one(seed):
     chosen = random.Random(seed)
-    plain = 0
-    for _ in range(5000):
+    clean = 0
+    for _ in range(2000):
         letters = list("\n".join(chosen.choices(LINES, k=chosen.choice((1, 1, 2, 3)))))
         for _ in range(chosen.choice((0, 0, 1, 1, 2, 3))):
             at = chosen.randrange(len(letters) + 1)
             letters[at : at + chosen.choice((0, 1))] = chosen.choice((LETTERS[-1], chosen.choice(LETTERS), ""))
-        text = "".join(letters)
-        fallen: list[str] = []
-
-        def fallback(line: str, fallen: list[str] = fallen) -> str | None:
-            fallen.append(line)
-            return _clean_json_text(line, "text")
-
-        assert json_texts(text, "text", fallback) == slow_json_texts(text, "text"), text
-        plain += not fallen
-    assert plain > 500  # the scanner did the work, not what it falls back on
+        block = Block("x", "jsonl", 1, 0, "".join(letters).encode(), 0)
+        texts, records = clean_texts(block), list(parse_block(block))
+        if texts is not None:
+            expected = [getattr(record, "text", record) for record in records]
+            assert [text for text in texts if text.strip()] == [text for text in expected if text.strip()]
+            clean += 1
+    assert clean > 200
 
 
 @pytest.mark.parametrize("key", ['a"b', "a\\b", "", "帝", "two words"])
 def test_any_key_can_be_asked_for(key):
     text = json.dumps({"other": "x", key: "found", "more": ""}) + "\n"
-    assert json_texts(text, key, lambda line: _clean_json_text(line, key)) == ["found"]
+    assert clean_texts(Block("x", "jsonl", 1, 0, text.encode(), 0), key) == ["found"]
 
 
 # --- hashes ---
 
 
-@given(rounds=st.lists(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 3), max_size=50), max_size=8))
-@settings(max_examples=60, deadline=None)
-def test_the_hash_set_knows_what_it_has_seen(rounds):
-    ours, seen = HashSet(), set()
-    for hashes in rounds:
-        expected = []
-        for value in hashes:
-            expected.append(value not in seen)
-            seen.add(value)
-        assert ours.add(np.array(hashes, dtype=np.uint64)).tolist() == expected
-    assert len(ours) == len(seen)
-
-
-def test_the_hash_set_grows():
-    hashes = np.random.default_rng(0).integers(0, 2**64, size=300_000, dtype=np.uint64)
-    ours = HashSet()
-    assert ours.add(hashes).all()
-    assert not ours.add(hashes).any()
-    assert len(ours) == 300_000
+def test_the_first_of_equal_hashes_is_new():
+    seen: set[int] = set()
+    first, second = (np.array(hashes, dtype=np.uint64) for hashes in ([3, 2**64 - 1, 3, 0], [0, 4]))
+    assert add_new(seen, first).tolist() == [True, True, False, True]
+    assert add_new(seen, second).tolist() == [False, True]
 
 
 def test_hashes_of_texts_never_change():

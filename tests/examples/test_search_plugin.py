@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ftk.checkpoint import save_checkpoint
-from ftk.generation import SequenceGenerator
 from ftk.generation.sampling import prompt_key, step_numbers
 from ftk.models import build_model
 from ftk.plugins import import_user_dir
 from ftk.registry import SEARCHES
+from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tokenizers import load_tokenizer
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
@@ -33,7 +33,7 @@ def plugin():
 @pytest.mark.parametrize(("target", "rate"), [(1.0, 0.5), (0.5, 0.1)])
 def test_answers_equal_the_slow_version(target, rate):
     model, limit_met = small_model(seed=4), 0
-    generator = SequenceGenerator(model, SPECIAL, search=f"mirostat target={target} rate={rate}", max_len=6, seed=5)
+    generator = BlankGenerator(model, SPECIAL, search=f"mirostat target={target} rate={rate}", max_len=6, seed=5)
     for context in ([7, 8, 3, 9], [3], [10, 11, 12, 3, 6]):
         ((answer,),) = generator.fill_ids([context])
         blank, limit, expected = context.index(3), 2 * target, []

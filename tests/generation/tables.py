@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from ftk.generation import SequenceGenerator
+from ftk.tasks.glm_blank import BlankGenerator
 
 # 0 and 1 are words, 2 ends an answer, 3 starts it, 4 is the blank; in greater tables all others are words.
 TABLE_SPECIAL = SimpleNamespace(sop=3, eop=2, mask=4)
@@ -41,7 +41,7 @@ def random_table(size, seed):
 
 def fill(table, **options):
     """The best answer of a table's only blank, its `others` included, as a list."""
-    ((answer,),) = SequenceGenerator(TableModel(table), TABLE_SPECIAL, **options).fill_ids([[4]])
+    ((answer,),) = BlankGenerator(TableModel(table), TABLE_SPECIAL, **options).fill_ids([[4]])
     return [answer, *answer.others]
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ftk.generation import SequenceGenerator
 from ftk.generation.sampling import draw_without_replacement, prompt_key, step_numbers
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.tables import TABLE_SPECIAL, SlowBeam, TableModel, fill, random_table, whole
@@ -46,7 +46,7 @@ def slow_beam_sampling(next_scores, uniforms, width, max_len, penalty, filters):
 def test_answers_equal_the_slow_lists_with_the_same_numbers(width, filters):
     model = small_model(seed=4)
     contexts = [[7, 8, 3, 9], [3], [10, 11, 12, 13, 14, 3, 6], [7, 3, 7, 7, 8]]
-    generator = SequenceGenerator(
+    generator = BlankGenerator(
         model, SPECIAL, search="beam_sampling", beam=width, nbest=width, max_len=4, seed=5, **filters
     )
     for context, (answer,) in zip(contexts, generator.fill_ids(contexts), strict=True):
@@ -75,7 +75,7 @@ def test_what_is_drawn_is_distributed_as_draws_without_replacement():
         best = sorted(drawn, key=lambda index: -shares[index])[:2]
         expected[words[best[0]], words[best[1]]] += chance
     assert sum(expected.values()) == pytest.approx(1.0)
-    generator = SequenceGenerator(
+    generator = BlankGenerator(
         TableModel(table), TABLE_SPECIAL, search="beam_sampling", beam=2, nbest=2, max_len=1, batch_size=1000
     )
     found = Counter(

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ftk.generation import SequenceGenerator
 from ftk.generation.search.beam import BeamSearch
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.tables import every_answer, fill, log_row, random_table, slow_beam, whole
@@ -71,7 +71,7 @@ def test_a_wide_beam_finds_the_best_of_all_answers(seed, penalty):
     # 5 * 5 hypotheses at most go on to the last step, so that nothing is ever cut off; 200 is beyond the
     # vocabulary too.
     for width in (156, 200):
-        generator = SequenceGenerator(model, special, beam=width, max_len=max_len, length_penalty=penalty)
+        generator = BlankGenerator(model, special, beam=width, max_len=max_len, length_penalty=penalty)
         ((answer,),) = generator.fill_ids([context])
         assert answer.tokens == tokens
         assert answer.score == pytest.approx(score, abs=1e-5)
@@ -82,7 +82,7 @@ def test_a_wide_beam_finds_the_best_of_all_answers(seed, penalty):
 def test_narrow_beams_equal_the_slow_lists(seed, width):
     model = small_model(seed=seed)
     contexts = [[7, 8, 3, 9], [3], [10, 11, 12, 13, 14, 3, 6], [7, 3, 7, 7, 8]]
-    generator = SequenceGenerator(model, SPECIAL, beam=width, max_len=6, length_penalty=0.8)
+    generator = BlankGenerator(model, SPECIAL, beam=width, max_len=6, length_penalty=0.8)
     for context, (answer,) in zip(contexts, generator.fill_ids(contexts), strict=True):
         tokens, score = slow.beam(model, context, context.index(3), width, 6, 0.8)
         assert answer.tokens == tokens
@@ -92,7 +92,7 @@ def test_narrow_beams_equal_the_slow_lists(seed, width):
 def test_token_log_probabilities_of_a_beam_are_those_of_the_model():
     model = small_model(seed=3)
     context = [7, 3, 8, 4, 9]
-    (answers,) = SequenceGenerator(model, SPECIAL, beam=4, max_len=5).fill_ids([context])
+    (answers,) = BlankGenerator(model, SPECIAL, beam=4, max_len=5).fill_ids([context])
     filled = []
     for blank, answer in zip((1, 3), answers, strict=True):
         whole = answer.tokens + ([SPECIAL.eop] if answer.ended else [])
@@ -105,7 +105,7 @@ def test_token_log_probabilities_of_a_beam_are_those_of_the_model():
 def test_a_beam_of_one_is_greedy():
     model = small_model(seed=1)
     contexts = [[7, 8, 3, 9], [11, 3, 12, 4, 13], [3]]
-    generator = SequenceGenerator(model, SPECIAL, max_len=6)
+    generator = BlankGenerator(model, SPECIAL, max_len=6)
     greedy = generator.fill_ids(contexts)
     generator.strategy = generator.strategy._replace(target=BeamSearch)
     for row, expected in zip(generator.fill_ids(contexts), greedy, strict=True):
@@ -184,8 +184,8 @@ def test_fewer_answers_than_asked_for_are_given_where_there_are_no_more():
 
 def test_n_best_of_later_blanks_follow_the_best_of_the_earlier():
     model, context = small_model(seed=3), [7, 3, 8, 4, 9]
-    plain = SequenceGenerator(model, SPECIAL, beam=4, max_len=5).fill_ids([context])
-    (answers,) = SequenceGenerator(model, SPECIAL, beam=4, nbest=3, max_len=5).fill_ids([context])
+    plain = BlankGenerator(model, SPECIAL, beam=4, max_len=5).fill_ids([context])
+    (answers,) = BlankGenerator(model, SPECIAL, beam=4, nbest=3, max_len=5).fill_ids([context])
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain[0]]
     for answer in answers:
         assert len(answer.others) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ftk.generation import SequenceGenerator
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 
@@ -55,7 +55,7 @@ CONTEXTS = [[7, 8, 3, 9], [11, 3, 12, 4, 13, 14], [3], [6, 7, 8, 9, 10, 11, 12, 
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_equal_the_slow_version(seed, candidates, alpha):
     model = small_model(seed=seed)
-    generator = SequenceGenerator(
+    generator = BlankGenerator(
         model, SPECIAL, search="contrastive", contrastive_candidates=candidates, contrastive_alpha=alpha, max_len=5
     )
     for context, answers in zip(CONTEXTS, generator.fill_ids(CONTEXTS), strict=True):
@@ -65,18 +65,18 @@ def test_answers_equal_the_slow_version(seed, candidates, alpha):
 
 def test_it_is_neither_greedy_nor_without_the_context():
     model = small_model(seed=1)
-    greedy = SequenceGenerator(model, SPECIAL, max_len=5).fill_ids(CONTEXTS)
-    found = SequenceGenerator(model, SPECIAL, search="contrastive", max_len=5).fill_ids(CONTEXTS)
+    greedy = BlankGenerator(model, SPECIAL, max_len=5).fill_ids(CONTEXTS)
+    found = BlankGenerator(model, SPECIAL, search="contrastive", max_len=5).fill_ids(CONTEXTS)
     assert [[a.tokens for a in row] for row in found] != [[a.tokens for a in row] for row in greedy]
     # With alpha 0, or one candidate, it is greedy.
     for options in ({"contrastive_alpha": 0.0}, {"contrastive_candidates": 1}):
-        same = SequenceGenerator(model, SPECIAL, search="contrastive", max_len=5, **options).fill_ids(CONTEXTS)
+        same = BlankGenerator(model, SPECIAL, search="contrastive", max_len=5, **options).fill_ids(CONTEXTS)
         assert [[a.tokens for a in row] for row in same] == [[a.tokens for a in row] for row in greedy]
 
 
 def test_a_minimal_length_holds_and_log_probabilities_are_the_models_own():
     model = small_model(seed=2)
-    generator = SequenceGenerator(model, SPECIAL, search="contrastive", max_len=4, min_len=3)
+    generator = BlankGenerator(model, SPECIAL, search="contrastive", max_len=4, min_len=3)
     for context, answers in zip(CONTEXTS, generator.fill_ids(CONTEXTS), strict=True):
         whole = [answer.tokens + [SPECIAL.eop] * answer.ended for answer in answers]
         assert whole == slow_contrastive(model, context, 4, 0.6, 4, min_len=3)
@@ -89,7 +89,7 @@ def test_a_minimal_length_holds_and_log_probabilities_are_the_models_own():
 def test_more_candidates_than_tokens_are_all_of_them():
     model, context = small_model(vocab_size=8), [7, 3, 6]
     every = slow_contrastive(model, context, 8, 0.6, 4)
-    generator = SequenceGenerator(model, SPECIAL, search="contrastive", contrastive_candidates=30, max_len=4)
+    generator = BlankGenerator(model, SPECIAL, search="contrastive", contrastive_candidates=30, max_len=4)
     assert [a.tokens + [SPECIAL.eop] * a.ended for a in generator.fill_ids([context])[0]] == every
 
 
@@ -97,6 +97,6 @@ def test_the_token_read_ahead_needs_a_position_too():
     from ftk.errors import UserError
 
     model = small_model()  # tables of 65 rows
-    assert SequenceGenerator(model, SPECIAL, search="contrastive", max_len=63, min_len=63).fill_ids([[7, 3]])[0]
+    assert BlankGenerator(model, SPECIAL, search="contrastive", max_len=63, min_len=63).fill_ids([[7, 3]])[0]
     with pytest.raises(UserError, match=r"max_len \(--max-len\) can be at most 63"):
-        SequenceGenerator(model, SPECIAL, search="contrastive", max_len=64).fill_ids([[7, 3]])
+        BlankGenerator(model, SPECIAL, search="contrastive", max_len=64).fill_ids([[7, 3]])

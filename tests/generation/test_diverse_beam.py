@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftk.generation import SequenceGenerator
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.tables import fill, log_row, random_table, slow_beam, slow_diverse_beam, whole
@@ -41,7 +41,7 @@ def test_groups_equal_the_slow_lists(width, groups, strength, early_stopping):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_real_model_gives_what_the_slow_lists_give(seed):
     model, context = small_model(seed=seed), [7, 8, 3, 9]
-    generator = SequenceGenerator(
+    generator = BlankGenerator(
         model, SPECIAL, search="diverse_beam", beam=4, nbest=4, diversity_strength=1.5, max_len=5
     )
     ((answer,),) = generator.fill_ids([context])

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from ftk.errors import UserError
-from ftk.generation import SequenceGenerator
 from ftk.generation.ensemble import Ensemble
-from ftk.generation.scoring import score_ids
+from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill.scoring import score_ids
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
-from tests.generation.test_orders import CONTEXTS
+from tests.tasks.glm_blank.infill.test_orders import CONTEXTS
 
 
 def members():
@@ -42,7 +42,7 @@ def slow_greedy(models, context, max_len):
 @pytest.mark.parametrize("options", [{}, {"beam": 4, "nbest": 4}, {"search": "contrastive"}])
 def test_answers_have_the_mean_probability(options):
     models = members()
-    generator = SequenceGenerator(Ensemble(models), SPECIAL, max_len=5, **options)
+    generator = BlankGenerator(Ensemble(models), SPECIAL, max_len=5, **options)
     for context, answers in zip(CONTEXTS, generator.fill_ids(CONTEXTS), strict=True):
         if not options:
             expected = slow_greedy(models, context, 5)
@@ -58,7 +58,7 @@ def test_answers_have_the_mean_probability(options):
 
 
 def test_scores_and_generation_agree():
-    generator = SequenceGenerator(Ensemble(members()), SPECIAL, max_len=5, beam=3)
+    generator = BlankGenerator(Ensemble(members()), SPECIAL, max_len=5, beam=3)
     (answers,) = generator.fill_ids(CONTEXTS[:1])
     given = [answer.tokens + [SPECIAL.eop] * answer.ended for answer in answers]
     (((*scored,),),) = score_ids(generator, CONTEXTS[:1], [[given]], end=False)
@@ -68,8 +68,8 @@ def test_scores_and_generation_agree():
 
 def test_one_model_alone_is_itself():
     model = small_model(seed=1)
-    alone = SequenceGenerator(model, SPECIAL, max_len=5).fill_ids(CONTEXTS)
-    twice = SequenceGenerator(Ensemble([model, model]), SPECIAL, max_len=5).fill_ids(CONTEXTS)
+    alone = BlankGenerator(model, SPECIAL, max_len=5).fill_ids(CONTEXTS)
+    twice = BlankGenerator(Ensemble([model, model]), SPECIAL, max_len=5).fill_ids(CONTEXTS)
     assert [[a.tokens for a in one] for one in twice] == [[a.tokens for a in one] for one in alone]
 
 
@@ -85,5 +85,5 @@ def test_the_shortest_positions_count_and_what_does_not_fit_is_refused():
 
 def test_members_keep_their_mode():
     models = members()
-    SequenceGenerator(Ensemble(models), SPECIAL, max_len=2).fill_ids(CONTEXTS[:1])
+    BlankGenerator(Ensemble(models), SPECIAL, max_len=2).fill_ids(CONTEXTS[:1])
     assert not any(model.training for model in models)

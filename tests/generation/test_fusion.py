@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation import SequenceGenerator
 from ftk.generation.ensemble import Ensemble
 from ftk.generation.language_model import LanguageModel
-from ftk.generation.orders import blank_numbers
 from ftk.generation.processors.base import Processor
 from ftk.generation.processors.prefix import AllowedTokens
 from ftk.generation.search.base import Fusion
+from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill.orders import blank_numbers
 from tests.generation.slow import BLANKS, SPECIAL, next_logprobs, small_model
 from tests.generation.test_in_flight import STRATEGIES, assert_alike
-from tests.generation.test_orders import CONTEXTS
-from tests.generation.test_sequence_generator import random_contexts
+from tests.tasks.glm_blank.infill.test_generator import random_contexts
+from tests.tasks.glm_blank.infill.test_orders import CONTEXTS
 
 WEIGHT = 0.7
 
@@ -39,7 +39,7 @@ def other():
 
 
 def generator(model, other, weight=WEIGHT, special=SPECIAL, **options):
-    return SequenceGenerator(model, special, language_model=LanguageModel(other, special, weight), **options)
+    return BlankGenerator(model, special, language_model=LanguageModel(other, special, weight), **options)
 
 
 def language_logprobs(model, context, filled, blank, answer, mask=SPECIAL.gmask, limit=None):
@@ -80,7 +80,7 @@ def test_greedy_equals_the_slow_sum(block_positions, options):
     model, other = (small_model(seed=seed, block_positions=block_positions) for seed in (1, 7))
     changed = False
     fused = generator(model, other, max_len=4, **options).fill_ids(CONTEXTS)
-    plain = SequenceGenerator(model, SPECIAL, max_len=4, **options).fill_ids(CONTEXTS)
+    plain = BlankGenerator(model, SPECIAL, max_len=4, **options).fill_ids(CONTEXTS)
     for context, answers, without in zip(CONTEXTS, fused, plain, strict=True):
         order = blank_numbers(options.get("blank_order", "left"), sum(token in BLANKS for token in context))
         expected = slow_greedy(model, other, context, order, 4, options.get("reencode", False))
@@ -95,7 +95,7 @@ def test_greedy_equals_the_slow_sum(block_positions, options):
 @pytest.mark.parametrize("options", STRATEGIES)
 def test_without_weight_the_answers_are_those_of_the_model_to_the_last_bit(model, other, options):
     contexts = random_contexts(3, 12)
-    plain = SequenceGenerator(model, SPECIAL, max_len=5, batch_size=5, alternatives=2, **options).fill_ids(contexts)
+    plain = BlankGenerator(model, SPECIAL, max_len=5, batch_size=5, alternatives=2, **options).fill_ids(contexts)
     fused = generator(model, other, 0.0, max_len=5, batch_size=5, alternatives=2, **options).fill_ids(contexts)
     for answers, expected in zip(fused, plain, strict=True):
         for answer in answers:
@@ -150,10 +150,10 @@ def test_answers_end_where_the_model_says(model, other):
 
     def num_ended(ends):
         language_model = LanguageModel(never_ends, SPECIAL, 3.0, ends=ends)
-        found = SequenceGenerator(model, SPECIAL, language_model=language_model, **options).fill_ids(contexts)
+        found = BlankGenerator(model, SPECIAL, language_model=language_model, **options).fill_ids(contexts)
         return sum(answer.ended for answers in found for answer in answers)
 
-    alone = SequenceGenerator(model, SPECIAL, **options).fill_ids(contexts)
+    alone = BlankGenerator(model, SPECIAL, **options).fill_ids(contexts)
     assert num_ended(True) < 0.5 * sum(answer.ended for answers in alone for answer in answers)
     assert num_ended(False) > 0.5 * sum(answer.ended for answers in alone for answer in answers)
 

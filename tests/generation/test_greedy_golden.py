@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.generation import SequenceGenerator
 from ftk.models import build_model
 from ftk.models.glm.convert import from_original
+from ftk.tasks.glm_blank import BlankGenerator
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
 FILLED = json.loads((GOLDEN / "greedy_fill.json").read_text())
@@ -46,11 +46,11 @@ def assert_equals_golden(answers, case, atol):
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_context_alone_gives_the_original_answers(model, case):
-    (answers,) = SequenceGenerator(model, SPECIAL, beam=1, max_len=FILLED["max_len"]).fill_ids([case["context"]])
+    (answers,) = BlankGenerator(model, SPECIAL, beam=1, max_len=FILLED["max_len"]).fill_ids([case["context"]])
     assert_equals_golden(answers, case, 1e-4)
 
 
 def test_all_contexts_in_one_batch_give_the_original_answers(model):
-    generator = SequenceGenerator(model, SPECIAL, beam=1, max_len=FILLED["max_len"])
+    generator = BlankGenerator(model, SPECIAL, beam=1, max_len=FILLED["max_len"])
     for answers, case in zip(generator.fill_ids([case["context"] for case in CASES]), CASES, strict=True):
         assert_equals_golden(answers, case, 1e-4)

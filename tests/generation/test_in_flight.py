@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.generation import SequenceGenerator, sequence_generator
 from ftk.generation.decoder import CachedDecoder
 from ftk.generation.processors import Processor
+from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill import generator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
-from tests.generation.test_sequence_generator import random_contexts
+from tests.tasks.glm_blank.infill.test_generator import random_contexts
 
 STRATEGIES = [
     {},
@@ -46,7 +47,7 @@ def decoders(monkeypatch):
             self.num_step_rows += tokens.size(0)
             return super().step(tokens)
 
-    monkeypatch.setattr(sequence_generator, "CachedDecoder", Recorded)
+    monkeypatch.setattr(generator, "CachedDecoder", Recorded)
     return made
 
 
@@ -62,9 +63,9 @@ def assert_alike(found, expected):
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 9])
 def test_answers_are_those_of_batches_and_of_prompts_alone(model, options, batch_size):
     contexts = random_contexts(batch_size, 24)
-    flying = SequenceGenerator(model, SPECIAL, max_len=7, batch_size=batch_size, **options).fill_ids(contexts)
-    static = SequenceGenerator(model, SPECIAL, max_len=7, batch_size=batch_size, in_flight=False, **options)
-    alone = SequenceGenerator(model, SPECIAL, max_len=7, **options)
+    flying = BlankGenerator(model, SPECIAL, max_len=7, batch_size=batch_size, **options).fill_ids(contexts)
+    static = BlankGenerator(model, SPECIAL, max_len=7, batch_size=batch_size, in_flight=False, **options)
+    alone = BlankGenerator(model, SPECIAL, max_len=7, **options)
     for context, row, in_batch in zip(contexts, flying, static.fill_ids(contexts), strict=True):
         assert_alike(row, in_batch)
         assert_alike(row, alone.fill_ids([context])[0])
@@ -73,7 +74,7 @@ def test_answers_are_those_of_batches_and_of_prompts_alone(model, options, batch
 @pytest.mark.parametrize("seed", range(3))
 def test_greedy_in_flight_equals_the_uncached_model(seed):
     model, contexts = small_model(seed=seed), random_contexts(seed + 10, 30)
-    found = SequenceGenerator(model, SPECIAL, max_len=6, batch_size=4).fill_ids(contexts)
+    found = BlankGenerator(model, SPECIAL, max_len=6, batch_size=4).fill_ids(contexts)
     for context, answers in zip(contexts, found, strict=True):
         expected = slow.greedy(model, context, 6)
         assert [answer.tokens for answer in answers] == [tokens for tokens, _ in expected]
@@ -84,14 +85,14 @@ def test_greedy_in_flight_equals_the_uncached_model(seed):
 def test_fewer_rows_are_computed_than_batch_after_batch(model, decoders):
     contexts = random_contexts(5, 60)
     for in_flight in (True, False):
-        SequenceGenerator(model, SPECIAL, max_len=20, batch_size=8, in_flight=in_flight).fill_ids(contexts)
+        BlankGenerator(model, SPECIAL, max_len=20, batch_size=8, in_flight=in_flight).fill_ids(contexts)
     flying, static = (decoder.num_step_rows for decoder in decoders)
     assert flying < 0.8 * static
 
 
 def test_every_prompt_is_reported_once(model):
     contexts, reported = random_contexts(6, 25), []
-    SequenceGenerator(model, SPECIAL, max_len=5, batch_size=4).fill_ids(contexts, progress=reported.append)
+    BlankGenerator(model, SPECIAL, max_len=5, batch_size=4).fill_ids(contexts, progress=reported.append)
     assert sum(reported) == 25
 
 
@@ -119,10 +120,10 @@ class CountsTokens(Processor):
 def test_what_a_processor_keeps_belongs_to_one_search(model):
     contexts = random_contexts(7, 30)
     options = {"max_len": 6, "processors": [CountsTokens()]}
-    found = SequenceGenerator(model, SPECIAL, batch_size=5, **options).fill_ids(contexts)
+    found = BlankGenerator(model, SPECIAL, batch_size=5, **options).fill_ids(contexts)
     assert max(len(answer.tokens) for row in found for answer in row) == 3
     for context, row in zip(contexts, found, strict=True):
-        assert_alike(row, SequenceGenerator(model, SPECIAL, **options).fill_ids([context])[0])
+        assert_alike(row, BlankGenerator(model, SPECIAL, **options).fill_ids([context])[0])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_what_a_processor_keeps_belongs_to_one_search(model):
 )
 def test_memory_is_what_the_formula_in_the_docs_says(model, decoders, options, width, read_ahead):
     contexts, max_len = random_contexts(8, 40), 6
-    SequenceGenerator(model, SPECIAL, max_len=max_len, batch_size=7, **options).fill_ids(contexts)
+    BlankGenerator(model, SPECIAL, max_len=max_len, batch_size=7, **options).fill_ids(contexts)
     settled = max(len(c) + 1 + (sum(t in slow.BLANKS for t in c) - 1) * (max_len + 1) for c in contexts)
     config, (decoder,) = model.config, decoders
     formula = 2 * 4 * config.num_layers * config.hidden_size * 7 * (settled + width * (max_len - 1 + read_ahead))
@@ -157,7 +158,7 @@ def test_buffers_are_made_once_for_all_prompts(model, monkeypatch):
         return logits
 
     monkeypatch.setattr(CachedDecoder, "step", recorded)
-    SequenceGenerator(model, SPECIAL, max_len=6, batch_size=3, beam=2).fill_ids(random_contexts(9, 30))
+    BlankGenerator(model, SPECIAL, max_len=6, batch_size=3, beam=2).fill_ids(random_contexts(9, 30))
     assert len(places) > 50
     assert len(set(places)) == 1
 
@@ -173,6 +174,6 @@ def test_reordering_beams_moves_no_keys_and_no_values(model, monkeypatch):
         reordered.append(all(torch.equal(one, other) for one, other in zip(before, after, strict=True)))
 
     monkeypatch.setattr(CachedDecoder, "reorder", recorded)
-    SequenceGenerator(model, SPECIAL, max_len=6, beam=4).fill_ids([[7, 8, 3, 9]])
+    BlankGenerator(model, SPECIAL, max_len=6, beam=4).fill_ids([[7, 8, 3, 9]])
     assert reordered
     assert all(reordered)

@@ -8,12 +8,12 @@ import torch
 
 import ftk
 from ftk.errors import UserError
-from ftk.generation import SequenceGenerator
-from ftk.generation.fill import BlankFiller
 from ftk.generation.processors import ProcessorConfig, Processors, build_processors
 from ftk.generation.processors.base import Processor
 from ftk.generation.processors.per_prompt import PerPrompt
 from ftk.generation.steering import PROMPT_OPTIONS, Steering
+from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill.fill import BlankFiller
 from tests.cli.test_generate_command import place  # noqa: F401  (a checkpoint)
 from tests.generation.slow import SPECIAL, small_model
 
@@ -51,7 +51,7 @@ def made(place):  # noqa: F811
     def make(processors=None, **options):
         config = ProcessorConfig(**(processors or {}))
         steering = Steering(config, tokenizer, min_len=0, max_len=12)
-        generator = SequenceGenerator(
+        generator = BlankGenerator(
             model, tokenizer.special, max_len=12, processors=steering.processors, batch_size=4, **options
         )
         return BlankFiller(tokenizer, generator, steering)
@@ -209,7 +209,7 @@ def test_a_beam_with_constraints_beside_one_without_chooses_as_alone():
             return [[int(row.flatten().argmin()), *row.flatten().topk(count).indices.tolist()] for row in totals]
 
     own = [None, Processors([Constrained()]), None]
-    generator = SequenceGenerator(model, SPECIAL, beam=3, nbest=3, max_len=5)
+    generator = BlankGenerator(model, SPECIAL, beam=3, nbest=3, max_len=5)
     mixed = generator.fill_ids(contexts, processors=own)
     plain = generator.fill_ids(contexts[:1])[0]
     assert mixed[0] == mixed[2]

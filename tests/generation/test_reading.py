@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.generation import SequenceGenerator
 from ftk.generation.blanks import context_chunk, next_chunk
 from ftk.generation.decoder import CachedDecoder
 from ftk.generation.hidden_states import HiddenStates
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation.slow import SPECIAL, small_model
 
 SOP, DEVICE = SPECIAL.sop, torch.device("cpu")
@@ -57,7 +57,7 @@ def test_rows_in_flight_read_no_padding(monkeypatch):
     answers = {}
     for in_flight in (True, False):
         shapes.clear()
-        generator = SequenceGenerator(model, SPECIAL, max_len=5, in_flight=in_flight, batch_size=4)
+        generator = BlankGenerator(model, SPECIAL, max_len=5, in_flight=in_flight, batch_size=4)
         answers[in_flight] = [[answer.tokens for answer in row] for row in generator.fill_ids(contexts)]
         assert shapes[0] == ((1, 4 + 41 + 3 + 39) if in_flight else (4, 41))
     assert answers[True] == answers[False]

@@ -11,9 +11,9 @@ import ftk
 from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.quantize import save_quantized
 from ftk.errors import UserError
-from ftk.generation import SequenceGenerator
 from ftk.models import build_model
 from ftk.modules.quantization import Quantization, quantize_model
+from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 from tests.generation.slow import SPECIAL
 
@@ -59,8 +59,8 @@ def together_until_they_part(one, other):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_batch_changes_is_rounding_and_within_the_stated_bound(kind):
     model, prompts = rounded(kind, certain_model()), contexts(24)
-    alone = SequenceGenerator(model, SPECIAL, max_len=6, batch_size=1).fill_ids(prompts)
-    among = SequenceGenerator(model, SPECIAL, max_len=6, batch_size=24).fill_ids(prompts)
+    alone = BlankGenerator(model, SPECIAL, max_len=6, batch_size=1).fill_ids(prompts)
+    among = BlankGenerator(model, SPECIAL, max_len=6, batch_size=24).fill_ids(prompts)
     pairs = [pair for a, b in zip(alone, among, strict=True) for pair in together_until_they_part(a[0], b[0])]
     assert len(pairs) > 100
     # Where the answers part, the two tokens are as good as equally likely: their log-probabilities are compared, too.
@@ -71,10 +71,10 @@ def test_what_a_batch_changes_is_rounding_and_within_the_stated_bound(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_of_rounded_weights_are_near_those_of_float32(kind):
     model, prompts = certain_model(), contexts(24)
-    answers = SequenceGenerator(model, SPECIAL, max_len=6).fill_ids(prompts)
+    answers = BlankGenerator(model, SPECIAL, max_len=6).fill_ids(prompts)
     given = [[[a.tokens + ([SPECIAL.eop] if a.ended else []) for a in row]] for row in answers]
-    exact = SequenceGenerator(model, SPECIAL, max_len=6).score(prompts, given)
-    small = SequenceGenerator(rounded(kind, copy.deepcopy(model)), SPECIAL, max_len=6)
+    exact = BlankGenerator(model, SPECIAL, max_len=6).score(prompts, given)
+    small = BlankGenerator(rounded(kind, copy.deepcopy(model)), SPECIAL, max_len=6)
     off = [
         abs(one - other)
         for ((a,),), ((b,),) in zip(exact, small.score(prompts, given), strict=True)

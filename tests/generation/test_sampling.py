@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.generation import SequenceGenerator, sampling
+from ftk.generation import sampling
 from ftk.generation.sampling import draw, prompt_key, step_numbers, token_probabilities, uniform_numbers
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 
@@ -234,7 +235,7 @@ def test_first_tokens_are_distributed_as_the_model_says(options):
     model, context, draws = small_model(seed=2), [7, 8, 3, 9], 4000
     with torch.no_grad():
         model.token_embedding.weight.mul_(0.3)  # flatter, so that many tokens have a chance
-    generator = SequenceGenerator(
+    generator = BlankGenerator(
         model,
         SPECIAL,
         max_len=1,
@@ -254,7 +255,7 @@ def test_tokens_behind_the_first_are_distributed_as_the_model_says():
     model, context, draws = small_model(seed=4), [7, 3, 9], 6000
     with torch.no_grad():
         model.token_embedding.weight.mul_(0.3)
-    generator = SequenceGenerator(model, SPECIAL, max_len=2, min_len=2, sampling=True, top_k=3, batch_size=500)
+    generator = BlankGenerator(model, SPECIAL, max_len=2, min_len=2, sampling=True, top_k=3, batch_size=500)
     answers = generator.fill_ids([context] * draws, seeds=range(draws))
     counts = Counter(tuple(answer.tokens) for (answer,) in answers)
     probabilities = {}
@@ -278,15 +279,15 @@ def without_end(model, context, answer):
 
 def test_sampling_is_not_greedy():
     model = small_model(seed=2)
-    greedy = SequenceGenerator(model, SPECIAL, max_len=6).fill_ids([[7, 3]])
-    generator = SequenceGenerator(model, SPECIAL, max_len=6, sampling=True, temperature=3.0)
+    greedy = BlankGenerator(model, SPECIAL, max_len=6).fill_ids([[7, 3]])
+    generator = BlankGenerator(model, SPECIAL, max_len=6, sampling=True, temperature=3.0)
     sampled = generator.fill_ids([[7, 3]] * 30, seeds=range(30))
     assert len({tuple(answer.tokens) for (answer,) in sampled}) > 10
     assert any(row != greedy[0] for row in sampled)
 
 
 def test_samples_depend_on_prompt_and_seed_and_nothing_else():
-    generator = SequenceGenerator(small_model(), SPECIAL, max_len=6, sampling=True, temperature=2.0, seed=3)
+    generator = BlankGenerator(small_model(), SPECIAL, max_len=6, sampling=True, temperature=2.0, seed=3)
     alone = generator.fill_ids([[7, 3, 8]])[0]
     among = generator.fill_ids([[9, 3], [7, 3, 8], [3, 3, 3], [10, 11, 12, 3]])[1]
     again = generator.fill_ids([[7, 3, 8]], seeds=[3])[0]
@@ -318,8 +319,8 @@ def test_uniform_numbers_are_uniform_and_independent():
 
 def test_n_best_samples_are_independent_ones_of_which_the_first_is_the_one_sample():
     model, contexts = small_model(seed=2), [[7, 3, 8], [9, 3]]
-    one = SequenceGenerator(model, SPECIAL, max_len=5, sampling=True, temperature=2.0)
-    many = SequenceGenerator(model, SPECIAL, max_len=5, sampling=True, temperature=2.0, nbest=6)
+    one = BlankGenerator(model, SPECIAL, max_len=5, sampling=True, temperature=2.0)
+    many = BlankGenerator(model, SPECIAL, max_len=5, sampling=True, temperature=2.0, nbest=6)
     for row, (best,) in zip(one.fill_ids(contexts), many.fill_ids(contexts), strict=True):
         answers = [best, *best.others]
         assert len(answers) == 6
@@ -330,7 +331,7 @@ def test_n_best_samples_are_independent_ones_of_which_the_first_is_the_one_sampl
     draws, context = 4000, [7, 8, 3, 9]
     with torch.no_grad():
         model.token_embedding.weight.mul_(0.3)
-    pairs = SequenceGenerator(model, SPECIAL, max_len=1, sampling=True, top_k=3, nbest=2, batch_size=500)
+    pairs = BlankGenerator(model, SPECIAL, max_len=1, sampling=True, top_k=3, nbest=2, batch_size=500)
     found = Counter(
         frozenset(((a.tokens or [SPECIAL.eop])[0], (a.others[0].tokens or [SPECIAL.eop])[0]))
         for (a,) in pairs.fill_ids([context] * draws, seeds=range(draws))
@@ -344,7 +345,7 @@ def test_n_best_samples_are_independent_ones_of_which_the_first_is_the_one_sampl
 
 def test_log_probabilities_of_samples_are_the_models_own():
     model, context = small_model(seed=5), [7, 3, 8]
-    generator = SequenceGenerator(model, SPECIAL, max_len=5, sampling=True, temperature=2.0, top_k=5)
+    generator = BlankGenerator(model, SPECIAL, max_len=5, sampling=True, temperature=2.0, top_k=5)
     ((answer,),) = generator.fill_ids([context])
     whole = answer.tokens + ([SPECIAL.eop] if answer.ended else [])
     for index, token in enumerate(whole):

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from ftk.errors import UserError
-from ftk.generation import GenerationConfig, SequenceGenerator
+from ftk.generation import GenerationConfig
 from ftk.generation.search import Search, Task, strategy
 from ftk.generation.search.greedy import GreedySearch
 from ftk.registry import SEARCHES
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.tables import whole
@@ -47,7 +48,7 @@ def test_every_built_in_strategy_is_tested_here():
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("batch_size", [2, 100])
 def test_a_batch_gives_what_its_members_give_alone(name, batch_size):
-    generator = SequenceGenerator(
+    generator = BlankGenerator(
         small_model(), SPECIAL, search=name, max_len=6, batch_size=batch_size, **STRATEGIES[name]
     )
     contexts = random_contexts(7, 16)
@@ -64,7 +65,7 @@ def test_a_batch_gives_what_its_members_give_alone(name, batch_size):
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_log_probabilities_are_those_of_the_uncached_model(name):
     model = small_model(seed=3)
-    generator = SequenceGenerator(model, SPECIAL, search=name, max_len=5, **STRATEGIES[name])
+    generator = BlankGenerator(model, SPECIAL, search=name, max_len=5, **STRATEGIES[name])
     for context in random_contexts(8, 6):
         blanks = [index for index, token in enumerate(context) if token in slow.BLANKS]
         filled = []
@@ -82,11 +83,11 @@ def test_log_probabilities_are_those_of_the_uncached_model(name):
 def test_alternatives_are_the_likeliest_tokens_of_the_uncached_model(name, batch_size):
     model = small_model(seed=3)
     options = {"search": name, "max_len": 5, "batch_size": batch_size, **STRATEGIES[name]}
-    generator = SequenceGenerator(model, SPECIAL, alternatives=3, **options)
+    generator = BlankGenerator(model, SPECIAL, alternatives=3, **options)
     contexts = random_contexts(8, 8)
     rows = generator.fill_ids(contexts)
     for context, answers, plain in zip(
-        contexts, rows, SequenceGenerator(model, SPECIAL, **options).fill_ids(contexts), strict=True
+        contexts, rows, BlankGenerator(model, SPECIAL, **options).fill_ids(contexts), strict=True
     ):
         blanks = [index for index, token in enumerate(context) if token in slow.BLANKS]
         filled = []
@@ -104,7 +105,7 @@ def test_alternatives_are_the_likeliest_tokens_of_the_uncached_model(name, batch
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_seed_changes_the_strategies_that_draw_and_no_others(name):
-    generator = SequenceGenerator(small_model(), SPECIAL, search=name, max_len=6, **STRATEGIES[name])
+    generator = BlankGenerator(small_model(), SPECIAL, search=name, max_len=6, **STRATEGIES[name])
     rows = generator.fill_ids([[7, 3, 8, 9]] * 12, seeds=range(12))
     different = len({tuple(answer.tokens) for (answer,) in rows})
     assert (different > 1) == (name in ("sampling", "beam_sampling"))
@@ -156,11 +157,11 @@ def test_a_strategy_registered_with_options_gets_them():
         model, context = small_model(), [7, 3]
         expected = slow.next_logprobs(model, context, [], 1, []).argsort(descending=True)[:3].tolist()
         for text, rank in (("test_nth_best rank=3", 3), ("test_nth_best", 2)):
-            ((answer,),) = SequenceGenerator(model, SPECIAL, search=text, max_len=1).fill_ids([context])
+            ((answer,),) = BlankGenerator(model, SPECIAL, search=text, max_len=1).fill_ids([context])
             assert whole(answer)[0] == expected[rank - 1]
         for text, message in (("test_nth_best rank=0", "rank is 0"), ("test_nth_best ranks=1", "ranks")):
             with pytest.raises(UserError, match=message):
-                SequenceGenerator(model, SPECIAL, search=text)
+                BlankGenerator(model, SPECIAL, search=text)
     finally:
         del SEARCHES._entries["test_nth_best"]
 
@@ -217,7 +218,7 @@ def test_beam_and_sampling_are_short_for_their_strategies(options, name):
 )
 def test_options_that_do_not_fit_are_named(options, message):
     with pytest.raises(UserError, match=re.escape(message)):
-        SequenceGenerator(small_model(), SPECIAL, **options)
+        BlankGenerator(small_model(), SPECIAL, **options)
 
 
 def test_early_stopping_is_understood_as_a_truth_value_too():

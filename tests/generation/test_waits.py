@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ftk.generation import SequenceGenerator, ranking, sampling
+from ftk.generation import ranking, sampling
 from ftk.generation.in_flight import CHECK_EVERY, InFlight
 from ftk.generation.processors.base import Processors
 from ftk.generation.processors.forbidden import ForbiddenTokens, NoRepeatNgram
 from ftk.generation.processors.length import MaxLength, MinLength
 from ftk.generation.processors.penalties import RepetitionPenalty, UnknownPenalty
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation.slow import SPECIAL, small_model
 
 CONTEXTS = [[7, 8, 3, 9, 10], [11, 4, 12], [13, 14, 15, 5]]
@@ -76,7 +77,7 @@ def waits_of_steps(monkeypatch):
 
     def run(processors, own=None, contexts=CONTEXTS, **options):
         steps.clear()
-        generator = SequenceGenerator(small_model(), SPECIAL, max_len=MAX_LEN, processors=processors, **options)
+        generator = BlankGenerator(small_model(), SPECIAL, max_len=MAX_LEN, processors=processors, **options)
         generator.fill_ids(contexts, processors=own)
         return list(steps)
 

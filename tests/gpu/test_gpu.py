@@ -9,12 +9,12 @@ import torch
 from step_ways import Way, build_step, make_batches, model_config
 from torch import nn
 
-from ftk.generation import SequenceGenerator
 from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.engine import prepare_process
 from ftk.optim.base import step_unless
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.registry import OPTIMIZERS
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation.slow import SPECIAL, small_model
 
 # Head size 64, as published; flex attention takes 16 or more.
@@ -144,7 +144,7 @@ def test_greedy_answers_are_those_of_the_cpu(device):
     contexts = [[7, 8, 3, 9, 10], [11, 3, 12, 4, 13, 14, 15, 5], [3], [3, 3, 3, 3], [19, 18, 17, 4, 16]]
     tokens, scores = [], []
     for where in (CPU, device):
-        filled = SequenceGenerator(small_model().to(where), SPECIAL, max_len=7).fill_ids(contexts)
+        filled = BlankGenerator(small_model().to(where), SPECIAL, max_len=7).fill_ids(contexts)
         tokens.append([[answer.tokens for answer in row] for row in filled])
         scores.append([score for row in filled for answer in row for score in answer.token_logprobs])
     assert tokens[1] == tokens[0]

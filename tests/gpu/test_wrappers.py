@@ -5,12 +5,14 @@ Wrappers of a size of one are put on by hand: a run of one process leaves them o
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from step_ways import LEARNING_RATE, SEED, BatchTask, Way, build_step, make_batches, model_config, train_config
+from step_ways import LEARNING_RATE, SEED, Way, build_step, make_batches, model_config, train_config
 from torch import nn
 
 from ftk.model_parallel.config import ParallelConfig
@@ -35,7 +37,7 @@ from tests.gpu.test_gpu import SHAPE, no_waiting
 
 CONFIG = model_config(SHAPE, 256, dropout=0.0)
 BATCHES = [
-    {**batch, "sample_ids": torch.arange(2)}  # as the iterator adds them
+    dataclasses.replace(batch, sample_ids=np.arange(2))  # as the iterator fills them in
     for batch in make_batches(CONFIG, 2, 256, 4)
 ]
 PRECISIONS = ["fp32", "bf16"]
@@ -71,7 +73,7 @@ class Wrapped:
         criterion = config.criterion.build()
         with torch.device("cpu" if kind == "copies" else "meta"):
             model = GLM(CONFIG, SEED)
-        step = StepModule(model, BatchTask(), criterion)
+        step = StepModule(model, criterion)
         parallel = ParallelConfig(cpu_offload=kind == "offload")
         called: nn.Module = step
         if kind == "offload":
@@ -86,7 +88,7 @@ class Wrapped:
         self.model = model.train()
         optimizer = config.optimizer.build(param_groups=parameter_groups(model, 0.1))
         self.update = Update(
-            config, BatchTask(), model, criterion, optimizer, world.device, Stopwatch(),
+            config, model, criterion, optimizer, world.device, Stopwatch(),
             runner=SequentialRunner(called, world.device, precision, several=True), world=world,
         )  # fmt: skip
         self.figures = TrainingFigures(world.device, Stopwatch(), world)

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.batch import Batch
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import GlobalGradients, finish_gradients
 from ftk.model_parallel.pipeline.build import build_pipeline
@@ -18,7 +19,8 @@ from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.world import World, make_world, resolve_sizes
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
-from tests.model_parallel.small_steps import VOCAB, Steps, whole
+from tests.dense import batch_of
+from tests.model_parallel.small_steps import VOCAB, whole
 
 SEED = 3
 CLIP_NORM = 0.5  # below every norm of these updates
@@ -33,7 +35,7 @@ def small_glm(**options: Any) -> GLM:
     return GLM(GLMConfig(**{**shape, **dropout, **options}), SEED)
 
 
-def varied_batches(update: int, count: int = UPDATE_FREQ) -> list[dict[str, Tensor]]:
+def varied_batches(update: int, count: int = UPDATE_FREQ) -> list[Batch]:
     """Micro-batches of different rows and lengths with all that a collater can put into one; 1 to 3 rows, 17 to 24
     tokens. Every third update has one micro-batch less."""
     generator = torch.Generator().manual_seed(1000 + update)
@@ -46,25 +48,25 @@ def varied_batches(update: int, count: int = UPDATE_FREQ) -> list[dict[str, Tens
         rows, length = 1 + int(numbers(3)), 17 + int(numbers(8))
         places = torch.arange(length)
         context = 5 + numbers(10, rows)
-        loss_mask = places >= context[:, None]
         made.append(
-            {
-                "tokens": numbers(VOCAB, rows, length),
-                "targets": numbers(VOCAB, rows, length),
-                "loss_mask": loss_mask,
-                "position_ids": torch.stack((places, places // 3)).expand(rows, -1, -1).contiguous(),
-                "context_length": context,
-                "objective": numbers(3, rows),
-                "document_ids": (places >= 9).long().expand(rows, -1).contiguous(),
-                "loss_positions": loss_mask.flatten().nonzero().squeeze(1),
-                "sample_ids": numbers(10**6, rows),
-            }
+            batch_of(
+                {
+                    "tokens": numbers(VOCAB, rows, length),
+                    "targets": numbers(VOCAB, rows, length),
+                    "loss_mask": places >= context[:, None],
+                    "position_ids": torch.stack((places, places // 3)).expand(rows, -1, -1).contiguous(),
+                    "context_length": context,
+                    "objective": numbers(3, rows),
+                    "document_ids": (places >= 9).long().expand(rows, -1).contiguous(),
+                }
+            )
         )
+        made[-1].sample_ids = numbers(10**6, rows).numpy()
     return made
 
 
-def criterion(**options: Any) -> GLMCrossEntropy:
-    return GLMCrossEntropy(GLMCrossEntropyConfig(**options))
+def criterion(**options: Any) -> CrossEntropy:
+    return CrossEntropy(CrossEntropyConfig(**options))
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -88,7 +90,7 @@ def write_reference(path: Path, num_layers: int = 5, **options: Any) -> dict[str
     results: dict[str, Any] = {"losses": [], "norms": [], "meters": []}
     for update in range(UPDATES):
         batches = varied_batches(update)
-        num_targets = sum(int(batch["loss_mask"].sum()) for batch in batches)
+        num_targets = sum(len(batch.targets) for batch in batches)
         optimizer.zero_grad()
         sums: dict[str, list[float]] = {}
         for batch in batches:
@@ -126,7 +128,6 @@ def train_pipeline(
         model = small_glm(num_layers=num_layers)
     runner = build_pipeline(
         model,
-        Steps(),
         criterion(**options),
         world,
         parallel,
@@ -140,7 +141,7 @@ def train_pipeline(
     results: dict[str, Any] = {"losses": [], "norms": [], "meters": [], "held": sorted(names_of(runner))}
     for update in range(UPDATES):
         batches = varied_batches(update)
-        num_targets = sum(int(batch["loss_mask"].sum()) for batch in batches)
+        num_targets = sum(len(batch.targets) for batch in batches)
         optimizer.zero_grad()
         part.model.train()
         own = batches[world.data_rank :: world.sizes.data]

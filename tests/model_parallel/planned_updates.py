@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.batch import Batch
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import finish_gradients, gradient_sync
 from ftk.model_parallel.parallelize import parallelize_training
@@ -23,19 +24,11 @@ from ftk.planner.communication import traffic
 from ftk.planner.count import CountMessages, Message
 from ftk.planner.layout import Layout, Place, Workload
 from ftk.planner.model_shape import ModelShape, model_shape
+from tests import dense
 
 TOKENS = 16
 TARGETS = 4  # of each sample
 CHUNK = 6  # targets whose logits exist at a time, in the chunked form of the loss
-
-
-class Steps:
-    """The little of a task that a `StepModule` needs."""
-
-    def train_step(self, model: nn.Module, criterion: Any, batch: dict[str, Tensor]) -> Any:
-        return criterion(model, batch)
-
-    valid_step = train_step
 
 
 def config_of(**changes: Any) -> GLMConfig:
@@ -65,16 +58,18 @@ def work_of(layout: Layout, micro_batches: int, **changes: Any) -> Workload:
     return Workload(samples, TOKENS, **{**values, **changes})
 
 
-def batch_of(config: GLMConfig, samples: int, tokens: int = TOKENS, targets: int = TARGETS) -> dict[str, Tensor]:
+def batch_of(config: GLMConfig, samples: int, tokens: int = TOKENS, targets: int = TARGETS) -> Batch:
     places = torch.arange(tokens)
     drawn = torch.randint(config.vocab_size, (2, samples, tokens), generator=torch.Generator().manual_seed(1))
-    return {
-        "tokens": drawn[0],
-        "targets": drawn[1],
-        "loss_mask": (places >= tokens - targets).expand(samples, -1),
-        "position_ids": torch.stack((places, places // 3)).expand(samples, -1, -1).contiguous(),
-        "context_length": torch.full((samples,), tokens - targets),
-    }
+    return dense.batch_of(
+        {
+            "tokens": drawn[0],
+            "targets": drawn[1],
+            "loss_mask": (places >= tokens - targets).expand(samples, -1),
+            "position_ids": torch.stack((places, places // 3)).expand(samples, -1, -1).contiguous(),
+            "context_length": torch.full((samples,), tokens - targets),
+        }
+    )
 
 
 def parallel_of(layout: Layout) -> ParallelConfig:
@@ -110,13 +105,11 @@ def update(
     torch.manual_seed(0)
     with torch.device("meta"):
         model = GLM(config, 1)
-    criterion = GLMCrossEntropy(GLMCrossEntropyConfig(loss_form=loss_form, loss_chunk_tokens=CHUNK))
+    criterion = CrossEntropy(CrossEntropyConfig(loss_form=loss_form, loss_chunk_tokens=CHUNK))
     engine = EngineConfig(activation_checkpointing=layout.checkpointing)
     batches = [batch_of(config, layout.batch_size)] * micro_batches
     if layout.pipeline > 1:
-        runner = build_pipeline(
-            model, Steps(), criterion, world, parallel_of(layout), engine, update_freq=micro_batches, seed=1
-        )
+        runner = build_pipeline(model, criterion, world, parallel_of(layout), engine, update_freq=micro_batches, seed=1)
         own = runner.part.model.train()
         runner.forward_backward(batches, torch.ones(()))  # torch's stages tell each other shapes in the first one
         finish_gradients(own)
@@ -125,16 +118,16 @@ def update(
             runner.forward_backward(batches, torch.ones(()))
             finish_gradients(own)
         return Updated(counted.counts, own, received_bytes(runner))
-    called = parallelize_training(StepModule(model, Steps(), criterion), world, parallel_of(layout), engine, seed=1)
+    called = parallelize_training(StepModule(model, criterion), world, parallel_of(layout), engine, seed=1)
     model.train()
     if isinstance(called, nn.parallel.DistributedDataParallel):  # it sorts its buckets after the first, in the second
         for _ in range(2):
-            called(batches[0], True).loss.backward()
+            called(batches[0]).loss.backward()
         model.zero_grad(set_to_none=False)
     with watch or nullcontext(), CountMessages() as counted:
         for place, batch in enumerate(batches, start=1):
             with gradient_sync(called, enabled=place == micro_batches):
-                called(batch, True).loss.backward()
+                called(batch).loss.backward()
         finish_gradients(model)
     return Updated(counted.counts, model)
 

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.batch import Batch
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import gradient_sync
 from ftk.model_parallel.parallelize import parallelize_training
@@ -22,21 +23,13 @@ from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
+from tests.dense import batch_of
 
 VOCAB = 131  # no multiple of any number of processes
 PLACES = 24
 MICRO_BATCHES = 8  # of the first update, over all processes; later ones have half as many
 SEED = 3
 CLIP_NORM = 0.5  # below every norm of these updates
-
-
-class Steps:
-    """The little of a task that a `StepModule` needs."""
-
-    def train_step(self, model: nn.Module, criterion: Any, batch: dict[str, Tensor]) -> Any:
-        return criterion(model, batch)
-
-    valid_step = train_step
 
 
 def small_glm() -> GLM:
@@ -54,7 +47,7 @@ def small_glm() -> GLM:
     return GLM(config, SEED)
 
 
-def micro_batches(update: int) -> list[dict[str, Tensor]]:
+def micro_batches(update: int) -> list[Batch]:
     """All of an update's, with loss at 1 to 17 of the 24 places of each sample."""
     generator = torch.Generator().manual_seed(1000 + update)
 
@@ -66,13 +59,15 @@ def micro_batches(update: int) -> list[dict[str, Tensor]]:
         context = 7 + numbers(16, 2)
         places = torch.arange(PLACES)
         made.append(
-            {
-                "tokens": numbers(VOCAB, 2, PLACES),
-                "targets": numbers(VOCAB, 2, PLACES),
-                "loss_mask": places >= context[:, None],
-                "position_ids": torch.stack((places, places // 3)).expand(2, -1, -1).contiguous(),
-                "context_length": context,
-            }
+            batch_of(
+                {
+                    "tokens": numbers(VOCAB, 2, PLACES),
+                    "targets": numbers(VOCAB, 2, PLACES),
+                    "loss_mask": places >= context[:, None],
+                    "position_ids": torch.stack((places, places // 3)).expand(2, -1, -1).contiguous(),
+                    "context_length": context,
+                }
+            )
         )
     return made
 
@@ -97,9 +92,7 @@ def train(
     """
     with torch.device("meta" if on_meta else "cpu"):
         model = small_glm()
-    module = StepModule(
-        model, Steps(), GLMCrossEntropy(GLMCrossEntropyConfig(loss_form=loss_form, loss_chunk_tokens=5))
-    )
+    module = StepModule(model, CrossEntropy(CrossEntropyConfig(loss_form=loss_form, loss_chunk_tokens=5)))
     called = parallelize_training(
         module, world, parallel, engine or EngineConfig(), precision=precision, plan=plan, seed=SEED
     )
@@ -109,7 +102,7 @@ def train(
     losses, first = [], {}
     for update in range(num_updates):
         batches = micro_batches(update)
-        num_targets = sum(int(batch["loss_mask"].sum()) for batch in batches)
+        num_targets = sum(len(batch.targets) for batch in batches)
         own = batches[world.data_rank :: world.sizes.data]
         total = torch.zeros(())
         optimizer.zero_grad()
@@ -118,7 +111,7 @@ def train(
         for place, batch in enumerate(own, start=1):
             with gradient_sync(called, enabled=place == len(own)):
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                    loss = called(batch, True).loss
+                    loss = called(batch).loss
                 (loss / num_targets).backward()
             total += loss.detach()
         if counter is not None and update == 0:

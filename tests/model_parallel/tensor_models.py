@@ -9,11 +9,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.batch import Batch
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel.tensor_parallel.apply import apply_plan
 from ftk.model_parallel.world import Sizes, make_world
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
+from tests import dense
 
 VOCAB, HIDDEN, LAYERS, POSITIONS = 131, 64, 2, 40  # a vocabulary that no number of processes divides
 SEQUENCE = False, True
@@ -40,22 +42,24 @@ def parallel(sequence: bool, dropout: float = 0.0) -> GLM:
     return model
 
 
-def batch_of(seed: int, length: int = 31) -> dict[str, Tensor]:
+def batch_of(seed: int, length: int = 31) -> Batch:
     """Three samples with blanks, of a length that no number of processes divides; two of them hold two documents."""
     generator = torch.Generator().manual_seed(seed)
     place = torch.arange(length)
-    return {
-        "tokens": torch.randint(VOCAB, (3, length), generator=generator),
-        "targets": torch.randint(VOCAB, (3, length), generator=generator),
-        "loss_mask": torch.rand(3, length, generator=generator) < 0.4,
-        "position_ids": torch.stack((place, place // 2)).expand(3, 2, length),
-        "context_length": torch.tensor([3, 0, 20]),
-        "document_ids": torch.stack((place // 20, place // 9, place * 0)),
-    }
+    return dense.batch_of(
+        {
+            "tokens": torch.randint(VOCAB, (3, length), generator=generator),
+            "targets": torch.randint(VOCAB, (3, length), generator=generator),
+            "loss_mask": torch.rand(3, length, generator=generator) < 0.4,
+            "position_ids": torch.stack((place, place // 2)).expand(3, 2, length),
+            "context_length": torch.tensor([3, 0, 20]),
+            "document_ids": torch.stack((place // 20, place // 9, place * 0)),
+        }
+    )
 
 
-def loss_of(model: Any, batch: dict[str, Tensor], **options: Any) -> Tensor:
-    output = GLMCrossEntropy(GLMCrossEntropyConfig(**options))(model, batch)
+def loss_of(model: Any, batch: Batch, **options: Any) -> Tensor:
+    output = CrossEntropy(CrossEntropyConfig(**options))(model, batch)
     return output.loss / output.num_targets
 
 

@@ -273,7 +273,7 @@ def types_under_autocast() -> dict[str, list[str]]:
     model.final_norm.register_forward_hook(note)
     model.final_norm.register_forward_hook(note_weights)
     with torch.autocast("cpu", torch.bfloat16):
-        module(micro_batches(0)[0], True).loss.backward()
+        module(micro_batches(0)[0]).loss.backward()
     types["gradients"] = sorted({str(parameter.grad.dtype) for parameter in model.parameters()})
     return types
 
@@ -296,10 +296,9 @@ def loss_after_a_change(stage: int) -> list[float]:
 
 def frozen_is_left_alone() -> list[float]:
     """Of the first gradients with frozen position embeddings, the largest difference from those of one process."""
-    from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+    from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
     from ftk.model_parallel.parallelize import parallelize_training
     from ftk.model_parallel.step_module import StepModule
-    from tests.model_parallel.small_steps import Steps
 
     worst = []
     for options in ({}, SHARES):
@@ -307,12 +306,12 @@ def frozen_is_left_alone() -> list[float]:
         for world, config in (world_of(options, 2), (World.single(), ParallelConfig())):
             model = small_glm()
             model.position_embedding.requires_grad_(False)
-            module = StepModule(model, Steps(), GLMCrossEntropy(GLMCrossEntropyConfig()))
+            module = StepModule(model, CrossEntropy(CrossEntropyConfig()))
             called = parallelize_training(module, world, config, EngineConfig())
             own = micro_batches(0)[world.data_rank :: world.sizes.data]
             for place, batch in enumerate(own, start=1):
                 with gradient_sync(called, enabled=place == len(own)):
-                    called(batch, True).loss.backward()
+                    called(batch).loss.backward()
             grads = {name: parameter.grad for name, parameter in model.named_parameters()}
             assert all((grads[name] is None) == ("position" in name) for name in grads)
             made.append({name: whole(grad) for name, grad in grads.items() if grad is not None})

@@ -12,12 +12,12 @@ import pytest
 import ftk
 from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
-from ftk.generation import SequenceGenerator
-from ftk.generation.scoring import score_ids
 from ftk.model_parallel.world import Sizes, World, make_world
+from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill.scoring import score_ids
 from tests.distributed import run_ranks
 from tests.generation.slow import SPECIAL, small_model
-from tests.generation.test_orders import CONTEXTS
+from tests.tasks.glm_blank.infill.test_orders import CONTEXTS
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -40,10 +40,10 @@ def answers_of(folder: str, world: World) -> dict[str, Any]:
     for name, options in STRATEGIES.items():
         if (name == "contrastive" and world.sizes.pipeline > 1) or (world.size == 4 and name not in ON_FOUR):
             continue
-        filled = SequenceGenerator(model, SPECIAL, max_len=6, **options).fill_ids(CONTEXTS)
+        filled = BlankGenerator(model, SPECIAL, max_len=6, **options).fill_ids(CONTEXTS)
         found[name] = [[dataclasses.asdict(answer) for answer in answers] for answers in filled]
     given = [[[[7, 8], [9, 2], [10]]]]
-    scored = score_ids(SequenceGenerator(model, SPECIAL, max_len=6), CONTEXTS[:1], given)
+    scored = score_ids(BlankGenerator(model, SPECIAL, max_len=6), CONTEXTS[:1], given)
     found["scores"] = [[[dataclasses.asdict(answer) for answer in answers] for answers in own] for own in scored]
     return json.loads(json.dumps(found))
 

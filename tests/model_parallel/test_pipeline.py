@@ -15,7 +15,6 @@ from ftk.model_parallel.gradients import GlobalGradients, finish_gradients
 from ftk.model_parallel.pipeline.build import build_pipeline
 from tests.distributed import run_ranks
 from tests.model_parallel import pipeline_steps as steps
-from tests.model_parallel.small_steps import Steps
 
 TWO: dict[str, dict[str, Any]] = {
     "1f1b": {},
@@ -63,7 +62,7 @@ def facts() -> dict[str, Any]:
         loss_of = loss_of or steps.criterion()
         freq = steps.UPDATE_FREQ
         return build_pipeline(
-            model, Steps(), loss_of, world, config, EngineConfig(), update_freq=freq, precision=precision, seed=3
+            model, loss_of, world, config, EngineConfig(), update_freq=freq, precision=precision, seed=3
         )
 
     def update(runner: Any, seed: int = 1) -> tuple[list[float], float]:

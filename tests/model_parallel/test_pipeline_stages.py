@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.distributed.pipelining._backward import stage_backward
 
+from ftk.batch import Batch
+from ftk.criterions.base import Criterion, LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
 from ftk.errors import UserError
 from ftk.model_parallel.materialize import materialize
-from ftk.model_parallel.pipeline.batches import Shape, batch_shape, lengthened
 from ftk.model_parallel.pipeline.layout import PipelineLayout
 from ftk.model_parallel.pipeline.schedule import Schedule
-from ftk.model_parallel.pipeline.stage_module import MicroBatch, Stage
+from ftk.model_parallel.pipeline.stage_module import MicroBatch, Shape, Stage
 from ftk.model_parallel.pipeline.stages import cut_model
 from tests.model_parallel.pipeline_steps import small_glm, varied_batches
-from tests.model_parallel.small_steps import Steps
 
 LAYOUTS = [PipelineLayout((2, 1, 1, 1), 4), PipelineLayout((1, 4), 2), PipelineLayout((2, 1, 1, 1), 2)]
 
@@ -55,23 +56,23 @@ def test_stages_one_after_the_other_are_the_model(layout, loss_apart, criterion)
     model = small_glm()
     batch = varied_batches(0)[0]
     if criterion == "plain":
-        batch = {name: batch[name] for name in ("tokens", "targets", "loss_mask")}
+        batch = replace(batch, inputs={"tokens": batch.inputs["tokens"]})
         loss_of = CrossEntropy(CrossEntropyConfig())
     else:
         smoothing = 0.1 if criterion == "glm_smoothed" else 0.0
-        loss_of = GLMCrossEntropy(GLMCrossEntropyConfig(label_smoothing=smoothing, loss_form="chunked"))
+        loss_of = CrossEntropy(CrossEntropyConfig(label_smoothing=smoothing, loss_form="chunked"))
     expected = loss_of(model, batch)
     (expected.loss * 0.25).backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     parts = [cut_model(model, layout, rank) for rank in range(layout.num_ranks)]
-    shape = batch_shape(batch)
-    micro_batch = MicroBatch(batch, True, torch.tensor(0.25), shape, room=shape.rows * shape.tokens + 5)
+    shape = Shape(*batch.inputs["tokens"].shape)
+    micro_batch = MicroBatch(batch, torch.tensor(0.25), shape, room=shape.rows * shape.tokens + 5)
     handed_on = torch.zeros(())
     for index in range(layout.num_stages):
         own = parts[layout.rank_of(index)].stages[index // layout.num_ranks]
-        stage = Stage(own, Steps(), loss_of, index, layout.num_stages, loss_apart=loss_apart)
-        micro_batch.arguments = stage.arguments(micro_batch)
+        stage = Stage(own, loss_of, index, layout.num_stages, loss_apart=loss_apart)
+        stage.check(batch)
         stage.begin([micro_batch])
         handed_on = stage(handed_on)
     handed_on.backward()
@@ -190,34 +191,39 @@ def test_models_that_cannot_be_cut_are_refused_with_the_reason(model, layout, me
 
 def stage_of_other(criterion, index: int = 0) -> Stage:
     part = cut_model(OtherModel(), PipelineLayout((1, 2), 2), index)
-    return Stage(part.stages[0], Steps(), criterion, index, 2)
+    return Stage(part.stages[0], criterion, index, 2)
 
 
-@pytest.mark.parametrize(
-    ("criterion", "index", "message"),
-    [
-        (lambda model, batch: None, 0, "does not ask the model for hidden states"),
-        (lambda model, batch: model.hidden_states(batch["tokens"], bias=1), 0, "takes bias, which neither its embed"),
-        (lambda model, batch: [model(batch["tokens"]) for _ in range(2)], 1, "asks for hidden states twice"),
-    ],
-    ids=["never", "unknown argument", "twice"],
-)
-def test_criterions_that_a_pipeline_cannot_serve_are_refused(criterion, index, message):
+class SumOfHidden(Criterion):
+    def loss(self, head, hidden, batch):
+        return LossOutput(hidden.sum(), torch.tensor(len(batch.targets)), {})
+
+
+class TwoPasses(SumOfHidden):
+    def __call__(self, model, batch):
+        super().__call__(model, batch)
+        return super().__call__(model, batch)
+
+
+def batch_with(**inputs) -> Batch:
+    """Four tokens, the last of which has a target."""
     tokens = torch.zeros(1, 4, dtype=torch.int64)
-    micro_batch = MicroBatch({"tokens": tokens}, True, torch.ones(()), Shape(1, 4), room=4)
-    stage = stage_of_other(criterion, index)
-    stage.begin([micro_batch])
-    with pytest.raises(UserError) as refused:
-        stage.arguments(micro_batch), stage(torch.zeros(4, 8))
-    assert message in str(refused.value)
+    return Batch({"tokens": tokens, **inputs}, targets=torch.tensor([1]), places=torch.tensor([3]))
+
+
+def test_a_criterion_of_several_passes_and_an_input_that_no_stage_takes_are_refused():
+    with pytest.raises(UserError, match=r"^TwoPasses takes the model through more than one pass"):
+        stage_of_other(TwoPasses())
+    stage = stage_of_other(SumOfHidden())
+    stage.check(batch_with())
+    with pytest.raises(UserError, match="has the inputs bias, which neither embed nor attend of OtherModel takes"):
+        stage.check(batch_with(bias=torch.zeros(1)))
 
 
 def test_a_stage_of_frozen_parameters_has_an_end_for_the_backward_pass():
-    stage = stage_of_other(lambda model, batch: model.hidden_states(batch["tokens"]))
+    stage = stage_of_other(SumOfHidden())
     stage.requires_grad_(False)
-    tokens = torch.zeros(1, 4, dtype=torch.int64)
-    micro_batch = MicroBatch({}, True, torch.ones(()), Shape(1, 4), room=4, arguments={"tokens": tokens})
-    stage.begin([micro_batch])
+    stage.begin([MicroBatch(batch_with(), torch.ones(()), Shape(1, 4), room=4)])
     hidden = stage(torch.zeros(()))
     hidden.sum().backward()
     assert all(parameter.grad is None for parameter in stage.parameters())
@@ -225,25 +231,15 @@ def test_a_stage_of_frozen_parameters_has_an_end_for_the_backward_pass():
 
 def test_longer_sequences_change_neither_loss_nor_meters():
     model = small_glm()
-    loss_of = GLMCrossEntropy(GLMCrossEntropyConfig())
+    loss_of = CrossEntropy(CrossEntropyConfig())
     for batch in varied_batches(1):
-        longer = lengthened(batch, 16)
-        rows = len(batch["tokens"])
-        assert longer["tokens"].shape == (rows, 32)
-        assert longer["position_ids"].shape == (rows, 2, 32)
-        assert longer["loss_mask"].sum() == batch["loss_mask"].sum()
-        assert torch.equal(longer["loss_positions"], longer["loss_mask"].flatten().nonzero().squeeze(1))
-        assert torch.equal(longer["sample_ids"], batch["sample_ids"])
+        longer = batch.longer(16, model.INPUTS)
+        rows = len(batch.inputs["tokens"])
+        assert longer.inputs["tokens"].shape == (rows, 32)
+        assert longer.inputs["position_ids"].shape == (rows, 2, 32)
         one, other = loss_of(model, batch), loss_of(model, longer)
         torch.testing.assert_close(one.loss, other.loss)
         torch.testing.assert_close(one.meters, other.meters)
-
-
-def test_a_batch_of_the_right_length_is_left_alone_and_one_without_tokens_is_refused():
-    batch = varied_batches(1)[0]
-    assert lengthened(batch, 1) is batch
-    with pytest.raises(UserError, match=r"tokens"):
-        batch_shape({"pixels": torch.zeros(2, 3)})
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -142,7 +142,7 @@ def test_activations_are_what_the_layers_of_a_model_keep(mode, precision):
     work = Workload(3, 16, precision=precision)
     model = GLM(config, 1).train()
     checkpoint_blocks(model, mode)
-    batch = batch_of(config, 3)  # 48 tokens, which no weight has rows of
+    batch = batch_of(config, 3).inputs  # 48 tokens, which no weight has rows of
     layers = list(model.layers)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         hidden = model.embed(batch["tokens"], batch["position_ids"])

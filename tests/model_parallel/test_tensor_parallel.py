@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.generation.blanks import Chunk
 from ftk.generation.decoder import CachedDecoder
@@ -114,13 +114,11 @@ def compare() -> dict[str, Any]:
             }
     # The same values in validation and generation, where sequences are not shared.
     one, batch = GLM(shape(), seed=1), batch_of(0)
-    inputs = {name: batch[name] for name in ("position_ids", "context_length", "document_ids")}
+    inputs = batch.inputs
     for sequence in SEQUENCE:
         model = parallel(sequence)
         with torch.no_grad():
-            results[f"logits, sequence {sequence}"] = (
-                (model(batch["tokens"], **inputs) - one(batch["tokens"], **inputs)).abs().max().item()
-            )
+            results[f"logits, sequence {sequence}"] = (model(**inputs) - one(**inputs)).abs().max().item()
         state = whole_state_dict(model)
         results[f"state, sequence {sequence}"] = relative_difference(state, dict(one.state_dict()))
     results["local rows"] = model.token_embedding.weight.to_local().size(0)
@@ -289,11 +287,11 @@ def kept_bytes(model: GLM) -> int:
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    batch = batch_of(0, 32)
+    batch = batch_of(0, 32).inputs
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         hidden = model.hidden_states(
             batch["tokens"], position_ids=batch["position_ids"], context_length=batch["context_length"]
-        )
+        )  # one document
     own = {parameter.to_local().untyped_storage().data_ptr() for parameter in model.parameters()}
     assert hidden.requires_grad
     return sum(size for place, size in kept.items() if place not in own)
@@ -413,9 +411,9 @@ def refuse() -> str:
     assert mesh is not None
     with pytest.raises(UserError) as raised:
         apply_plan(model, model.tensor_parallel_plan, mesh["tensor"])
-    linear = GLMCrossEntropyConfig(loss_form="linear")
+    linear = CrossEntropyConfig(loss_form="linear")
     with pytest.raises(UserError, match="--loss-form linear needs the whole vocabulary on each process"):
-        GLMCrossEntropy(linear)(parallel(False), batch_of(0))
+        CrossEntropy(linear)(parallel(False), batch_of(0))
     return str(raised.value)
 
 

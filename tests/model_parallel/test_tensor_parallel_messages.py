@@ -59,7 +59,7 @@ def messages(length: int) -> dict[str, Any]:
             "numbers": dict(volume.numbers),
             "messages": dict(volume.messages),
             "end": dict(at_the_end.numbers),
-            "targets": int(batch["loss_mask"].sum()),
+            "targets": len(batch.targets),
         }
     return results
 

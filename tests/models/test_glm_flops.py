@@ -7,10 +7,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.flops import forward_flops, training_flops
 from ftk.models.glm.model import GLM
+from tests.dense import batch_of
 
 
 def shape(**changes):
@@ -26,15 +27,17 @@ def test_the_count_is_pytorchs_own(config):
     model = GLM(config, seed=1).train()
     loss_mask = torch.zeros(2, 16, dtype=torch.bool)  # [B, T]
     loss_mask[:, 10:15] = True
-    batch = {
-        "tokens": torch.arange(32).view(2, 16),
-        "targets": torch.arange(32).view(2, 16),
-        "position_ids": torch.arange(16).expand(2, 2, 16),
-        "context_length": torch.tensor([10, 8]),
-        "loss_mask": loss_mask,
-    }
+    batch = batch_of(
+        {
+            "tokens": torch.arange(32).view(2, 16),
+            "targets": torch.arange(32).view(2, 16),
+            "position_ids": torch.arange(16).expand(2, 2, 16),
+            "context_length": torch.tensor([10, 8]),
+            "loss_mask": loss_mask,
+        }
+    )
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
-        output = GLMCrossEntropy(GLMCrossEntropyConfig())(model, batch)
+        output = CrossEntropy(CrossEntropyConfig())(model, batch)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
         output.loss.backward()
     counts = {"num_tokens": 32, "num_targets": 10, "num_pairs": 2 * 16 * 16}

@@ -6,17 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.batch import Batch
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.model import GLM
 from ftk.modules.attention import MaskedAttention
-from ftk.modules.masks import additive_mask
+from ftk.modules.masks import Visibility
 from ftk.optim.parameter_groups import parameter_groups
+from tests import dense
 
-criterion = GLMCrossEntropy(GLMCrossEntropyConfig())
+criterion = CrossEntropy(CrossEntropyConfig())
 
 
-def batch_of(arrays: dict[str, Tensor], index: int | None = None) -> dict[str, Tensor]:
+def batch_of(arrays: dict[str, Tensor], index: int | None = None) -> Batch:
     """The golden arrays under the names of our batches; `index` picks one of several batches."""
     names = {
         "tokens": "input_ids",
@@ -28,7 +30,7 @@ def batch_of(arrays: dict[str, Tensor], index: int | None = None) -> dict[str, T
     batch = {ours: arrays[theirs] for ours, theirs in names.items()}
     if index is not None:
         batch = {name: value[index] for name, value in batch.items()}
-    return batch | {"loss_mask": batch["loss_mask"].bool()}
+    return dense.batch_of(batch | {"loss_mask": batch["loss_mask"].bool()})
 
 
 def test_logits_are_those_of_the_original(golden_model: GLM, golden_step: dict[str, Tensor]) -> None:
@@ -81,7 +83,8 @@ def test_twenty_steps_of_adamw_follow_the_original(golden_model: GLM, golden_tra
 def test_slow_reference_forward_gives_the_same_hidden_states(golden_model: GLM, golden_step: dict[str, Tensor]) -> None:
     """Attention as the textbook writes it, with the additive mask, in place of the fused kernel."""
     tokens, context_length = golden_step["input_ids"], golden_step["sep"]
-    mask = additive_mask(context_length, tokens.size(1))
+    places = torch.arange(tokens.size(1))
+    mask = Visibility(context_length).additive(places, places)
 
     def textbook(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = query @ key.transpose(-1, -2) / query.size(-1) ** 0.5

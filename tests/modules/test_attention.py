@@ -8,13 +8,18 @@ import torch
 from ftk.errors import UserError
 from ftk.modules.attention import Attention, MaskedAttention
 from ftk.modules.feed_forward import FeedForward
-from ftk.modules.masks import boolean_mask
+from ftk.modules.masks import Visibility
 from ftk.modules.transformer_layer import TransformerLayer
+
+
+def mask_of(*context_lengths: int, num_tokens: int) -> torch.Tensor:
+    places = torch.arange(num_tokens)
+    return Visibility(torch.tensor(context_lengths)).boolean(places, places)
 
 
 def test_attention_equals_a_loop_over_heads() -> None:
     attention = Attention(hidden_size=24, num_heads=3)
-    hidden, mask = torch.randn(2, 7, 24), boolean_mask(torch.tensor([3, 0]), 7)
+    hidden, mask = torch.randn(2, 7, 24), mask_of(3, 0, num_tokens=7)
     weight = attention.qkv.weight.view(3, 3, 8, 24)  # [A, 3, D, H]
     bias = attention.qkv.bias.view(3, 3, 8)
     heads = []
@@ -29,7 +34,7 @@ def test_attention_equals_a_loop_over_heads() -> None:
 def test_rows_of_whole_heads_are_a_whole_attention() -> None:
     """What tensor parallelism relies on: a shard of the rows computes its own heads, nothing else."""
     whole = Attention(hidden_size=16, num_heads=4)
-    hidden, attend = torch.randn(2, 5, 16), MaskedAttention(boolean_mask(torch.tensor([2, 2]), 5))
+    hidden, attend = torch.randn(2, 5, 16), MaskedAttention(mask_of(2, 2, num_tokens=5))
     partial_sums = []
     for rank in range(2):
         shard = Attention(hidden_size=16, num_heads=4)
@@ -49,7 +54,7 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 
 def test_attention_dropout_drops() -> None:
     attention = Attention(hidden_size=16, num_heads=2)
-    hidden, mask = torch.randn(1, 6, 16), boolean_mask(torch.tensor([6]), 6)
+    hidden, mask = torch.randn(1, 6, 16), mask_of(6, num_tokens=6)
     plain = attention(hidden, MaskedAttention(mask))
     assert torch.equal(plain, attention(hidden, MaskedAttention(mask, dropout=0.0)))
     assert not torch.allclose(plain, attention(hidden, MaskedAttention(mask, dropout=0.5)))
@@ -69,5 +74,5 @@ def test_a_layer_adds_to_its_input() -> None:
         torch.nn.init.zeros_(linear.weight)
         torch.nn.init.zeros_(linear.bias)
     hidden = torch.randn(1, 4, 16)
-    attend = MaskedAttention(boolean_mask(torch.tensor([0]), 4))
+    attend = MaskedAttention(mask_of(0, num_tokens=4))
     assert torch.equal(layer(hidden, attend), hidden)

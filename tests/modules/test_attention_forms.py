@@ -16,14 +16,25 @@ from ftk.modules.attention import (
     EagerAttention,
     FlexAttention,
     MaskedAttention,
+    SequenceAttention,
     attention_form,
     sequence_attention,
 )
-from ftk.modules.masks import boolean_mask
+from ftk.modules.masks import Visibility
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CONTEXT = torch.tensor([9, 0, 24])
 DOCUMENTS = (torch.arange(24) // 10).expand(3, -1)
+
+
+PLACES = torch.arange(24)
+
+
+def attend_of(
+    form: str, documents: Tensor | None = None, dropout: float = 0.0, dtype: torch.dtype = torch.float32
+) -> SequenceAttention:
+    visibility = Visibility(CONTEXT, documents=documents)
+    return sequence_attention(form, visibility, 24, CPU, dropout, dtype)
 
 
 def query_key_value(dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -31,14 +42,22 @@ def query_key_value(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [torch.randn(3, 2, 24, 16, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
 
 
-def slow_attention(query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None) -> Tensor:
+def slow_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visibility: Visibility,
+    bias: Tensor | None = None,
+    scale: float = 0.25,
+) -> Tensor:
     """One query at a time, over the keys that it sees."""
-    mask = boolean_mask(CONTEXT, 24, documents)
+    mask = visibility.boolean(PLACES, PLACES).expand(3, -1, -1, -1)
+    added = torch.zeros(3, 2, 24, 24) if bias is None else bias.expand(3, 2, 24, 24)
     attended = torch.zeros_like(value)
     for sample, head, place in product(range(3), range(2), range(24)):
         seen = mask[sample, 0, place].nonzero().squeeze(1)
-        weights = (key[sample, head, seen] @ query[sample, head, place] / 4).softmax(0)
-        attended[sample, head, place] = weights @ value[sample, head, seen]
+        scores = key[sample, head, seen] @ query[sample, head, place] * scale + added[sample, head, place, seen]
+        attended[sample, head, place] = scores.softmax(0) @ value[sample, head, seen]
     return attended
 
 
@@ -46,38 +65,52 @@ def slow_attention(query: Tensor, key: Tensor, value: Tensor, documents: Tensor 
 @pytest.mark.parametrize("form", ["sdpa", "eager"])
 def test_values_and_gradients_equal_the_slow_way(form: str, documents: Tensor | None) -> None:
     inputs = query_key_value()
-    expected = slow_attention(*inputs, documents)
-    computed = sequence_attention(form, CONTEXT, 24, documents)(*inputs)
+    expected = slow_attention(*inputs, Visibility(CONTEXT, documents=documents))
+    computed = attend_of(form, documents)(*inputs)
     torch.testing.assert_close(computed, expected, rtol=1e-5, atol=1e-6)
     seed = torch.randn_like(expected)
     wanted, found = (torch.autograd.grad(result, inputs, seed) for result in (expected, computed))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("visibility", [Visibility(CONTEXT), Visibility()], ids=["prefix", "causal alone"])
+@pytest.mark.parametrize("form", ["sdpa", "eager"])
+def test_a_bias_and_a_scale_of_the_scores_equal_the_slow_way(form: str, visibility: Visibility) -> None:
+    inputs, bias = query_key_value(), torch.randn(1, 2, 24, 24, requires_grad=True)
+    expected = slow_attention(*inputs, visibility, bias, scale=0.1)
+    attend = sequence_attention(form, visibility, 24, CPU)
+    computed = attend(*inputs, bias=bias, scale=0.1)
+    torch.testing.assert_close(computed, expected, rtol=1e-5, atol=1e-6)
+    seed = torch.randn_like(expected)
+    wanted, found = (torch.autograd.grad(result, [*inputs, bias], seed) for result in (expected, computed))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(attend(*inputs), slow_attention(*inputs, visibility), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention goes backward on CUDA only")
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one text", "packed"])
 def test_flex_trains_as_eager_does_on_cuda(documents: Tensor | None) -> None:
     inputs = [tensor.detach().cuda().requires_grad_() for tensor in query_key_value()]
-    document_ids = None if documents is None else documents.cuda()
+    visibility = Visibility(CONTEXT.cuda(), documents=None if documents is None else documents.cuda())
     seed = torch.randn(3, 2, 24, 16, device="cuda")
     results = {}
     for form in ("eager", "sdpa", "flex"):
-        computed = sequence_attention(form, CONTEXT.cuda(), 24, document_ids)(*inputs)
+        computed = sequence_attention(form, visibility, 24, CUDA)(*inputs)
         results[form] = computed, torch.autograd.grad(computed, inputs, seed)
     torch.testing.assert_close(results["sdpa"], results["eager"], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(results["flex"], results["eager"], rtol=1e-3, atol=1e-3)
 
 
 def test_flex_refuses_to_train_on_a_cpu() -> None:
-    attend = sequence_attention(attention_form("flex", CPU, torch.float32, 24, 16, 0.0), CONTEXT, 24)
+    attend = attend_of(attention_form("flex", CPU, torch.float32, 24, 16, 0.0))
     with pytest.raises(UserError, match="--attention flex trains on CUDA only, this is cpu; use --attention auto, or"):
         attend(*query_key_value())
 
 
 @pytest.mark.parametrize("form", ["sdpa", "eager"])
 def test_bfloat16_stays_near_float32(form: str) -> None:
-    exact = sequence_attention(form, CONTEXT, 24)(*query_key_value())
-    rounded = sequence_attention(form, CONTEXT, 24, dtype=torch.bfloat16)(*query_key_value(torch.bfloat16))
+    exact = attend_of(form)(*query_key_value())
+    rounded = attend_of(form, dtype=torch.bfloat16)(*query_key_value(torch.bfloat16))
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), exact, rtol=0.05, atol=0.05)
 
@@ -86,8 +119,8 @@ def test_bfloat16_stays_near_float32(form: str) -> None:
 def test_dropout_of_weights_keeps_the_mean(form: str) -> None:
     torch.manual_seed(0)
     inputs = query_key_value()
-    plain = sequence_attention(form, CONTEXT, 24)(*inputs)
-    attend = sequence_attention(form, CONTEXT, 24, dropout=0.5)
+    plain = attend_of(form)(*inputs)
+    attend = attend_of(form, dropout=0.5)
     assert not torch.allclose(attend(*inputs), plain)
     mean = sum(attend(*inputs).detach() for _ in range(2000)) / 2000
     assert (mean - plain).abs().max() < 0.15
@@ -95,9 +128,9 @@ def test_dropout_of_weights_keeps_the_mean(form: str) -> None:
 
 def test_eager_runs_under_autocast_as_a_layer_uses_it() -> None:
     layer, hidden = Attention(hidden_size=32, num_heads=2), torch.randn(3, 24, 32)
-    expected = layer(hidden, sequence_attention("sdpa", CONTEXT, 24))
+    expected = layer(hidden, attend_of("sdpa"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        computed = layer(hidden, sequence_attention("eager", CONTEXT, 24, dtype=torch.bfloat16))
+        computed = layer(hidden, attend_of("eager", dtype=torch.bfloat16))
     assert computed.dtype == torch.bfloat16
     torch.testing.assert_close(computed.float(), expected, rtol=0.1, atol=0.05)
 
@@ -139,5 +172,5 @@ def test_flex_scores_by_sdpa_on_a_cpu() -> None:
 
 
 def test_each_form_is_its_own_kind() -> None:
-    kinds = {form: type(sequence_attention(form, CONTEXT, 24)) for form in ("sdpa", "eager", "flex")}
+    kinds = {form: type(attend_of(form)) for form in ("sdpa", "eager", "flex")}
     assert kinds == {"sdpa": MaskedAttention, "eager": EagerAttention, "flex": FlexAttention}

@@ -47,7 +47,7 @@ def glm_trainer(data_bin, save_dir, *, signal_at=None, **options):
     task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
     config.model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
     torch.manual_seed(config.common.seed)
-    trainer = Trainer(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
+    trainer = Trainer(config, task, task.build_model(config.model), config.criterion.build())
     if signal_at is not None:
         train_step = task.train_step
         steps = iter(range(1, 10**6))

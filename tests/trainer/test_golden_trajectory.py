@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.convert import from_original
 from ftk.models.glm.model import GLM
 from ftk.trainer.log.records import read_records
+from tests.dense import batch_of
 from tests.trainer.toy import ToyTask, toy_trainer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
@@ -42,7 +43,7 @@ class OneBatchAnEpoch:
 
 def only(samples):
     [batch] = samples
-    return dict(batch)
+    return batch_of(batch)
 
 
 class GoldenTask(ToyTask):
@@ -77,7 +78,7 @@ def test_twenty_updates_are_those_of_the_original(tmp_path):
         tmp_path,
         task=GoldenTask(tmp_path),
         model=model,
-        criterion=GLMCrossEntropy(GLMCrossEntropyConfig()),
+        criterion=CrossEntropy(CrossEntropyConfig()),
         optimizer__lr=1e-3,
         lr_scheduler="constant",
         lr_scheduler__warmup_updates=0,

@@ -72,7 +72,7 @@ def ids_of(tmp_path, update, **options):
     trainer = toy_trainer(tmp_path, save_dir="ids", **options)
     batches = []
     while len(batches) < update:
-        batches += [batch["sample_ids"].tolist() for batch in trainer.train_iterator.batches()]
+        batches += [batch.sample_ids.tolist() for batch in trainer.train_iterator.batches()]
     trainer.checkpoints.release()
     return batches[update - 1]
 
@@ -180,7 +180,9 @@ class PoisonedDataset(ToyDataset):
 
 def collate_features(samples):
     features = torch.stack([torch.from_numpy(sample["features"]) for sample in samples])  # [B, 3]
-    return {**collate(samples), "features": features}
+    batch = collate(samples)
+    batch.inputs["features"] = features
+    return batch
 
 
 class PoisonedTask(ToyTask):
@@ -195,28 +197,18 @@ class PoisonedTask(ToyTask):
 
     split_is_train = True
 
-    def train_step(self, model, criterion, batch):
-        model.features = batch.get("features")
-        return criterion(model, batch)
-
-    def valid_step(self, model, criterion, batch):
-        model.features = None
-        return criterion(model, batch)
-
 
 class FeatureModel(ToyModel):
     """Adds what a linear layer makes of the features."""
-
-    features = None
 
     def __init__(self):
         super().__init__()
         self.project = nn.Linear(3, 8)
 
-    def forward(self, tokens):
+    def forward(self, tokens, features=None):
         hidden = self.norm(self.embedding(tokens))
-        if self.features is not None:
-            hidden = hidden + self.project(self.features)[:, None]
+        if features is not None:
+            hidden = hidden + self.project(features)[:, None]
         return self.output(self.dropout(hidden))
 
 
@@ -229,7 +221,7 @@ def poisoned_trainer(tmp_path, **options):
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_a_poisoned_sample_is_named_with_workers_and_after_a_resume(tmp_path, caplog, num_workers, interrupt):
     iterator = poisoned_trainer(tmp_path, save_dir="order").train_iterator
-    epoch = [batch["sample_ids"].tolist() for batch in iterator.batches()]
+    epoch = [batch.sample_ids.tolist() for batch in iterator.batches()]
     update = next(number for number, ids in enumerate(epoch, start=1) if POISONED in ids)
     assert 1 < update < 6
     options = {"dataloader__num_workers": num_workers, "debug__detect_anomaly": True, "logging__log_interval": 3}

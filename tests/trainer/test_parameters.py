@@ -12,7 +12,7 @@ from ftk.checkpoint import load_model_tensors
 from ftk.checkpoint.storage import read_index
 from ftk.errors import UserError
 from tests.trainer.test_policy import EACH, Scripted
-from tests.trainer.test_step import ForbidReading, HostCountingTask, records
+from tests.trainer.test_step import ForbidReading, records
 from tests.trainer.toy import ToyModel, assert_same, everything, toy_trainer
 
 
@@ -60,8 +60,8 @@ def test_scaled_rates_and_multiplied_gradients_are_those_of_the_slow_way(tmp_pat
     scales = {"norm.weight": 0.25, "norm.bias": 0.25, "output.bias": 3.0}
     norms = []
     for update, group in enumerate(groups):
-        logits = torch.cat([expected(b["tokens"])[b["loss_mask"]] for b in group])
-        loss = F.cross_entropy(logits, torch.cat([b["targets"][b["loss_mask"]] for b in group]))
+        logits = torch.cat([expected(**b.inputs).flatten(0, 1)[b.places] for b in group])
+        loss = F.cross_entropy(logits, torch.cat([b.targets for b in group]))
         expected.zero_grad()
         loss.backward()
         expected.embedding.weight.grad *= 4
@@ -81,7 +81,6 @@ def test_scaled_rates_and_multiplied_gradients_are_those_of_the_slow_way(tmp_pat
 def test_a_step_with_them_reads_nothing_from_the_device(tmp_path):
     trainer = toy_trainer(
         tmp_path,
-        task=HostCountingTask(tmp_path),
         parameters__freeze=["norm"],
         parameters__lr_scales=["output=0.5"],
         parameters__gradient_multipliers=["output=2"],

@@ -30,25 +30,31 @@ from tests.trainer.toy import ToyModel, ToyTask, everything, toy_config
 
 
 class IllTask(ToyTask):
-    """Its loss is infinite in some updates on one process."""
+    """Its criterion's loss is infinite in some updates on one process."""
 
     def __init__(self, tmp_path, world, updates, rank):
         super().__init__(tmp_path)
         self.world, self.updates, self.rank = world, updates, rank
         self.trainer = None
 
-    def train_step(self, model, criterion, batch):
-        output = super().train_step(model, criterion, batch)
-        if self.world.rank == self.rank and self.trainer.state.num_updates + 1 in self.updates:
-            return output._replace(loss=output.loss * math.inf)
-        return output
+    def criterion(self):
+        task = self
+
+        class Ill(CrossEntropy):
+            def __call__(self, model, batch):
+                output = super().__call__(model, batch)
+                is_due = task.world.rank == task.rank and task.trainer.state.num_updates + 1 in task.updates
+                return output._replace(loss=output.loss * math.inf) if model.training and is_due else output
+
+        return Ill(CrossEntropyConfig())
 
 
 def train(folder, world, name, *, task=None, model=None, **options):
     torch.manual_seed(0)
     task = task or ToyTask(folder)
     config = toy_config(folder / name, **options)
-    trainer = Trainer(config, task, model or ToyModel(0.0), CrossEntropy(CrossEntropyConfig()), world=world)
+    criterion = task.criterion() if isinstance(task, IllTask) else CrossEntropy(CrossEntropyConfig())
+    trainer = Trainer(config, task, model or ToyModel(0.0), criterion, world=world)
     task.trainer = trainer
     return trainer, trainer.train()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftk.data.indexed.dataset import IndexedDatasetWriter
 from ftk.tokenizers import build_tokenizer, load_tokenizer
 from ftk_cli import data, train, validate
+from tests.data.fairseq_files import write_fairseq
 
 RUN = ["--task", "glm_blank", "--arch", "glm_tiny", "--seq-length", "32", "--batch-size", "2"]
 RUN += ["--max-update", "2", "--num-workers", "0"]
@@ -44,9 +44,8 @@ def test_a_run_on_fairseqs_files(tmp_path, capsys):
     (tmp_path / "fs").mkdir()
     (tmp_path / "fs" / "dict.txt").write_text("".join(f"w{i} {i}\n" for i in range(50)))
     for split, count in (("train", 40), ("valid", 8)):
-        with IndexedDatasetWriter(tmp_path / "fs" / split, "uint16", dialect="fairseq") as writer:
-            for _ in range(count):
-                writer.add([*generator.integers(4, 54, size=20).tolist(), 2])
+        rows = [[*generator.integers(4, 54, size=20).tolist(), 2] for _ in range(count)]
+        write_fairseq(tmp_path / "fs" / split, rows)
     assert train.main([str(tmp_path / "fs"), *RUN, "--save-dir", str(tmp_path / "run")]) == 0
     kept = tmp_path / "run" / "checkpoint_last" / "tokenizer"
     assert sorted(path.name for path in kept.iterdir()) == ["dict.txt", "ftk_tokenizer.json"]

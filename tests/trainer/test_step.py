@@ -50,8 +50,8 @@ def test_updates_are_those_of_the_slow_way(tmp_path):
         groups += [epoch[i : i + 2] for i in range(0, len(epoch), 2)]  # an update does not cross epochs
     losses, norms = [], []
     for update, group in enumerate(groups[:5]):
-        logits = torch.cat([expected(b["tokens"])[b["loss_mask"]] for b in group])
-        loss = F.cross_entropy(logits, torch.cat([b["targets"][b["loss_mask"]] for b in group]))
+        logits = torch.cat([expected(**b.inputs).flatten(0, 1)[b.places] for b in group])
+        loss = F.cross_entropy(logits, torch.cat([b.targets for b in group]))
         slow.zero_grad()
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.7).item())
@@ -148,13 +148,8 @@ class ForbidReading(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class HostCountingTask(ToyTask):
-    def count_targets(self, batch):
-        return 7
-
-
 def test_a_step_never_reads_a_value_from_the_device(tmp_path):
-    trainer = toy_trainer(tmp_path, task=HostCountingTask(tmp_path))
+    trainer = toy_trainer(tmp_path)
     batches = list(trainer.train_iterator.batches())
     with ForbidReading():
         trainer.train_step(batches[:2])
@@ -208,9 +203,7 @@ def test_a_batch_without_targets_does_no_harm(tmp_path):
 
 
 def collate_without_targets(samples):
-    batch = collate(samples)
-    batch["loss_mask"].zero_()
-    return batch
+    return collate(samples).without_loss()
 
 
 def test_frozen_parameters_stay(tmp_path):
@@ -227,17 +220,15 @@ def test_frozen_parameters_stay(tmp_path):
 def test_the_model_is_back_in_training_mode_after_a_validation(tmp_path):
     modes = []
 
-    class Watching(ToyTask):
-        def train_step(self, model: nn.Module, criterion, batch):
-            modes.append(("train", model.training, torch.is_grad_enabled()))
-            return criterion(model, batch)
+    class Watching(CrossEntropy):
+        def __call__(self, model, batch):
+            modes.append((model.training, torch.is_grad_enabled()))
+            return super().__call__(model, batch)
 
-        def valid_step(self, model: nn.Module, criterion, batch):
-            modes.append(("valid", model.training, torch.is_grad_enabled()))
-            return criterion(model, batch)
-
-    toy_trainer(tmp_path, task=Watching(tmp_path)).train()
-    assert set(modes) == {("train", True, True), ("valid", False, False)}
+    trainer = toy_trainer(tmp_path, criterion=Watching(CrossEntropyConfig()))
+    trainer.train()
+    assert set(modes) == {(True, True), (False, False)}
+    assert trainer.model.training
 
 
 @pytest.mark.parametrize("options", [{"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}])

@@ -12,6 +12,7 @@ from ftk.config.build import build
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.trainer.train_config import TrainConfig
 from ftk.trainer.trainer import Trainer
+from tests.dense import batch_of
 
 VOCABULARY = 11
 
@@ -41,7 +42,7 @@ def collate(samples):
     for row, sample in enumerate(samples):
         tokens[row, : len(sample["tokens"])] = torch.from_numpy(sample["tokens"])
         loss_mask[row, 1 : len(sample["tokens"])] = True
-    return {"tokens": tokens, "targets": tokens.clone(), "loss_mask": loss_mask}
+    return batch_of({"tokens": tokens, "targets": tokens, "loss_mask": loss_mask})
 
 
 class ToyTask:
@@ -63,14 +64,6 @@ class ToyTask:
 
     def hooks(self):
         return ()
-
-    def count_targets(self, batch):
-        return int(batch["loss_mask"].sum())
-
-    def train_step(self, model, criterion, batch):
-        return criterion(model, batch)
-
-    valid_step = train_step
 
 
 class ToyModel(nn.Module):

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ftk.data.corpora.composition import ComposedCorpus, CompositionConfig
 from ftk.data.indexed.check import forget_pages
 from ftk.data.indexed.dataset import IndexedDataset
-from ftk.data.indexed.folder_layout import NoSplit, SplitFiles, find_splits
+from ftk.data.indexed.folder_layout import NoSplit, find_splits
 from ftk.data.indexed.output_folder import RECORD, read_record
 from ftk.errors import UserError
 from ftk.files import reason
@@ -44,7 +44,7 @@ class Corpus(Protocol):
         """Names of the splits that are there."""
 
     def documents(self, split: str) -> Documents:
-        """The documents of one split; in a parallel corpus, the sources. Raises UserError if it is not there."""
+        """The documents of one split. Raises UserError if it is not there."""
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids."""
@@ -52,19 +52,6 @@ class Corpus(Protocol):
     @property
     def tokenizer_folder(self) -> Path:
         """Folder with the tokenizer's own files, copied into every checkpoint."""
-
-
-class ParallelCorpus(Corpus, Protocol):
-    """A corpus of pairs: document i of `targets(split)` belongs to document i of `documents(split)`."""
-
-    def has_targets(self, split: str) -> bool:
-        """Whether a split has targets."""
-
-    def targets(self, split: str) -> Documents:
-        """The targets of a split, as many as it has documents. Raises UserError if it has none."""
-
-    def target_tokenizer(self) -> Tokenizer:
-        """The tokenizer of the targets; the same as `tokenizer()` but in fairseq's data with two dictionaries."""
 
 
 class GroupedDocuments:
@@ -104,6 +91,8 @@ class GroupedDocuments:
 
 @dataclass(kw_only=True)
 class IndexedCorpusConfig(CompositionConfig):
+    RETIRED: ClassVar = {"source_lang": None, "target_lang": None}
+
     data: str = field(
         metadata={
             "help": "folder of .bin/.idx files, written by ftk-preprocess, Megatron or fairseq; A,B: blended; "
@@ -121,12 +110,6 @@ class IndexedCorpusConfig(CompositionConfig):
             "metavar": "DIR",
         },
     )
-    source_lang: str | None = field(
-        default=None, metadata={"help": "in data with several languages, which is the source", "metavar": "NAME"}
-    )
-    target_lang: str | None = field(
-        default=None, metadata={"help": "in data with several languages, which is the target", "metavar": "NAME"}
-    )
 
 
 @register_dataset("indexed", config=IndexedCorpusConfig)
@@ -143,23 +126,6 @@ class IndexedCorpus(ComposedCorpus):
 
         super().__init__(config.data, config, open_folder)
 
-    def has_targets(self, split: str) -> bool:
-        return not self.is_composed and self._folder.has_targets(split)
-
-    def targets(self, split: str) -> IndexedDataset | GroupedDocuments:
-        if self.is_composed:
-            raise UserError("pairs cannot be blended or sharded; give one data folder")
-        return self._folder.targets(split)
-
-    def target_tokenizer(self) -> Tokenizer:
-        return self._folder.target_tokenizer()
-
-    @property
-    def _folder(self) -> IndexedFolder:
-        folder = self.corpora[0][0]
-        assert isinstance(folder, IndexedFolder)
-        return folder
-
 
 class IndexedFolder:
     """A folder of `.bin/.idx` pairs: ours, Megatron's (with `tokenizer_folder`) or fairseq's (with its dict.txt).
@@ -173,7 +139,7 @@ class IndexedFolder:
         self.folder = Path(config.data)
         if not self.folder.exists():
             raise UserError(f"{self.folder}: no such data folder; make one with ftk-preprocess --destdir {self.folder}")
-        self.files = find_splits(self.folder, config.source_lang, config.target_lang) if self.folder.is_dir() else {}
+        self.files = find_splits(self.folder) if self.folder.is_dir() else {}
         if not self.files:
             raise UserError(f"{self.folder} holds no .idx file; give a folder written by ftk-preprocess")
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -182,30 +148,25 @@ class IndexedFolder:
         return sorted(self.files)
 
     def documents(self, split: str) -> IndexedDataset | GroupedDocuments:
-        return self._open(self._files(split).source)
-
-    def has_targets(self, split: str) -> bool:
-        return self._files(split).target is not None
-
-    def targets(self, split: str) -> IndexedDataset | GroupedDocuments:
-        files = self._files(split)
-        if files.target is None:
-            raise UserError(f"{self.folder / files.source}.idx has no targets; data of pairs is meant")
-        sources, targets = self._open(files.source), self._open(files.target)
-        if len(sources) != len(targets):
-            raise UserError(
-                f"{self.folder}: {files.source} holds {len(sources)} documents, {files.target} {len(targets)}; "
-                "each needs its partner, make both again"
-            )
-        return targets
+        if split not in self.files:
+            raise NoSplit(f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())}")
+        dataset = IndexedDataset(self.folder / self.files[split])
+        if len(dataset) == 0:
+            raise UserError(f"{self.folder / self.files[split]}.idx holds no documents")
+        return as_documents(dataset)
 
     def tokenizer(self) -> Tokenizer:
         if self.config.tokenizer_folder is not None:
             tokenizer = load_tokenizer(self.config.tokenizer_folder)
         elif has_tokenizer(self.folder):
             tokenizer = load_tokenizer(self.folder)
+        elif any(self.folder.glob("dict*.txt")):
+            return build_tokenizer("fairseq_dict", path=self.folder)
         else:
-            return build_tokenizer("fairseq_dict", path=self._dictionary(0))
+            raise UserError(
+                f"{self.folder} holds no tokenizer (neither tokenizer/ nor fairseq's dict.txt); "
+                "give the one that made the ids by --tokenizer-folder"
+            )
         made_with = self._recorded_fingerprint()
         if made_with is not None and made_with != tokenizer.fingerprint:
             raise UserError(
@@ -214,11 +175,6 @@ class IndexedFolder:
                 "run ftk-preprocess again"
             )
         return tokenizer
-
-    def target_tokenizer(self) -> Tokenizer:
-        if self.config.tokenizer_folder is not None or has_tokenizer(self.folder):
-            return self.tokenizer()
-        return build_tokenizer("fairseq_dict", path=self._dictionary(1))
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -229,29 +185,6 @@ class IndexedFolder:
             self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")
             self.tokenizer().save(self._scratch.name)
         return Path(self._scratch.name)
-
-    def _files(self, split: str) -> SplitFiles:
-        if split not in self.files:
-            raise NoSplit(f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())}")
-        return self.files[split]
-
-    def _open(self, name: str) -> IndexedDataset | GroupedDocuments:
-        dataset = IndexedDataset(self.folder / name)
-        if len(dataset) == 0:
-            raise UserError(f"{self.folder / name}.idx holds no documents")
-        return as_documents(dataset)
-
-    def _dictionary(self, side: int) -> Path:
-        languages = {files.languages[side] for files in self.files.values()}
-        for path in (self.folder / f"dict.{language}.txt" for language in sorted(languages)):
-            if path.is_file():
-                return path
-        if not (self.folder / "dict.txt").is_file():
-            raise UserError(
-                f"{self.folder} holds no tokenizer (neither tokenizer/ nor fairseq's dict.txt); "
-                "give the one that made the ids by --tokenizer-folder"
-            )
-        return self.folder / "dict.txt"
 
     def _recorded_fingerprint(self) -> str | None:
         try:

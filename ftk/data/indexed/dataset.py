@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -18,9 +17,9 @@ import numpy.typing as npt
 from ftk.data.indexed._index import SequenceTable
 from ftk.data.indexed.check import check_index, forget_pages
 from ftk.data.indexed.file_map import FileMap, check_files
-from ftk.data.indexed.format import file_size, pack_header, read_layout
+from ftk.data.indexed.format import SIZES_AT, dtype_code, file_size, pack_header, read_layout
 from ftk.errors import UserError
-from ftk.files import FileState, open_regular, shortened, whole_file
+from ftk.files import FileState, shortened, whole_file
 
 _EAGER_CHECK_BYTES = 1 << 24  # a larger index is checked at the first access, so that opening stays instant
 _SPILL_NUMBERS = 1 << 16
@@ -152,8 +151,6 @@ class IndexedDatasetWriter:
         prefix: path of the pair without `.bin` and `.idx`; the folder must exist.
         dtype: token dtype: (u)int8, (u)int16, int32, int64, float32, float64; see `optimal_dtype`.
         overwrite: replace a pair that exists; without it, that is refused.
-        dialect: "megatron" (also ours) or "fairseq", which has uint32 and uint64, but no float32 and no
-            documents of several sequences.
     """
 
     def __init__(
@@ -162,12 +159,10 @@ class IndexedDatasetWriter:
         dtype: npt.DTypeLike,
         *,
         overwrite: bool = False,
-        dialect: str = "megatron",
     ) -> None:
         self.prefix = os.fspath(prefix)
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.dialect = dialect
-        self._sizes_at = len(pack_header(self.dtype, 0, 0, dialect))
+        dtype_code(self.dtype)  # refuses what the format lacks
         self._idx_path, self._bin_path = paths_of(self.prefix)
         if not overwrite:
             for path in (self._idx_path, self._bin_path):
@@ -182,7 +177,7 @@ class IndexedDatasetWriter:
             self._bin_file = files.enter_context(whole_file(self._bin_path))
             marks = files.enter_context(tempfile.TemporaryFile(dir=self._idx_path.parent))
             self._files = files.pop_all()
-        self._idx_file.write(bytes(self._sizes_at))
+        self._idx_file.write(bytes(SIZES_AT))
         self._sizes = _Spill(self._idx_file, np.dtype("<i4"))
         self._marks = _Spill(marks, np.dtype("<i8"))
         self._marks.extend(np.zeros(1, dtype="<i8"))
@@ -218,22 +213,6 @@ class IndexedDatasetWriter:
         first = self._sizes.count + 1
         self._write(tokens, lengths)
         self._marks.extend(np.arange(first, first + lengths.size, dtype=np.int64))
-        self._last_mark = self._sizes.count
-
-    def add_dataset(self, dataset: IndexedDataset) -> None:
-        """Writes all sequences of another dataset, in the same documents.
-
-        Where both have one dtype, the tokens are copied as bytes, and holes of a sparse file stay holes.
-        """
-        before, tokens = self._sizes.count, dataset.tokens
-        if dataset.dtype == self.dtype:
-            self._bin_file.flush()
-            copy_bytes(dataset.paths[1], self._bin_file)
-        else:
-            for start in range(0, tokens.size, _COPY_NUMBERS):
-                self._bin_file.write(self._converted(tokens[start : start + _COPY_NUMBERS]).data)
-        self._sizes.extend(dataset.sizes)
-        self._marks.extend(dataset.document_index[1:] + before)
         self._last_mark = self._sizes.count
 
     def end_document(self) -> None:
@@ -284,18 +263,17 @@ class IndexedDatasetWriter:
         pointer = 0
         for start in range(0, num_sequences, _COPY_NUMBERS):
             count = min(_COPY_NUMBERS, num_sequences - start)
-            idx.seek(self._sizes_at + 4 * start)
+            idx.seek(SIZES_AT + 4 * start)
             ends = pointer + np.cumsum(np.fromfile(idx, "<i4", count), dtype=np.int64) * self.dtype.itemsize
-            idx.seek(self._sizes_at + 4 * num_sequences + 8 * start)
+            idx.seek(SIZES_AT + 4 * num_sequences + 8 * start)
             idx.write(np.concatenate(([pointer], ends[:-1])).astype("<i8").data)
             pointer = int(ends[-1])
-        if self.dialect != "fairseq":
-            idx.seek(self._sizes_at + 12 * num_sequences)
-            self._marks.file.seek(0)
-            for start in range(0, num_marks, _COPY_NUMBERS):
-                idx.write(self._marks.file.read(8 * min(_COPY_NUMBERS, num_marks - start)))
+        idx.seek(SIZES_AT + 12 * num_sequences)
+        self._marks.file.seek(0)
+        for start in range(0, num_marks, _COPY_NUMBERS):
+            idx.write(self._marks.file.read(8 * min(_COPY_NUMBERS, num_marks - start)))
         idx.seek(0)
-        idx.write(pack_header(self.dtype, num_sequences, num_marks, self.dialect))
+        idx.write(pack_header(self.dtype, num_sequences, num_marks))
 
     def _publish(self) -> None:
         # Without its .idx a pair does not exist: the old one goes first, the new one comes last.
@@ -315,40 +293,6 @@ def optimal_dtype(vocab_size: int) -> np.dtype[Any]:
 def paths_of(prefix: str | os.PathLike[str]) -> tuple[Path, Path]:
     """The .idx and the .bin file of a prefix."""
     return Path(f"{os.fspath(prefix)}.idx"), Path(f"{os.fspath(prefix)}.bin")
-
-
-def copy_bytes(source: Path, target: IO[bytes]) -> None:
-    """Appends a file to one that is open for writing; where the source has holes, the copy has them too."""
-    at = os.fstat(target.fileno()).st_size
-    with open_regular(source) as file:
-        size = os.fstat(file.fileno()).st_size
-        for first, stop in _data_parts(file.fileno(), size):
-            file.seek(first)
-            target.seek(at + first)
-            while first < stop and (chunk := file.read(min(_COPY_NUMBERS, stop - first))):
-                target.write(chunk)
-                first += len(chunk)
-            if first < stop:
-                raise shortened(source, first, size)
-        target.flush()
-        os.ftruncate(target.fileno(), at + size)
-        target.seek(at + size)
-
-
-def _data_parts(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """(first byte, byte behind the last) of the parts of a file that are not holes."""
-    stop = 0
-    while stop < size:
-        try:
-            first = os.lseek(descriptor, stop, os.SEEK_DATA)
-            stop = os.lseek(descriptor, first, os.SEEK_HOLE)
-        except AttributeError:  # not every system knows of holes
-            first, stop = 0, size
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # only a hole is left
-                raise
-            return
-        yield first, stop
 
 
 class _Spill:

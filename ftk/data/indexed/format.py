@@ -69,21 +69,22 @@ class IndexLayout:
         return self.pointers_at + 8 * self.num_sequences
 
 
-def dtype_code(dtype: np.dtype[Any], dialect: str = "megatron") -> int:
-    """The code that stands for `dtype` in an .idx file that we write."""
-    dtypes = FAIRSEQ_DTYPES if dialect == "fairseq" else MEGATRON_DTYPES
-    for code, known in dtypes.items():
+def dtype_code(dtype: np.dtype[Any]) -> int:
+    """The code that stands for `dtype` in an .idx file that we write.
+
+    Raises:
+        UserError: there is none.
+    """
+    for code, known in MEGATRON_DTYPES.items():
         if known == dtype:
             return code
-    names = ", ".join(dict.fromkeys(known.name for known in dtypes.values()))
-    whose = "fairseq's indexed dataset" if dialect == "fairseq" else "an indexed dataset"
-    raise UserError(f"{whose} cannot hold {dtype.name}; choose one of {names}")
+    names = ", ".join(known.name for known in MEGATRON_DTYPES.values())
+    raise UserError(f"an indexed dataset cannot hold {dtype.name}; choose one of {names}")
 
 
-def pack_header(dtype: np.dtype[Any], num_sequences: int, num_marks: int, dialect: str = "megatron") -> bytes:
-    """The bytes of an .idx file before the lengths: 34, or 26 in fairseq's dialect."""
-    header = MAGIC + struct.pack("<QBQ", VERSION, dtype_code(dtype, dialect), num_sequences)
-    return header if dialect == "fairseq" else header + struct.pack("<Q", num_marks)
+def pack_header(dtype: np.dtype[Any], num_sequences: int, num_marks: int) -> bytes:
+    """The bytes of an .idx file before the lengths, `SIZES_AT` of them."""
+    return MAGIC + struct.pack("<QBQQ", VERSION, dtype_code(dtype), num_sequences, num_marks)
 
 
 def file_size(path: Path) -> int:

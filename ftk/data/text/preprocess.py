@@ -20,14 +20,13 @@ import numpy as np
 
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.output_folder import RECORD, describe_files, whole_folder, write_record
-from ftk.data.text._hash_set import HashSet
 from ftk.data.text.child_process import call_in_child
 from ftk.data.text.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_texts, normalized
 from ftk.data.text.files import PART_BYTES, Block, Part, Problem, cut_file, expand_paths, kind_of
 from ftk.data.text.preprocess_config import SPLITS, DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.data.text.preprocess_progress import ReadingProgress
 from ftk.data.text.records import read_documents
-from ftk.data.text.split_writer import SplitWriter, held_out_documents
+from ftk.data.text.split_writer import SplitWriter, add_new, held_out_documents
 from ftk.errors import UserError
 from ftk.tokenizers import Tokenizer, train_sentencepiece
 from ftk.version import __version__
@@ -197,12 +196,12 @@ def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[st
         on_problem=(lambda problem: None) if inputs.on_error == "skip" else None,  # counted when encoded
     )
     held_out = inputs.held_out("train")
-    seen = HashSet()
+    seen: set[int] = set()
     for document in documents:
         text = normalized(document.text, options.normalize)
         if options.dedup or held_out:
             hashes = hash_texts([text])
-            if options.dedup and not seen.add(hashes)[0]:
+            if options.dedup and not add_new(seen, hashes)[0]:
                 continue
             if any(mask[0] for _, mask in held_out_documents(hashes, held_out)):
                 continue

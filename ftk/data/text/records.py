@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from ftk.data.text._json_texts import json_texts
 from ftk.data.text.files import MAX_DOCUMENT_BYTES, Block, Problem, kind_of, read_blocks, too_large
 from ftk.errors import UserError
 
@@ -104,12 +102,15 @@ def clean_texts(block: Block, text_key: str = "text", max_document_bytes: int = 
         text = block.data.decode("utf-8")
     except UnicodeDecodeError:
         return None
-    if block.kind == "jsonl":
-        return json_texts(text, text_key, functools.partial(_clean_json_text, key=text_key))
     lines = text.split("\n")
     if not lines[-1]:
         lines.pop()
-    return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
+    if "\r" in text:
+        lines = [line.removesuffix("\r") for line in lines]
+    if block.kind == "line":
+        return lines
+    texts = [_clean_json_text(line, text_key) for line in lines]
+    return None if None in texts else cast("list[str]", texts)
 
 
 def _clean_json_text(line: str, key: str) -> str | None:

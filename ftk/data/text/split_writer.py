@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ftk.data.indexed.dataset import IndexedDatasetWriter
-from ftk.data.text._hash_set import HashSet
 from ftk.data.text.encoding import EncodedBlock, select
 
 
@@ -42,7 +41,7 @@ class SplitWriter:
     ) -> None:
         self._held_out = dict(held_out)
         self._split = split
-        self._seen = HashSet() if dedup else None
+        self._seen: set[int] | None = set() if dedup else None
         self._writers = {name: IndexedDatasetWriter(folder / name, dtype) for name in (split, *held_out)}
         self._digests = {name: hashlib.sha256() for name in self._writers}
         self._open = contextlib.ExitStack()
@@ -66,7 +65,7 @@ class SplitWriter:
         """Writes the documents of a block, which has hashes if repeats are left out or shares are held out."""
         arrays = block.tokens, block.lengths, block.hashes
         if self._seen is not None:
-            new = self._seen.add(block.hashes)
+            new = add_new(self._seen, block.hashes)
             self.duplicates += new.size - int(new.sum())
             arrays = select(new, *arrays)
         for name, mask in self._shares(arrays[2], len(arrays[1])):
@@ -88,6 +87,17 @@ class SplitWriter:
             yield name, mask
             rest &= ~mask
         yield self._split, rest
+
+
+def add_new(seen: set[int], hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Takes hashes up into `seen`; returns whether each was new, [hashes]: of equal ones among them, the first is."""
+    before = len(seen)
+    new = np.zeros(len(hashes), dtype=np.bool_)
+    for number, value in enumerate(hashes.tolist()):
+        seen.add(value)
+        new[number] = len(seen) > before
+        before = len(seen)
+    return new
 
 
 def held_out_documents(

@@ -18,6 +18,7 @@ from ftk.modules.dropout import Dropout
 from ftk.modules.embeddings import BlockPositionEmbedding, PositionEmbedding, TiedEmbedding, plain_positions
 from ftk.modules.heads import Head, TiedVocabulary
 from ftk.modules.initialization import normal_values
+from ftk.modules.masks import Visibility
 from ftk.modules.precision import matmul_dtype
 from ftk.modules.transformer_layer import TransformerLayer
 
@@ -111,8 +112,6 @@ class GLM(nn.Module):
         self, tokens: Tensor, context_length: Tensor | None = None, document_ids: Tensor | None = None
     ) -> SequenceAttention:
         """The attention of a whole sequence: tokens [B, T], context_length [B], document_ids [B, T] or None each."""
-        if context_length is None:
-            context_length = tokens.new_zeros(tokens.size(0))
         config = self.config
         num_tokens = tokens.size(1)
         head_size = config.hidden_size // config.num_attention_heads
@@ -120,7 +119,8 @@ class GLM(nn.Module):
         dtype = matmul_dtype(next(self.layers.parameters()))
         form = attention_form(config.attention, tokens.device, dtype, num_tokens, head_size, config.attention_dropout)
         dropout = config.attention_dropout if self.training else 0.0
-        return sequence_attention(form, context_length, num_tokens, document_ids, dropout, dtype)
+        visibility = Visibility(prefix=context_length, documents=document_ids)
+        return sequence_attention(form, visibility, num_tokens, tokens.device, dropout, dtype)
 
     @property
     def head(self) -> Head:

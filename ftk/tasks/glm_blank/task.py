@@ -20,7 +20,7 @@ from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
 if TYPE_CHECKING:
     from torch import nn
 
-    from ftk.generation import SequenceGenerator
+    from ftk.tasks.glm_blank import BlankGenerator
 
 
 @dataclass(kw_only=True)
@@ -64,8 +64,8 @@ class GLMBlankTask(Task):
             )
         return dataclasses.replace(config, vocab_size=vocab_size, block_positions=self.config.block_positions)
 
-    def build_generator(self, model: nn.Module, **options: Any) -> SequenceGenerator:
-        """A generator of the answers to blanks; `options` as for `ftk.generation.SequenceGenerator`."""
-        from ftk.generation import SequenceGenerator
+    def build_generator(self, model: nn.Module, **options: Any) -> BlankGenerator:
+        """A generator of the answers to blanks; `options` as for `ftk.generation.BlankGenerator`."""
+        from ftk.tasks.glm_blank import BlankGenerator
 
-        return SequenceGenerator(model, self.tokenizer.special, **options)
+        return BlankGenerator(model, self.tokenizer.special, **options)

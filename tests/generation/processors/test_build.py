@@ -8,13 +8,13 @@ from string import ascii_lowercase as WORD
 import pytest
 
 from ftk.errors import UserError
-from ftk.generation import BlankFiller, SequenceGenerator
 from ftk.generation.processors import ProcessorConfig, build_processors
 from ftk.generation.processors.phrases import spellings
 from ftk.generation.processors.progress import UnorderedProgress
+from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
 from tests.generation.processors.helpers import Letters, allowed, run, state_of
 from tests.generation.slow import small_model
-from tests.generation.test_fill import own_tokenizer, tokenizer  # noqa: F401  (fixtures)
+from tests.tasks.glm_blank.infill.test_fill import own_tokenizer, tokenizer  # noqa: F401  (fixtures)
 
 LETTERS = Letters()
 COMMANDS = {0, 3, 4, 5}  # pad, sop, mask, cls; 2 and 6 end an answer, 1 is unknown
@@ -188,7 +188,7 @@ def filler(seed=0, allowed_tokens=None, search=None, **options):
     search = {"max_len": 8} | (search or {})
     processors = build_processors(None, LETTERS, max_len=search["max_len"], allowed_tokens=allowed_tokens, **options)
     model = small_model(vocab_size=70, seed=seed)
-    return BlankFiller(LETTERS, SequenceGenerator(model, LETTERS.special, processors=processors, **search))
+    return BlankFiller(LETTERS, BlankGenerator(model, LETTERS.special, processors=processors, **search))
 
 
 SEARCHES = [{}, {"beam": 4}, {"sampling": True, "seed": 3}, {"search": "diverse_beam", "beam": 4}]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.generation import SequenceGenerator
 from ftk.generation.processors.constraints import LexicalConstraints
 from ftk.generation.processors.phrases import PhraseTrie
 from ftk.generation.processors.progress import OrderedProgress, UnorderedProgress, fewest_tokens
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation.processors.helpers import allowed, run, state_of
 from tests.generation.tables import TABLE_SPECIAL, TableModel, every_answer, random_table, whole
 
@@ -106,7 +106,7 @@ def test_some_token_always_brings_it_on_and_no_other_sets_it_back_beyond_forgett
 def constrained(table, phrases, ordered=False, max_lens=(), **options):
     progress = (OrderedProgress if ordered else UnorderedProgress)(phrases)
     processor = LexicalConstraints({-1: progress}, max_lens)
-    generator = SequenceGenerator(TableModel(table), TABLE_SPECIAL, processors=[processor], **options)
+    generator = BlankGenerator(TableModel(table), TABLE_SPECIAL, processors=[processor], **options)
     ((answer,),) = generator.fill_ids([[4]])
     return answer
 

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftk.generation import SequenceGenerator
 from ftk.generation.in_flight import InFlight
 from ftk.generation.processors import penalties
 from ftk.generation.processors.base import Processors, index_of
 from ftk.generation.processors.length import MaxLength, MinLength
 from ftk.generation.processors.penalties import RepetitionPenalty, UnknownPenalty
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation.processors.helpers import allowed, run, state_of
 from tests.generation.slow import SPECIAL, small_model
 
@@ -87,11 +87,11 @@ def test_the_tokens_of_a_prompt_are_gathered_once_however_many_searches_are_unde
     groups = []
     step = InFlight._step
     monkeypatch.setattr(InFlight, "_step", lambda self, done: (groups.append(len(self.groups)), step(self, done)))
-    together = SequenceGenerator(small_model(), SPECIAL, max_len=8, batch_size=4).fill_ids(contexts, processors=own)
+    together = BlankGenerator(small_model(), SPECIAL, max_len=8, batch_size=4).fill_ids(contexts, processors=own)
     assert max(groups) > 1
     assert sorted(met) == sorted(contexts)
     monkeypatch.setattr(penalties, "_MOST_PROMPTS", 1)  # forgotten again and again, with the same answers
-    again = SequenceGenerator(small_model(), SPECIAL, max_len=8, batch_size=4).fill_ids(contexts, processors=own)
+    again = BlankGenerator(small_model(), SPECIAL, max_len=8, batch_size=4).fill_ids(contexts, processors=own)
     assert len(met) > 3 * len(contexts)
     assert [[a.tokens for a in answers] for answers in again] == [[a.tokens for a in answers] for answers in together]
 

@@ -29,6 +29,7 @@ from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.spans import poisson_weights
 from tests.data.number_corpus import CLS, EOS, NumberTokenizer, random_documents
 from tests.data.reference_random import SlowRandom
+from tests.dense import same_batches
 
 LENGTHS = [3, 1, 0, 700, 40, 25, 90, 200, 8, 12, 60, 150, 1500, 2, 33]
 TOKENIZER = NumberTokenizer(pad=599)
@@ -108,9 +109,7 @@ def test_a_batch_holds_the_samples_that_are_made_one_by_one(document_mask):
         assert_same(together, alone)
     assert_same(made.arrays, collate([slow.sample(SlowRandom(1, 1, int(index))) for index in indices], 599))
     collater = Collater(TOKENIZER.special)
-    left, right = collater(made), collater(singles)
-    assert left.keys() == right.keys()
-    assert all(left[name].equal(right[name]) and left[name].dtype == right[name].dtype for name in left)
+    assert same_batches(collater(made), collater(singles))
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "<i2", "<u2", "<i4", "<i8"])

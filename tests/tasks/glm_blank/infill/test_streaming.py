@@ -15,21 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftk.errors import UserError
-from ftk.generation import Answer, BlankFiller, SequenceGenerator
+from ftk.generation import Answer
 from ftk.generation.decoder import CachedDecoder
 from ftk.generation.in_flight import CHECK_EVERY, InFlight
 from ftk.generation.language_model import LanguageModel
 from ftk.generation.processors import Processor, Processors
 from ftk.generation.processors.stop_strings import StopStrings
 from ftk.generation.search.independent import IndependentSearch
-from ftk.generation.streaming import AnswerText, whole_characters
 from ftk.generation.token_stream import NewTokens, TokenStream
 from ftk.models import build_model
+from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
+from ftk.tasks.glm_blank.infill.streaming import AnswerText, whole_characters
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 from tests.generation.slow import SPECIAL, small_model
-from tests.generation.test_fill import FixedGenerator, published
 from tests.generation.test_in_flight import STRATEGIES
-from tests.generation.test_sequence_generator import random_contexts
+from tests.tasks.glm_blank.infill.test_fill import FixedGenerator, published
+from tests.tasks.glm_blank.infill.test_generator import random_contexts
 
 DATA = Path(os.environ.get("FTK_TEST_DATA", Path(__file__).resolve().parents[3] / "shared")) / "data"
 ORDERS = [
@@ -74,7 +75,7 @@ def joined(parts):
 @pytest.mark.parametrize("in_flight", [True, False])
 def test_parts_are_the_answers(model, options, in_flight):
     contexts = random_contexts(21, 14)
-    generator = SequenceGenerator(model, SPECIAL, max_len=6, batch_size=4, in_flight=in_flight, **options)
+    generator = BlankGenerator(model, SPECIAL, max_len=6, batch_size=4, in_flight=in_flight, **options)
     expected = generator.fill_ids(contexts)
     assert joined(generator.stream_ids(contexts)) == {
         (prompt, blank): (answer.tokens, answer.token_logprobs, answer)
@@ -86,7 +87,7 @@ def test_parts_are_the_answers(model, options, in_flight):
 def test_parts_are_the_answers_with_a_language_model(model):
     contexts = random_contexts(24, 8)
     language_model = LanguageModel(small_model(seed=5), SPECIAL, 0.7)
-    generator = SequenceGenerator(model, SPECIAL, max_len=5, batch_size=3, language_model=language_model)
+    generator = BlankGenerator(model, SPECIAL, max_len=5, batch_size=3, language_model=language_model)
     found = joined(generator.stream_ids(contexts))
     for prompt, answers in enumerate(generator.fill_ids(contexts)):
         expected = [(answer.tokens, answer.token_logprobs, answer) for answer in answers]
@@ -96,7 +97,7 @@ def test_parts_are_the_answers_with_a_language_model(model):
 @pytest.mark.parametrize("order", ORDERS)
 def test_parts_are_the_answers_in_any_order_of_blanks(model, order):
     contexts = random_contexts(22, 9)
-    generator = SequenceGenerator(model, SPECIAL, max_len=4, batch_size=4, **order)
+    generator = BlankGenerator(model, SPECIAL, max_len=4, batch_size=4, **order)
     found = joined(generator.stream_ids(contexts))
     for prompt, answers in enumerate(generator.fill_ids(contexts)):
         assert [found[prompt, blank][2] for blank in range(len(answers))] == answers
@@ -114,20 +115,20 @@ def test_parts_are_the_answers_in_any_order_of_blanks(model, order):
     ],
 )
 def test_tokens_come_one_by_one_where_they_are_settled_one_by_one(model, options, one_by_one):
-    generator = SequenceGenerator(model, SPECIAL, max_len=5, min_len=5, **options)
+    generator = BlankGenerator(model, SPECIAL, max_len=5, min_len=5, **options)
     parts = [len(part.tokens) for part in generator.stream_ids([[7, 3, 8]])]
     assert parts == ([1, 1, 1, 1, 1, 0] if one_by_one else [5])
 
 
 def test_a_token_comes_before_the_next_one_is_computed(model, steps):
-    for part in SequenceGenerator(model, SPECIAL, max_len=4, min_len=4).stream_ids([[7, 3, 8]]):
+    for part in BlankGenerator(model, SPECIAL, max_len=4, min_len=4).stream_ids([[7, 3, 8]]):
         steps.append("token" if part.answer is None else "answer")
     assert steps == ["token", *["step", "token"] * 3, "answer"]
 
 
 def test_closing_the_iterator_ends_the_work(model, steps):
     contexts = random_contexts(23, 8)
-    generator = SequenceGenerator(model, SPECIAL, max_len=6, batch_size=2)
+    generator = BlankGenerator(model, SPECIAL, max_len=6, batch_size=2)
     expected = generator.fill_ids(contexts)
     model.train()
     steps.clear()
@@ -143,21 +144,21 @@ def test_closing_the_iterator_ends_the_work(model, steps):
 
 
 def test_grad_mode_is_the_callers_own_between_parts(model):
-    for _ in SequenceGenerator(model, SPECIAL, max_len=3).stream_ids([[7, 3, 8]]):
+    for _ in BlankGenerator(model, SPECIAL, max_len=3).stream_ids([[7, 3, 8]]):
         assert torch.is_grad_enabled()
         assert not torch.is_inference_mode_enabled()
 
 
 def test_nobody_is_asked_for_tokens_without_a_stream(model, monkeypatch):
     monkeypatch.setattr(IndependentSearch, "newest", lambda self: pytest.fail("tokens were fetched"))
-    generator = SequenceGenerator(model, SPECIAL, max_len=4)
+    generator = BlankGenerator(model, SPECIAL, max_len=4)
     generator.fill_ids([[7, 3, 8]])
     with pytest.raises(pytest.fail.Exception):
         next(generator.stream_ids([[7, 3, 8]]))
 
 
 def test_only_a_stream_asks_a_device_that_is_no_cpu_at_every_step(model):
-    generator = SequenceGenerator(model, SPECIAL, max_len=4)
+    generator = BlankGenerator(model, SPECIAL, max_len=4)
     decoder = SimpleNamespace(num_rows=2, device=torch.device("meta"))
     arguments = (decoder, generator.strategy, Processors(), generator.ends, generator.sop, True)
     streams = None, TokenStream(generator.ends)
@@ -165,7 +166,7 @@ def test_only_a_stream_asks_a_device_that_is_no_cpu_at_every_step(model):
 
 
 def test_mistakes_are_said_before_the_first_part(model):
-    generator = SequenceGenerator(model, SPECIAL, max_len=4)
+    generator = BlankGenerator(model, SPECIAL, max_len=4)
     with pytest.raises(UserError, match="3 seeds for 1 contexts"):
         generator.stream_ids([[7, 3]], seeds=[1, 2, 3])
     with pytest.raises(UserError, match=r"shorten the prompt, or cut it with truncate \(--truncate\)"):
@@ -368,7 +369,7 @@ def filler_of(tokenizers):
             shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 64}
             torch.manual_seed(3)
             models[name] = build_model("glm", vocab_size=tokenizer.padded_vocab_size(), **shape).eval()
-        return BlankFiller(tokenizer, SequenceGenerator(models[name], tokenizer.special, **options))
+        return BlankFiller(tokenizer, BlankGenerator(models[name], tokenizer.special, **options))
 
     return get
 

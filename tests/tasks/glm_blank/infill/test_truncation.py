@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftk.errors import UserError
-from ftk.generation import BlankFiller, GenerationConfig, SequenceGenerator
-from ftk.generation.truncation import SIDES, truncate
+from ftk.generation import GenerationConfig
+from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
+from ftk.tasks.glm_blank.infill.truncation import SIDES, truncate
 from tests.generation.slow import small_model
-from tests.generation.test_fill import own_tokenizer  # noqa: F401
+from tests.tasks.glm_blank.infill.test_fill import own_tokenizer  # noqa: F401
 
 CLS, EOS, MASK = 1, 2, 3
 
@@ -53,7 +54,7 @@ def test_a_prompt_that_is_cut_is_answered_and_its_text_stays_whole(own_tokenizer
     model = small_model(vocab_size=own_tokenizer.padded_vocab_size())
 
     def filler(**options):
-        return BlankFiller(own_tokenizer, SequenceGenerator(model, own_tokenizer.special, max_len=4, **options))
+        return BlankFiller(own_tokenizer, BlankGenerator(model, own_tokenizer.special, max_len=4, **options))
 
     prompt = "fox " * 90 + "the [MASK] dog " + "lazy " * 90
     with pytest.raises(UserError, match="tokens long, but the model has 65 positions"):
@@ -85,7 +86,7 @@ def test_a_prompt_that_is_cut_is_answered_and_its_text_stays_whole(own_tokenizer
 
 def test_a_hundred_thousand_characters_are_cut(own_tokenizer):  # noqa: F811
     model = small_model(vocab_size=own_tokenizer.padded_vocab_size())
-    filler = BlankFiller(own_tokenizer, SequenceGenerator(model, own_tokenizer.special, max_len=4, truncate="left"))
+    filler = BlankFiller(own_tokenizer, BlankGenerator(model, own_tokenizer.special, max_len=4, truncate="left"))
     result = filler.fill(["fox " * 25_000])[0]
     assert result.text.startswith("fox fox")
     assert len(result.answers) == 1

@@ -15,17 +15,17 @@ from ftk.generation.decoder import CachedDecoder
 from ftk.generation.fusion import FusedDecoder
 from ftk.generation.hidden_states import HiddenStates
 from ftk.generation.in_flight import InFlight, Prompt
-from ftk.generation.joint import Filling, fill_jointly, filling
 from ftk.generation.language_model import LanguageModel
-from ftk.generation.orders import blank_numbers, fill_in_rounds
 from ftk.generation.processors.base import Processor, Processors
-from ftk.generation.scoring import score_ids
 from ftk.generation.search import Answer, strategy
 from ftk.generation.token_stream import NewTokens, TokenStream, told_at_once
 from ftk.modules.evaluation_mode import evaluation_mode
+from ftk.tasks.glm_blank.infill.joint import Filling, fill_jointly, filling
+from ftk.tasks.glm_blank.infill.orders import blank_numbers, fill_in_rounds
+from ftk.tasks.glm_blank.infill.scoring import score_ids
 
 
-class SequenceGenerator:
+class BlankGenerator:
     """Answers the blanks of each context from left to right (Du et al. 2022, 2.1).
 
     The context is read once. The start token and the answer of a filled blank stay visible to later blanks,
@@ -233,7 +233,7 @@ class SequenceGenerator:
         end: bool = True,
         progress: Callable[[int], object] | None = None,
     ) -> list[list[list[Answer]]]:
-        """Log-probabilities of given answers; see `ftk.generation.scoring.score_ids`."""
+        """Log-probabilities of given answers; see `ftk.tasks.glm_blank.infill.scoring.score_ids`."""
         return score_ids(self, contexts, candidates, orders, end, progress)
 
     def check(self, context: Sequence[int]) -> None:

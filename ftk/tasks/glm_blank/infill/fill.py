@@ -9,17 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
-from ftk.generation.filled_text import FilledText
-from ftk.generation.given_answers import encode_answers, encoded_with_answers
-from ftk.generation.misspelt_blanks import refuse_misspelt_blanks
-from ftk.generation.results import EncodedPrompt, FilledBlank, FillResult
-from ftk.generation.scoring import score_ids
 from ftk.generation.search import Answer
-from ftk.generation.sequence_generator import SequenceGenerator
 from ftk.generation.steering import PromptOptions, Steering, seed_of
-from ftk.generation.streaming import Piece, PromptStream
 from ftk.generation.token_stream import told_at_once
-from ftk.generation.truncation import truncate
+from ftk.tasks.glm_blank.infill.filled_text import FilledText
+from ftk.tasks.glm_blank.infill.generator import BlankGenerator
+from ftk.tasks.glm_blank.infill.given_answers import encode_answers, encoded_with_answers
+from ftk.tasks.glm_blank.infill.misspelt_blanks import refuse_misspelt_blanks
+from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FilledBlank, FillResult
+from ftk.tasks.glm_blank.infill.scoring import score_ids
+from ftk.tasks.glm_blank.infill.streaming import Piece, PromptStream
+from ftk.tasks.glm_blank.infill.truncation import truncate
 
 if TYPE_CHECKING:
     from ftk.generation.processors.base import Processors
@@ -32,7 +32,7 @@ _BLANKS = {"[MASK]": "mask", "[sMASK]": "smask", "[gMASK]": "gmask"}
 class BlankFiller:
     """A generator with its tokenizer: text in, text with its blanks filled out.
 
-        filler = BlankFiller(tokenizer, SequenceGenerator(model, tokenizer.special, beam=4))
+        filler = BlankFiller(tokenizer, BlankGenerator(model, tokenizer.special, beam=4))
 
     Args:
         tokenizer: the one that the model was trained with.
@@ -43,7 +43,7 @@ class BlankFiller:
         UserError: tokenizer and model do not fit each other.
     """
 
-    def __init__(self, tokenizer: Tokenizer, generator: SequenceGenerator, steering: Steering | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, generator: BlankGenerator, steering: Steering | None = None) -> None:
         self.tokenizer = tokenizer
         self.generator = generator
         self.steering = steering
@@ -77,7 +77,7 @@ class BlankFiller:
 
         Args:
             prompts: texts; one without a blank is continued at its end.
-            seeds, progress: as for `SequenceGenerator.fill_ids`.
+            seeds, progress: as for `BlankGenerator.fill_ids`.
             on_piece: called with each piece of an answer as it comes, see `stream`; what it raises ends the work.
             options: for each prompt its own, which take the place of those of the same name; see
                 `ftk.generation.steering.PROMPT_OPTIONS`.
@@ -300,7 +300,7 @@ class BlankFiller:
         ]
 
     def encode_answers(self, prompt: EncodedPrompt, answers: Sequence[str]) -> list[list[int]]:
-        """See `ftk.generation.given_answers.encode_answers`."""
+        """See `ftk.tasks.glm_blank.infill.given_answers.encode_answers`."""
         return encode_answers(self.tokenizer, prompt, answers)
 
     def describe(

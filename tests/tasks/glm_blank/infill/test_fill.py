@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from ftk.errors import UserError
-from ftk.generation import Answer, BlankFiller, GenerationConfig, SequenceGenerator
+from ftk.generation import Answer, GenerationConfig
 from ftk.generation.blanks import find_blanks, mask_ids
 from ftk.generation.processors import Processors
 from ftk.models import build_model
+from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -174,7 +175,7 @@ def test_a_random_model_fills_real_text(own_tokenizer):
         num_attention_heads=2,
         max_positions=32,
     )
-    filler = BlankFiller(own_tokenizer, SequenceGenerator(model, own_tokenizer.special, beam=3, max_len=5))
+    filler = BlankFiller(own_tokenizer, BlankGenerator(model, own_tokenizer.special, beam=3, max_len=5))
     results = filler.fill(["the [MASK] fox [sMASK] dog", "she fills"])
     assert [len(result.answers) for result in results] == [2, 1]
     for result in results:
@@ -191,4 +192,4 @@ def test_a_random_model_fills_real_text(own_tokenizer):
 def test_a_model_smaller_than_the_vocabulary_is_refused(own_tokenizer):
     model = build_model("glm", vocab_size=128, num_layers=1, hidden_size=16, num_attention_heads=2)
     with pytest.raises(UserError, match="the model knows 128"):
-        BlankFiller(own_tokenizer, SequenceGenerator(model, own_tokenizer.special))
+        BlankFiller(own_tokenizer, BlankGenerator(model, own_tokenizer.special))

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ftk.generation.samples import question_of
+from ftk.tasks.glm_blank.infill.questions import question_of
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "block_samples.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "block_samples.json").read_text())
 SPECIAL = SimpleNamespace(sop=50257, eop=50258, mask=50260, gmask=50263, smask=50264)
 
 

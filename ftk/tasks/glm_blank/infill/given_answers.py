@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
-    from ftk.generation.fill import BlankFiller
-    from ftk.generation.results import EncodedPrompt
+    from ftk.tasks.glm_blank.infill.fill import BlankFiller
+    from ftk.tasks.glm_blank.infill.results import EncodedPrompt
     from ftk.tokenizers import Tokenizer
 
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from ftk.errors import UserError
 from ftk.generation.blanks import find_blanks
 from ftk.generation.in_flight import Prompt
-from ftk.generation.orders import blank_numbers
 from ftk.generation.sampling import prompt_key
 from ftk.generation.search import strategy
 from ftk.generation.search.beam import BeamSearch
 from ftk.generation.search.diverse_beam import DiverseBeamSearch
+from ftk.tasks.glm_blank.infill.orders import blank_numbers
 
 if TYPE_CHECKING:
     from ftk.generation.processors.base import Processors
     from ftk.generation.search import Answer
-    from ftk.generation.sequence_generator import SequenceGenerator
+    from ftk.tasks.glm_blank.infill.generator import BlankGenerator
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def filling(answers: Sequence[Answer], length_penalty: float) -> Filling:
 
 
 def fill_jointly(
-    generator: SequenceGenerator,
+    generator: BlankGenerator,
     contexts: Sequence[Sequence[int]],
     seeds: Sequence[int],
     progress: Callable[[int], object],
@@ -59,7 +59,7 @@ def fill_jointly(
 
     Args:
         generator: does the searches; its `blank_order` and `reencode` hold.
-        contexts, seeds, progress, processors: as for `SequenceGenerator.fill_ids`.
+        contexts, seeds, progress, processors: as for `BlankGenerator.fill_ids`.
 
     Returns:
         per context its fillings, best first, `nbest` at most. Their answers have no others.
@@ -79,7 +79,7 @@ def fill_jointly(
 
 
 def _draw(
-    generator: SequenceGenerator,
+    generator: BlankGenerator,
     contexts: Sequence[Sequence[int]],
     seeds: Sequence[int],
     progress: Callable[[int], object],
@@ -98,7 +98,7 @@ def _draw(
 
 
 def _carry_beams(
-    generator: SequenceGenerator,
+    generator: BlankGenerator,
     contexts: Sequence[Sequence[int]],
     seeds: Sequence[int],
     progress: Callable[[int], object],
@@ -167,7 +167,7 @@ class _Hypothesis:
         return filling([self.answers[number] for number in sorted(self.answers)], length_penalty)
 
 
-def _with_nbest(generator: SequenceGenerator, count: int) -> SequenceGenerator:
+def _with_nbest(generator: BlankGenerator, count: int) -> BlankGenerator:
     """The same generator, but for the n best of each blank."""
     other = copy.copy(generator)
     other.config = dataclasses.replace(generator.config, nbest=count, nbest_over="blank")

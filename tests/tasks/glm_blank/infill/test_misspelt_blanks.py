@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftk.errors import UserError
-from ftk.generation.misspelt_blanks import refuse_misspelt_blanks
+from ftk.tasks.glm_blank.infill.misspelt_blanks import refuse_misspelt_blanks
 
 BLANKS = ["[MASK]", "[sMASK]", "[gMASK]"]
 

@@ -1,4 +1,4 @@
-"""SequenceGenerator against the uncached model, batches against their members, and its limits."""
+"""BlankGenerator against the uncached model, batches against their members, and its limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ftk.errors import UserError
-from ftk.generation import SequenceGenerator
+from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 
@@ -52,7 +52,7 @@ def test_cached_greedy_equals_the_uncached_model(options, max_len):
     model = small_model(**options)
     contexts = CONTEXTS + random_contexts(1, 10)
     for context, answers in zip(
-        contexts, SequenceGenerator(model, SPECIAL, max_len=max_len).fill_ids(contexts), strict=True
+        contexts, BlankGenerator(model, SPECIAL, max_len=max_len).fill_ids(contexts), strict=True
     ):
         assert_same(answers, slow.greedy(model, context, max_len), 1e-4)
 
@@ -61,7 +61,7 @@ def test_answers_of_random_weights_end_at_once_in_the_middle_and_never():
     """The comparison above has met every way in which an answer can end."""
     lengths = set()
     for seed in range(3):
-        generator = SequenceGenerator(small_model(seed=seed), SPECIAL, max_len=7)
+        generator = BlankGenerator(small_model(seed=seed), SPECIAL, max_len=7)
         lengths |= {(len(a.tokens), a.ended) for row in generator.fill_ids(random_contexts(seed, 40)) for a in row}
     assert (0, True) in lengths
     assert (7, False) in lengths
@@ -81,7 +81,7 @@ def test_answers_of_random_weights_end_at_once_in_the_middle_and_never():
 )
 @pytest.mark.parametrize("batch_size", [2, 100])
 def test_a_batch_gives_the_same_answers_as_its_members_alone(model, options, batch_size):
-    generator = SequenceGenerator(model, SPECIAL, max_len=6, batch_size=batch_size, **options)
+    generator = BlankGenerator(model, SPECIAL, max_len=6, batch_size=batch_size, **options)
     contexts = CONTEXTS + random_contexts(2, 12)
     for context, together in zip(contexts, generator.fill_ids(contexts), strict=True):
         (alone,) = generator.fill_ids([context])
@@ -98,7 +98,7 @@ def test_every_context_token_goes_through_the_model_once(model, monkeypatch):
         lambda self, tokens, positions: read.append(tokens.numel()) or embed(self, tokens, positions),
     )
     context = [7, 3, 8, 4, *range(6, 20), 5]
-    (answers,) = SequenceGenerator(model, SPECIAL, max_len=5, min_len=5).fill_ids([context])
+    (answers,) = BlankGenerator(model, SPECIAL, max_len=5, min_len=5).fill_ids([context])
     steps = 4  # of the 5 tokens of an answer the last is never fed while it is searched
     later = [1 + len(answer.tokens) for answer in answers[:-1]]  # a filled answer and the next start token
     assert read == [len(context) + 1, *[1] * steps, later[0], *[1] * steps, later[1], *[1] * steps]
@@ -117,7 +117,7 @@ def test_a_batch_of_prompts_is_read_in_one_forward_however_many_blanks_there_are
         lambda self, tokens, positions: read.append(tokens.shape) or embed(self, tokens, positions),
     )
     contexts = [[*[6, 3] * num_blanks, *range(6, 6 + more)] for more in (0, 5, 11)]  # of three lengths
-    generator = SequenceGenerator(model, SPECIAL, max_len=2, min_len=2, **options)
+    generator = BlankGenerator(model, SPECIAL, max_len=2, min_len=2, **options)
     assert all(len(answers) == num_blanks for answers in generator.fill_ids(contexts))
     assert read[0] == (1, sum(len(context) + 1 for context in contexts))  # each with a start token; nothing is padding
     # All else is steps of one token a hypothesis, and between two blanks an answer with the next start token.
@@ -127,7 +127,7 @@ def test_a_batch_of_prompts_is_read_in_one_forward_however_many_blanks_there_are
 
 @pytest.mark.parametrize("min_len", [1, 3])
 def test_min_len_forbids_an_early_end_and_keeps_the_models_log_probabilities(model, min_len):
-    generator = SequenceGenerator(model, SPECIAL, max_len=4, min_len=min_len)
+    generator = BlankGenerator(model, SPECIAL, max_len=4, min_len=min_len)
     for context, answers in zip(CONTEXTS, generator.fill_ids(CONTEXTS), strict=True):
         assert_same(answers, slow.greedy(model, context, 4, min_len=min_len), 1e-4)
         assert all(len(answer.tokens) >= min_len for answer in answers)
@@ -135,28 +135,28 @@ def test_min_len_forbids_an_early_end_and_keeps_the_models_log_probabilities(mod
 
 def test_the_end_of_text_token_ends_an_answer_where_there_is_one(model):
     contexts = random_contexts(3, 30)
-    plain = SequenceGenerator(model, SPECIAL, max_len=5).fill_ids(contexts)
+    plain = BlankGenerator(model, SPECIAL, max_len=5).fill_ids(contexts)
     eos = next(answer.tokens[2] for row in plain for answer in row if len(answer.tokens) == 5)
     special = SimpleNamespace(**vars(SPECIAL), eos=eos)
-    answers = SequenceGenerator(model, special, max_len=5).fill_ids(contexts)
+    answers = BlankGenerator(model, special, max_len=5).fill_ids(contexts)
     for context, row in zip(contexts, answers, strict=True):
         assert_same(row, slow.greedy(model, context, 5, ends=(2, eos)), 1e-4)
 
 
 def test_special_tokens_may_be_any_object_with_what_is_used(model):
-    (answers,) = SequenceGenerator(model, SimpleNamespace(sop=1, eop=2, mask=3), max_len=3).fill_ids([[7, 3, 4]])
+    (answers,) = BlankGenerator(model, SimpleNamespace(sop=1, eop=2, mask=3), max_len=3).fill_ids([[7, 3, 4]])
     assert len(answers) == 1  # 4 is no blank for it
 
 
 def test_contexts_without_blanks_have_no_answers(model):
-    generator = SequenceGenerator(model, SPECIAL)
+    generator = BlankGenerator(model, SPECIAL)
     assert generator.fill_ids([]) == []
     assert generator.fill_ids([[], [7, 8], [7]]) == [[], [], []]
 
 
 def test_score_is_the_sum_over_length_to_the_power_of_the_penalty(model):
     for penalty in (0.0, 0.5, 1.0):
-        (answers,) = SequenceGenerator(model, SPECIAL, max_len=5, length_penalty=penalty).fill_ids([CONTEXTS[1]])
+        (answers,) = BlankGenerator(model, SPECIAL, max_len=5, length_penalty=penalty).fill_ids([CONTEXTS[1]])
         for answer in answers:
             expected = sum(answer.token_logprobs) / len(answer.token_logprobs) ** penalty
             assert answer.score == pytest.approx(expected, abs=1e-6)
@@ -164,14 +164,14 @@ def test_score_is_the_sum_over_length_to_the_power_of_the_penalty(model):
 
 def test_generation_runs_without_dropout_and_leaves_the_mode_alone():
     model = small_model(dropout=0.5, embedding_dropout=0.5, attention_dropout=0.5)
-    expected = SequenceGenerator(model, SPECIAL, max_len=5).fill_ids(CONTEXTS)
+    expected = BlankGenerator(model, SPECIAL, max_len=5).fill_ids(CONTEXTS)
     model.train()
-    assert SequenceGenerator(model, SPECIAL, max_len=5).fill_ids(CONTEXTS) == expected
+    assert BlankGenerator(model, SPECIAL, max_len=5).fill_ids(CONTEXTS) == expected
     assert model.training
 
 
 def test_a_prompt_as_long_as_the_positions_is_answered_and_a_longer_one_refused(model):
-    generator = SequenceGenerator(model, SPECIAL, max_len=3)
+    generator = BlankGenerator(model, SPECIAL, max_len=3)
     (answers,) = generator.fill_ids([[7] * 64 + [3]])  # max_positions 64: tables of 65 rows
     assert len(answers) == 1
     with pytest.raises(UserError, match="66 tokens long, but the model has 65 positions"):
@@ -179,12 +179,12 @@ def test_a_prompt_as_long_as_the_positions_is_answered_and_a_longer_one_refused(
 
 
 def test_answers_beyond_the_block_positions_are_refused(model):
-    assert SequenceGenerator(model, SPECIAL, max_len=64).fill_ids([[7, 3]])[0]
-    assert SequenceGenerator(model, SPECIAL, max_len=63, min_len=63).fill_ids([[7, 3, 4]])[0]
+    assert BlankGenerator(model, SPECIAL, max_len=64).fill_ids([[7, 3]])[0]
+    assert BlankGenerator(model, SPECIAL, max_len=63, min_len=63).fill_ids([[7, 3, 4]])[0]
     with pytest.raises(UserError, match=r"max_len \(--max-len\) can be at most 64"):
-        SequenceGenerator(model, SPECIAL, max_len=70).fill_ids([[7, 3]])
+        BlankGenerator(model, SPECIAL, max_len=70).fill_ids([[7, 3]])
     with pytest.raises(UserError, match=r"max_len \(--max-len\) can be at most 63"):
-        SequenceGenerator(model, SPECIAL, max_len=64).fill_ids([[7, 3, 4]])
+        BlankGenerator(model, SPECIAL, max_len=64).fill_ids([[7, 3, 4]])
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 2}])
@@ -193,7 +193,7 @@ def test_weights_with_nan_are_an_error_not_an_answer(options):
     with torch.no_grad():
         model.final_norm.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="NaN"):
-        SequenceGenerator(model, SPECIAL, **options).fill_ids([[7, 3]])
+        BlankGenerator(model, SPECIAL, **options).fill_ids([[7, 3]])
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ def test_weights_with_nan_are_an_error_not_an_answer(options):
 )
 def test_options_that_are_not_allowed_are_named(model, options, message):
     with pytest.raises(UserError, match=message):
-        SequenceGenerator(model, SPECIAL, **options)
+        BlankGenerator(model, SPECIAL, **options)
 
 
 @pytest.mark.parametrize("missing", ["sop", "eop"])
 def test_missing_special_tokens_are_named(model, missing):
     special = SimpleNamespace(**{name: one for name, one in vars(SPECIAL).items() if name != missing})
     with pytest.raises(UserError, match=missing):
-        SequenceGenerator(model, special)
+        BlankGenerator(model, special)
     with pytest.raises(UserError, match="MASK"):
-        SequenceGenerator(model, SimpleNamespace(sop=1, eop=2))
+        BlankGenerator(model, SimpleNamespace(sop=1, eop=2))

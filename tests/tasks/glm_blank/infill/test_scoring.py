@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.criterions.glm_cross_entropy import GLMCrossEntropy, GLMCrossEntropyConfig
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
-from ftk.generation import BlankFiller, SequenceGenerator, scoring
-from ftk.generation.samples import question_of
-from ftk.generation.scoring import score_ids
+from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
+from ftk.tasks.glm_blank.infill import scoring
+from ftk.tasks.glm_blank.infill.questions import question_of
+from ftk.tasks.glm_blank.infill.scoring import score_ids
 from ftk.tasks.glm_blank.samples.infilling import build_sample
+from tests.dense import batch_of
 from tests.generation.slow import SPECIAL, next_logprobs, small_model
-from tests.generation.test_fill import own_tokenizer, published  # noqa: F401
+from tests.tasks.glm_blank.infill.test_fill import own_tokenizer, published  # noqa: F401
 
 CONTEXTS = [
     [6, 7, 3, 8, 9, 10, 11],
@@ -60,7 +62,7 @@ def assert_same(scored, expected):
 def test_many_candidates_of_many_contexts_equal_the_uncached_forward(block_positions, end):
     model = small_model(block_positions=block_positions)
     candidates = [[answers_for(context, seed) for seed in range(5)] for context in CONTEXTS]
-    scored = score_ids(SequenceGenerator(model, SPECIAL), CONTEXTS, candidates, end=end)
+    scored = score_ids(BlankGenerator(model, SPECIAL), CONTEXTS, candidates, end=end)
     for context, own, found in zip(CONTEXTS, candidates, scored, strict=True):
         for answers, one in zip(own, found, strict=True):
             assert [answer.tokens for answer in one] == answers
@@ -70,7 +72,7 @@ def test_many_candidates_of_many_contexts_equal_the_uncached_forward(block_posit
 def test_the_order_of_the_blanks_is_that_which_is_given():
     model = small_model()
     context, answers = CONTEXTS[2], [[6, 7], [], [9, 8, 7]]
-    generator = SequenceGenerator(model, SPECIAL)
+    generator = BlankGenerator(model, SPECIAL)
     for order in ([2, 0, 1], [1, 2, 0]):
         (((*found,),),) = score_ids(generator, [context], [[answers]], orders=[order])
         assert_same(found, slow_score(model, context, answers, order))
@@ -79,7 +81,7 @@ def test_the_order_of_the_blanks_is_that_which_is_given():
 
 
 def test_rows_and_batches_do_not_matter(monkeypatch):
-    generator = SequenceGenerator(small_model(), SPECIAL)
+    generator = BlankGenerator(small_model(), SPECIAL)
     candidates = [[answers_for(context, seed) for seed in range(7)] for context in CONTEXTS]
     together = generator.score(CONTEXTS, candidates)
     monkeypatch.setattr(scoring, "MAX_TOKENS", 1)
@@ -91,7 +93,7 @@ def test_rows_and_batches_do_not_matter(monkeypatch):
 
 
 def test_candidates_share_rows_while_they_are_shorter_than_the_context(monkeypatch):
-    generator = SequenceGenerator(small_model(), SPECIAL)
+    generator = BlankGenerator(small_model(), SPECIAL)
     rows = []
     monkeypatch.setattr(scoring, "_batches", lambda given: rows.extend(given) or [given] if given else [])
     context = [*range(6, 15), 3, 9, 9]
@@ -101,7 +103,7 @@ def test_candidates_share_rows_while_they_are_shorter_than_the_context(monkeypat
 
 def test_what_was_generated_scores_as_it_was_reported():
     model = small_model(seed=3)
-    generator = SequenceGenerator(model, SPECIAL, max_len=6, beam=3, nbest=3)
+    generator = BlankGenerator(model, SPECIAL, max_len=6, beam=3, nbest=3)
     contexts = CONTEXTS[:4]
     generated = generator.fill_ids(contexts)
     for context, answers in zip(contexts, generated, strict=True):
@@ -129,13 +131,11 @@ def test_the_training_loss_is_the_sum_of_the_scores(objective, spans, order, app
     emitted = [spans[number] for number in order]
     sample = build_sample(document, spans, emitted, objective, special=special, append_end=append_end)
     question = question_of(vars(sample), special)
-    batch = {
-        name: torch.as_tensor(getattr(sample, name))[None]
-        for name in ("tokens", "targets", "loss_mask", "position_ids", "context_length")
-    }
-    output = GLMCrossEntropy(GLMCrossEntropyConfig())(model, batch)
+    names = ("tokens", "targets", "loss_mask", "position_ids", "context_length")
+    batch = batch_of({name: torch.as_tensor(getattr(sample, name))[None] for name in names})
+    output = CrossEntropy(CrossEntropyConfig())(model, batch)
     (((*found,),),) = score_ids(
-        SequenceGenerator(model, special),
+        BlankGenerator(model, special),
         [question.context],
         [[question.training_targets(special.eop)]],
         orders=[question.order],
@@ -155,12 +155,12 @@ def test_the_training_loss_is_the_sum_of_the_scores(objective, spans, order, app
 )
 def test_answers_that_do_not_fit_are_named(answers, message):
     with pytest.raises(UserError, match=message):
-        score_ids(SequenceGenerator(small_model(), SPECIAL), [[6, 3]], [[answers]])
+        score_ids(BlankGenerator(small_model(), SPECIAL), [[6, 3]], [[answers]])
 
 
 def test_the_longest_answer_that_fits_is_scored_and_a_longer_context_is_refused():
     model = small_model()
-    generator = SequenceGenerator(model, SPECIAL)
+    generator = BlankGenerator(model, SPECIAL)
     (((found,),),) = score_ids(generator, [[6, 3]], [[[[7] * 63]]])
     assert_same([found], slow_score(model, [6, 3], [[7] * 63]))
     with pytest.raises(UserError, match="66 tokens long, but the model has 65 positions"):
@@ -178,7 +178,7 @@ def filler(request, own_tokenizer):  # noqa: F811
     else:
         tokenizer = published("gpt2_bpe", "gpt2-vocab.json")
     return BlankFiller(
-        tokenizer, SequenceGenerator(small_model(vocab_size=tokenizer.padded_vocab_size()), tokenizer.special)
+        tokenizer, BlankGenerator(small_model(vocab_size=tokenizer.padded_vocab_size()), tokenizer.special)
     )
 
 

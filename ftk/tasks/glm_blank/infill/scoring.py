@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ftk.errors import UserError
 from ftk.generation.blanks import find_blanks
 from ftk.generation.search import Answer, not_finite
+from ftk.modules.attention import MaskedAttention
 from ftk.modules.evaluation_mode import evaluation_mode
+from ftk.modules.masks import Visibility
 
 if TYPE_CHECKING:
-    from ftk.generation.sequence_generator import SequenceGenerator
+    from ftk.tasks.glm_blank.infill.generator import BlankGenerator
 
 MAX_TOKENS = 8192
 """Tokens, padding counted, that go through the model at once; a longer row goes alone."""
@@ -35,14 +36,14 @@ LOGITS_AT_ONCE = 512
 
 @torch.inference_mode()
 def score_ids(
-    generator: SequenceGenerator,
+    generator: BlankGenerator,
     contexts: Sequence[Sequence[int]],
     candidates: Sequence[Sequence[Sequence[Sequence[int]]]],
     orders: Sequence[Sequence[int]] | None = None,
     end: bool = True,
     progress: Callable[[int], object] | None = None,
 ) -> list[list[list[Answer]]]:
-    """Log-probabilities of given answers, as `SequenceGenerator` would have found them on the way to these answers.
+    """Log-probabilities of given answers, as `BlankGenerator` would have found them on the way to these answers.
 
     An answer is read behind those of the blanks that come before it, each as it is given. The candidates of one
     context stand side by side behind one copy of it, seeing it and themselves, as long as they have no more tokens
@@ -97,7 +98,7 @@ def score_ids(
 
 @torch.inference_mode()
 def first_token_logprobs(
-    generator: SequenceGenerator,
+    generator: BlankGenerator,
     contexts: Sequence[list[int]],
     filled: Sequence[Sequence[tuple[int, list[int]]]],
     blanks: Sequence[Sequence[int]],
@@ -124,7 +125,7 @@ def first_token_logprobs(
             trunk.targets.extend([0] * length)
             trunk.scored.extend([False] * length)
         starts = [_Branch([generator.sop], [place], [1], [LIKELIEST], [True], [], []) for place in places]
-        rows.append(_Row(number, context, [], [trunk, *starts], first_owner=1))
+        rows.append(_Row(number, context, [], [trunk, *starts], first_owner=0))
     found: list[list[float]] = [[] for _ in contexts]
     with evaluation_mode(generator.model):
         for batch in _batches(rows):
@@ -135,7 +136,7 @@ def first_token_logprobs(
 
 
 def check_answers(
-    generator: SequenceGenerator,
+    generator: BlankGenerator,
     context: Sequence[int],
     candidates: Sequence[Sequence[Sequence[int]]],
     end: bool = True,
@@ -167,7 +168,7 @@ class _Row:
     context: list[int]
     numbers: list[int]  # of the candidates
     branches: list[_Branch]
-    first_owner: int = 2  # 1 where all other branches see the first
+    first_owner: int = 1  # 0 where all other branches see the first
 
     @property
     def length(self) -> int:
@@ -175,7 +176,7 @@ class _Row:
 
 
 def _branch(
-    generator: SequenceGenerator, blanks: list[int], order: list[int], given: Sequence[Sequence[int]], end: bool
+    generator: BlankGenerator, blanks: list[int], order: list[int], given: Sequence[Sequence[int]], end: bool
 ) -> _Branch:
     """One candidate's answers, in the order in which the model reads them."""
     if len(given) != len(blanks):
@@ -240,7 +241,7 @@ def _batches(rows: list[_Row]) -> Iterator[list[_Row]]:
         yield batch
 
 
-def _target_logprobs(generator: SequenceGenerator, rows: Sequence[_Row]) -> list[float]:
+def _target_logprobs(generator: BlankGenerator, rows: Sequence[_Row]) -> list[float]:
     """Log-probabilities of all scored tokens, row by row, as they stand there."""
     model, length = generator.model, rows[0].length
     device = next(model.parameters()).device
@@ -262,8 +263,11 @@ def _target_logprobs(generator: SequenceGenerator, rows: Sequence[_Row]) -> list
             wanted = torch.tensor(branch.targets, dtype=torch.int64)
             targets[index, part] = wanted.where(torch.tensor(branch.scored, dtype=torch.bool), -1)
             start = part.stop
-    tokens, positions, owners, targets = (one.to(device) for one in (tokens, positions, owners, targets))
-    hidden = _read(generator, tokens, positions, owners)  # [B, T, H]
+    contexts = torch.tensor([len(row.context) for row in rows])
+    tokens, positions, owners, targets, contexts = (
+        one.to(device) for one in (tokens, positions, owners, targets, contexts)
+    )
+    hidden = _read(generator, tokens, positions, owners, contexts)  # [B, T, H]
     chosen = targets != -1
     found = [
         _logprobs(model.logits(part), ids)
@@ -275,23 +279,24 @@ def _target_logprobs(generator: SequenceGenerator, rows: Sequence[_Row]) -> list
     return values
 
 
-def _read(generator: SequenceGenerator, tokens: Tensor, positions: Tensor, owners: Tensor) -> Tensor:
+def _read(
+    generator: BlankGenerator, tokens: Tensor, positions: Tensor, owners: Tensor, context_lengths: Tensor
+) -> Tensor:
     """Final hidden states [B, T, H] of contexts with branches.
 
     Args:
         generator: whose model reads.
         tokens: int64 [B, T].
         positions: int64 [B, 2, T].
-        owners: int64 [B, T]: 0 the context, which all see; 1 what all behind it see; above, branches, which see
-            themselves; -1 padding.
+        owners: int64 [B, T]: 0 what all behind it see; above, branches, which see themselves; -1 padding.
+        context_lengths: int64 [B], leading tokens that all see.
     """
     model = generator.model
     places = torch.arange(tokens.size(1), device=tokens.device)
-    shared = (owners[:, :, None] == owners[:, None, :]) | (owners == 1)[:, None, :]  # [B, T, T]
-    mask = ((shared & (places[:, None] >= places)) | (owners == 0)[:, None, :])[:, None]  # [B, 1, T, T]
+    attend = MaskedAttention(Visibility(prefix=context_lengths, branches=owners).boolean(places, places))
     hidden = model.embed(tokens, positions)  # [B, T, H]
     for layer in model.layers:
-        hidden = layer(hidden, _BranchAttention(mask))
+        hidden = layer(hidden, attend)
     return model.final_norm(hidden)  # type: ignore[no-any-return]
 
 
@@ -302,17 +307,7 @@ def _logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     return torch.where(ids == LIKELIEST, logprobs.amax(-1), given)
 
 
-class _BranchAttention(NamedTuple):
-    """`attend` of contexts with branches: a token sees its context, and its own branch up to itself."""
-
-    mask: Tensor  # [B, 1, T, T] bool
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query, key, value [B, A, T, D] -> [B, A, T, D]"""
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=self.mask)
-
-
-def _answers(generator: SequenceGenerator, branch: _Branch, values: list[float]) -> list[Answer]:
+def _answers(generator: BlankGenerator, branch: _Branch, values: list[float]) -> list[Answer]:
     """A candidate's answers from left to right."""
     remaining, found = iter(values), {}
     for number, answer in zip(branch.order, branch.answers, strict=True):

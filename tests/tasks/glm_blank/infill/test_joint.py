@@ -13,15 +13,16 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation import GenerationConfig, SequenceGenerator
+from ftk.generation import GenerationConfig
 from ftk.generation.language_model import LanguageModel
-from ftk.generation.orders import blank_numbers
 from ftk.generation.processors.stop_strings import StopStrings
+from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill.orders import blank_numbers
 from tests.generation.slow import BLANKS, SPECIAL, next_logprobs, small_model
 from tests.generation.tables import TABLE_SPECIAL, SlowBeam
 from tests.generation.test_fusion import language_logprobs
 from tests.generation.test_in_flight import assert_alike
-from tests.generation.test_orders import CONTEXTS
+from tests.tasks.glm_blank.infill.test_orders import CONTEXTS
 
 TINY = SimpleNamespace(sop=1, eop=2, mask=3)
 
@@ -120,7 +121,7 @@ def test_wide_beams_find_the_best_of_all_combinations(context, max_len, width, p
         everything = every_combination([model], context, 6, max_len, numbers, reencode)
         everything.sort(key=lambda one: -one.score(penalty))
         options = {"beam": width, "nbest": 12, "max_len": max_len, "length_penalty": penalty, "blank_order": order}
-        generator = SequenceGenerator(
+        generator = BlankGenerator(
             model, TINY, nbest_over="text", early_stopping="never", reencode=reencode, batch_size=40, **options
         )
         (found,) = generator.fill_texts([context])
@@ -159,8 +160,8 @@ class LooksBack(nn.Module):
 
 def test_the_best_combination_is_not_made_of_the_best_answers():
     options = {"beam": 2, "max_len": 3, "length_penalty": 0.0}
-    (blank_by_blank,) = SequenceGenerator(LooksBack(), TABLE_SPECIAL, **options).fill_texts([[4, 4]])
-    jointly = SequenceGenerator(LooksBack(), TABLE_SPECIAL, nbest_over="text", nbest=2, **options)
+    (blank_by_blank,) = BlankGenerator(LooksBack(), TABLE_SPECIAL, **options).fill_texts([[4, 4]])
+    jointly = BlankGenerator(LooksBack(), TABLE_SPECIAL, nbest_over="text", nbest=2, **options)
     (best, second) = jointly.fill_texts([[4, 4]])[0]
     assert [answer.tokens for answer in blank_by_blank[0].answers] == [[0], [0]]
     assert blank_by_blank[0].score == pytest.approx(math.log(0.6 * 0.5))
@@ -174,7 +175,7 @@ def test_the_best_combination_is_not_made_of_the_best_answers():
 @pytest.mark.parametrize("width", [2, 3])
 def test_narrow_beams_equal_the_slow_lists(width, options):
     model = small_model(seed=2)
-    generator = SequenceGenerator(
+    generator = BlankGenerator(
         model, SPECIAL, beam=width, nbest=width, nbest_over="text", max_len=4, length_penalty=0.7, **options
     )
     counts = []
@@ -193,7 +194,7 @@ def test_with_a_language_model():
     model, other = small_model(seed=2), small_model(seed=9)
     options = {"beam": 3, "nbest": 3, "nbest_over": "text", "max_len": 3, "length_penalty": 0.5}
     language_model = LanguageModel(other, SPECIAL, 0.6)
-    found = SequenceGenerator(model, SPECIAL, language_model=language_model, **options).fill_texts(CONTEXTS[:1])
+    found = BlankGenerator(model, SPECIAL, language_model=language_model, **options).fill_texts(CONTEXTS[:1])
     models = [model, (other, 0.6, SPECIAL.gmask)]
     assert_fillings(found[0], carried_beams(models, CONTEXTS[0], [0, 1, 2], 3, 3, 0.5)[:3], 0.5)
     for answer in found[0][0].answers:
@@ -204,8 +205,8 @@ def test_one_blank_has_the_n_best_that_it_has_alone():
     contexts = [[7, 3, 8], [9, 10, 4], [11, 5]]
     for options in ({"beam": 4}, {"search": "diverse_beam", "beam": 4}, {"search": "beam_sampling", "beam": 4}):
         options = options | {"nbest": 3, "max_len": 5, "length_penalty": 0.6}
-        jointly = SequenceGenerator(small_model(), SPECIAL, nbest_over="text", **options).fill_texts(contexts)
-        alone = SequenceGenerator(small_model(), SPECIAL, **options).fill_ids(contexts)
+        jointly = BlankGenerator(small_model(), SPECIAL, nbest_over="text", **options).fill_texts(contexts)
+        alone = BlankGenerator(small_model(), SPECIAL, **options).fill_ids(contexts)
         for fillings, (answer,) in zip(jointly, alone, strict=True):
             assert_alike([one.answers[0] for one in fillings], [replace(answer, others=()), *answer.others])
             assert [one.score for one in fillings] == pytest.approx([answer.score, *(o.score for o in answer.others)])
@@ -215,7 +216,7 @@ def test_one_blank_has_the_n_best_that_it_has_alone():
 def sampled():
     def fill(contexts, seeds, **options):
         options = {"sampling": True, "nbest_over": "text", "max_len": 4, **options}
-        return SequenceGenerator(small_model(), SPECIAL, **options).fill_texts(contexts, seeds)
+        return BlankGenerator(small_model(), SPECIAL, **options).fill_texts(contexts, seeds)
 
     return fill
 
@@ -224,7 +225,7 @@ def sampled():
 def test_samples_of_a_text_are_drawn_blank_after_blank(sampled, options):
     contexts, seeds = CONTEXTS[:3], [3, 4, 5]
     one, four = (sampled(contexts, seeds, nbest=count, **options) for count in (1, 4))
-    plain = SequenceGenerator(small_model(), SPECIAL, sampling=True, max_len=4, **options).fill_ids(contexts, seeds)
+    plain = BlankGenerator(small_model(), SPECIAL, sampling=True, max_len=4, **options).fill_ids(contexts, seeds)
     for index, (context, fillings) in enumerate(zip(contexts, four, strict=True)):
         assert_alike(one[index][0].answers, plain[index])
         assert [a.tokens for a in plain[index]] in [[a.tokens for a in filling.answers] for filling in fillings]
@@ -256,7 +257,7 @@ def test_what_a_stop_string_cuts_off_counts_as_before():
     cut = plain = 0
     for seed in range(4):
         for context in ([6, 3, 7, 3], [8, 3, 10, 11]):
-            generator = SequenceGenerator(small_model(seed=seed), SPECIAL, processors=[stop], **options)
+            generator = BlankGenerator(small_model(seed=seed), SPECIAL, processors=[stop], **options)
             for filling in generator.fill_texts([context])[0]:
                 assert filling.score == pytest.approx(sum(answer.score for answer in filling.answers), abs=1e-6)
                 cut += any(answer.num_scored for answer in filling.answers)
@@ -267,7 +268,7 @@ def test_what_a_stop_string_cuts_off_counts_as_before():
 
 def test_fill_ids_and_streams_have_the_best_together():
     options = {"beam": 3, "nbest": 2, "nbest_over": "text", "max_len": 4}
-    generator = SequenceGenerator(small_model(seed=2), SPECIAL, **options)
+    generator = BlankGenerator(small_model(seed=2), SPECIAL, **options)
     expected = [fillings[0].answers for fillings in generator.fill_texts(CONTEXTS)]
     assert generator.fill_ids(CONTEXTS) == expected
     streamed: dict[tuple[int, int], object] = {}
@@ -277,7 +278,7 @@ def test_fill_ids_and_streams_have_the_best_together():
 
 
 def test_without_it_a_text_has_one_filling():
-    generator = SequenceGenerator(small_model(seed=2), SPECIAL, beam=3, nbest=2, max_len=4, length_penalty=0.0)
+    generator = BlankGenerator(small_model(seed=2), SPECIAL, beam=3, nbest=2, max_len=4, length_penalty=0.0)
     for answers, fillings in zip(generator.fill_ids(CONTEXTS), generator.fill_texts(CONTEXTS), strict=True):
         assert [filling.answers for filling in fillings] == [answers]
         assert fillings[0].score == pytest.approx(sum(answer.score for answer in answers), abs=1e-5)
@@ -296,8 +297,8 @@ def test_what_does_not_fit_is_refused(options, message):
 
 
 def test_a_strategy_of_ones_own_that_has_one_answer_is_refused():
-    generator = SequenceGenerator(small_model(), SPECIAL, beam=2)
+    generator = BlankGenerator(small_model(), SPECIAL, beam=2)
     generator.config.nbest_over = "text"
-    generator.strategy = generator.strategy._replace(target=SequenceGenerator(small_model(), SPECIAL).strategy.target)
+    generator.strategy = generator.strategy._replace(target=BlankGenerator(small_model(), SPECIAL).strategy.target)
     with pytest.raises(UserError, match="has one answer to a text"):
         generator.fill_texts([[6, 3]])

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
-    from ftk.generation.fill import BlankFiller
-    from ftk.generation.results import EncodedPrompt, FilledBlank, FillResult
     from ftk.generation.search import Answer
     from ftk.generation.token_stream import NewTokens
+    from ftk.tasks.glm_blank.infill.fill import BlankFiller
+    from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FilledBlank, FillResult
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer writes for bytes that are no character, or not yet a whole one
 _MOST_BYTES_LACKING = 3  # UTF-8 has up to four bytes a character

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from ftk.errors import UserError
-from ftk.generation import GenerationConfig, SequenceGenerator
-from ftk.generation.orders import blank_numbers
+from ftk.generation import GenerationConfig
 from ftk.generation.processors.length import MaxLength, MinLength
+from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill.orders import blank_numbers
 from tests.generation.slow import BLANKS, SPECIAL, next_logprobs, small_model
 
 CONTEXTS = [
@@ -66,7 +67,7 @@ def assert_equal(answers, expected):
 @pytest.mark.parametrize("block_positions", [True, False])
 def test_every_order_equals_the_slow_way(order, reencode, block_positions):
     model = small_model(seed=1, block_positions=block_positions)
-    generator = SequenceGenerator(model, SPECIAL, max_len=4, blank_order=order, reencode=reencode, batch_size=3)
+    generator = BlankGenerator(model, SPECIAL, max_len=4, blank_order=order, reencode=reencode, batch_size=3)
     for context, answers in zip(CONTEXTS, generator.fill_ids(CONTEXTS), strict=True):
         numbers = order if order == "confident" else blank_numbers(order, sum(token in BLANKS for token in context))
         assert_equal(answers, slow_fill(model, context, numbers, 4, reencode))
@@ -79,8 +80,8 @@ def test_alternatives_are_those_at_the_time_when_a_blank_was_filled(order, reenc
     """Each blank's, given the text as it was read then, and the answers that stood behind it then."""
     model = small_model(seed=1)
     how = {"max_len": 3, "blank_order": order, "reencode": reencode, "batch_size": 3, **options}
-    rows = SequenceGenerator(model, SPECIAL, alternatives=4, **how).fill_ids(CONTEXTS)
-    plain = SequenceGenerator(model, SPECIAL, **how).fill_ids(CONTEXTS)
+    rows = BlankGenerator(model, SPECIAL, alternatives=4, **how).fill_ids(CONTEXTS)
+    plain = BlankGenerator(model, SPECIAL, **how).fill_ids(CONTEXTS)
     for context, answers, without in zip(CONTEXTS, rows, plain, strict=True):
         assert [answer.tokens for answer in answers] == [answer.tokens for answer in without]
         places = dict(enumerate(index for index, token in enumerate(context) if token in BLANKS))
@@ -109,7 +110,7 @@ def test_the_orders_differ():
     found = {
         (order, reencode): [
             [answer.tokens for answer in answers]
-            for answers in SequenceGenerator(model, SPECIAL, max_len=4, blank_order=order, reencode=reencode).fill_ids(
+            for answers in BlankGenerator(model, SPECIAL, max_len=4, blank_order=order, reencode=reencode).fill_ids(
                 CONTEXTS
             )
         ]
@@ -128,7 +129,7 @@ def test_named_blanks_come_first_and_the_others_from_left_to_right():
 
 @pytest.mark.parametrize("options", [{"blank_order": "2,1"}, {"blank_order": "confident"}, {"reencode": True}])
 def test_processors_know_a_blank_by_its_number_in_the_text(options):
-    generator = SequenceGenerator(
+    generator = BlankGenerator(
         small_model(), SPECIAL, max_len=5, processors=[MinLength([1, 2, 3]), MaxLength([1, 2, 3])], **options
     )
     (answers,) = generator.fill_ids([CONTEXTS[0]])
@@ -138,7 +139,7 @@ def test_processors_know_a_blank_by_its_number_in_the_text(options):
 @pytest.mark.parametrize("options", [{"beam": 3}, {"sampling": True, "top_k": 5}, {"search": "contrastive"}])
 @pytest.mark.parametrize("how", [{"blank_order": "2,1"}, {"blank_order": "confident", "reencode": True}])
 def test_the_batch_does_not_matter_in_any_order(options, how):
-    generator = SequenceGenerator(small_model(), SPECIAL, max_len=4, **options, **how)
+    generator = BlankGenerator(small_model(), SPECIAL, max_len=4, **options, **how)
     together = generator.fill_ids(CONTEXTS, seeds=range(5))
     for index, context in enumerate(CONTEXTS):
         (alone,) = generator.fill_ids([context], seeds=[index])
@@ -150,7 +151,7 @@ def test_two_hundred_blanks_of_all_kinds(options):
     context = [6, *([3, 7, 4, 8, 5] * 67)[:-2]]
     assert sum(token in BLANKS for token in context) == 200
     counts = []
-    generator = SequenceGenerator(small_model(max_positions=600), SPECIAL, max_len=2, **options)
+    generator = BlankGenerator(small_model(max_positions=600), SPECIAL, max_len=2, **options)
     (answers,) = generator.fill_ids([context], progress=counts.append)
     assert len(answers) == 200
     assert all(0 < len(answer.token_logprobs) <= 2 for answer in answers)
@@ -166,7 +167,7 @@ def test_orders_that_are_none_are_refused(order, message):
 
 
 def test_answers_written_back_must_fit():
-    generator = SequenceGenerator(small_model(), SPECIAL, max_len=20, reencode=True)
+    generator = BlankGenerator(small_model(), SPECIAL, max_len=20, reencode=True)
     generator.fill_ids([[6] * 24 + [3, 3, 3]])  # 65 positions: 24, two answers of 20, and a blank
     with pytest.raises(UserError, match="28 tokens long; with 3 answers of up to 20 tokens .* positions for 27"):
         generator.fill_ids([[6] * 25 + [3, 3, 3]])
@@ -175,7 +176,7 @@ def test_answers_written_back_must_fit():
 def test_answers_that_take_all_positions_by_themselves_are_refused_with_what_would_fit():
     context = [6] + [3] * 10
     with pytest.raises(UserError, match="10 answers of up to 20 tokens, .* 65 positions; .* can be at most 7, or ask"):
-        SequenceGenerator(small_model(), SPECIAL, max_len=20, reencode=True).check(context)
+        BlankGenerator(small_model(), SPECIAL, max_len=20, reencode=True).check(context)
     with pytest.raises(UserError, match="at most 7"):
-        SequenceGenerator(small_model(), SPECIAL, max_len=8, reencode=True).check(context)
-    SequenceGenerator(small_model(), SPECIAL, max_len=7, reencode=True).check(context)
+        BlankGenerator(small_model(), SPECIAL, max_len=8, reencode=True).check(context)
+    BlankGenerator(small_model(), SPECIAL, max_len=7, reencode=True).check(context)

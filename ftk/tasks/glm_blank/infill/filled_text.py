@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ftk.generation.results import EncodedPrompt
+    from ftk.tasks.glm_blank.infill.results import EncodedPrompt
     from ftk.tokenizers import Tokenizer
 
 _CONTEXT_FOR_SPACING = 8  # tokens before a blank that decide whether its answer begins with a space

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from ftk.generation.blanks import find_blanks
 from ftk.generation.in_flight import Prompt
-from ftk.generation.scoring import first_token_logprobs
+from ftk.tasks.glm_blank.infill.scoring import first_token_logprobs
 
 if TYPE_CHECKING:
     from ftk.generation.processors.base import Processors
     from ftk.generation.search import Answer
-    from ftk.generation.sequence_generator import SequenceGenerator
     from ftk.generation.token_stream import NewTokens, TokenStream
+    from ftk.tasks.glm_blank.infill.generator import BlankGenerator
 
 
 def blank_numbers(order: str, count: int) -> list[int]:
@@ -45,7 +45,7 @@ class _Open:
 
 
 def fill_in_rounds(
-    generator: SequenceGenerator,
+    generator: BlankGenerator,
     contexts: Sequence[Sequence[int]],
     seeds: Sequence[int],
     progress: Callable[[int], object],
@@ -59,7 +59,7 @@ def fill_in_rounds(
 
     Args:
         generator: does a round; its `blank_order` and `reencode` say how.
-        contexts, seeds, progress, processors: as for `SequenceGenerator.fill_ids`.
+        contexts, seeds, progress, processors: as for `BlankGenerator.fill_ids`.
         stream: keeps what is written, for the caller; None where nobody asks.
 
     Yields:
@@ -104,7 +104,7 @@ def _take(one: _Open, number: int, answer: Answer, reencode: bool) -> None:
     one.places = {other: at + shift if at > place else at for other, at in one.places.items()}
 
 
-def _surest_first(generator: SequenceGenerator, going: Sequence[_Open]) -> None:
+def _surest_first(generator: BlankGenerator, going: Sequence[_Open]) -> None:
     """Puts the blank whose answer begins most surely at the front; of equally sure ones the first in the text."""
     several = [one for one in going if len(one.order) > 1]
     if not several:

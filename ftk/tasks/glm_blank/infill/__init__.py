@@ -1,0 +1,1 @@
+"""Generation of blank infilling: prompts with blanks in, the answers and the filled texts out."""

@@ -1,0 +1,116 @@
+"""Folders that Megatron and fairseq have written are corpora as they are."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ftk.data.corpora.corpus import IndexedCorpusConfig, IndexedFolder
+from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
+from ftk.data.inspect_data import stats, verify
+from ftk.errors import UserError
+from ftk.tokenizers import build_tokenizer, load_tokenizer
+from tests.data.fairseq_files import write_fairseq
+
+
+def opened(folder: Path, **options) -> IndexedFolder:
+    return IndexedFolder(IndexedCorpusConfig(data=str(folder), **options))
+
+
+def rows(documents) -> list[list[int]]:
+    return [documents[i].tolist() for i in range(len(documents))]
+
+
+@pytest.fixture
+def fairseq(tmp_path) -> Path:
+    """A folder as fairseq-preprocess --only-source leaves it."""
+    write_fairseq(tmp_path / "fs" / "train", [[4, 5, 2], [6, 3, 2]])
+    write_fairseq(tmp_path / "fs" / "valid", [[7, 2]])
+    (tmp_path / "fs" / "dict.txt").write_text("".join(f"w{i} {i}\n" for i in range(20)))
+    return tmp_path / "fs"
+
+
+def test_a_fairseq_folder_is_a_corpus(fairseq):
+    corpus = opened(fairseq)
+    assert corpus.splits() == ["train", "valid"]
+    tokenizer = corpus.tokenizer()
+    assert tokenizer.decode(corpus.documents("train")[0].tolist()) == "w0 w1 </s>"
+    names = sorted(path.name for path in corpus.tokenizer_folder.iterdir())
+    assert names == ["dict.txt", "ftk_tokenizer.json"]  # for checkpoints: without the data
+    assert load_tokenizer(corpus.tokenizer_folder).fingerprint == tokenizer.fingerprint
+    assert "train: 2 documents, 6 tokens (uint16)" in stats(fairseq)
+    assert verify(fairseq) == []
+
+
+def test_fairseqs_text_of_one_language_has_the_plain_name_of_its_split(tmp_path):
+    write_fairseq(tmp_path / "fs" / "train.en-None.en", [[4, 2]])
+    (tmp_path / "fs" / "dict.en.txt").write_text("house 1\n")
+    corpus = opened(tmp_path / "fs")
+    assert corpus.splits() == ["train"]
+    assert corpus.tokenizer().decode(corpus.documents("train")[0].tolist()) == "house </s>"
+
+
+def test_each_side_of_fairseqs_translations_is_a_split(tmp_path):
+    folder = tmp_path / "en-de"
+    write_fairseq(folder / "train.en-de.en", [[4, 2], [5, 2]])
+    write_fairseq(folder / "train.en-de.de", [[6, 6, 2]])
+    (folder / "dict.en.txt").write_text("house 1\ntree 1\n")
+    (folder / "dict.de.txt").write_text("Baum 1\nein 1\nHaus 1\n")
+    corpus = opened(folder)
+    assert corpus.splits() == ["train.en-de.de", "train.en-de.en"]
+    assert rows(corpus.documents("train.en-de.de")) == [[6, 6, 2]]
+    with pytest.raises(UserError, match=r"holds 2 dictionaries \(dict.de.txt, dict.en.txt\)"):
+        corpus.tokenizer()
+    build_tokenizer("fairseq_dict", path=folder / "dict.de.txt").save(tmp_path / "de")
+    assert opened(folder, tokenizer_folder=str(tmp_path / "de")).tokenizer().decode([6]) == "Haus"
+
+
+def test_a_megatron_folder_needs_a_tokenizer_from_elsewhere(fairseq, tmp_path):
+    opened(fairseq).tokenizer().save(tmp_path / "words")
+    (tmp_path / "m").mkdir()
+    with IndexedDatasetWriter(tmp_path / "m" / "wiki_text_document", "uint16") as writer:
+        writer.add([4, 5])
+    with pytest.raises(UserError, match=r"holds no tokenizer .* by --tokenizer-folder"):
+        opened(tmp_path / "m").tokenizer()
+    corpus = opened(tmp_path / "m", tokenizer_folder=str(tmp_path / "words"))
+    assert corpus.splits() == ["wiki_text_document"]
+    assert corpus.tokenizer().decode(corpus.documents("wiki_text_document")[0].tolist()) == "w0 w1"
+    assert corpus.tokenizer_folder == tmp_path / "words"
+
+
+def test_megatrons_documents_of_several_sequences_are_read_as_one(tmp_path):
+    with IndexedDatasetWriter(tmp_path / "train", "int32") as writer:
+        writer.add([1, 2], end_document=False)
+        writer.add([3])
+        writer.end_document()  # a document without sequences
+        writer.add([4])
+    documents = opened(tmp_path).documents("train")
+    assert rows(documents) == [[1, 2, 3], [], [4]]
+    assert documents.sizes.tolist() == [3, 0, 1]
+    assert documents.tokens.tolist() == [1, 2, 3, 4]
+    with pytest.raises(IndexError):
+        documents[3]
+
+
+@pytest.mark.parametrize("limit", [1 << 31, 1 << 32])
+def test_offsets_beyond_32_bits_are_read(tmp_path, limit):
+    half = limit // 4
+    sizes = [half, half, 3, 2]
+    pointers = [0, 2 * half, 4 * half, 4 * half + 6]
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 4, 5) + struct.pack("<4i", *sizes)
+    (tmp_path / "d.idx").write_bytes(index + struct.pack("<4q", *pointers) + struct.pack("<5q", *range(5)))
+    with open(tmp_path / "d.bin", "wb") as file:
+        file.seek(pointers[2])
+        file.write(np.array([7, 8, 9, 10, 11], dtype="<u2").tobytes())
+    if os.stat(tmp_path / "d.bin").st_blocks * 512 > 1 << 24:
+        pytest.skip("this file system has no sparse files")
+    dataset = IndexedDataset(tmp_path / "d")
+    assert dataset.sizes.tolist() == sizes
+    assert dataset[2].tolist() == [7, 8, 9]
+    assert dataset[3].tolist() == [10, 11]
+    assert dataset.get(1, half - 1).tolist() == [0]
+    assert dataset.gather([3, 2], pad=1).tolist() == [[10, 11, 1], [7, 8, 9]]
