@@ -74,6 +74,11 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "exact_match": "ftk.evaluation.answers",
         "token_f1": "ftk.evaluation.answers",
     },
+    "converter": {
+        "glm": "ftk.models.glm.original",
+        "hf": "ftk.checkpoint.huggingface",
+    },
+    "hf_model": {},
 }
 
 FORMER_NAMES: dict[str, dict[str, str]] = {

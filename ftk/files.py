@@ -252,6 +252,21 @@ def naming(path: PathLike) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def new_file_for_torch(path: Path) -> Iterator[io.FileIO]:
+    """A new file for torch's own writers, which say of a failed write that something failed, or abort the process.
+
+    Raises:
+        OSError: a write failed, said when the block ends.
+    """
+    with _Patient(path, "xb") as file:
+        try:
+            yield file
+        finally:
+            if file.error is not None:
+                raise file.error
+
+
+@contextlib.contextmanager
 def temporary_folder(path: PathLike) -> Iterator[Path]:
     """An empty folder beside `path`, locked by this process and removed when the block ends, if it is still there.
 
@@ -383,6 +398,22 @@ def open_to_write(path: PathLike, *, append: bool = False) -> io.FileIO:
     if append and fcntl is not None:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
     return io.FileIO(descriptor, "r+b")
+
+
+class _Patient(io.FileIO):
+    """Keeps the first error of a write, and takes whatever comes after it."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        size = len(left)
+        while left and self.error is None:
+            try:
+                left = left[super().write(left) :]
+            except OSError as error:
+                self.error = error
+        return size
 
 
 def _check_regular(status: os.stat_result, path: PathLike) -> None:

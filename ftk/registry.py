@@ -134,6 +134,8 @@ TOKENIZERS = Registry("tokenizer")
 SCORERS = Registry("scorer")
 HOOKS = Registry("hook")
 SEARCHES = Registry("search")
+CONVERTERS = Registry("converter")  # forms of checkpoints, `ftk.models.conversion.FileFormat`
+HF_MODELS = Registry("hf_model")  # by model: `ftk.models.conversion.Converter`
 
 register_task = TASKS.register
 register_model = MODELS.register
@@ -145,6 +147,8 @@ register_tokenizer = TOKENIZERS.register
 register_scorer = SCORERS.register
 register_hook = HOOKS.register
 register_search = SEARCHES.register
+register_converter = CONVERTERS.register
+register_hf_model = HF_MODELS.register
 
 
 def register_architecture(name: str, *, model: str) -> Callable[[T], T]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted
-from ftk.registry import TOKENIZERS
+from ftk.registry import CONVERTERS, TOKENIZERS
 from ftk_cli.frame import run, subcommands
 
 if TYPE_CHECKING:
@@ -119,49 +119,12 @@ class ExportConfig:
 class ConvertConfig:
     source: str = field(metadata={"help": "checkpoint to read", "positional": True, "metavar": "SRC", "path": True})
     output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST", "path": True})
-    from_format: str | None = field(
-        default=None,
-        metadata={
-            "help": "SRC is a checkpoint of the original GLM (mp_rank_XX files), DST one of ftk's",
-            "flag": "--from",
-            "choices": ("glm",),
-        },
-    )
-    to_format: str | None = field(
-        default=None,
-        metadata={
-            "help": "SRC is a checkpoint of ftk's, DST one of the original GLM",
-            "flag": "--to",
-            "choices": ("glm",),
-        },
-    )
-    arch: str | None = field(
-        default=None,
-        metadata={
-            "help": "--from: architecture, e.g. glm_large; the original does not store its number of heads",
-            "metavar": "NAME",
-        },
-    )
-    num_attention_heads: int | None = field(default=None, metadata={"help": "--from: attention heads, if not --arch"})
-    model_parallel_size: int = field(default=1, metadata={"help": "--to: write so many mp_rank_XX files"})
-    ema: bool = field(default=False, metadata={"help": "--to: the moving average of the weights, not the weights"})
-    copy_gmask_row: bool = field(
-        default=False,
-        metadata={"help": "--from, for GLM-10B-Chinese: copy row 50007 to 50009, the [gMASK] of --fix-command-token"},
-    )
     overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
 
-    def validate(self) -> Iterator[str]:
-        if (self.from_format is None) == (self.to_format is None):
-            yield "from_format: one of --from glm and --to glm must be given"
-        if self.from_format and (self.arch is None) == (self.num_attention_heads is None):
-            yield "arch: --arch or --num-attention-heads must give the number of heads; the original does not"
-        if self.num_attention_heads is not None and self.num_attention_heads < 1:
-            yield f"num_attention_heads is {self.num_attention_heads}; it must be at least 1"
-        if self.model_parallel_size < 1:
-            yield f"model_parallel_size is {self.model_parallel_size}; it must be at least 1"
-        if self.ema and not self.to_format:
-            yield "ema goes with --to; an original checkpoint has no moving average"
+
+@dataclass(kw_only=True)
+class ConvertToConfig(ConvertConfig):
+    ema: bool = field(default=False, metadata={"help": "the moving average of the weights, not the weights"})
 
 
 @dataclass(kw_only=True)
@@ -185,13 +148,20 @@ class Export:
 
 
 @dataclass(kw_only=True)
-class Convert:
+class ConvertFrom:
     convert: ConvertConfig = section("options")
+    form: Chosen = slot(CONVERTERS, flag="--from", help="SRC is of this form, DST a checkpoint of ftk's")
 
 
 @dataclass(kw_only=True)
-class ConvertWithTokenizer(Convert):
+class ConvertFromWithTokenizer(ConvertFrom):
     tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", help="goes into the checkpoint")
+
+
+@dataclass(kw_only=True)
+class ConvertTo:
+    convert: ConvertToConfig = section("options")
+    form: Chosen = slot(CONVERTERS, flag="--to", help="SRC is a checkpoint of ftk's, DST of this form")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -318,35 +288,38 @@ def _quantized(config: ExportConfig) -> tuple[Path, nn.Module, Quantization]:
 
 
 def convert(argv: list[str]) -> int:
-    with_tokenizer = any(argument.split("=")[0] == "--tokenizer" for argument in argv)
-    root: type[Convert] = ConvertWithTokenizer if with_tokenizer else Convert
+    flags = {argument.split("=")[0] for argument in argv}
     description = (
-        "Converts checkpoints of the original GLM to ftk's and back. --tokenizer NAME --tokenizer-path PATH"
-        " puts a tokenizer beside the weights; --tokenizer NAME --help lists its options."
+        "Converts checkpoints of other programs to ftk's (--from NAME) and back (--to NAME). --tokenizer NAME"
+        " --tokenizer-path PATH puts a tokenizer next to the weights. A name with --help lists its options."
     )
-    config = compose(root, f"{PROG} convert", description, argv)
-    options = config.convert
-    from ftk.checkpoint.convert import convert_from_original, convert_to_original
+    if {"--from", "--to"} <= flags or flags.isdisjoint({"--from", "--to", "-h", "--help"}):
+        names = " or ".join(CONVERTERS.names())
+        raise UserError(f"one of --from NAME and --to NAME must be given; NAME is {names}")
+    if "--to" in flags:
+        return _convert_to(compose(ConvertTo, f"{PROG} convert", description, argv))
+    root = ConvertFromWithTokenizer if "--tokenizer" in flags else ConvertFrom
+    return _convert_from(compose(root, f"{PROG} convert", description, argv))
 
-    if options.to_format:
-        output = convert_to_original(
-            options.source,
-            options.output,
-            num_parts=options.model_parallel_size,
-            ema=options.ema,
-            overwrite=options.overwrite,
-        )
-        print(f"wrote {output}, {options.model_parallel_size} mp_rank_XX files")
-        return 0
-    tokenizer = config.tokenizer.build() if isinstance(config, ConvertWithTokenizer) else None
-    output = convert_from_original(
-        options.source,
-        options.output,
-        num_attention_heads=options.num_attention_heads,
-        arch=options.arch,
-        tokenizer=tokenizer,
-        copy_gmask_row=options.copy_gmask_row,
-        overwrite=options.overwrite,
+
+def _convert_to(config: ConvertTo) -> int:
+    from ftk.checkpoint.convert import convert_to
+
+    options, form = config.convert, config.form
+    output = convert_to(
+        form.build(), form.name, options.source, options.output, ema=options.ema, overwrite=options.overwrite
+    )
+    print(f"wrote {output}, for {form.name}")
+    return 0
+
+
+def _convert_from(config: ConvertFrom) -> int:
+    from ftk.checkpoint.convert import convert_from
+
+    options = config.convert
+    tokenizer = config.tokenizer.build() if isinstance(config, ConvertFromWithTokenizer) else None
+    output = convert_from(
+        config.form.build(), options.source, options.output, tokenizer=tokenizer, overwrite=options.overwrite
     )
     without = "; it has no tokenizer and cannot read text (--tokenizer NAME --tokenizer-path PATH adds one)"
     print(f"wrote {output}{without if tokenizer is None else ''}")
@@ -361,7 +334,7 @@ body = subcommands(
         "verify": ("check every file of checkpoints against their manifests", verify),
         "export": ("write a checkpoint's weights alone, or their moving average", export),
         "average": ("write the mean of several checkpoints", average),
-        "convert": ("convert checkpoints of the original GLM to ftk's and back", convert),
+        "convert": ("convert checkpoints of other programs to ftk's and back", convert),
     },
 )
 

@@ -22,12 +22,15 @@ FAILURE = 1
 HANG_UP = getattr(signal, "SIGHUP", None)  # not on Windows
 TERMINATING = tuple(signum for signum in (signal.SIGTERM, HANG_UP) if signum is not None)
 TRACEBACK = "--traceback"
-_SAID = "_ftk_was_said"  # attribute of an exception
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|(can't|cannot|not enough memory:? to) allocate|bad_alloc|ALLOC_FAILED", re.I
 )
 
 Body = Callable[[list[str]], "int | None"]
+
+
+class Said(Exception):
+    """Raised in place of an error that was printed already; its argument is the exit code."""
 
 
 class Terminated(BaseException):
@@ -70,7 +73,7 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
             _handle_signals(signal.SIG_IGN)
             if argv is None:
                 previous = {}
-        return say(prog, error, show_traceback)
+        return error.args[0] if isinstance(error, Said) else say(prog, error, show_traceback)
     finally:
         for signum, handler in previous.items():
             if handler is not None:  # None: not set by Python
@@ -156,8 +159,6 @@ def _memory_wanted(error: BaseException) -> str | None:
 def say(prog: str, error: BaseException, show_traceback: bool) -> int:
     """Says what went wrong, once, and returns the exit code. Of several processes the one that failed first speaks."""
     code = USER_ERROR if isinstance(error, UserError) else FAILURE
-    if getattr(error, _SAID, False):
-        return code
     if isinstance(error, UserError):
         text = str(error)
     elif isinstance(error, KeyboardInterrupt):
@@ -167,7 +168,6 @@ def say(prog: str, error: BaseException, show_traceback: bool) -> int:
     else:
         text = describe(error)
     message = launched.is_to_say(error, text) if launched.is_one_of_several() else text
-    setattr(error, _SAID, True)
     if message is not None:
         with contextlib.suppress(OSError, ValueError):  # a terminal that is gone, a full disk: the exit code remains
             if show_traceback:
@@ -189,8 +189,7 @@ def said_at_once(prog: str) -> Iterator[None]:
     except BrokenPipeError:  # `run` ends without a word
         raise
     except (Exception, KeyboardInterrupt, Terminated) as error:
-        say(prog, error, TRACEBACK in sys.argv)
-        raise
+        raise Said(say(prog, error, TRACEBACK in sys.argv)) from error
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums do not depend on the machi
 # Without AMX: there are virtual machines that show it and end a process that uses it (SIGILL at a product in bf16).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 leave_out_fsync()
+# A shell that starts the tests in the background, and nohup, have these ignored, which programs that tests start would
+# inherit: Ctrl-C and a closed terminal would reach none of them.
+for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(signum) == signal.SIG_IGN:
+        signal.signal(signum, handler)
 settings.register_profile("ftk", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test is timed
 settings.load_profile("ftk")
 

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ftk.checkpoint import layout
-from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.finite import refuse_non_finite
-from ftk.checkpoint.load import check_ema
-from ftk.checkpoint.manifest import new_file_for_torch, write_file
+from ftk.checkpoint.load import lazy_model_tensors
+from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.naming import model_tensors
-from ftk.checkpoint.storage import read_index, read_tensors, safetensors_header, tensor_bytes
+from ftk.checkpoint.storage import read_index, safetensors_header, tensor_bytes
 from ftk.errors import UserError
-from ftk.files import naming, sync_folder, sync_tree, temporary_folder
+from ftk.files import naming, new_file_for_torch, sync_folder, sync_tree, temporary_folder
 
 INPUTS = ("tokens", "position_ids", "context_length")
 OUTPUT = "logits"
@@ -89,21 +88,16 @@ def stream_safetensors(
         BrokenCheckpoint: the checkpoint is not whole.
     """
     folder = layout.resolve_checkpoint(source)
-    check_files(folder, prefix=f"{layout.MODEL}/")
-    if ema:
-        check_ema(folder, True)
-    index = read_index(folder / layout.MODEL)
-    averaged = read_index(folder / layout.EMA).tensors if ema else {}
+    tensors = lazy_model_tensors(folder, ema=ema)
 
     def read(name: str) -> Tensor:
-        stored = index.tensors[name]
-        target = torch.empty(stored.shape, dtype=stored.dtype)
-        read_tensors(folder / (layout.EMA if name in averaged else layout.MODEL), {name: target})
-        refuse_non_finite({name: target}, folder)
-        return target
+        tensor = tensors.read(name)
+        refuse_non_finite({name: tensor}, folder)
+        return tensor
 
-    entries = {name: (torch.Size(stored.shape), stored.dtype) for name, stored in index.tensors.items()}
-    return _write_safetensors(output, entries, read, index.aliases, metadata, overwrite)
+    entries = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.described.items()}
+    aliases = read_index(folder / layout.MODEL).aliases
+    return _write_safetensors(output, entries, read, aliases, metadata, overwrite)
 
 
 def export_program(model: nn.Module, output: str | Path, *, overwrite: bool = False) -> Path:

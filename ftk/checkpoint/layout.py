@@ -12,11 +12,13 @@ from typing import TypeVar
 
 from ftk.errors import UserError
 from ftk.files import reason, remove_leftovers, sync_folder, temporary_folder
+from ftk.registry import CONVERTERS
 
 logger = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
 TOKENIZER = "tokenizer"
+SOURCE = "source"  # small files that lay beside weights which come from another program
 MODEL = "model"
 OPTIMIZER = "optimizer"
 EMA = "ema"  # exponential moving average of the trained parameters, by their names
@@ -89,11 +91,12 @@ def resolve_checkpoint(path: str | Path) -> Path:
             return candidate.resolve()
         if is_remains(candidate):
             raise BrokenCheckpoint(f"{candidate}: has no {MANIFEST}; it is not whole, name another checkpoint")
-    if (path / "latest_checkpointed_iteration.txt").is_file() or any(path.glob("mp_rank_*_model_states.pt")):
-        raise UserError(
-            f"{path}: is a checkpoint of the original GLM; make an ftk checkpoint of it with"
-            f" ftk-checkpoint convert --from glm {path} DST"
-        )
+    for name in CONVERTERS:
+        if CONVERTERS.get(name).target.recognises(path):  # type: ignore[attr-defined]
+            raise UserError(
+                f"{path}: is a checkpoint of another program; make an ftk checkpoint of it with"
+                f" ftk-checkpoint convert --from {name} {path} DST"
+            )
     if is_remains(path):
         raise BrokenCheckpoint(f"{path}: has no {MANIFEST}; it is not a whole checkpoint")
     raise UserError(f"{path}: holds no checkpoint (no {MANIFEST}, no {LAST}, no {checkpoint_name(0)[:-1]}N)")

@@ -18,6 +18,7 @@ from ftk.checkpoint.storage import StoredTensor, TensorIndex, read_index, read_t
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
 from ftk.model_parallel.world import World
+from ftk.models.conversion import LazyTensors
 
 _NAMES_SHOWN = 6
 
@@ -139,6 +140,26 @@ def load_model_tensors(folder: str | Path, *, ema: bool = False, check_hashes: b
         averaged = read_index(folder / layout.EMA).tensors
         read_tensors(folder / layout.EMA, {name: tensors[name] for name in averaged if name in tensors})
     return tensors
+
+
+def lazy_model_tensors(folder: Path, *, ema: bool = False) -> LazyTensors:
+    """The tensors of a checkpoint's model, tied ones once, each read when it is asked for.
+
+    Args and raises: as `load_model_tensors`; `folder` is a checkpoint itself.
+    """
+    check_files(folder, prefix=f"{layout.MODEL}/")
+    if ema:
+        check_ema(folder, True)
+    index = read_index(folder / layout.MODEL)
+    averaged = read_index(folder / layout.EMA).tensors if ema else {}
+
+    def read(name: str) -> torch.Tensor:
+        target = torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype)
+        read_tensors(folder / (layout.EMA if name in averaged else layout.MODEL), {name: target})
+        return target
+
+    described = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in index.tensors.items()}
+    return LazyTensors(described, read)
 
 
 def load_extra_tensors(

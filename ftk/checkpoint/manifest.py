@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,37 +95,6 @@ def write_file(path: Path, pieces: Iterable[Buffer]) -> FileRecord:
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(size, digest.hexdigest())
-
-
-@contextmanager
-def new_file_for_torch(path: Path) -> Iterator[io.FileIO]:
-    """A new file for torch's own writers, which say of a failed write that something failed, or abort the process.
-
-    Raises:
-        OSError: a write failed, said when the block ends.
-    """
-    with _Patient(path, "xb") as file:
-        try:
-            yield file
-        finally:
-            if file.error is not None:
-                raise file.error
-
-
-class _Patient(io.FileIO):
-    """Keeps the first error of a write, and takes whatever comes after it."""
-
-    error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        left = memoryview(data).cast("B")
-        size = len(left)
-        while left and self.error is None:
-            try:
-                left = left[super().write(left) :]
-            except OSError as error:
-                self.error = error
-        return size
 
 
 def _blocks(piece: Buffer) -> Iterator[memoryview]:

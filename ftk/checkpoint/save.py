@@ -88,8 +88,8 @@ def write_snapshot(
 
     def finish() -> int:
         """What the main process writes, and the end; returns the number of bytes."""
-        if snapshot.tokenizer_folder is not None:
-            records.update(_copy_folder(snapshot.tokenizer_folder, temporary, layout.TOKENIZER))
+        for name, source in snapshot.folders.items():
+            records.update(_copy_folder(source, temporary, name))
         for name, content in ((layout.CONFIG, snapshot.config), (layout.TRAINER_STATE, snapshot.trainer_state)):
             records[name] = write_file(temporary / name, [content])
         write_manifest(temporary, records)
@@ -116,7 +116,13 @@ def _write_tensors(folder: Path, snapshot: Snapshot, world: World) -> dict[str, 
     """Write the folders of tensors; return the records of their files by name, of all of them on the main process."""
     records: dict[str, FileRecord] = {}
     for part, content in snapshot.parts.items():
-        written = write_tensors(folder / part, content.tensors, extra=content.extra, process_group=world.own_host_group)
+        written = write_tensors(
+            folder / part,
+            content.tensors,
+            extra=content.extra,
+            read=content.read,
+            process_group=world.own_host_group,
+        )
         records.update({f"{part}/{name}": record for name, record in written.items()})
     return records
 
@@ -138,7 +144,7 @@ def refuse_to_replace(folder: Path, *, overwrite: bool) -> None:
 def _copy_folder(source: Path, folder: Path, name: str) -> dict[str, FileRecord]:
     """Copy the files under `source` to `folder/name`, synced and hashed on the way."""
     if not source.is_dir():
-        raise UserError(f"{source}: no such folder; a tokenizer's folder is meant here")
+        raise UserError(f"{source}: no such folder; one for {name}/ is meant here")
     records = {}
     for path in sorted(source.rglob("*")):
         if path.is_file():
@@ -147,7 +153,7 @@ def _copy_folder(source: Path, folder: Path, name: str) -> dict[str, FileRecord]
             target.parent.mkdir(parents=True, exist_ok=True)
             records[relative] = write_file(target, _blocks(path))
     if not records:
-        raise UserError(f"{source}: is empty; a tokenizer's folder is meant here")
+        raise UserError(f"{source}: is empty; a folder for {name}/ is meant here")
     return records
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,19 @@ from ftk.model_parallel.world import World
 
 ExtraTensors = Mapping[str, Mapping[str, torch.Tensor]]
 
-_TAKEN = (layout.MODEL, layout.OPTIMIZER, layout.TOKENIZER)
+_TAKEN = (layout.MODEL, layout.OPTIMIZER, layout.TOKENIZER, layout.SOURCE)
 
 
 @dataclass(frozen=True)
 class TensorPart:
-    """The tensors of one folder of a checkpoint, with what else its index says."""
+    """The tensors of one folder of a checkpoint, with what else its index says.
+
+    `read` gives them one by one when they are written; then those in `tensors` are on the meta device.
+    """
 
     tensors: Mapping[str, torch.Tensor]
     extra: Mapping[str, Any]
+    read: Callable[[str], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Snapshot:
 
     config: bytes
     trainer_state: bytes
-    tokenizer_folder: Path | None
+    folders: Mapping[str, Path]  # folder's name -> one whose files are copied: the tokenizer
     parts: Mapping[str, TensorPart]  # folder's name -> its tensors
 
     @property
@@ -133,6 +137,6 @@ def take_snapshot(
     return Snapshot(
         config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, encoding="utf-8"),
         trainer_state=json_bytes(encode(dict(trainer_state))),
-        tokenizer_folder=Path(tokenizer_folder) if tokenizer_folder is not None else None,
+        folders={layout.TOKENIZER: Path(tokenizer_folder)} if tokenizer_folder is not None else {},
         parts=parts if buffers is None else buffers.copy(parts),
     )

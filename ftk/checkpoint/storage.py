@@ -64,6 +64,7 @@ _DTYPE_CODES = {  # torch dtype -> its code in a safetensors header
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+DTYPES = {code: dtype for dtype, code in _DTYPE_CODES.items()}
 _DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPE_CODES}
 
 
@@ -105,6 +106,7 @@ def write_tensors(
     tensors: Mapping[str, torch.Tensor],
     *,
     extra: Mapping[str, Any] | None = None,
+    read: Callable[[str], torch.Tensor] | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> dict[str, FileRecord]:
     """Write tensors into a folder; every file has reached the disk on return.
@@ -113,6 +115,7 @@ def write_tensors(
         folder: made if it is missing.
         tensors: by name; DTensors are written by the ranks that hold their shards, others once.
         extra: JSON-able; kept in the index.
+        read: gives each tensor when it is written; `tensors` are on the meta device then.
         process_group: ranks that write together, each calling this; None: this process alone.
 
     Returns:
@@ -122,7 +125,7 @@ def write_tensors(
         OSError: the disk is full or the like.
     """
     tensors = {name: _as_boxes(tensor) for name, tensor in tensors.items()}
-    writer = _TensorWriter(folder, dict(extra or {}))
+    writer = _TensorWriter(folder, dict(extra or {}), read)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     if process_group is None:
         _save_alone(tensors, writer, planner)
@@ -278,9 +281,10 @@ def _save_alone(tensors: Mapping[str, torch.Tensor], writer: _TensorWriter, plan
 class _TensorWriter(StorageWriter):
     """DCP's side of `write_tensors`; one object a rank."""
 
-    def __init__(self, folder: Path, extra: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, extra: dict[str, Any], read: Callable[[str], torch.Tensor] | None = None) -> None:
         self.folder = folder
         self.extra = extra
+        self.read = read
         self.files: dict[str, FileRecord] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -314,7 +318,7 @@ class _TensorWriter(StorageWriter):
         def pieces() -> Iterator[memoryview | bytes]:
             yield safetensors_header([(key, shape, dtype) for key, shape, dtype, _ in pending])
             for key, shape, dtype, item in pending:
-                tensor = planner.resolve_data(item)
+                tensor = planner.resolve_data(item) if self.read is None else self.read(key)
                 assert isinstance(tensor, torch.Tensor), key
                 assert (tensor.shape, tensor.dtype) == (shape, dtype), key
                 yield tensor_bytes(tensor)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 
 @dataclass(kw_only=True)
 class ParallelConfig:
     """The sizes whose product is the number of processes that torchrun starts."""
+
+    RETIRED: ClassVar[dict[str, Any]] = {"powersgd_rank": 1, "powersgd_after_updates": 1000}
 
     tensor_parallel_size: int = field(
         default=1,
@@ -97,9 +100,8 @@ class ParallelConfig:
     gradient_compression: str = field(
         default="none",
         metadata={
-            "help": "what copies of the model send each other of their gradients: none: all; bf16: 16 bits a number; "
-            "powersgd: approximations of low rank, the rest is added to the next update's (Vogels et al. 2019)",
-            "choices": ("none", "bf16", "powersgd"),
+            "help": "what copies of the model send each other of their gradients: none: all; bf16: 16 bits a number",
+            "choices": ("none", "bf16"),
         },
     )
     find_unused_parameters: bool = field(
@@ -107,14 +109,6 @@ class ParallelConfig:
         metadata={
             "help": "copies of the model look in each update for parameters that had no part in the loss, which a "
             "model with such parameters needs and others pay for"
-        },
-    )
-    powersgd_rank: int = field(default=1, metadata={"help": "rank of the approximations of powersgd"})
-    powersgd_after_updates: int = field(
-        default=1000,
-        metadata={
-            "help": "powersgd begins after so many updates; at first gradients change too fast for it",
-            "unit": "updates",
         },
     )
     collective_timeout_minutes: float = field(
@@ -182,16 +176,6 @@ class ParallelConfig:
                 f"gradient_compression {self.gradient_compression} is for whole copies of the model alone; leave out "
                 "the other parallel sizes and --cpu-offload"
             )
-        if self.powersgd_rank < 1:
-            yield f"powersgd_rank is {self.powersgd_rank}; it must be 1 or more"
-        if self.powersgd_after_updates < 2:  # DDP rebuilds its buckets after the first
-            yield f"powersgd_after_updates is {self.powersgd_after_updates}; it must be 2 or more"
-        in_range = self.powersgd_rank >= 1 and self.powersgd_after_updates >= 2
-        if in_range and self.gradient_compression != "powersgd":
-            given = _given(self, "powersgd_rank", "powersgd_after_updates")
-            goes = "goes" if len(given) == 1 else "go"
-            if given:
-                yield f"{' and '.join(given)} {goes} with --gradient-compression powersgd"
 
 
 @dataclass(kw_only=True)

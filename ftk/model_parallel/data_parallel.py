@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,9 +37,6 @@ def copy_over_processes(module: nn.Module, world: World, config: ParallelConfig)
 
     Parameters stay plain tensors. Sums go out in buckets while the backward pass goes on.
     """
-    # Imported with the hooks; only where there are copies.
-    from ftk.model_parallel.gradient_compression import sum_gradients
-
     only_dense_gradients(module)
     wrapped = DistributedDataParallel(
         module,
@@ -47,8 +45,22 @@ def copy_over_processes(module: nn.Module, world: World, config: ParallelConfig)
         init_sync=False,  # the values are functions of the seed, or come from one checkpoint
         gradient_as_bucket_view=True,
     )
-    sum_gradients(wrapped, config.gradient_compression, config.powersgd_rank, config.powersgd_after_updates)
+    wrapped.register_comm_hook(
+        wrapped.process_group, _sum_as(torch.bfloat16 if config.gradient_compression == "bf16" else None)
+    )
     return wrapped
+
+
+def _sum_as(dtype: torch.dtype | None) -> Any:
+    """A hook of DDP that sums gradients instead of averaging them; dtype: in which they are sent, None: their own."""
+
+    # Torch's own bf16 hook averages, and DDP refuses it on gloo, which can sum bf16. DDP checks annotations, and takes
+    # no strings for them: so there are none.
+    def hook(group, bucket):  # type: ignore[no-untyped-def]
+        work = dist.all_reduce(bucket.buffer().to(dtype or bucket.buffer().dtype), group=group, async_op=True)
+        return work.get_future().then(lambda future: bucket.buffer().copy_(future.value()[0]))
+
+    return hook
 
 
 def require_gradients(model: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -12,12 +12,6 @@ from torch import Tensor, nn
 from ftk.model_parallel.norms import square_sums
 from ftk.model_parallel.shards import canonical_name, depth, local, shard_groups
 from ftk.model_parallel.world import World
-
-FINISHERS = "ftk_finish_gradients"
-"""Attribute of a model: functions that make gradients whole once an update, called in order."""
-
-UNCOUNTED = "ftk_uncounted"
-"""Attribute of a model: names of parameters that another process counts (the second copy of a tied weight)."""
 
 
 @contextmanager
@@ -58,22 +52,6 @@ def guarded(loss: Tensor, backward_scale: Tensor) -> Tensor:
     return loss * (backward_scale + 0.0 * loss.detach())
 
 
-def add_finisher(model: nn.Module, finisher: Callable[[], None]) -> None:
-    """Have a function called once an update, when the gradients of all micro-batches are there, before their norm.
-
-    Args:
-        model: the inner one, whose parameters are trained.
-        finisher: sums what is still partial, the same on every process that shares it.
-    """
-    model.__dict__.setdefault(FINISHERS, []).append(finisher)
-
-
-def finish_gradients(model: nn.Module) -> None:
-    """Call the model's finishers."""
-    for finisher in getattr(model, FINISHERS, ()):
-        finisher()
-
-
 def is_non_finite(*values: Tensor) -> Tensor:
     """Whether any of the given 0-d tensors is infinite or not a number: a 0-d bool tensor on their device."""
     return ~torch.stack([value.detach().float() for value in values]).isfinite().all()
@@ -90,12 +68,18 @@ class GlobalGradients:
         model: the inner one.
         parameters: those that are trained.
         world: the processes.
+        uncounted: names of parameters that another process counts (the second copy of a tied weight).
     """
 
-    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter], world: World) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Iterable[nn.Parameter],
+        world: World,
+        uncounted: Collection[str] = (),
+    ) -> None:
         self.world = world
         self.parameters = list(parameters)
-        uncounted: set[str] = getattr(model, UNCOUNTED, set())
         names = {parameter: canonical_name(name, model) for name, parameter in model.named_parameters()}
         self._counted = [names.get(parameter) not in uncounted for parameter in self.parameters]
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from ftk.model_parallel.data_parallel import (
     uses_shares,
 )
 from ftk.model_parallel.engine import prepare_model
-from ftk.model_parallel.gradients import add_finisher
+from ftk.model_parallel.materialize import is_on_meta, materialize, move_buffers
 from ftk.model_parallel.shards import is_distributed
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import DIMENSIONS, World
@@ -60,14 +60,13 @@ def parallelize(
 
     Args:
         model: of any kind, with its repeated blocks in an `nn.ModuleList` (or an `nn.Sequential` or `nn.ModuleDict` of
-            like parts). Its values on the first process go to all, unless it is on the meta device. Layers of
-            `ftk.model_parallel.tensor_parallel.layers` stay as they are, on their dimension of the mesh.
+            like parts). Its values on the first process go to all, unless it is on the meta device.
         mesh: of one dimension, or with those of the names "replicate", "shard" and "tensor" that are wanted, in this
             order.
         plan: for tensor parallel, patterns of module names with their styles (`ftk.model_parallel.tensor_parallel`).
         sequence_parallel: between the layers that the plan cuts, sequences are shared out. Then
-            `ftk.model_parallel.gradients.finish_gradients(model)` is to be called once an update, after its last
-            backward pass: the gradients of what works on parts of a sequence are partial until then.
+            `ftk.model_parallel.tensor_parallel.apply.sum_sequence_gradients(model)` is to be called once an update,
+            after its last backward pass: the gradients of what works on parts of a sequence are partial until then.
         activation_checkpointing: what blocks keep for the backward pass: "full": their input; "selective": and results
             of matrix products; "none": all; "auto": as "full" where there are blocks. A model that caches keys and
             values must not do so in training.
@@ -93,7 +92,7 @@ def parallelize(
         **sharing,
     )
     _check_new(model)
-    data_mesh, tensor_mesh = _split_mesh(mesh, plan, model)
+    data_mesh, tensor_mesh = _split_mesh(mesh, plan)
     if sequence_parallel and plan is None:
         raise UserError("sequence_parallel=True is for layers that a plan cuts; give a plan, or leave it out")
     changed = [f.name for f in dataclasses.fields(ParallelConfig) if sharing.get(f.name, f.default) != f.default]
@@ -114,17 +113,40 @@ def parallelize(
 
         check_dimensions(model)
     if tensor_mesh is not None:
-        _check_plan(model, {} if plan is None else plan, tensor_mesh, sequence_parallel)
-    setattr(model, _DONE, True)
+        from ftk.model_parallel.tensor_parallel.plan import match_plan
+
+        match_plan(model, plan, tensor_mesh.size(), sequence_parallel)
     copy_from_first(model, mesh)
-    if tensor_mesh is not None:
-        _apply_plan(model, {} if plan is None else plan, tensor_mesh, sequence_parallel)
-    prepare_model(model, EngineConfig(activation_checkpointing=activation_checkpointing, compile=compile))
-    if data_mesh is not None:
-        share_over_processes(model, data_mesh, ParallelConfig(**sharing), precision="fp32")  # type: ignore[arg-type]
-    offload = cpu_offload and data_mesh is not None
-    _materialize(model, model, mesh_device(mesh), None, offload=offload, initial_value=initial_value)
+    _spread(
+        model,
+        model,
+        tensor_mesh,
+        data_mesh,
+        plan,
+        ParallelConfig(sequence_parallel=sequence_parallel, **sharing),  # type: ignore[arg-type]
+        EngineConfig(activation_checkpointing=activation_checkpointing, compile=compile),
+        mesh_device(mesh),
+        initial_value or _own_initial_value(model, None),
+    )
     return model
+
+
+class Spread(NamedTuple):
+    """What there is to call of a model that is spread over processes.
+
+    Attributes:
+        module: what is called in the step: the one that was given, or where there are copies, DDP around it.
+        finishers: to be called in order once an update, after its last backward pass and before the norm of the
+            gradients: they sum what is still partial, or refuse what DDP would wait for.
+    """
+
+    module: nn.Module
+    finishers: tuple[Callable[[], None], ...] = ()
+
+    def finish_gradients(self) -> None:
+        """Call the finishers."""
+        for finish in self.finishers:
+            finish()
 
 
 def parallelize_training(
@@ -137,7 +159,7 @@ def parallelize_training(
     plan: Any = None,
     seed: int | None = None,
     fill: bool = True,
-) -> nn.Module:
+) -> Spread:
     """Make of a model on one process this process's part of it, ready to be trained.
 
     The order: tensor parallel by the plan, activation checkpointing, compilation, data parallel, and, of a model on
@@ -156,7 +178,7 @@ def parallelize_training(
         fill: off: parameters of a model on the meta device get memory and no values, as a checkpoint will fill them.
 
     Returns:
-        What to call in the step: the module itself, or where there are copies, DDP around it.
+        What to call in the step, and once an update.
 
     Raises:
         UserError: the world has tensor parallel, and there is no plan; or the model is on the meta device, and gives
@@ -164,90 +186,100 @@ def parallelize_training(
     """
     model = module.model if isinstance(module, StepModule) else module
     check_replicas(model, world)
+    tensor_mesh = data_mesh = None
     if world.sizes.tensor > 1:
         from ftk.model_parallel.tensor_parallel.plan import plan_of
 
         plan = plan_of(model, world.sizes.tensor) if plan is None else plan
         assert world.mesh is not None
-        # A stage of a pipeline has not all that a plan for the whole model names.
-        partial = world.sizes.pipeline > 1
-        _apply_plan(model, plan, world.mesh["tensor"], parallel.sequence_parallel, partial=partial)
-    prepare_model(model, engine)
-    shares = uses_shares(world, parallel)
-    if parallel.cpu_offload and not shares:
-        logger.warning("--cpu-offload is for several processes (torchrun); this one keeps all on %s", world.device)
-    if shares:
+        tensor_mesh = world.mesh["tensor"]
+    if uses_shares(world, parallel):
         assert world.mesh is not None
-        over = world.mesh["replicate", "shard"] if world.sizes.replicate > 1 else world.mesh["shard"]
-        share_over_processes(module, over, parallel, precision)
-    _materialize(module, model, world.device, seed, offload=shares and parallel.cpu_offload, fill=fill)
-    if uses_copies(world, parallel):
-        if not parallel.find_unused_parameters:
-            add_finisher(model, functools.partial(require_gradients, model))
-        return copy_over_processes(module, world, parallel)
-    return module
+        data_mesh = world.mesh["replicate", "shard"] if world.sizes.replicate > 1 else world.mesh["shard"]
+    elif parallel.cpu_offload:
+        logger.warning("--cpu-offload is for several processes (torchrun); this one keeps all on %s", world.device)
+    finishers = _spread(
+        module,
+        model,
+        tensor_mesh,
+        data_mesh,
+        plan,
+        parallel,
+        engine,
+        world.device,
+        _own_initial_value(model, seed),
+        precision=precision,
+        fill=fill,
+        partial=world.sizes.pipeline > 1,
+    )
+    if not uses_copies(world, parallel):
+        return Spread(module, finishers)
+    if not parallel.find_unused_parameters:
+        finishers += (functools.partial(require_gradients, model),)
+    return Spread(copy_over_processes(module, world, parallel), finishers)
 
 
-def _check_plan(model: nn.Module, plan: Any, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    from ftk.model_parallel.tensor_parallel.apply import check_plan
-
-    check_plan(model, plan, mesh.size(), sequence_parallel)
-
-
-def _apply_plan(model: nn.Module, plan: Any, mesh: DeviceMesh, sequence_parallel: bool, partial: bool = False) -> None:
-    from ftk.model_parallel.tensor_parallel.apply import apply_plan  # where it is not needed, it is not loaded
-
-    apply_plan(model, plan, mesh, sequence_parallel, partial=partial)
-
-
-def _materialize(
+def _spread(
     module: nn.Module,
     model: nn.Module,
+    tensor_mesh: DeviceMesh | None,
+    data_mesh: DeviceMesh | None,
+    plan: Any,
+    parallel: ParallelConfig,
+    engine: EngineConfig,
     device: torch.device,
-    seed: int | None,
+    initial_value: Callable[[str, Sequence[int]], Tensor] | None,
     *,
-    offload: bool,
+    precision: str = "fp32",
     fill: bool = True,
-    initial_value: Callable[[str, Sequence[int]], Tensor] | None = None,
-) -> None:
-    """Values on the device, in this process's share, for what has none yet; what has some goes there."""
-    from ftk.model_parallel.materialize import is_on_meta, materialize, move_buffers
+    partial: bool = False,
+) -> tuple[Callable[[], None], ...]:
+    """The one order in which a model is spread, in place: tensor parallel, checkpointing and compilation, shares, and
+    at last memory and values for what has none; what has some goes to the device.
 
-    if not is_on_meta(module):
-        if not offload:
-            module.to(device)
-        return
-    if initial_value is None:
-        own: Any = getattr(model, "initial_value", None)
-        if own is None:
+    Args:
+        module: what is called in the step: the model, or a `StepModule` around it.
+        model: whose layers are cut, checkpointed and compiled, and whose parameters have their names.
+        tensor_mesh, data_mesh: over which the plan cuts layers, and over which parameters are shared out; None: none.
+        partial: the model is one stage of that which the plan is for.
+
+    Returns:
+        The finishers, see `Spread`.
+    """
+    finishers: tuple[Callable[[], None], ...] = ()
+    if tensor_mesh is not None:  # where it is not needed, it is not loaded
+        from ftk.model_parallel.tensor_parallel.apply import apply_plan, sum_sequence_gradients
+
+        apply_plan(model, plan, tensor_mesh, parallel.sequence_parallel, partial=partial)
+        if parallel.sequence_parallel:
+            finishers = (functools.partial(sum_sequence_gradients, model),)
+    prepare_model(model, engine)
+    offload = parallel.cpu_offload and data_mesh is not None
+    if data_mesh is not None:
+        share_over_processes(module, data_mesh, parallel, precision)
+    if is_on_meta(module):
+        if initial_value is None:
             raise UserError(
                 f"{type(model).__name__} is on the meta device, and has no initial_value(name, shape, seed) that could "
                 f"fill it; build it on the CPU"
             )
-        initial_value = functools.partial(own, seed=torch.initial_seed() if seed is None else seed)
-    materialize(module, model, torch.device("cpu") if offload else device, initial_value, fill=fill)
-    move_buffers(module, device)
+        materialize(module, model, torch.device("cpu") if offload else device, initial_value, fill=fill)
+        move_buffers(module, device)
+    elif not offload:
+        module.to(device)
+    return finishers
 
 
-_DONE = "ftk_parallelized"
-"""Attribute of a model that was parallelized."""
+def _own_initial_value(model: nn.Module, seed: int | None) -> Callable[[str, Sequence[int]], Tensor] | None:
+    own: Any = getattr(model, "initial_value", None)
+    return None if own is None else functools.partial(own, seed=torch.initial_seed() if seed is None else seed)
 
 
 def _check_new(model: nn.Module) -> None:
-    """Refuse a model that was spread over processes already, or has such a part, but for layers of our own."""
-    own = set(_own_layers(model))
-    parameters = {parameter for part in own for parameter in part._parameters.values()}
+    """Refuse a model that was spread over processes already, or has such a part."""
     for name, part in model.named_modules():
-        if part in own:
-            continue
-        for own_name, parameter in part._parameters.items():
-            if parameter is not None and parameter in parameters:
-                raise UserError(
-                    f"{f'{name}.' if name else ''}{own_name} is a parameter of a layer that is cut, too; use that "
-                    f"layer's own in forward, and keep no second name for it"
-                )
-        by_others = any(map(is_distributed, part._parameters.values()))
-        if by_others or hasattr(part, _DONE) or hasattr(part, "set_requires_gradient_sync"):  # the latter: FSDP2
+        by_plan = any(map(is_distributed, part._parameters.values()))
+        if by_plan or hasattr(part, "set_requires_gradient_sync"):  # the latter: FSDP2
             raise UserError(
                 f"{name or type(model).__name__} is parallelized already; give ftk.parallelize the whole model, once, "
                 f"as it is on one process"
@@ -269,7 +301,7 @@ def _check_options(**given: Any) -> None:
         raise UserError("ftk.parallelize: " + "; ".join(mistakes))
 
 
-def _split_mesh(mesh: DeviceMesh, plan: Any, model: nn.Module) -> tuple[DeviceMesh | None, DeviceMesh | None]:
+def _split_mesh(mesh: DeviceMesh, plan: Any) -> tuple[DeviceMesh | None, DeviceMesh | None]:
     """A user's mesh: what data parallel shares parameters out over, and what tensor parallel cuts them over."""
     from torch.distributed.device_mesh import DeviceMesh  # where it is not needed, it is not loaded
 
@@ -278,28 +310,21 @@ def _split_mesh(mesh: DeviceMesh, plan: Any, model: nn.Module) -> tuple[DeviceMe
             f"mesh is {mesh!r}; it must be a DeviceMesh, such as "
             f'torch.distributed.device_mesh.init_device_mesh("cuda", (8,))'
         )
-    own = _mesh_of_layers(model)
     names: tuple[str, ...] = mesh.mesh_dim_names or ()
     places = [DIMENSIONS.index(name) for name in names if name in DIMENSIONS]
     if mesh.ndim == 1 and not places:
-        if plan is None and (own is None or _ranks(own) != _ranks(mesh)):
-            return mesh, own
-        _check_processes(own, mesh, "the mesh")
-        return None, mesh
+        return (mesh, None) if plan is None else (None, mesh)
     sizes = dict(zip(names, mesh.shape, strict=False))
     if len(places) < mesh.ndim or sizes.get("pipeline", 1) > 1 or places != sorted(places):
         raise UserError(
             f"a mesh of {tuple(mesh.shape)} with the names {names}; give one of one dimension, or with those of the "
             f'names "replicate", "shard" and "tensor" that are wanted, in this order'
         )
-    has_plan = plan is not None or (own is not None and "tensor" in sizes)
-    if "tensor" not in sizes if has_plan else sizes.get("tensor", 1) > 1:
+    if "tensor" not in sizes if plan is not None else sizes.get("tensor", 1) > 1:
         raise UserError(
             f'a plan is for a dimension "tensor" of the mesh, whose names are {names}; give both, or neither of them'
         )
-    tensor = mesh["tensor"] if has_plan else own
-    if tensor is not None:
-        _check_processes(own, tensor, 'the mesh\'s dimension "tensor"')
+    tensor = mesh["tensor"] if plan is not None else None
     if "replicate" in sizes and "shard" not in sizes:
         mesh, sizes = _with_shards_of_one(mesh), {**sizes, "shard": 1}
     shared = tuple(name for name in ("replicate", "shard") if name in sizes)
@@ -307,34 +332,6 @@ def _split_mesh(mesh: DeviceMesh, plan: Any, model: nn.Module) -> tuple[DeviceMe
     if tensor is not None and data is not None and data.size() == 1:
         data = None
     return data, tensor
-
-
-def _check_processes(own: DeviceMesh | None, tensor: DeviceMesh, called: str) -> None:
-    if own is not None and _ranks(own) != _ranks(tensor):
-        raise UserError(
-            f"layers of the model lie on the processes {_ranks(own)}, and {called} has {_ranks(tensor)}; build them "
-            f"with that of the same mesh"
-        )
-
-
-def _mesh_of_layers(model: nn.Module) -> DeviceMesh | None:
-    """The processes over which the model's own layers are cut (`ftk.model_parallel.tensor_parallel.layers`)."""
-    meshes = {str(_ranks(mesh)): mesh for mesh in (part.tensor_region.mesh for part in _own_layers(model))}
-    if len(meshes) > 1:
-        raise UserError(
-            f"layers of the model lie on different processes, {' and '.join(meshes)}; build all on one mesh"
-        )
-    return next(iter(meshes.values()), None)
-
-
-def _own_layers(model: nn.Module) -> list[Any]:
-    """Layers that were written as such; those that a plan cuts share sequences only where there are gradients."""
-    regions = ((part, getattr(part, "tensor_region", None)) for part in model.modules())
-    return [part for part, region in regions if region is not None and region.without_gradients]
-
-
-def _ranks(mesh: DeviceMesh) -> list[int]:
-    return sorted(mesh.mesh.flatten().tolist())
 
 
 def _with_shards_of_one(mesh: DeviceMesh) -> DeviceMesh:

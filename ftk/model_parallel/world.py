@@ -74,8 +74,7 @@ class Sizes(NamedTuple):
         yield f" ({', '.join(pipeline)})"
         yield f" (zero stage {1 if self.pipeline > 1 else config.zero_stage})"  # as the pipeline does it
         compression = config.gradient_compression
-        rank = f" of rank {config.powersgd_rank}" if compression == "powersgd" else ""
-        yield f" (gradient compression {compression}{rank})" if compression != "none" else ""
+        yield f" (gradient compression {compression})" if compression != "none" else ""
 
 
 def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:

@@ -27,10 +27,9 @@ class TiedEmbedding(nn.Embedding):
         plain = weight.device.type == "cpu" and type(weight.data) is Tensor and not torch.compiler.is_compiling()
         plain = plain and weight.is_leaf  # what stands in for a parameter, as a part of one, has no gradient of its own
         rows_only = plain and self.sparse_gradient and weight.requires_grad and torch.is_grad_enabled()
-        if rows_only and not hasattr(weight, "_gradient_stays_dense"):
-            # Where the output layer was not used, or not yet, nothing makes the gradient dense.
+        # Where the output layer was not used, or not yet, nothing else makes the gradient dense.
+        if rows_only and _make_gradient_dense not in (weight._post_accumulate_grad_hooks or {}).values():
             weight.register_post_accumulate_grad_hook(_make_gradient_dense)
-            weight._gradient_stays_dense = True  # type: ignore[attr-defined]
         return F.embedding(tokens, weight, sparse=rows_only)
 
     def logits(self, hidden: Tensor) -> Tensor:

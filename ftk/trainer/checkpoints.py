@@ -200,12 +200,6 @@ class Checkpoints:
             return TrainerState()
         if "optimizer" not in resets:
             load_optimizer_state(folder, model, optimizer, check_hashes=not own, world=self.world)
-        if self.run.parallel.gradient_compression == "powersgd" and self.world.sizes.replicate > 1:
-            logger.warning(
-                "what --gradient-compression powersgd had put off is in no checkpoint, and is lost; it begins anew "
-                "after %d updates with whole gradients",
-                self.run.parallel.powersgd_after_updates,
-            )
         state.forget(resets if own else resets | {"scores"})  # the other run's checkpoints are not ours
         if own:
             self.last_saved = state.num_updates

@@ -52,10 +52,9 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
     with torch.device("meta"):
         model = task.build_model(config.model)
     if sizes.tensor > 1:
-        from ftk.model_parallel.tensor_parallel.apply import check_plan
-        from ftk.model_parallel.tensor_parallel.plan import plan_of
+        from ftk.model_parallel.tensor_parallel.plan import match_plan, plan_of
 
-        check_plan(model, plan_of(model, sizes.tensor), sizes.tensor, parallel.sequence_parallel)
+        match_plan(model, plan_of(model, sizes.tensor), sizes.tensor, parallel.sequence_parallel)
     if sizes.pipeline > 1:
         from ftk.model_parallel.pipeline.layout import check_pipeline
 

@@ -41,7 +41,7 @@ from step_runners import InItsOwnProcess, InThisProcess, Runner, serve
 from step_ways import Way, all_ways, build_step, make_batches, model_config, train_config
 
 from ftk.model_parallel.engine import prepare_process
-from ftk.models.glm.flops import training_flops
+from ftk.models.flops import training_flops
 from ftk.trainer.watch.hardware import peak_flops
 
 # name: (shape, batch size, places of a sample)

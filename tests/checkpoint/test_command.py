@@ -120,13 +120,13 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
         (["verify"], "verify.paths is missing"),
         (["inspect", ORIGINAL], "ftk-checkpoint convert --from glm"),
         (["average", "--output", "x"], "inputs is empty"),
-        (["convert", ORIGINAL, "x"], "one of --from glm and --to glm"),
+        (["convert", ORIGINAL, "x"], "one of --from NAME and --to NAME"),
         (["convert", "--from", "glm", ORIGINAL, "x"], "--arch or --num-attention-heads"),
         (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tiny"], "has num_layers 2"),
         (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tny"], "unknown architecture"),
         (["convert", "--from", "glm", "absent", "x", "--num-attention-heads", "4"], "absent: no such folder"),
         (["convert", "--from", "glm", __file__, "x", "--num-attention-heads", "4"], "is a file"),
-        (["convert", "--from", "megatron", "a", "b"], "--from is 'megatron'; it must be one of glm"),
+        (["convert", "--from", "megatron", "a", "b"], "unknown converter 'megatron'; there are: glm, hf"),
         (["convert", "--to", "glm", "absent", "x"], "absent: no such folder"),
         (["convert", "--from", "glm", ORIGINAL, "x", "--num-atention-heads", "4"], "--num-attention-heads"),
         (["merge"], "unknown command 'merge'"),
@@ -163,7 +163,7 @@ def test_tokenizer_goes_into_the_checkpoint_and_must_fit(tmp_path: Path, capfd) 
     model = build_model("glm_tiny", vocab_size=128)
     (tmp_path / "original" / "5").mkdir(parents=True)
     (tmp_path / "original" / "latest").write_text("5")
-    content = {"module": to_original(model.state_dict(), 4)}
+    content = {"module": to_original(model.state_dict(), model.config)}
     torch.save(content, tmp_path / "original" / "5" / "mp_rank_00_model_states.pt")
 
     arguments = ["convert", "--from", "glm", str(tmp_path / "original"), str(tmp_path / "ours"), "--arch"]
@@ -187,7 +187,7 @@ def test_help_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "inspect" in done.stdout
-    assert "--num-attention-heads" in done.stdout
+    assert "glm, hf" in done.stdout
 
 
 REFUSED = """

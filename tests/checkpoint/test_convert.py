@@ -12,14 +12,25 @@ import torch
 
 import ftk
 from ftk.checkpoint import load_model_tensors, read_config, read_trainer_state, verify
-from ftk.checkpoint.convert import convert_from_original, convert_to_original, read_original
+from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.errors import UserError
+from ftk.models.glm.convert import to_original
+from ftk.models.glm.original import OriginalGLM, OriginalGLMConfig, read_original
 
 from .conftest import assert_same_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
 ORIGINAL = GOLDEN / "original_checkpoint"
 HEADS = 4
+
+
+def convert_from_original(source: Path, output: Path, *, overwrite: bool = False, **options) -> Path:
+    return convert_from(OriginalGLM(OriginalGLMConfig(**options)), source, output, overwrite=overwrite)
+
+
+def convert_to_original(source: Path, output: Path, *, num_parts: int = 1, overwrite: bool = False) -> Path:
+    form = OriginalGLM(OriginalGLMConfig(model_parallel_size=num_parts))
+    return convert_to(form, "glm", source, output, overwrite=overwrite)
 
 
 def original_state() -> dict[str, torch.Tensor]:
@@ -201,15 +212,13 @@ def test_heads_come_from_the_number_or_the_architecture(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give --arch or --num-attention-heads"):
         convert_from_original(ORIGINAL, tmp_path / "ours")
     with pytest.raises(UserError, match="has num_layers 2, --arch glm_tiny has 4"):
-        convert_from_original(ORIGINAL, tmp_path / "ours", arch="glm_tiny")
+        convert_from_original(ORIGINAL, tmp_path / "ours", architecture="glm_tiny")
     with pytest.raises(UserError, match="num_attention_heads is 5; it must divide hidden_size 64"):
         convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=5)
 
     model = ftk.models.build_model("glm_tiny", vocab_size=256, dropout=0.0)
-    from ftk.models.glm.convert import to_original
-
-    source = write_original(tmp_path / "tiny", [{"module": to_original(model.state_dict(), 4)}])
-    folder = convert_from_original(source, tmp_path / "ours", arch="glm_tiny")
+    source = write_original(tmp_path / "tiny", [{"module": to_original(model.state_dict(), model.config)}])
+    folder = convert_from_original(source, tmp_path / "ours", architecture="glm_tiny")
     assert read_config(folder)["model"]["arch"] == "glm_tiny"
     assert read_config(folder)["model"]["dropout"] == 0.1
     assert_same_tensors(ftk.load_model(folder).state_dict(), model.state_dict())
@@ -241,7 +250,7 @@ def test_nothing_is_replaced_unless_asked(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--overwrite"):
         convert_to_original(folder, back)
     convert_to_original(folder, back, overwrite=True)
-    with pytest.raises(UserError, match="is no original GLM checkpoint; it is not replaced"):
+    with pytest.raises(UserError, match="is no checkpoint as --to glm writes it; it is not replaced"):
         convert_to_original(folder, folder, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "ours"]
 

@@ -8,12 +8,18 @@ import pytest
 import torch
 
 from ftk.checkpoint import load_model_state, load_optimizer_state, verify
-from ftk.checkpoint.convert import convert_from_original, convert_to_original
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
 
 from .conftest import assert_same_tensors
-from .test_convert import HEADS, cut_as_megatron_does, original_state, write_original
+from .test_convert import (
+    HEADS,
+    convert_from_original,
+    convert_to_original,
+    cut_as_megatron_does,
+    original_state,
+    write_original,
+)
 
 OPTIONS = {"lr": 0.02, "betas": (0.9, 0.98), "eps": 1e-6}
 

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import ftk
-from ftk.checkpoint import export, load_model_tensors, save_checkpoint
+from ftk.checkpoint import export, load, load_model_tensors, save_checkpoint
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk_cli.checkpoint import main
@@ -165,9 +165,9 @@ def test_safetensors_of_rounded_weights(trained, tmp_path):
 
 def test_streaming_holds_one_tensor_at_a_time(trained, tmp_path, monkeypatch):
     asked = []
-    whole = export.read_tensors
+    whole = load.read_tensors
     monkeypatch.setattr(
-        export, "read_tensors", lambda folder, targets: (asked.append(len(targets)), whole(folder, targets))
+        load, "read_tensors", lambda folder, targets: (asked.append(len(targets)), whole(folder, targets))
     )
     export.stream_safetensors(trained, tmp_path / "model.safetensors")
     assert set(asked) == {1}

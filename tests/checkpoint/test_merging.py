@@ -35,7 +35,9 @@ class Held(TorchDispatchMode):
         result = function(*arguments, **(options or {}))
         self.copies += function is torch.ops.aten.copy_.default
         for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self.known:
+            if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+                continue
+            if (storage := tensor.untyped_storage())._cdata not in self.known:
                 self.known.add(storage._cdata)
                 self.now += storage.nbytes()
                 self.peak = max(self.peak, self.now)

@@ -14,7 +14,7 @@ import torch
 import ftk.checkpoint.save
 from ftk.errors import UserError
 from ftk_cli import launched
-from ftk_cli.frame import said_at_once
+from ftk_cli.frame import Said, said_at_once
 from ftk_cli.train import main
 from ftk_cli.validate import main as validate_main
 from tests.torchrun import rank_pid, started, torchrun
@@ -28,15 +28,15 @@ from ftk.trainer.hooks import Hook
 
 @register_hook("ill")
 class Ill(Hook):
-    def before_step(self, trainer, micro_batches):
-        if trainer.world.rank == 1 and trainer.state.num_updates == 3:
+    def before_step(self, step, micro_batches):
+        if step.world.rank == 1 and step.num_updates == 3:
             raise ValueError("the hardware is ill")
 
 
 @register_hook("stuck")
 class Stuck(Hook):
-    def before_step(self, trainer, micro_batches):
-        if trainer.world.rank == 1 and trainer.state.num_updates == 3:
+    def before_step(self, step, micro_batches):
+        if step.world.rank == 1 and step.num_updates == 3:
             time.sleep(1000)
 """
 
@@ -333,8 +333,9 @@ def test_a_time_limit_is_not_a_lost_connection(as_rank, tmp_path):
 def test_a_reader_of_the_output_who_has_gone_is_not_said(capsys):
     with pytest.raises(BrokenPipeError), said_at_once("ftk-train"):
         raise BrokenPipeError(32, "Broken pipe")
-    with pytest.raises(ValueError), said_at_once("ftk-train"):
+    with pytest.raises(Said) as said, said_at_once("ftk-train"):
         raise ValueError("ill")
+    assert said.value.args == (1,)
     assert capsys.readouterr().err == "ftk-train: ValueError: ill (--traceback shows where)\n"
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "loop"
-R_DROP = ("--task", "glm_blank_r_drop")
+R_DROP = ("--criterion", "r_drop")
 
 
 def losses_of(data_bin, save_dir, command, *flags, max_update=6, dropout=0.1):
@@ -43,17 +43,17 @@ def test_each_change_of_the_loop_has_less_than_30_lines(name):
     assert code_lines(EXAMPLE / name) < 30
 
 
-def test_the_overridden_step_trains_and_shows_its_divergence(tmp_path, data_bin, command):
+def test_two_passes_train_and_shows_its_divergence(tmp_path, data_bin, command):
     records = losses_of(data_bin, tmp_path / "run", command, *R_DROP, "--r-drop-weight", 4, max_update=25)
     assert records[-1]["nll_loss"] < records[0]["nll_loss"] - 0.5
     assert all(record["divergence"] > 0.0 for record in records)
     expected = [record["nll_loss"] + 2 * record["divergence"] for record in records]
     assert [record["loss"] for record in records] == pytest.approx(expected, rel=1e-5)
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["task"]["r_drop_weight"] == 4.0
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["criterion"]["r_drop_weight"] == 4.0
 
 
 def test_without_dropout_it_is_the_plain_loss(tmp_path, data_bin, command):
-    """Then both passes are the same, and the slow, obviously right version is ftk's own step."""
+    """Then both passes are the same, and the slow, obviously right version is ftk's own criterion."""
     ours = losses_of(data_bin, tmp_path / "ours", command, *R_DROP, dropout=0.0)
     plain = losses_of(data_bin, tmp_path / "plain", command, dropout=0.0)
     assert [r["loss"] for r in ours] == pytest.approx([r["loss"] for r in plain], rel=1e-4)

@@ -31,7 +31,7 @@ def model():
         max_positions=config["max_sequence_length"],
     )
     weights = {name: torch.from_numpy(value) for name, value in np.load(GOLDEN / "weights.npz").items()}
-    model.load_state_dict(from_original(weights, config["num_attention_heads"]))
+    model.load_state_dict(from_original(weights, model.config))
     return model.eval()
 
 

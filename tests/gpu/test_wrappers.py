@@ -21,18 +21,11 @@ from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.materialize import materialize
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
-from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output, vocab_parallel_cross_entropy
-from ftk.model_parallel.tensor_parallel.layers import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-)
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models.glm.model import GLM
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.trainer.log.metrics import Stopwatch, TrainingFigures
-from ftk.trainer.runner import SequentialRunner
-from ftk.trainer.step import Update
+from ftk.trainer.step import SequentialRunner, Update
 from tests.gpu.test_gpu import SHAPE, no_waiting
 
 CONFIG = model_config(SHAPE, 256, dropout=0.0)
@@ -77,7 +70,7 @@ class Wrapped:
         parallel = ParallelConfig(cpu_offload=kind == "offload")
         called: nn.Module = step
         if kind == "offload":
-            called = parallelize_training(step, world, parallel, config.engine, precision=precision, seed=SEED)
+            called = parallelize_training(step, world, parallel, config.engine, precision=precision, seed=SEED).module
         else:
             prepare_model(model, config.engine)
             if kind == "copies":
@@ -94,12 +87,16 @@ class Wrapped:
         self.figures = TrainingFigures(world.device, Stopwatch(), world)
         self.num_updates = 0
 
+    def gradients(self, batch):
+        with self.update.gradients(self.num_updates, self.update.count([batch])) as scale:
+            return self.update.runner.forward_backward([batch], scale)
+
     def step(self, batch):
-        gradients = self.update.accumulate([dict(batch)], self.num_updates)
-        skip = self.update.apply(gradients, LEARNING_RATE)
-        self.figures.add(gradients.sums, skip=skip, num_tokens=1, num_targets=1)
+        sums = self.gradients(batch)
+        skip = self.update.apply(sums, LEARNING_RATE)
+        self.figures.add(sums, skip=skip, num_tokens=1, num_targets=1)
         self.num_updates += 1
-        loss, count = gradients.sums["loss"]
+        loss, count = sums["loss"]
         return loss / count
 
 
@@ -130,7 +127,7 @@ def test_an_update_that_is_not_finite_is_skipped(world, kind):
     step = Wrapped(kind, "fp32", world)
     step.step(BATCHES[0])
     before = [parameter.detach().clone() for parameter in step.model.parameters()]
-    spoilt = step.update.accumulate([dict(BATCHES[1])], 1)
+    spoilt = step.gradients(BATCHES[1])
     for parameter in step.model.parameters():
         parameter.grad.fill_(float("nan"))
     skip = step.update.apply(spoilt, LEARNING_RATE)
@@ -166,38 +163,3 @@ def test_hidden_states_stay_float32_and_matrices_are_gathered_in_bf16(world, kin
 def test_compiled_blocks_are_wrapped(cuda, world, expected, kind):
     step = Wrapped(kind, "fp32", world, compile="block")
     assert [step.step(batch).item() for batch in BATCHES] == pytest.approx(expected, rel=1e-4)
-
-
-def test_layers_of_tensor_parallel_compute_what_plain_ones_do(world, device):
-    torch.manual_seed(0)
-    plain = nn.ModuleList([nn.Embedding(131, 32), nn.Linear(32, 128), nn.Linear(128, 32)])
-    mesh = world.mesh["tensor"]
-    with torch.device(device):
-        shared = nn.ModuleList(
-            [
-                VocabParallelEmbedding(131, 32, mesh),
-                ColumnParallelLinear(32, 128, mesh),
-                RowParallelLinear(128, 32, mesh),
-            ]
-        )
-    with torch.no_grad():
-        for own, value in zip(shared.parameters(), plain.parameters(), strict=True):
-            own.to_local().copy_(value)
-    tokens, targets = torch.randint(131, (2, 3, 16))
-
-    def through(layers, tokens):
-        embedding, inner, outer = layers
-        hidden = embedding(tokens)
-        return hidden + outer(torch.tanh(inner(hidden)))
-
-    hidden = through(plain, tokens)
-    wanted = nn.functional.cross_entropy((hidden @ plain[0].weight.T).flatten(0, 1), targets.flatten())
-    wanted.backward()
-    rows, shard = sharded_output(dict(shared.named_parameters())["0.weight"])
-    logits = through(shared, tokens.to(device)) @ rows.T
-    found = vocab_parallel_cross_entropy(logits, targets.to(device), shard.group, vocab_size=131).mean()
-    found.backward()
-    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
-    for (name, own), value in zip(shared.named_parameters(), plain.parameters(), strict=True):
-        grad = own.grad.full_tensor().cpu()
-        torch.testing.assert_close(grad, value.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")

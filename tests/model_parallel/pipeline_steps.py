@@ -13,7 +13,7 @@ from torch import Tensor
 from ftk.batch import Batch
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
-from ftk.model_parallel.gradients import GlobalGradients, finish_gradients
+from ftk.model_parallel.gradients import GlobalGradients
 from ftk.model_parallel.pipeline.build import build_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.world import World, make_world, resolve_sizes
@@ -137,7 +137,7 @@ def train_pipeline(
     )
     part = runner.part
     optimizer = optimizer_of(part.model)
-    gradients = GlobalGradients(part.model, part.model.parameters(), world)
+    gradients = GlobalGradients(part.model, part.model.parameters(), world, runner.uncounted)
     results: dict[str, Any] = {"losses": [], "norms": [], "meters": [], "held": sorted(names_of(runner))}
     for update in range(UPDATES):
         batches = varied_batches(update)
@@ -146,7 +146,6 @@ def train_pipeline(
         part.model.train()
         own = batches[world.data_rank :: world.sizes.data]
         totals = runner.forward_backward(own, torch.tensor(1.0 / num_targets))
-        finish_gradients(part.model)
         if update == 0:
             results["gradient_error"] = gradient_error(runner, path)
         norm = gradients.norm()

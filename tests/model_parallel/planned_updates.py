@@ -12,7 +12,7 @@ from torch import nn
 from ftk.batch import Batch
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
-from ftk.model_parallel.gradients import finish_gradients, gradient_sync
+from ftk.model_parallel.gradients import gradient_sync
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.pipeline.build import build_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
@@ -112,13 +112,12 @@ def update(
         runner = build_pipeline(model, criterion, world, parallel_of(layout), engine, update_freq=micro_batches, seed=1)
         own = runner.part.model.train()
         runner.forward_backward(batches, torch.ones(()))  # torch's stages tell each other shapes in the first one
-        finish_gradients(own)
         own.zero_grad()
         with watch or nullcontext(), CountMessages() as counted:
             runner.forward_backward(batches, torch.ones(()))
-            finish_gradients(own)
         return Updated(counted.counts, own, received_bytes(runner))
-    called = parallelize_training(StepModule(model, criterion), world, parallel_of(layout), engine, seed=1)
+    spread = parallelize_training(StepModule(model, criterion), world, parallel_of(layout), engine, seed=1)
+    called = spread.module
     model.train()
     if isinstance(called, nn.parallel.DistributedDataParallel):  # it sorts its buckets after the first, in the second
         for _ in range(2):
@@ -128,7 +127,7 @@ def update(
         for place, batch in enumerate(batches, start=1):
             with gradient_sync(called, enabled=place == micro_batches):
                 called(batch).loss.backward()
-        finish_gradients(model)
+        spread.finish_gradients()
     return Updated(counted.counts, model)
 
 

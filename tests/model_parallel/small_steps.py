@@ -95,7 +95,7 @@ def train(
     module = StepModule(model, CrossEntropy(CrossEntropyConfig(loss_form=loss_form, loss_chunk_tokens=5)))
     called = parallelize_training(
         module, world, parallel, engine or EngineConfig(), precision=precision, plan=plan, seed=SEED
-    )
+    ).module
     parameters = list(model.parameters())
     # An eps as large as that keeps gradients that are zero but for rounding (of key biases) from full steps.
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, eps=1e-6, weight_decay=0.1)

@@ -191,14 +191,11 @@ def run_further(folder: str) -> dict[str, Any]:
         ("bf16, bf16 gathered", {**SHARES, "gather_dtype": "bf16"}, "bf16"),
         ("bf16 summed", {**SHARES, "reduce_dtype": "bf16"}, "fp32"),
         ("bf16 compressed", {"gradient_compression": "bf16"}, "fp32"),
-        ("powersgd", {"gradient_compression": "powersgd", "powersgd_after_updates": 2, "powersgd_rank": 4}, "fp32"),
     ):
         world, config = world_of(options, 2)
         counter = Volume()
         losses, gradients, _ = train(world, config, precision=precision, counter=counter)
         results[name] = {"losses": losses, "bytes": counter.bytes, "difference": largest_difference(gradients, folder)}
-    results["powersgd bytes"] = compressed_bytes()
-    results["powersgd sums"] = compressed_in_several_buckets()
     for mode in ("full", "selective"):
         world, config = world_of(SHARES, 2)
         engine = EngineConfig(activation_checkpointing=mode)
@@ -211,47 +208,6 @@ def run_further(folder: str) -> dict[str, Any]:
     results["frozen"] = frozen_is_left_alone()
     results["peak"] = [peak_bytes(on_meta) for on_meta in (True, False)]
     return results
-
-
-def compressed_bytes() -> int:
-    """What powersgd sends in an update once it has begun."""
-    from ftk.model_parallel.gradient_compression import sum_gradients
-
-    torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64, bias=False))
-    sum_gradients(model, "powersgd", rank=2, after_updates=2)
-    sizes = []
-    all_reduce = torch.distributed.all_reduce
-
-    def counted(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
-        sizes.append(tensor.nbytes)
-        return all_reduce(tensor, *arguments, **options)
-
-    for update in range(4):
-        gradients = [torch.randn(64, 1) @ torch.randn(1, 64) for _ in range(2)]  # of rank 2 together
-        loss = (model.module.weight * gradients[torch.distributed.get_rank()]).sum() + 0 * model(torch.ones(64)).sum()
-        if update == 3:  # what the hook sends next it sends in threads of gloo, which no dispatch mode follows
-            torch.distributed.all_reduce = counted
-        try:
-            loss.backward()
-        finally:
-            torch.distributed.all_reduce = all_reduce
-    return sum(sizes)
-
-
-def compressed_in_several_buckets() -> list[float]:
-    """Of each gradient the sum, after updates in which buckets of messages could overtake each other."""
-    from ftk.model_parallel.gradient_compression import sum_gradients
-
-    torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(
-        nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)]), bucket_cap_mb=0.25
-    )
-    sum_gradients(model, "powersgd", rank=2, after_updates=2)
-    torch.manual_seed(torch.distributed.get_rank())
-    for _ in range(8):
-        model(torch.randn(4, 256)).square().sum().backward()
-    return [parameter.grad.double().sum().item() for parameter in model.parameters()]
 
 
 def types_under_autocast() -> dict[str, list[str]]:
@@ -286,7 +242,7 @@ def loss_after_a_change(stage: int) -> list[float]:
     found = []
     for _ in range(2):
         with torch.no_grad():
-            output = module(batch, False)
+            output = module(batch)
             found.append((output.loss / output.num_targets).item())
             for parameter in module.parameters():
                 assert isinstance(parameter, DTensor)
@@ -307,7 +263,7 @@ def frozen_is_left_alone() -> list[float]:
             model = small_glm()
             model.position_embedding.requires_grad_(False)
             module = StepModule(model, CrossEntropy(CrossEntropyConfig()))
-            called = parallelize_training(module, world, config, EngineConfig())
+            called = parallelize_training(module, world, config, EngineConfig()).module
             own = micro_batches(0)[world.data_rank :: world.sizes.data]
             for place, batch in enumerate(own, start=1):
                 with gradient_sync(called, enabled=place == len(own)):
@@ -395,18 +351,6 @@ def test_under_autocast_hidden_states_stay_float32_whatever_blocks_are_gathered_
     assert sent["_allgather_base_"] == MICRO_BATCHES // 2 * (2 * blocks // 2 + rest)
 
 
-def test_powersgd_sends_two_thin_matrices_and_still_learns_alike(further, reference):
-    assert further["powersgd bytes"] == 4 * 2 * (64 + 64)
-    assert further["powersgd"]["losses"] == pytest.approx(reference[1]["fp32"], rel=1e-2)
-    assert further["powersgd"]["losses"][:2] == pytest.approx(reference[1]["fp32"][:2], rel=1e-5)
-
-
-def test_powersgd_in_several_buckets_leaves_the_same_gradients_everywhere(results):
-    first, second = (result["further"]["powersgd sums"] for result in results[2])
-    assert first == second
-    assert all(map(math.isfinite, first))
-
-
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_checkpointed_blocks_are_shared_out_too(further, reference, mode):
     assert further[mode] == pytest.approx(reference[1]["fp32"][:3], rel=1e-5)
@@ -442,8 +386,6 @@ def test_no_process_ever_holds_the_whole_model(further):
         ({"prefetch_blocks": -1}, "prefetch_blocks is -1"),
         ({"gradient_compression": "bf16", **SHARES}, "whole copies of the model alone"),
         ({"gradient_compression": "bf16", "cpu_offload": True}, "whole copies of the model alone"),
-        ({"powersgd_rank": 0}, "powersgd_rank is 0"),
-        ({"powersgd_after_updates": 1}, "powersgd_after_updates is 1; it must be 2 or more"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options, message):

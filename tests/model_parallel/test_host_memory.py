@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from ftk.model_parallel import host_memory
+from ftk.model_parallel import engine
 
 CODE = """
 import torch
-from ftk.model_parallel.host_memory import keep_freed_memory, return_freed_memory
+from ftk.model_parallel.engine import keep_freed_memory, return_freed_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -43,6 +43,6 @@ def test_freed_memory_is_kept_or_given_back():
 
 def test_another_system_is_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: pytest.fail("there is no glibc to call"))
-    assert not host_memory.keep_freed_memory()
-    assert not host_memory.return_freed_memory()
+    monkeypatch.setattr(engine.ctypes, "CDLL", lambda name: pytest.fail("there is no glibc to call"))
+    assert not engine.keep_freed_memory()
+    assert not engine.return_freed_memory()

@@ -299,27 +299,13 @@ def run_kinds() -> dict[str, Any]:
         model = ftk.parallelize(Network(rank), mesh, zero_stage=zero_stage)
         results[f"network, stage {zero_stage}"] = summed(learn(model, network_loss, rank, 2, parts=2), None)
     tensor = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
-    for name, plan, over in (("own layers", None, tensor), ("plan {}", {}, tensor), ("no names", None, mesh)):
-        results[f"network, {name}"] = learn(ftk.parallelize(WithOwnLayers(tensor), over, plan), network_loss)
     results["lengths"] = [lengths_error(tensor, mode) for mode in ("none", "full", "selective")]
     return results
 
 
-class WithOwnLayers(Network):
-    """The network, written with layers that processes share."""
-
-    def __init__(self, mesh: Any, seed: int = 0) -> None:
-        from ftk.model_parallel.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-
-        super().__init__(seed)
-        torch.manual_seed(seed)
-        for block in self.blocks:
-            block.inner, block.outer = ColumnParallelLinear(8, 32, mesh), RowParallelLinear(32, 8, mesh)
-
-
 def lengths_error(mesh: Any, mode: str) -> float:
     """How far gradients are from those of one process, after forward passes of an odd and an even length."""
-    from ftk.model_parallel.gradients import finish_gradients
+    from ftk.model_parallel.tensor_parallel.apply import sum_sequence_gradients
     from ftk.models import build_model
 
     off = {"dropout": 0.0, "attention_dropout": 0.0, "embedding_dropout": 0.0}
@@ -334,7 +320,7 @@ def lengths_error(mesh: Any, mode: str) -> float:
         sum(losses).backward(retain_graph=mode == "full")
         if mode == "full":
             sum(losses).backward()
-    finish_gradients(models[1])
+    sum_sequence_gradients(models[1])
     expected, actual = ([parameter.grad for parameter in model.parameters()] for model in models)
     return max(
         float((whole.full_tensor() - one).abs().max() / one.abs().max())
@@ -356,15 +342,7 @@ def run_four() -> dict[str, Any]:
     model = ftk.parallelize(Network(rank), copied, BLOCK_PLAN)
     losses = learn(model, network_loss, copied.get_local_rank("replicate"), 2)
     results["network, plan and copies"] = summed(losses, copied.get_group("replicate"))
-    for name, over in (("own layers and shares", cut), ("own layers, shares named alone", cut["shard"])):
-        model = ftk.parallelize(WithOwnLayers(cut["tensor"], seed=cut.get_local_rank("shard")), over)
-        losses = learn(model, network_loss, cut.get_local_rank("shard"), 2)
-        results[f"network, {name}"] = summed(losses, cut.get_group("shard"))
-    results["refused"] = [
-        refusal(WithOwnLayers(cut["shard"]), cut),
-        refusal(WithOwnLayers(cut["tensor"]), init_device_mesh("cpu", (4,))),
-        refusal(Network(), copied["replicate"]),
-    ]
+    results["refused"] = refusal(Network(), copied["replicate"])
     return results
 
 
@@ -435,8 +413,8 @@ def test_a_model_of_any_kind_learns_on_two_processes_as_on_one(kinds, kind):
         assert apart == APART[kind]
 
 
-@pytest.mark.parametrize("name", ["copies", "stage 1", "stage 3", "own layers", "plan {}", "no names"])
-def test_copies_micro_batches_and_layers_cut_already_change_nothing(kinds, name):
+@pytest.mark.parametrize("name", ["copies", "stage 1", "stage 3"])
+def test_copies_and_micro_batches_change_nothing(kinds, name):
     for result in kinds:
         assert result[f"network, {name}"] == pytest.approx(alone("network"), rel=1e-5)
 
@@ -489,17 +467,10 @@ def test_blocks_are_found_in_lists_rows_and_dicts(model, names):
     assert [name for name, _ in blocks_of(model)] == names
 
 
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        (0, 'and the mesh\'s dimension "tensor" has'),
-        (1, "lies on the processes"),
-        (2, 'give it a dimension "shard" after "replicate", of size 1 for plain copies'),
-    ],
-)
 @pytest.mark.slow
-def test_meshes_that_do_not_go_with_a_model_are_refused(four, place, message):
-    assert all(message in result["refused"][place] for result in four)
+def test_copies_on_some_of_the_processes_are_refused(four):
+    message = 'give it a dimension "shard" after "replicate", of size 1 for plain copies'
+    assert all(message in result["refused"] for result in four)
 
 
 @pytest.mark.parametrize(
@@ -508,8 +479,6 @@ def test_meshes_that_do_not_go_with_a_model_are_refused(four, place, message):
         "network, copies of shares",
         "network, plan and shares",
         "network, plan and copies",
-        "network, own layers and shares",
-        "network, own layers, shares named alone",
     ],
 )
 @pytest.mark.slow
@@ -568,7 +537,8 @@ def test_offloading_on_one_process_is_said_to_be_left_out(caplog):
     from ftk.model_parallel.world import World
 
     model = Network()
-    assert parallelize_training(model, World.single(), ParallelConfig(cpu_offload=True), EngineConfig()) is model
+    spread = parallelize_training(model, World.single(), ParallelConfig(cpu_offload=True), EngineConfig())
+    assert spread == (model, ())
     assert "--cpu-offload is for several processes" in caplog.text
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
 

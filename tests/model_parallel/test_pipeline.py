@@ -11,7 +11,7 @@ import torch
 
 from ftk.errors import UserError
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
-from ftk.model_parallel.gradients import GlobalGradients, finish_gradients
+from ftk.model_parallel.gradients import GlobalGradients
 from ftk.model_parallel.pipeline.build import build_pipeline
 from tests.distributed import run_ranks
 from tests.model_parallel import pipeline_steps as steps
@@ -69,8 +69,8 @@ def facts() -> dict[str, Any]:
         torch.manual_seed(seed + world.rank)
         runner.part.model.zero_grad()
         totals = runner.forward_backward(steps.varied_batches(0), torch.tensor(0.01))
-        finish_gradients(runner.part.model)
-        norm = GlobalGradients(runner.part.model, runner.part.model.parameters(), world).norm()
+        parameters = runner.part.model.parameters()
+        norm = GlobalGradients(runner.part.model, parameters, world, runner.uncounted).norm()
         return [float(value) for value in totals.get("loss", ())], norm.item()
 
     return {
@@ -109,7 +109,6 @@ def update_frozen(runner: Any, world: Any) -> list[str]:
     for name, parameter in runner.part.model.named_parameters():
         parameter.requires_grad_(name.startswith("final_norm"))
     runner.forward_backward(steps.varied_batches(0), torch.tensor(0.01))
-    finish_gradients(runner.part.model)
     return [name for name, parameter in runner.part.model.named_parameters() if parameter.grad is not None]
 
 

@@ -9,7 +9,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
-from ftk.model_parallel.gradients import finish_gradients
+from ftk.model_parallel.tensor_parallel.apply import sum_sequence_gradients
 from tests.distributed import run_ranks
 from tests.model_parallel.tensor_models import HIDDEN, LAYERS, POSITIONS, SEQUENCE, batch_of, loss_of, parallel
 
@@ -54,7 +54,7 @@ def messages(length: int) -> dict[str, Any]:
         with Volume() as volume:
             loss_of(model, batch, loss_form="plain").backward()
         with Volume() as at_the_end:
-            finish_gradients(model)
+            sum_sequence_gradients(model)
         results[str(sequence)] = {
             "numbers": dict(volume.numbers),
             "messages": dict(volume.messages),

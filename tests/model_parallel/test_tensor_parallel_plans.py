@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from ftk.errors import UserError
 from ftk.model_parallel.shards import fused_parameters
-from ftk.model_parallel.tensor_parallel.apply import apply_plan, check_plan, sum_sequence_gradients, whole_state_dict
-from ftk.model_parallel.tensor_parallel.plan import Plan
+from ftk.model_parallel.tensor_parallel.apply import apply_plan, sum_sequence_gradients, whole_state_dict
+from ftk.model_parallel.tensor_parallel.plan import Plan, match_plan
 from ftk.model_parallel.world import Sizes, make_world
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
@@ -140,9 +140,9 @@ def test_glms_plan_fits_every_size_that_divides() -> None:
     model = glm()
     for size in (1, 2, 3, 6):
         for sequence in (False, True):
-            check_plan(model, model.tensor_parallel_plan, size, sequence)
+            match_plan(model, model.tensor_parallel_plan, size, sequence)
     one_dimension = glm(block_positions=False)
-    check_plan(one_dimension, one_dimension.tensor_parallel_plan, 2, True)
+    match_plan(one_dimension, one_dimension.tensor_parallel_plan, 2, True)
 
 
 def changed(**entries: Any) -> Plan:
@@ -244,7 +244,7 @@ def changed(**entries: Any) -> Plan:
 )
 def test_a_wrong_plan_is_refused_in_words(plan: Plan, size: int, sequence: bool, message: str) -> None:
     with pytest.raises(UserError) as raised:
-        check_plan(glm(), plan, size, sequence)
+        match_plan(glm(), plan, size, sequence)
     assert message in str(raised.value)
     assert str(raised.value).startswith("tensor parallel plan")
 
@@ -284,7 +284,7 @@ QKV = "layers.*.attention.qkv"
 )
 def test_what_is_no_plan_is_refused_in_words(plan: Any, message: str) -> None:
     with pytest.raises(UserError) as raised:
-        check_plan(glm(), plan, 2)
+        match_plan(glm(), plan, 2)
     assert message in str(raised.value)
     assert str(raised.value).startswith("tensor parallel plan: ")
 
@@ -292,28 +292,28 @@ def test_what_is_no_plan_is_refused_in_words(plan: Any, message: str) -> None:
 @pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
 def test_embeddings_that_need_all_rows_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"0 has {next(iter(option))}, which needs all rows"):
-        check_plan(nn.Sequential(nn.Embedding(8, 4, **option)), {"0": "vocab_embedding"}, 2)
+        match_plan(nn.Sequential(nn.Embedding(8, 4, **option)), {"0": "vocab_embedding"}, 2)
 
 
 def test_parameters_of_the_model_itself_are_named_by_an_empty_pattern() -> None:
     model = glm()
     model.scale = nn.Parameter(torch.ones(3))
     with pytest.raises(UserError, match=r'the model itself \(pattern ""\) has parameters of its own and no style'):
-        check_plan(model, changed(), 2, True)
-    check_plan(model, {"": "replicated", **changed()}, 2, True)
-    check_plan(model, {"*": "replicated"}, 2)  # names what is in the model, and not the model
+        match_plan(model, changed(), 2, True)
+    match_plan(model, {"": "replicated", **changed()}, 2, True)
+    match_plan(model, {"*": "replicated"}, 2)  # names what is in the model, and not the model
 
 
 def test_dropout_inside_a_sharded_module_needs_a_word() -> None:
     """Behind the row layer values are whole, and must be dropped alike; nobody but the plan knows what lies where."""
     model = gpt2(dropout=0.1)
-    check_plan(model, GPT2, 2)
+    match_plan(model, GPT2, 2)
     plan = {name: style for name, style in GPT2.items() if not name.endswith("resid_dropout")}
     with pytest.raises(
         UserError, match=r'h\.0\.attn\.resid_dropout is dropout inside a sharded module .* "replicated"'
     ):
-        check_plan(model, plan, 2)
-    check_plan(gpt2(), plan, 2)  # drops nothing
+        match_plan(model, plan, 2)
+    match_plan(gpt2(), plan, 2)  # drops nothing
 
 
 def mistakes_in_a_group() -> list[str]:

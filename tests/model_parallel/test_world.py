@@ -81,8 +81,6 @@ def test_a_command_alone_is_told_how_to_start_it(monkeypatch):
             {"pipeline_schedule": "gpipe", "pipeline_layers": [4]},
             "pipeline_schedule and pipeline_layers need more than one pipeline process",
         ),
-        ({"powersgd_rank": 4}, "powersgd_rank goes with --gradient-compression powersgd"),
-        ({"powersgd_after_updates": 10, "gradient_compression": "bf16"}, "powersgd_after_updates goes with"),
     ],
 )
 def test_options_without_what_they_are_for_are_refused_by_their_names(options, message):
@@ -106,8 +104,8 @@ def test_sizes_are_told_to_people():
     offloaded = ParallelConfig(data_parallel_shard_size=2, zero_stage=2, cpu_offload=True)
     expected = "2 processes: sharded data parallel 2 (zero stage 2), cpu offload"
     assert Sizes(shard=2).describe(offloaded) == expected
-    compressed = ParallelConfig(gradient_compression="powersgd", powersgd_rank=4)
-    expected = "2 processes: replicated data parallel 2 (gradient compression powersgd of rank 4)"
+    compressed = ParallelConfig(gradient_compression="bf16")
+    expected = "2 processes: replicated data parallel 2 (gradient compression bf16)"
     assert Sizes(replicate=2).describe(compressed) == expected
     assert Sizes(2, 4).describe() == "8 processes: pipeline parallel 2, replicated data parallel 4"
 

@@ -70,5 +70,5 @@ def original_folder() -> Path:
 @pytest.fixture
 def golden_model(golden_config: GLMConfig, original_weights: dict[str, torch.Tensor]) -> GLM:
     model = GLM(golden_config)
-    model.load_state_dict(from_original(original_weights, golden_config.num_attention_heads))
+    model.load_state_dict(from_original(original_weights, golden_config))
     return model

@@ -12,16 +12,15 @@ from ftk.errors import UserError
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.convert import (
     config_from_original,
-    from_huggingface,
     from_original,
     merge_parts,
     split_parts,
-    to_huggingface,
     to_original,
 )
 from ftk.models.glm.model import GLM
 
 HEADS = 4
+CONFIG = GLMConfig(num_attention_heads=HEADS)
 
 
 def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
@@ -29,28 +28,21 @@ def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 def test_original_weights_survive_the_round_trip(original_weights: dict[str, Tensor]) -> None:
-    ours = from_original(original_weights, HEADS)
-    assert equal(to_original(ours, HEADS), original_weights)
+    ours = from_original(original_weights, CONFIG)
+    assert equal(to_original(ours, CONFIG), original_weights)
 
 
 def test_converted_names_are_exactly_the_models(original_weights: dict[str, Tensor], golden_config: GLMConfig) -> None:
     expected = {name: value.shape for name, value in GLM(golden_config).state_dict().items()}
-    assert {name: v.shape for name, v in from_original(original_weights, HEADS).items()} == expected
+    assert {name: v.shape for name, v in from_original(original_weights, CONFIG).items()} == expected
 
 
 def test_query_key_value_rows_are_regrouped_per_head() -> None:
     rows = torch.arange(3 * 8)[:, None].expand(-1, 8)  # hidden size 8, 2 heads of 4: row number in each row
     name = "transformer.layers.0.attention.query_key_value.weight"
-    converted = from_original({name: rows}, 2)["layers.0.attention.qkv.weight"][:, 0]
+    converted = from_original({name: rows}, GLMConfig(num_attention_heads=2))["layers.0.attention.qkv.weight"][:, 0]
     head0, head1 = [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19], [4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23]
     assert converted.tolist() == head0 + head1
-
-
-def test_huggingface_names_differ_by_their_prefix(original_weights: dict[str, Tensor]) -> None:
-    theirs = {f"glm.{name}": value for name, value in original_weights.items()}
-    ours = from_huggingface(theirs, HEADS)
-    assert equal(ours, from_original(original_weights, HEADS))
-    assert equal(to_huggingface(ours, HEADS), theirs)
 
 
 def test_config_is_read_from_the_shapes(original_weights: dict[str, Tensor], golden_config: GLMConfig) -> None:
@@ -71,7 +63,7 @@ def test_config_without_block_positions_counts_every_row_as_a_position() -> None
         ffn_hidden_size=20,
         block_positions=False,
     )
-    found = config_from_original(to_original(GLM(shape).state_dict(), 2), 2)
+    found = config_from_original(to_original(GLM(shape).state_dict(), shape), 2)
     assert found == shape
 
 
@@ -113,13 +105,13 @@ def test_original_folder_loads_without_unpickling_code(
 
 
 def test_a_parameter_that_glm_does_not_have_is_named(original_weights: dict[str, Tensor]) -> None:
-    with pytest.raises(UserError, match=r"'prompt_spell\.lstm_head\.weight_ih_l0' has no place in GLM"):
-        from_original(original_weights | {"prompt_spell.lstm_head.weight_ih_l0": torch.zeros(1)}, HEADS)
+    with pytest.raises(UserError, match=r"'prompt_spell\.lstm_head\.weight_ih_l0' has no place in the model"):
+        from_original(original_weights | {"prompt_spell.lstm_head.weight_ih_l0": torch.zeros(1)}, CONFIG)
 
 
 def test_heads_that_do_not_divide_are_refused(original_weights: dict[str, Tensor]) -> None:
-    with pytest.raises(UserError, match="5 attention heads do not divide the hidden size 64"):
-        from_original(original_weights, 5)
+    with pytest.raises(UserError, match=r"query_key_value.weight \[192, 64\]: has not the shape"):
+        from_original(original_weights, GLMConfig(num_attention_heads=5))
     with pytest.raises(UserError, match="num_attention_heads is 5; it must divide hidden_size 64"):
         config_from_original(original_weights, 5)
 

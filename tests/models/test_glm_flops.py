@@ -8,8 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.models.flops import forward_flops, training_flops
 from ftk.models.glm.config import GLMConfig
-from ftk.models.glm.flops import forward_flops, training_flops
 from ftk.models.glm.model import GLM
 from tests.dense import batch_of
 

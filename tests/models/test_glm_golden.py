@@ -56,7 +56,7 @@ def test_every_gradient_is_that_of_the_original(
     output = criterion(golden_model, batch_of(golden_step))
     (output.loss / output.num_targets).backward()
     gradients = {name: p.grad for name, p in golden_model.named_parameters() if p.grad is not None}
-    gradients = to_original(gradients, golden_model.config.num_attention_heads)
+    gradients = to_original(gradients, golden_model.config)
     assert gradients.keys() == golden_gradients.keys()
     for name, expected in golden_gradients.items():
         torch.testing.assert_close(gradients[name], expected, atol=1e-4, rtol=0, msg=lambda m, n=name: f"{n}: {m}")

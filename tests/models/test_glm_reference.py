@@ -75,7 +75,7 @@ def test_any_shape_computes_what_the_plain_forward_computes(shape: dict[str, int
     with torch.no_grad():
         for parameter in model.parameters():  # far from the initial values, so that every part matters
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    weights = to_original(model.state_dict(), config.num_attention_heads)
+    weights = to_original(model.state_dict(), config)
     rows = 21 if block_positions else 20
     assert weights["transformer.position_embeddings.weight"].size(0) == rows
 
@@ -88,5 +88,5 @@ def test_any_shape_computes_what_the_plain_forward_computes(shape: dict[str, int
     torch.testing.assert_close(computed, expected, atol=1e-4, rtol=1e-4)
 
     again = GLM(config_from_original(weights, config.num_attention_heads)).eval()
-    again.load_state_dict(from_original(weights, config.num_attention_heads))
+    again.load_state_dict(from_original(weights, config))
     assert torch.equal(again(tokens, position_ids=position_ids, context_length=context_length), computed)

@@ -249,6 +249,6 @@ def test_durations(seconds, text):
 
 
 def test_the_options_need_no_torch():
-    code = "import sys, ftk.trainer.train_config; sys.exit('torch' in sys.modules)"
+    code = "import sys, ftk.trainer.config; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

@@ -73,7 +73,7 @@ def test_twenty_updates_are_those_of_the_original(tmp_path):
         dropout=0.0,
     )
     model = GLM(config)
-    model.load_state_dict(from_original(arrays("weights.npz"), config.num_attention_heads))
+    model.load_state_dict(from_original(arrays("weights.npz"), config))
     toy_trainer(
         tmp_path,
         task=GoldenTask(tmp_path),

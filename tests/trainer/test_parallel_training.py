@@ -138,8 +138,6 @@ APPROXIMATE = {
     "S2 gathered": ("plain", 2, "--batch-size 4 --data-parallel-shard-size 2 --gather-dtype bf16"),
     "S2 reduced": ("plain", 2, "--batch-size 4 --data-parallel-shard-size 2 --reduce-dtype bf16 --prefetch-blocks 0"),
 }
-POWERSGD = "--batch-size 4 --gradient-compression powersgd --powersgd-after-updates 4"
-POWERSGD_RUNS = {f"R2 powersgd {rank}": ("plain", 2, f"{POWERSGD} --powersgd-rank {rank}") for rank in (1, 2)}
 
 # Each process draws numbers of its own for its batches, layers and heads. Every one of these is run twice.
 DRAWN = {
@@ -173,7 +171,7 @@ def runs(data_bin, tmp_path_factory, request):
     """All runs of a size are one start of its processes."""
     folder = tmp_path_factory.mktemp("runs")
     wanted = {name: (1, f"{flags} {own}") for name, (flags, own) in COMPUTED.items()}
-    for name, (computed, size, own) in (CASES | APPROXIMATE | POWERSGD_RUNS | DRAWN).items():
+    for name, (computed, size, own) in (CASES | APPROXIMATE | DRAWN).items():
         wanted[name] = (size, f"{COMPUTED[computed][0]} {own.replace('FOLDER', str(folder))}")
     found = Runs({}, {}, folder)
     if not wants_slow(request):
@@ -259,15 +257,6 @@ def test_blocks_were_compiled_where_that_was_asked_for(runs):
 def test_a_run_that_rounds_what_it_sends_is_near_to_one_process(runs, name):
     computed, *_ = APPROXIMATE[name]
     assert 2 * TOLERANCE < largest_difference(runs.records[name], runs.records[computed]) < 1e-2
-
-
-@pytest.mark.slow
-def test_powersgd_begins_after_so_many_updates_and_its_rank_counts(runs):
-    one, two, plain = (runs.records[name] for name in (*POWERSGD_RUNS, "plain"))
-    for records in (one, two):
-        assert largest_difference(records[:4], plain[:4]) < TOLERANCE
-        assert largest_difference(records[4:], plain[4:]) > 1e-2
-    assert largest_difference(one, two) > 1e-2
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, [name for name in DRAWN if not name.endswith("again")]))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
-from ftk.model_parallel.gradients import UNCOUNTED, add_finisher, finish_gradients
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.pipeline.layout import check_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
@@ -68,7 +68,8 @@ def build_pipeline(
     shared = dataclasses.replace(parallel, zero_stage=1)
     if zero_bubble := parallel.pipeline_schedule == "zero-bubble":
         shared.gather_dtype = "fp32"  # see `check_pipeline`; autocast makes it bf16 where that is asked for
-    stages = []
+    stages: list[Stage] = []
+    finishers: list[Callable[[], None]] = []
     for index, own in zip(layout.stages_of(part.rank), part.stages, strict=True):
         stage = Stage(
             own,
@@ -79,9 +80,12 @@ def build_pipeline(
             hidden_dtype=hidden_dtype,
             loss_apart=zero_bubble,
         )
-        parallelize_training(stage, world, shared, engine, precision=precision, plan=plan, seed=seed, fill=fill)
+        spread = parallelize_training(
+            stage, world, shared, engine, precision=precision, plan=plan, seed=seed, fill=fill
+        )
         stages.append(stage)
-    _leave_to_the_end(part, group)
+        finishers += spread.finishers
+    finishers += _tied_sums(part, group)
     return PipelineRunner(
         part,
         stages,
@@ -91,17 +95,17 @@ def build_pipeline(
         device=world.device,
         token_shards=world.sizes.tensor if parallel.sequence_parallel else 1,
         hidden_dtype=hidden_dtype,
+        finishers=finishers,
     )
 
 
-def _leave_to_the_end(part: Part, group: torch.distributed.ProcessGroup) -> None:
-    """What is to be done to the gradients once an update, and what another process counts."""
-    setattr(part.model, UNCOUNTED, set(part.copies))
-    for stage in part.stages:
-        if stage is not part.model:
-            add_finisher(part.model, functools.partial(finish_gradients, stage))
+def _tied_sums(part: Part, group: torch.distributed.ProcessGroup) -> list[Callable[[], None]]:
+    """What sums the gradients of the parameters that the first and the last stage hold, where this is one of the two.
+
+    Called after FSDP2 has put other parameters in the place of those that were cut.
+    """
     peer = {0: part.layout.last_rank, part.layout.last_rank: 0}.get(part.rank)
-    if part.tied and peer is not None:
-        parameters = dict(part.model.named_parameters())
-        tied = [parameters[name] for name in sorted(part.tied)]
-        add_finisher(part.model, functools.partial(sum_tied_gradients, tied, peer, group))
+    if not part.tied or peer is None:
+        return []
+    parameters = dict(part.model.named_parameters())
+    return [functools.partial(sum_tied_gradients, [parameters[name] for name in sorted(part.tied)], peer, group)]

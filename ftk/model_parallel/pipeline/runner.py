@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class PipelineRunner:
         device: of this process.
         token_shards: over so many processes each sequence is shared between the stages (sequence parallel).
         hidden_dtype: in which hidden states are handed on.
+        finishers: called after the last backward pass of an update, to make gradients whole.
     """
 
     def __init__(
@@ -50,8 +51,11 @@ class PipelineRunner:
         device: torch.device,
         token_shards: int = 1,
         hidden_dtype: torch.dtype = torch.float32,
+        finishers: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.part = part
+        self.uncounted = part.copies
+        self._finishers = finishers
         self.stages = tuple(stages)
         self.num_micro_batches = num_micro_batches
         self._schedule_name = schedule
@@ -78,7 +82,7 @@ class PipelineRunner:
 
         Returns:
             "loss" and the criterion's meters: name -> (0-d sum, 0-d count), summed over the micro-batches; nothing on
-            processes without the last stage. Gradients are whole after `finish_gradients(part.model)`.
+            processes without the last stage.
         """
         self._finish_sends()
         batches = [batch.longer(self._token_shards, self._axes) for batch in micro_batches]
@@ -91,6 +95,8 @@ class PipelineRunner:
         fill = [MicroBatch(moved[0], no_weight, shapes[0], room) for _ in range(missing)]
         self._prepare(batches)
         self._schedule(room).run([*work, *fill])
+        for finish in self._finishers:
+            finish()
         return _summed(work)
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.model_parallel.pipeline.layout import PipelineLayout
 
-_OFFERED = ("embed", "attend", "layers", "final_norm", "logits", "hidden_states")
+_OFFERED = ("embed", "attend", "layers", "final_norm", "head", "hidden_states")
 """What a model has to offer, beside `initial_value` where it is built on the meta device."""
 
 
@@ -55,7 +55,7 @@ def cut_model(model: nn.Module, layout: PipelineLayout, rank: int) -> Part:
 
     Args:
         model: offers `embed(tokens, ...)`, `attend(tokens, ...)`, `layers`, called as layer(hidden, attend),
-            `final_norm(hidden)` and `logits(hidden)`, and is the sum of these: see `ftk.models.glm.model.GLM`.
+            `final_norm(hidden)` and `head(hidden)`, and is the sum of these: see `ftk.models.glm.model.GLM`.
         layout: of the whole pipeline.
         rank: of this process along it.
 
@@ -69,7 +69,7 @@ def cut_model(model: nn.Module, layout: PipelineLayout, rank: int) -> Part:
     within = _stages_of_layers(model, parameters, stage_of_layer)
     if beside := [name for name in parameters if name not in first | last | within.keys()]:
         raise UserError(
-            f"{type(model).__name__} has {len(beside)} parameters outside of embed, layers, final_norm and logits, "
+            f"{type(model).__name__} has {len(beside)} parameters outside of embed, layers, final_norm and head, "
             f"such as {beside[0]!r}; a pipeline cannot tell which stage they belong to"
         )
 
@@ -133,7 +133,7 @@ def _ends(model: Any, parameters: dict[str, nn.Parameter]) -> tuple[set[str], se
     with _all_trainable(model), torch.enable_grad():
         embedded = model.embed(torch.zeros(1, 1, dtype=torch.int64, device=device))  # [1, 1, H]
         hidden = torch.zeros_like(embedded, requires_grad=True)
-        return used(embedded), used(model.logits(model.final_norm(hidden))), embedded.size(-1)
+        return used(embedded), used(model.head(model.final_norm(hidden))), embedded.size(-1)
 
 
 @contextmanager

@@ -10,23 +10,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ftk.errors import UserError
-from ftk.model_parallel.check_replicas import check_replicas_over_mesh
-from ftk.model_parallel.gradients import add_finisher
-from ftk.model_parallel.shards import fused_parameters
-from ftk.model_parallel.tensor_parallel.behaviours import Sequence, Styled, adopt
+from ftk.model_parallel.shards import Fused, fused_parameters
+from ftk.model_parallel.tensor_parallel.behaviours import (
+    SequenceModule,
+    Styled,
+    TiedVocabEmbeddingModule,
+    VocabEmbeddingModule,
+)
 from ftk.model_parallel.tensor_parallel.functions import all_reduce
 from ftk.model_parallel.tensor_parallel.plan import Plan, match_plan
 from ftk.model_parallel.tensor_parallel.region import TensorRegion
-from ftk.model_parallel.tensor_parallel.sharding import whole_value
-from ftk.model_parallel.tensor_parallel.styles import Replicated
-
-
-def check_plan(model: nn.Module, plan: Plan, size: int, sequence_parallel: bool = False) -> None:
-    """Refuse what cannot work, before any process group exists.
-
-    Args and raises: as `ftk.model_parallel.tensor_parallel.plan.match_plan`.
-    """
-    match_plan(model, plan, size, sequence_parallel)
+from ftk.model_parallel.tensor_parallel.sharding import distributed_parameter, take_own_parts, whole_value
+from ftk.model_parallel.tensor_parallel.styles import Replicated, Style
 
 
 def apply_plan(
@@ -37,8 +32,7 @@ def apply_plan(
     Every parameter becomes a DTensor on `mesh`, cut or whole as the plan says; tied ones stay tied. The model is called
     as before, with the same inputs on every process, and gives the same outputs on every process. Under
     `sequence_parallel` the gradients of what works on parts of the sequence are to be summed once an update, after the
-    last backward pass: by `ftk.model_parallel.gradients.finish_gradients(model)`. Layers of
-    `ftk.model_parallel.tensor_parallel.layers` stay as they are; an empty plan makes DTensors of what is beside them.
+    last backward pass: by `sum_sequence_gradients(model)`.
 
     Args:
         model: the same on every process: whole, or on the meta device.
@@ -49,16 +43,15 @@ def apply_plan(
         partial: the model is one stage of that which the plan is for.
 
     Raises:
-        UserError: the plan does not fit the model (`match_plan`), or the processes hold different weights.
+        UserError: the plan does not fit the model (`match_plan`).
     """
     styles = match_plan(model, plan, mesh.size(), sequence_parallel, partial)
     if mesh.size() == 1:
         return
-    check_replicas_over_mesh(model, mesh)
     region = TensorRegion(mesh, sequence_parallel)
     known: dict[nn.Parameter, nn.Parameter] = {}
     cut: dict[nn.Parameter, tuple[str, tuple[int | None, int]]] = {}
-    modules = [(name, module) for name, module in model.named_modules() if not isinstance(module, Styled)]
+    modules = list(model.named_modules())
     for name, module in modules:
         style = styles.get(name, Replicated())
         for own_name, parameter in module._parameters.items():
@@ -73,9 +66,59 @@ def apply_plan(
                 )
     for name, module in modules:
         if name in styles or any(parameter is not None for parameter in module._parameters.values()):
-            adopt(module, styles.get(name, Replicated()), region, known)
-    if sequence_parallel:
-        add_finisher(model, functools.partial(sum_sequence_gradients, model))
+            _adopt(module, styles.get(name, Replicated()), region, known)
+
+
+def _adopt(module: nn.Module, style: Style, region: TensorRegion, known: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Make a module one of the processes of `region`, in place: parameters become DTensors, the class a subclass.
+
+    Args:
+        module: as on one process, the same on each; on any device, the meta device too.
+        style: what is shared. Checked before.
+        region: the processes.
+        known: parameters that were distributed already, by what they were: tied ones stay one. Those of this module are
+            added.
+    """
+    dims, fused = style.dims(module), getattr(style, "fused", 1)
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        if parameter not in known:
+            known[parameter] = distributed_parameter(parameter, region.mesh, dims.get(name), fused)
+        module._parameters[name] = known[parameter]
+    module.tensor_style, module.tensor_region = style, region  # type: ignore[assignment]
+    if fused > 1:
+        module.fused_parameters = {name: Fused(dim, fused, region.size) for name, dim in dims.items()}  # type: ignore[assignment]
+    module.register_load_state_dict_pre_hook(take_own_parts)
+    behaviour = style.behaviour
+    if behaviour is VocabEmbeddingModule and hasattr(module, "logits"):
+        behaviour = TiedVocabEmbeddingModule
+    if not isinstance(module, behaviour):
+        module.__class__ = _subclass(type(module), behaviour, tuple(module._parameters))  # type: ignore[arg-type]
+    for attribute in style.divide:
+        setattr(module, attribute, getattr(module, attribute) // region.size)
+
+
+# Cached, so that the blocks of a model stay instances of one class, and torch.compile makes one graph for all.
+@functools.cache
+def _subclass(cls: type, behaviour: type, names: tuple[str, ...]) -> type:
+    members = {name: _local_parameter(name) for name in names}
+    return type(cls.__name__, (behaviour, cls), {"__module__": cls.__module__, **members})
+
+
+def _local_parameter(name: str) -> property:
+    """A property that gives this process's part of a parameter, as the module's forward pass wants it."""
+
+    def read(module: Styled) -> Tensor | None:
+        if name not in module._parameters:
+            raise AttributeError(name)
+        parameter = module._parameters[name]
+        # One that is shared out further is not for the forward pass, but asked for by FSDP2, which wants it itself.
+        if isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1:
+            return module.seen(name, parameter)
+        return parameter
+
+    return property(read)
 
 
 @torch.no_grad()
@@ -87,7 +130,7 @@ def sum_sequence_gradients(model: nn.Module) -> None:
     """
     gradients: dict[tuple[TensorRegion, torch.dtype], dict[int, Tensor]] = {}
     for module in model.modules():
-        if not isinstance(module, Sequence) or not module.tensor_region.sequence_parallel:
+        if not isinstance(module, SequenceModule) or not module.tensor_region.sequence_parallel:
             continue
         for parameter in module._parameters.values():
             if parameter is None or parameter.grad is None:

@@ -1,84 +1,24 @@
-"""What styled modules do in their forward pass; each class is mixed into the class of the module, see `adopt`."""
+"""What styled modules do in their forward pass; each class is mixed into the class of the module."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from ftk.model_parallel.shards import Fused
 from ftk.model_parallel.tensor_parallel.functions import copy_to_region, gather_from_region, scatter_to_region
 from ftk.model_parallel.tensor_parallel.region import TensorRegion
-from ftk.model_parallel.tensor_parallel.sharding import distributed_parameter, take_own_parts
-
-if TYPE_CHECKING:
-    from ftk.model_parallel.tensor_parallel import styles
-
-
-def adopt(
-    module: nn.Module, style: styles.Style, region: TensorRegion, known: dict[nn.Parameter, nn.Parameter] | None = None
-) -> None:
-    """Make a module one of the processes of `region`, in place: parameters become DTensors, the class a subclass.
-
-    Args:
-        module: as on one process, the same on each; on any device, the meta device too.
-        style: what is shared. Checked before.
-        region: the processes.
-        known: parameters that were distributed already, by what they were: tied ones stay one. Those of this module are
-            added.
-    """
-    known = {} if known is None else known
-    dims, fused = style.dims(module), getattr(style, "fused", 1)
-    for name, parameter in module._parameters.items():
-        if parameter is None:
-            continue
-        if parameter not in known:
-            known[parameter] = distributed_parameter(parameter, region.mesh, dims.get(name), fused)
-        module._parameters[name] = known[parameter]
-    module.tensor_style, module.tensor_region = style, region  # type: ignore[assignment]
-    if fused > 1:
-        module.fused_parameters = {name: Fused(dim, fused, region.size) for name, dim in dims.items()}  # type: ignore[assignment]
-    module.register_load_state_dict_pre_hook(take_own_parts)
-    behaviour = style.behaviour
-    if behaviour is VocabEmbedding and hasattr(module, "logits"):
-        behaviour = TiedVocabEmbedding
-    if not isinstance(module, behaviour):
-        module.__class__ = _subclass(type(module), behaviour, tuple(module._parameters))  # type: ignore[arg-type]
-    for attribute in style.divide:
-        setattr(module, attribute, getattr(module, attribute) // region.size)
-
-
-# Cached, so that the blocks of a model stay instances of one class, and torch.compile makes one graph for all.
-@functools.cache
-def _subclass(cls: type, behaviour: type, names: tuple[str, ...]) -> type:
-    members = {name: local_parameter(name) for name in names}
-    return type(cls.__name__, (behaviour, cls), {"__module__": cls.__module__, **members})
-
-
-def local_parameter(name: str) -> property:
-    """A property that gives this process's part of a parameter, as the module's forward pass wants it."""
-
-    def read(module: Styled) -> Tensor | None:
-        if name not in module._parameters:
-            raise AttributeError(name)
-        parameter = module._parameters[name]
-        # One that is shared out further is not for the forward pass, but asked for by FSDP2, which wants it itself.
-        if isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1:
-            return module.seen(name, parameter)
-        return parameter
-
-    return property(read)
 
 
 class Styled(nn.Module):
     """Base of all; the forward pass is that of the module's own class."""
 
+    tensor_style: Any  # of `styles`, whose options the forward pass reads
     tensor_region: TensorRegion
 
     def seen(self, name: str, parameter: DTensor) -> Tensor:
@@ -86,7 +26,7 @@ class Styled(nn.Module):
         return parameter.to_local()
 
 
-class Replicated(Styled):
+class ReplicatedModule(Styled):
     """See `styles.Replicated`."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
@@ -94,10 +34,8 @@ class Replicated(Styled):
             return super().forward(*inputs, **options)
 
 
-class Sequence(Styled):
+class SequenceModule(Styled):
     """See `styles.Sequence`."""
-
-    tensor_style: styles.Sequence
 
     def forward(self, values: Tensor, *inputs: Any, **options: Any) -> Any:
         region, style = self.tensor_region, self.tensor_style
@@ -114,10 +52,8 @@ class Sequence(Styled):
         return random.own(device) if self.tensor_region.shares_sequence else random.common(device)
 
 
-class Sharded(Styled):
+class ShardedModule(Styled):
     """See `styles.Sharded`."""
-
-    tensor_style: styles.Sharded
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         if not (self.training and self.tensor_style.own_random):
@@ -126,20 +62,16 @@ class Sharded(Styled):
             return super().forward(*inputs, **options)
 
 
-class Column(Styled):
+class ColumnModule(Styled):
     """See `styles.Column`."""
-
-    tensor_style: styles.Column
 
     def forward(self, hidden: Tensor) -> Tensor:
         output = super().forward(self.tensor_region.enter(hidden))
         return gather_from_region(output, self.tensor_region.group, -1) if self.tensor_style.gather_output else output
 
 
-class Row(Styled):
+class RowModule(Styled):
     """See `styles.Row`."""
-
-    tensor_style: styles.Row
 
     def seen(self, name: str, parameter: DTensor) -> Tensor:
         local = parameter.to_local()
@@ -154,10 +86,9 @@ class Row(Styled):
         return region.leave(super().forward(hidden))
 
 
-class VocabEmbedding(Styled):
+class VocabEmbeddingModule(Styled):
     """See `styles.VocabEmbedding`. To the outside the weight is the DTensor, so that a loss can see how it is cut."""
 
-    tensor_style: styles.VocabEmbedding
     padding_idx: int | None
     _weight_is_local: bool = False
 
@@ -183,7 +114,7 @@ class VocabEmbedding(Styled):
             self._weight_is_local = False
 
 
-class TiedVocabEmbedding(VocabEmbedding):
+class TiedVocabEmbeddingModule(VocabEmbeddingModule):
     """One that is the output layer too."""
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -194,7 +125,7 @@ class TiedVocabEmbedding(VocabEmbedding):
         return gather_from_region(logits, group, -1, self._parameters["weight"].size(0))  # type: ignore[union-attr]
 
 
-class VocabOutput(Styled):
+class VocabOutputModule(Styled):
     """See `styles.VocabOutput`."""
 
     def forward(self, hidden: Tensor) -> Tensor:

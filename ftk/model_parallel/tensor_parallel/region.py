@@ -33,7 +33,6 @@ class TensorRegion:
     Args:
         mesh: one-dimensional, over the processes.
         sequence_parallel: whether sequences are shared between shared layers.
-        without_gradients: whether they are shared where gradients are disabled, too: the caller cuts and gathers.
 
     Raises:
         UserError: the mesh has more dimensions.
@@ -42,7 +41,7 @@ class TensorRegion:
         length: of the sequence that is shared at present; None: the parts' sizes add up to it.
     """
 
-    def __init__(self, mesh: DeviceMesh, sequence_parallel: bool = False, without_gradients: bool = False) -> None:
+    def __init__(self, mesh: DeviceMesh, sequence_parallel: bool = False) -> None:
         if mesh.ndim != 1:
             raise UserError(
                 f"a mesh of {tuple(mesh.shape)} with the names {mesh.mesh_dim_names}; layers are shared over one "
@@ -53,7 +52,6 @@ class TensorRegion:
         self.size = mesh.size()
         self.rank = mesh.get_local_rank()
         self.sequence_parallel = sequence_parallel
-        self.without_gradients = without_gradients
         self.length: int | None = None
         self.random = RandomStreams(self.rank)
 
@@ -63,7 +61,7 @@ class TensorRegion:
     @property
     def shares_sequence(self) -> bool:
         """Whether values between shared layers are parts of the sequence now."""
-        return self.sequence_parallel and (self.without_gradients or torch.is_grad_enabled())
+        return self.sequence_parallel and torch.is_grad_enabled()
 
     def enter(self, hidden: Tensor) -> Tensor:
         """What a column-parallel layer reads: hidden [B, T or n, H] -> [B, T, H]"""

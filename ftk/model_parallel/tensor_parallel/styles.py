@@ -27,7 +27,7 @@ class Style:
     """
 
     divide: tuple[str, ...] = ()
-    behaviour: ClassVar[type] = behaviours.Replicated
+    behaviour: ClassVar[type] = behaviours.ReplicatedModule
 
     def dims(self, module: nn.Module) -> dict[str, int]:
         """Of the module's own parameters those that are cut, and along which dimension."""
@@ -62,7 +62,7 @@ class Sequence(Style):
 
     scatter_input: bool = False
     gather_output: bool = False
-    behaviour: ClassVar[type] = behaviours.Sequence
+    behaviour: ClassVar[type] = behaviours.SequenceModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Sharded(Style):
     """
 
     own_random: bool = True
-    behaviour: ClassVar[type] = behaviours.Sharded
+    behaviour: ClassVar[type] = behaviours.ShardedModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class Column(_Linear):
 
     gather_output: bool = False
     cut_outputs: ClassVar[bool] = True
-    behaviour: ClassVar[type] = behaviours.Column
+    behaviour: ClassVar[type] = behaviours.ColumnModule
 
     def dims(self, module: nn.Module) -> dict[str, int]:
         return {"weight": self.weight_dim()} | ({"bias": 0} if module._parameters.get("bias") is not None else {})
@@ -145,7 +145,7 @@ class Row(_Linear):
 
     scatter_input: bool = False
     cut_outputs: ClassVar[bool] = False
-    behaviour: ClassVar[type] = behaviours.Row
+    behaviour: ClassVar[type] = behaviours.RowModule
 
     def dims(self, module: nn.Module) -> dict[str, int]:
         return {"weight": self.weight_dim()}
@@ -167,7 +167,7 @@ class VocabEmbedding(Style):
     """
 
     whole_sequence: bool = False
-    behaviour: ClassVar[type] = behaviours.VocabEmbedding
+    behaviour: ClassVar[type] = behaviours.VocabEmbeddingModule
 
     def dims(self, module: nn.Module) -> dict[str, int]:
         return {"weight": 0}
@@ -187,7 +187,7 @@ class VocabEmbedding(Style):
 class VocabOutput(Style):
     """An output layer of whose rows each process has a part, of any number of rows; logits are gathered."""
 
-    behaviour: ClassVar[type] = behaviours.VocabOutput
+    behaviour: ClassVar[type] = behaviours.VocabOutputModule
 
     def dims(self, module: nn.Module) -> dict[str, int]:
         return {name: 0 for name, parameter in module._parameters.items() if parameter is not None}

@@ -1,7 +1,7 @@
-"""GLM's parameter names and layouts: ours, the original's (THUDM/GLM), and Hugging Face's.
+"""GLM's parameter names and layouts: ours and the original's (THUDM/GLM), and its model-parallel parts.
 
-State dicts go in and come out; files are the checkpoint room's. The original lays the rows of its joint
-projection out as [query | key | value], we as [heads, 3, head_size].
+State dicts go in and come out; files are `original`'s. The original lays the rows of its joint projection out as
+[query | key | value], we as [heads, 3, head_size].
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ import torch
 from torch import Tensor
 
 from ftk.errors import UserError
+from ftk.models.conversion import JointHeads, LazyTensors, Rename, renamed, weight_and_bias
 from ftk.models.glm.config import GLMConfig
 
 StateDict = Mapping[str, Tensor]
 
-HUGGINGFACE_PREFIX = "glm."
+_LAYER_NAME = re.compile(r"transformer\.layers\.([0-9]{1,9})\.")
+_ROWS_PER_HEAD = JointHeads()
+_LAYER = "transformer.layers.*."
 
-# original -> ours
-_OUTER_NAMES = {
-    "word_embeddings": "token_embedding",
-    "transformer.position_embeddings": "position_embedding.position",
-    "transformer.block_position_embeddings": "position_embedding.block",
-    "transformer.final_layernorm": "final_norm",
-}
-_LAYER_NAMES = {
-    "input_layernorm": "attention_norm",
-    "attention.query_key_value": "attention.qkv",
-    "attention.dense": "attention.output",
-    "post_attention_layernorm": "feed_forward_norm",
-    "mlp.dense_h_to_4h": "feed_forward.inner",
-    "mlp.dense_4h_to_h": "feed_forward.output",
-}
+# In the order of the original's modules, by which its optimizer numbers the parameters.
+RENAMES: tuple[Rename, ...] = (
+    Rename(("token_embedding.weight",), ("word_embeddings.weight",)),
+    Rename(("position_embedding.position.weight",), ("transformer.position_embeddings.weight",)),
+    Rename(("position_embedding.block.weight",), ("transformer.block_position_embeddings.weight",)),
+    *weight_and_bias("layers.*.attention_norm", f"{_LAYER}input_layernorm"),
+    *weight_and_bias("layers.*.attention.qkv", f"{_LAYER}attention.query_key_value", _ROWS_PER_HEAD, _ROWS_PER_HEAD),
+    *weight_and_bias("layers.*.attention.output", f"{_LAYER}attention.dense"),
+    *weight_and_bias("layers.*.feed_forward_norm", f"{_LAYER}post_attention_layernorm"),
+    *weight_and_bias("layers.*.feed_forward.inner", f"{_LAYER}mlp.dense_h_to_4h"),
+    *weight_and_bias("layers.*.feed_forward.output", f"{_LAYER}mlp.dense_4h_to_h"),
+    *weight_and_bias("final_norm", "transformer.final_layernorm"),
+)
 
 # How the original cuts a parameter into model-parallel parts; what is not named here is whole in each part.
 _CUT_IN_THIRDS = re.compile(r"\.query_key_value\.(weight|bias)$")  # each of query, key and value on its rows
@@ -44,47 +45,22 @@ _CUT_BY_COLUMNS = re.compile(r"(\.attention\.dense\.weight|\.dense_4h_to_h\.weig
 _ROWS = {"word_embeddings": "rows of the vocabulary", "dense_h_to_4h": "inner values of the feed-forward"}
 
 
-def from_original(state_dict: StateDict, num_heads: int) -> dict[str, Tensor]:
+def from_original(state_dict: StateDict, config: GLMConfig) -> dict[str, Tensor]:
     """Our state dict of a whole original one (see `merge_parts`).
 
     Args:
         state_dict: the original's "module" entry.
-        num_heads: attention heads; the original does not store their number.
+        config: for the number of attention heads.
 
     Raises:
         UserError: a parameter that ftk's GLM does not have, or heads that do not divide the hidden size.
     """
-    ours: dict[str, Tensor] = {}
-    for name, value in state_dict.items():
-        new_name = _translate(name, _OUTER_NAMES, _LAYER_NAMES, "transformer.layers", "layers")
-        ours[new_name] = _rows_per_head(value, num_heads) if ".qkv." in new_name else value
-    return ours
+    return renamed(LazyTensors.of(state_dict), RENAMES, config).all()
 
 
-def to_original(state_dict: StateDict, num_heads: int) -> dict[str, Tensor]:
+def to_original(state_dict: StateDict, config: GLMConfig) -> dict[str, Tensor]:
     """The inverse of `from_original`: the original's names and layouts."""
-    outer = {new: old for old, new in _OUTER_NAMES.items()}
-    inner = {new: old for old, new in _LAYER_NAMES.items()}
-    original: dict[str, Tensor] = {}
-    for name, value in state_dict.items():
-        new_name = _translate(name, outer, inner, "layers", "transformer.layers")
-        original[new_name] = _rows_per_kind(value, num_heads) if ".query_key_value." in new_name else value
-    return original
-
-
-def from_huggingface(state_dict: StateDict, num_heads: int) -> dict[str, Tensor]:
-    """Our state dict of one from `GLMForConditionalGeneration` (THUDM/glm-large and its like).
-
-    Args and raises: as `from_original`. Names differ from the original's by the prefix "glm." alone.
-    """
-    return from_original(
-        {name.removeprefix(HUGGINGFACE_PREFIX): value for name, value in state_dict.items()}, num_heads
-    )
-
-
-def to_huggingface(state_dict: StateDict, num_heads: int) -> dict[str, Tensor]:
-    """The inverse of `from_huggingface`."""
-    return {HUGGINGFACE_PREFIX + name: value for name, value in to_original(state_dict, num_heads).items()}
+    return renamed(LazyTensors.of(state_dict), RENAMES, config, back=True).all()
 
 
 def merge_parts(parts: Sequence[StateDict]) -> dict[str, Tensor]:
@@ -139,13 +115,13 @@ def check_num_parts(state_dict: StateDict, num_heads: int, num_parts: int) -> No
 
 def in_original_order(state_dict: StateDict) -> dict[str, Tensor]:
     """An original state dict in the order of the original's modules, by which its optimizer numbers the parameters."""
-    outer, inner = list(_OUTER_NAMES), list(_LAYER_NAMES)
+    order = [rename.theirs[0] for rename in RENAMES]
+    first, last = (order.index(f"{_LAYER}{name}") for name in ("input_layernorm.weight", "mlp.dense_4h_to_h.bias"))
 
-    def place(name: str) -> tuple[int, int, int, bool]:
-        module, _, kind = name.rpartition(".")
-        if match := re.fullmatch(r"transformer\.layers\.(\d+)\.(.+)", module):
-            return 1, int(match[1]), inner.index(match[2]), kind == "bias"
-        return 2 * (module == "transformer.final_layernorm"), 0, outer.index(module), kind == "bias"
+    def place(name: str) -> tuple[int, int, int]:
+        layer = _LAYER_NAME.match(name)
+        at = order.index(_LAYER + name[layer.end() :] if layer else name)
+        return (at > last) + (at >= first), int(layer[1]) if layer else 0, at
 
     return {name: state_dict[name] for name in sorted(state_dict, key=place)}
 
@@ -154,14 +130,14 @@ def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig:
     """The shape of a whole original state dict; dropouts keep their defaults.
 
     Args:
-        state_dict: the original's "module" entry, or the one of Hugging Face.
+        state_dict: the original's "module" entry.
         num_heads: attention heads.
 
     Raises:
         UserError: a parameter that tells the shape is missing, or the heads do not fit.
     """
-    shapes = {name.removeprefix(HUGGINGFACE_PREFIX): value.shape for name, value in state_dict.items()}
-    layers = {int(match[1]) for match in map(re.compile(r"transformer\.layers\.([0-9]{1,9})\.").match, shapes) if match}
+    shapes = {name: value.shape for name, value in state_dict.items()}
+    layers = {int(match[1]) for match in map(_LAYER_NAME.match, shapes) if match}
     needed = [
         "word_embeddings.weight",
         "transformer.position_embeddings.weight",
@@ -186,36 +162,6 @@ def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig:
     if errors:
         raise UserError("; ".join(errors))
     return config
-
-
-def _translate(name: str, outer: Mapping[str, str], inner: Mapping[str, str], layers_from: str, layers_to: str) -> str:
-    stem, _, kind = name.rpartition(".")
-    layer = re.fullmatch(rf"{re.escape(layers_from)}\.(\d+)\.(.+)", stem)
-    if layer and layer[2] in inner:
-        return f"{layers_to}.{layer[1]}.{inner[layer[2]]}.{kind}"
-    if stem in outer:
-        return f"{outer[stem]}.{kind}"
-    raise UserError(f"parameter {name!r} has no place in GLM; known are {_some([*outer, *inner])}")
-
-
-def _rows_per_head(value: Tensor, num_heads: int) -> Tensor:
-    """[q | k | v] rows -> [heads, 3, head_size] rows, for a weight [3 H, H] or a bias [3 H]."""
-    _check_heads(value, num_heads)
-    return value.unflatten(0, (3, num_heads, -1)).transpose(0, 1).flatten(0, 2)
-
-
-def _rows_per_kind(value: Tensor, num_heads: int) -> Tensor:
-    """[heads, 3, head_size] rows -> [q | k | v] rows."""
-    _check_heads(value, num_heads)
-    return value.unflatten(0, (num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
-
-
-def _check_heads(value: Tensor, num_heads: int) -> None:
-    if num_heads < 1 or value.size(0) % (3 * num_heads):
-        raise UserError(
-            f"{num_heads} attention heads do not divide the hidden size {value.size(0) // 3}; "
-            "give the right number with --num-attention-heads or --arch"
-        )
 
 
 def _merge(name: str, pieces: list[Tensor]) -> Tensor:

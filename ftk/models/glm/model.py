@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
+from ftk.models.flops import training_flops
 from ftk.models.glm.config import GLMConfig
-from ftk.models.glm.flops import training_flops
 from ftk.models.glm.parallel import tensor_parallel_plan
 from ftk.modules.attention import SequenceAttention, attention_form, sequence_attention
 from ftk.modules.dropout import Dropout
@@ -142,7 +142,7 @@ class GLM(nn.Module):
         return tensor_parallel_plan(self.config)
 
     def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int) -> int:
-        """Operations of a forward and a backward pass, see `ftk.models.glm.flops`."""
+        """Operations of a forward and a backward pass, see `ftk.models.flops`."""
         return training_flops(self.config, num_tokens, num_targets, num_pairs)
 
     @torch.no_grad()

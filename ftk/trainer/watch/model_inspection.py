@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch.utils.hooks import RemovableHandle
 
 from ftk.batch import Batch
 from ftk.errors import UserError, did_you_mean
-from ftk.model_parallel.gradients import UNCOUNTED
 from ftk.model_parallel.shards import canonical_name, local, shard_groups
 from ftk.model_parallel.world import World
 from ftk.optim.patterns import matches
@@ -46,6 +45,7 @@ class Inspection(Hook):
         model: bare, this rank's part of it; its compiled parts are not looked into.
         compiled: whether all of it is compiled.
         world: the ranks, each of which builds this; None: this one alone.
+        uncounted: names of parameters that another stage looks at.
 
     Raises:
         UserError: a pattern matches neither a parameter nor a module of any rank.
@@ -59,6 +59,7 @@ class Inspection(Hook):
         *,
         compiled: bool = False,
         world: World | None = None,
+        uncounted: Collection[str] = (),
     ) -> None:
         self.interval = interval
         self.world = world or World.single()
@@ -72,7 +73,6 @@ class Inspection(Hook):
         def is_chosen(name: str) -> bool:
             return not patterns or any(matches(name, pattern) for pattern in patterns)
 
-        uncounted: set[str] = getattr(model, UNCOUNTED, set())  # another stage has them, too
         self.parameters = {
             name: value
             for name, value in named.items()

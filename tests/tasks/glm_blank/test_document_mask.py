@@ -65,7 +65,7 @@ def test_the_criterion_passes_the_documents_on(model):
     last = documents == documents.max(dim=1, keepdim=True).values
     changed = last.flatten().index_fill(0, batch.places, False).view_as(last)
     keep = ~last.flatten()[batch.places]
-    kept = replace(batch, targets=batch.targets[keep], places=batch.places[keep])
+    kept = replace(batch, targets=batch.targets[keep], places=batch.places[keep], groups={})
     other = batch.inputs | {"tokens": tokens.masked_fill(changed, 30)}
     assert changed.any()
     losses = [criterion(model, replace(kept, inputs=inputs)).loss for inputs in (kept.inputs, other)]

@@ -1,4 +1,4 @@
-"""Megatron's layers for models of one's own, and the vocab-parallel cross entropy, against torch's on one process."""
+"""Operators, vocab-parallel cross entropy and random streams of tensor parallel, against torch's on one process."""
 
 from __future__ import annotations
 
@@ -8,27 +8,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from ftk.criterions.chunked_loss import chunked_loss
 from ftk.errors import UserError
 from ftk.model_parallel.tensor_parallel import functions
-from ftk.model_parallel.tensor_parallel.apply import apply_plan, sum_sequence_gradients
-from ftk.model_parallel.tensor_parallel.cross_entropy import VocabShard, sharded_output, vocab_parallel_cross_entropy
-from ftk.model_parallel.tensor_parallel.layers import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-    works_on_sequence,
-)
+from ftk.model_parallel.tensor_parallel.cross_entropy import VocabShard, vocab_parallel_cross_entropy
 from ftk.model_parallel.tensor_parallel.random import RandomStreams
 from ftk.model_parallel.tensor_parallel.sharding import own_chunk
 from ftk.model_parallel.world import Sizes, make_world
 from tests.distributed import run_ranks
 
-VOCAB, HIDDEN, INNER = 131, 16, 24
+VOCAB, HIDDEN = 131, 16
+UNEVEN = 37  # of these rows the first of two processes has 19
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +37,17 @@ def find_all() -> dict[str, Any]:
     return {
         "operators": operators(mesh),
         "loss": losses(mesh),
-        "model": {str(sequence): own_model(mesh, sequence) for sequence in (False, True)},
-        "outputs": whole_inputs_and_outputs(mesh),
-        "refused": refusals(mesh),
     }
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Any]]:
+    return run_ranks(find_calls, 2)
+
+
+def find_calls() -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (2,))
+    return {"loss": calls(mesh), "loss refused": refused_losses(mesh), "marked": marked(mesh)}
 
 
 # -- f and g --------------------------------------------------------------------------------------------------
@@ -184,126 +185,120 @@ def test_vocab_parallel_cross_entropy_is_cross_entropy(four: list[dict[str, Any]
             assert gradient < (5e-3 if "bfloat16" in case else 2e-5 if "chunked" in case else 1e-6), (case, gradient)
 
 
-# -- a model of one's own -------------------------------------------------------------------------------------
+def largest(one: Tensor, other: Tensor) -> float:
+    return (one - other).abs().max().item()
 
 
-class Plain(nn.Module):
-    """tokens [B, T] -> the mean loss of the next tokens, with a tied output layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCAB, HIDDEN, padding_idx=3)
-        self.norm = nn.LayerNorm(HIDDEN)
-        self.inner = nn.Linear(HIDDEN, INNER)
-        self.output = nn.Linear(INNER, HIDDEN)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.embedding(tokens)
-        hidden = hidden + self.output(F.gelu(self.inner(self.norm(hidden))))
-        logits = hidden[:, :-1] @ self.embedding.weight.T
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), label_smoothing=0.1)
+def message(call: Callable[[], Any]) -> str:
+    with pytest.raises(UserError) as raised:
+        call()
+    return str(raised.value)
 
 
-class Parallel(nn.Module):
-    """The same, written with parallel layers."""
-
-    def __init__(self, mesh: Any, sequence: bool) -> None:
-        super().__init__()
-        self.group, self.sequence = mesh.get_group(), sequence
-        shared = {"sequence_parallel": sequence}
-        self.embedding = VocabParallelEmbedding(VOCAB, HIDDEN, mesh, padding_idx=3, **shared)
-        self.norm = nn.LayerNorm(HIDDEN)
-        if sequence:
-            works_on_sequence(self.norm, mesh)
-        self.inner = ColumnParallelLinear(HIDDEN, INNER, mesh, **shared)
-        self.output = RowParallelLinear(INNER, HIDDEN, mesh, **shared)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.embedding(tokens)
-        hidden = hidden + self.output(F.gelu(self.inner(self.norm(hidden))))
-        if self.sequence:
-            hidden = functions.gather_from_region(hidden, self.group, 1, tokens.size(1))
-        weight, shard = sharded_output(self.embedding.weight)
-        logits = shard.enter(hidden[:, :-1]) @ weight.T
-        return vocab_parallel_cross_entropy(
-            logits, tokens[:, 1:], self.group, vocab_size=VOCAB, label_smoothing=0.1
-        ).mean()
+def example(mesh: Any, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """logits [2, 5, V], this process's part of them, targets [2, 5] of which one is -100."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 5, UNEVEN, generator=generator, dtype=dtype)
+    targets = torch.randint(UNEVEN, (2, 5), generator=generator)
+    targets[0, 2] = -100
+    return logits.requires_grad_(), own_chunk(logits.detach(), mesh, 2).requires_grad_(), targets
 
 
-def own_model(mesh: Any, sequence: bool) -> list[float]:
-    torch.manual_seed(0)
-    plain = Plain()
-    torch.manual_seed(0)
-    parallel = Parallel(mesh, sequence)
-    apply_plan(parallel, {}, mesh)  # what is beside the layers
-    assert all(isinstance(parameter, DTensor) for parameter in parallel.parameters())
-    tokens = torch.randint(VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))
-    tokens[0, 3] = 3
-    expected, found = plain(tokens), parallel(tokens)
-    expected.backward()
-    found.backward()
-    sum_sequence_gradients(parallel)
-    differences = [abs(expected.item() - found.item())]
-    own = dict(parallel.named_parameters())
-    for name, parameter in plain.named_parameters():
-        assert torch.equal(own[name].full_tensor(), parameter), name  # one seed, one model
-        grad = own[name].grad
-        assert isinstance(grad, DTensor)
-        differences.append((grad.full_tensor() - parameter.grad).abs().max().item())
-    return differences
+def calls(mesh: Any) -> dict[str, list[float]]:
+    """Loss and gradient against torch's, of calls that it takes too."""
+    group, found = mesh.get_group(), {}
+
+    def compare(name: str, dtype: torch.dtype = torch.float32, over: Any = group, **options: Any) -> None:
+        logits, own, targets = example(mesh, dtype)
+        smoothing = options.get("label_smoothing", 0.0)
+        expected = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none", label_smoothing=smoothing)
+        loss = vocab_parallel_cross_entropy(own, targets, over, **options)
+        assert loss.dtype == dtype
+        expected.sum().backward()
+        loss.sum().backward()
+        found[name] = [largest(loss, expected), largest(own.grad, own_chunk(logits.grad, mesh, 2))]
+
+    compare("vocab_size left out")
+    compare("smoothed, size left out", label_smoothing=0.1)
+    compare("ignored by default", vocab_size=UNEVEN)
+    compare("float64", torch.float64, vocab_size=UNEVEN, label_smoothing=0.1)
+    compare("a mesh", over=mesh, vocab_size=UNEVEN)
+    logits, own, targets = example(mesh)
+    row = int(targets[0, 0])
+    expected = F.cross_entropy(logits[0], targets[0], reduction="none", ignore_index=-100)
+    expected[0] = 0.0
+    others = torch.where(targets[0] == -100, row, targets[0])
+    loss = vocab_parallel_cross_entropy(own[0], others, group, ignore_index=row)
+    found["another ignored"] = [largest(loss, expected), 0.0]
+    one = vocab_parallel_cross_entropy(own[0, 1], targets[0, 1], group, vocab_size=UNEVEN)
+    assert one.shape == ()
+    found["one row"] = [largest(one, expected[1]), 0.0]
+    none = vocab_parallel_cross_entropy(own[:, :0], targets[:, :0], group)
+    assert none.shape == (2, 0)
+    return found
 
 
-def test_a_model_of_ones_own_equals_that_of_one_process(four: list[dict[str, Any]]) -> None:
-    for results in four:
-        for differences in results["model"].values():
-            assert len(differences) == 8
-            assert max(differences) < 1e-6
+def test_the_loss_is_torchs(two: list[dict[str, Any]]) -> None:
+    for results in two:
+        assert len(results["loss"]) == 7
+        for name, differences in results["loss"].items():
+            assert max(differences) < (1e-14 if name == "float64" else 1e-6), name
 
 
-def whole_inputs_and_outputs(mesh: Any) -> list[float]:
-    """Column layers that gather, row layers that cut: nn.Linear to the outside, in training and without gradients."""
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 5, bias=False))
-    torch.manual_seed(0)
-    parallel = nn.Sequential(
-        ColumnParallelLinear(8, 12, mesh, gather_output=True),
-        RowParallelLinear(12, 5, mesh, bias=False, input_is_parallel=False),
-    )
-    hidden = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
-    one, other = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
-    plain(one).square().sum().backward()
-    parallel(other).square().sum().backward()
-    assert one.grad is not None
-    assert other.grad is not None
-    with torch.no_grad():
-        difference = (plain(hidden) - parallel(hidden)).abs().max().item()
-    return [difference, (one.grad - other.grad).abs().max().item()]
+def refused_losses(mesh: Any) -> list[str]:
+    group = mesh.get_group()
+    _, own, targets = example(mesh)
 
+    def call(logits: Tensor = own, targets: Tensor = targets, over: Any = group, **options: Any) -> str:
+        return message(lambda: vocab_parallel_cross_entropy(logits, targets, over, **{"vocab_size": UNEVEN, **options}))
 
-def test_whole_inputs_and_outputs(four: list[dict[str, Any]]) -> None:
-    for results in four:
-        assert max(results["outputs"]) < 1e-6
-
-
-def refusals(mesh: Any) -> list[str]:
-    messages = []
-    for build in (
-        lambda: ColumnParallelLinear(8, 6, mesh),
-        lambda: RowParallelLinear(10, 8, mesh),
-        lambda: VocabParallelEmbedding(9, 8, mesh),
-    ):
-        with pytest.raises(UserError) as raised:
-            build()
-        messages.append(str(raised.value))
-    return messages
-
-
-def test_sizes_that_cannot_be_shared_are_named(four: list[dict[str, Any]]) -> None:
-    assert four[0]["refused"] == [
-        "ColumnParallelLinear has 6 outputs, which 4 tensor parallel processes do not divide (1, 2, 3, 6 would)",
-        "RowParallelLinear has 10 inputs, which 4 tensor parallel processes do not divide (1, 2, 5, 10 would)",
-        "VocabParallelEmbedding has 9 rows, too few for 4 processes; pad the vocabulary, or use fewer",
+    return [
+        call(targets=torch.full((2, 5), 40), mask=targets != -100),
+        call(ignore_index=-1),
+        call(vocab_size=100),
+        call(vocab_size=1),
+        call(label_smoothing=1.5),
+        call(mask=torch.ones(2, 5)),
+        call(mask=targets[0] > 0),
+        call(targets=targets[0]),
+        call(targets=targets.int()),
+        call(logits=own.long()),
+        call(over=init_device_mesh("cpu", (1, 2))),
     ]
+
+
+def test_calls_that_would_be_silently_wrong_are_refused(two: list[dict[str, Any]]) -> None:
+    wanted = [
+        "the target 40 is no row of a vocabulary of 37; leave such places out with mask, or with ignore_index",
+        "the target -100 is no row of a vocabulary of 37",
+        "process 0 has logits of 19 rows; of a vocabulary of 100 over 2 processes its part is 50",
+        "1 rows are too few for 2 processes",
+        "label_smoothing is 1.5; it must be in [0, 1]",
+        "the mask is torch.float32 [2, 5]; it must be torch.bool [2, 5], True where there is loss",
+        "the mask is torch.bool [5]; it must be torch.bool [2, 5]",
+        "logits [2, 5, 19] and targets [5] do not go together",
+        "logits are torch.float32 and targets torch.int32",
+        "logits are torch.int64 and targets torch.int64",
+        "a mesh of (1, 2) with the names None; the vocabulary is shared over one dimension",
+    ]
+    for found, start in zip(two[0]["loss refused"], wanted, strict=True):
+        assert found.startswith(f"vocab_parallel_cross_entropy: {start}")
+
+
+def marked(mesh: Any) -> list[Any]:
+    """Where nobody waits for the device, a target out of range makes its own loss and gradients NaN."""
+    _, own, targets = example(mesh)
+    targets[1, 3] = UNEVEN
+    compiled = torch.compile(vocab_parallel_cross_entropy, backend="eager")
+    loss = compiled(own, targets, mesh.get_group(), vocab_size=UNEVEN)
+    loss.sum().backward()
+    assert own.grad is not None
+    return [loss.isnan().nonzero().tolist(), own.grad.isnan().all(-1).nonzero().tolist(), int(own.grad.isnan().sum())]
+
+
+def test_a_target_out_of_range_is_nan_where_it_is_not_looked_at(two: list[dict[str, Any]]) -> None:
+    for rank, results in enumerate(two):
+        assert results["marked"] == [[[1, 3]], [[1, 3]], (19, 18)[rank]]
 
 
 # -- random numbers -------------------------------------------------------------------------------------------

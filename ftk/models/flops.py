@@ -1,11 +1,11 @@
-"""The multiplications of a GLM, counted exactly: what FLOP/s and MFU are computed from."""
+"""The multiplications of a plain transformer, counted exactly: what FLOP/s and MFU are computed from."""
 
 from __future__ import annotations
 
-from ftk.models.glm.config import GLMConfig
+from ftk.models.config import TransformerConfig
 
 
-def forward_flops(config: GLMConfig, num_tokens: int, num_targets: int, num_pairs: int) -> int:
+def forward_flops(config: TransformerConfig, num_tokens: int, num_targets: int, num_pairs: int) -> int:
     """Floating-point operations of the matrix products of one forward pass; a product of [m, k] and [k, n] is 2 m k n.
 
     Per token and layer: the joint projection 3 H^2, the output projection H^2, the feed-forward network 2 H F
@@ -27,7 +27,7 @@ def forward_flops(config: GLMConfig, num_tokens: int, num_targets: int, num_pair
     return 2 * (config.num_layers * layer + num_targets * hidden * config.vocab_size)
 
 
-def training_flops(config: GLMConfig, num_tokens: int, num_targets: int, num_pairs: int) -> int:
+def training_flops(config: TransformerConfig, num_tokens: int, num_targets: int, num_pairs: int) -> int:
     """Of a forward and a backward pass: each product has two in the backward pass, 3 times `forward_flops` in all.
 
     What activation checkpointing computes again is left out, so that MFU compares useful work ("model" FLOPs).

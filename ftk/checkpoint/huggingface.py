@@ -1,0 +1,273 @@
+"""Hugging Face's folders: config.json next to weights in safetensors files or `pytorch_model.bin`.
+
+What is particular to a family is data in `ftk/models/<family>/convert.py`. What is not weights is kept in `source/` of
+the ftk checkpoint, with which names lay in which file, so that the folder can be written back byte for byte.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ftk.checkpoint.layout import read_part
+from ftk.checkpoint.manifest import write_file
+from ftk.checkpoint.storage import DTYPES, open_safetensors, safetensors_header, tensor_bytes
+from ftk.errors import UserError
+from ftk.files import naming, parse_json, read_bytes, read_json
+from ftk.models.conversion import Contents, Converter, LazyTensors, renamed
+from ftk.models.torch_file import read_tensor_file
+from ftk.registry import HF_MODELS, register_converter
+
+CONFIG = "config.json"
+WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"  # stands behind the names of weights that lie in several files
+
+_NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
+_KEPT = (".jinja", ".json", ".model", ".txt")
+_MAX_KEPT_BYTES = 1 << 27
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZE = re.compile(r"(\d{1,9})(KB|MB|GB)")
+_LAYER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
+
+
+@dataclass(kw_only=True)
+class HuggingFaceConfig:
+    max_shard_size: str = field(
+        default="5GB",
+        metadata={
+            "help": "--to: largest file of weights; a model read from this form gets back the files it had",
+            "metavar": "SIZE",
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        if not _SIZE.fullmatch(self.max_shard_size):
+            yield f"max_shard_size is {self.max_shard_size!r}; it must be a number with KB, MB or GB, e.g. 5GB"
+
+
+@register_converter("hf", config=HuggingFaceConfig)
+class HuggingFace:
+    """Folders as `transformers` writes them, of the families that registered with `register_hf_model`."""
+
+    def __init__(self, config: HuggingFaceConfig) -> None:
+        self.config = config
+
+    @staticmethod
+    def recognises(folder: Path) -> bool:
+        return (folder / CONFIG).is_file()
+
+    def read(self, source: Path) -> Contents:
+        config = _config(source)
+        name = next((each for each in HF_MODELS if _converter(each).matches(config)), None)
+        if name is None:
+            what = f"model_type {config.get('model_type')!r:.40}"
+            raise UserError(f"{source / CONFIG}: {what} is of no family known here; there are {', '.join(HF_MODELS)}")
+        converter = _converter(name)
+        stored = _stored(source)
+        try:
+            options = converter.config_from(config)
+            tensors = renamed(_whole(stored.tensors, converter), converter.renames, options)
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from error
+        kept = {
+            path.name: read_bytes(path, _MAX_KEPT_BYTES)
+            for path in sorted(source.iterdir())
+            if path.is_file() and path.suffix in _KEPT and not path.name.startswith((PICKLED, _NAMES))
+        }
+        if stored.files:
+            kept[_NAMES] = json.dumps(stored.files).encode()
+        return Contents(
+            model=name,
+            config=options,
+            tensors=tensors,
+            task=converter.task(options),
+            place=source,
+            source_files=kept,
+        )
+
+    def write(self, folder: Path, contents: Contents) -> Path:
+        converter = _converter(contents.model)
+        theirs = renamed(contents.tensors, converter.renames, contents.config, back=True)
+        kept = dict(contents.source_files)
+        if _NAMES in kept:
+            files = parse_json(kept.pop(_NAMES))
+        else:
+            dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
+            dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
+            kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | dtype))
+            files, index = self._shards(theirs.described)
+            kept |= index
+        prefixed = any(name.startswith(converter.prefix) for each in files.values() for name in each["names"])
+
+        def full(name: str) -> str:
+            return _full_name(name, converter, bare=not prefixed)
+
+        for file, content in files.items():
+            described = {name: theirs.described[full(name)] for name in content["names"]}
+            # Larger elements first, then by name: safetensors' own order.
+            order = sorted(described, key=lambda name: (-described[name].dtype.itemsize, name))
+            entries = [(name, described[name].shape, described[name].dtype) for name in order]
+            pieces = (tensor_bytes(theirs.read(full(name))) for name in order)
+            with naming(folder / file):
+                write_file(folder / file, itertools.chain([safetensors_header(entries, content["metadata"])], pieces))
+        for name, content in kept.items():
+            write_file(folder / name, [content])
+        return Path()
+
+    def _shards(self, described: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Files for tensors, filled one after the other, as `files.json` says them; and the index of several."""
+        match = _SIZE.fullmatch(self.config.max_shard_size)
+        assert match is not None, "validated"
+        most, shards, filled = int(match[1]) * _UNITS[match[2]], [[]], 0  # type: ignore[var-annotated]
+        sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in described.items()}
+        for name, size in sizes.items():
+            if shards[-1] and filled + size > most:
+                shards.append([])
+                filled = 0
+            shards[-1].append(name)
+            filled += size
+        stem, ending = WEIGHTS.split(".")
+        names = [f"{stem}-{i + 1:05d}-of-{len(shards):05d}.{ending}" for i in range(len(shards))]
+        names = names if len(shards) > 1 else [WEIGHTS]
+        files = {
+            file: {"metadata": {"format": "pt"}, "names": shard} for file, shard in zip(names, shards, strict=True)
+        }
+        if len(shards) == 1:
+            return files, {}
+        metadata = {
+            "total_parameters": sum(tensor.numel() for tensor in described.values()),
+            "total_size": sum(sizes.values()),
+        }
+        weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+        return files, {WEIGHTS + INDEX: _json({"metadata": metadata, "weight_map": weight_map})}
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Weights as they lie in a folder: tensors by their names there, and `ftk_names.json` (empty: pickles)."""
+
+    tensors: LazyTensors
+    files: dict[str, Any]
+
+
+def _converter(model: str) -> Converter:
+    converter: Converter = HF_MODELS.get(model).target()
+    return converter
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "no such folder"
+        raise UserError(f"{folder}: {what}; a Hugging Face folder is meant here, with {CONFIG} and weights in it")
+    config = read_part(folder / CONFIG, read_json)
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / CONFIG}: is not a mapping")
+    return config
+
+
+def _stored(folder: Path) -> _Stored:
+    """Open the weights of a folder; of several forms the first of safetensors, pickles, each in one file or several."""
+    for name in (WEIGHTS, PICKLED):
+        read = _safetensors if name == WEIGHTS else _pickled
+        if (folder / f"{name}{INDEX}").is_file():
+            return _in_several(folder, f"{name}{INDEX}", read)
+        if (folder / name).is_file():
+            tensors, metadata = read(folder / name)
+            files = {name: {"metadata": metadata, "names": list(tensors.described)}}
+            return _Stored(tensors, files if name == WEIGHTS else {})
+    raise UserError(f"{folder}: holds neither {WEIGHTS} nor {PICKLED}, nor an index of several files")
+
+
+def _in_several(folder: Path, index: str, read: Callable[[Path], tuple[LazyTensors, dict[str, str]]]) -> _Stored:
+    content = read_part(folder / index, read_json)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{folder / index}: has no weight_map")
+    for file in weight_map.values():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise UserError(f"{folder / index}: names {file!r:.80}, which is no file next to it")
+    described: dict[str, Tensor] = {}
+    readers: dict[str, Callable[[str], Tensor]] = {}
+    files: dict[str, Any] = {}
+    for file in sorted(set(weight_map.values())):
+        if not (folder / file).is_file():
+            raise UserError(f"{folder / index}: names {file}, which is not there")
+        tensors, metadata = read(folder / file)
+        files[file] = {"metadata": metadata, "names": list(tensors.described)}
+        wrong = [name for name in tensors.described if weight_map.get(name) != file]
+        wrong += [name for name in weight_map if weight_map[name] == file and name not in tensors.described]
+        if wrong:
+            raise UserError(f"{folder / index}: does not fit {file} ({wrong[0]!r:.200})")
+        described |= tensors.described
+        readers |= dict.fromkeys(tensors.described, tensors.read)
+    is_safe = index.startswith(WEIGHTS)
+    return _Stored(LazyTensors(described, lambda name: readers[name](name)), files if is_safe else {})
+
+
+def _safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
+    described = {}
+    with open_safetensors(path) as file:
+        metadata = dict(file.metadata() or {})
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            if part.get_dtype() not in DTYPES:
+                raise UserError(f"{path}: {name} is of type {part.get_dtype()}, which ftk does not read")
+            described[name] = torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
+
+    def read(name: str) -> Tensor:
+        with open_safetensors(path) as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    return LazyTensors(described, read), metadata
+
+
+def _pickled(path: Path) -> tuple[LazyTensors, dict[str, str]]:
+    content = read_tensor_file(path)
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise UserError(f"{path}: is no state dict")
+    return LazyTensors.of(content), {}
+
+
+def _whole(stored: LazyTensors, converter: Converter) -> LazyTensors:
+    """Parameters under their full names, each once: without buffers and without repeated ones.
+
+    Raises:
+        UserError: one that is to repeat another differs from it.
+    """
+    bare = not any(name.startswith(converter.prefix) for name in stored.described)
+    names: dict[str, str] = {}  # full name -> the name in the files
+    for name in stored.described:
+        full = name if name in converter.tied or not bare else converter.prefix + name
+        if _LAYER.sub("*", full, count=1) in converter.buffers:
+            continue
+        names[full] = name
+    for repeated, first in converter.tied.items():
+        if repeated in names and first in names:
+            if not torch.equal(stored.read(names[repeated]), stored.read(names[first])):
+                raise UserError(f"{repeated} is not equal to {first}; ftk's model has one tensor for both")
+            del names[repeated]
+        elif repeated in names:
+            names[first] = names.pop(repeated)
+    described = {full: stored.described[name] for full, name in names.items()}
+    return LazyTensors(described, lambda full: stored.read(names[full]))
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    """As `transformers` writes it."""
+    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _full_name(name: str, converter: Converter, *, bare: bool) -> str:
+    """The full name of the parameter that stands in a file as `name`."""
+    if name in converter.tied:
+        return converter.tied[name]
+    return converter.prefix + name if bare else name

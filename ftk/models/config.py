@@ -1,0 +1,79 @@
+"""The options that transformers of several families share, with their meaning, units and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class TransformerConfig:
+    """The shape of a transformer and its dropout. `vocab_size` counts the padded vocabulary."""
+
+    vocab_size: int = field(
+        default=30592,
+        metadata={
+            "max": 10**8,
+            "help": "rows of the token embedding, padding included; taken from the tokenizer in training",
+            "unit": "tokens",
+            "derived": True,
+        },
+    )
+    num_layers: int = field(default=12, metadata={"max": 10**4, "help": "transformer layers"})
+    hidden_size: int = field(default=768, metadata={"max": 10**6, "help": "width of the residual path"})
+    num_attention_heads: int = field(
+        default=12, metadata={"max": 10**5, "help": "attention heads; must divide hidden_size"}
+    )
+    max_positions: int = field(
+        default=512,
+        metadata={"max": 10**8, "help": "longest sequence the position tables are made for", "unit": "tokens"},
+    )
+    ffn_hidden_size: int | None = field(
+        default=None,
+        metadata={"max": 10**7, "help": "inner width of the feed-forward network; 4 * hidden_size if not given"},
+    )
+    embedding_dropout: float = field(default=0.1, metadata={"help": "dropout of the summed embeddings, in [0, 1)"})
+    attention_dropout: float = field(default=0.1, metadata={"help": "dropout of attention weights, in [0, 1)"})
+    dropout: float = field(
+        default=0.1, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
+    )
+    attention: str = field(
+        default="auto",
+        metadata={
+            "resume": "free",
+            "help": "how attention is computed; no property of the weights: sdpa (torch's fused kernels), flex (skips "
+            "empty blocks of the mask; CUDA, no attention dropout), eager (single operators), auto (flex where it can)",
+            "choices": ("auto", "sdpa", "flex", "eager"),
+        },
+    )
+    layer_norm_eps: float = field(default=1e-5, metadata={"help": "added to the variance in layer norms"})
+    init_std: float = field(
+        default=0.02,
+        metadata={"help": "standard deviation of initial weights; output layers divide it by sqrt(2 * num_layers)"},
+    )
+
+    @property
+    def inner_size(self) -> int:
+        """Inner width of the feed-forward network."""
+        return 4 * self.hidden_size if self.ffn_hidden_size is None else self.ffn_hidden_size
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        for name in ("vocab_size", "num_layers", "hidden_size", "num_attention_heads", "max_positions"):
+            if getattr(self, name) < 1:
+                yield f"{name} is {getattr(self, name)}; it must be at least 1"
+        if self.ffn_hidden_size is not None and self.ffn_hidden_size < 1:
+            yield f"ffn_hidden_size is {self.ffn_hidden_size}; it must be at least 1, or not given"
+        if self.num_attention_heads >= 1 and self.hidden_size % self.num_attention_heads:
+            yield (f"num_attention_heads is {self.num_attention_heads}; it must divide hidden_size {self.hidden_size}")
+        for name in ("embedding_dropout", "attention_dropout", "dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                yield f"{name} is {getattr(self, name)}; it must be in [0, 1)"
+        if self.attention == "flex" and self.attention_dropout > 0.0:
+            yield (
+                f"attention is flex, which has no dropout, and attention_dropout is {self.attention_dropout}; "
+                f"give --attention-dropout 0 or --attention auto"
+            )
+        for name in ("layer_norm_eps", "init_std"):
+            if not getattr(self, name) > 0.0:
+                yield f"{name} is {getattr(self, name)}; it must be above 0"

@@ -1,0 +1,317 @@
+"""What a family's converters are made of: renamed parameters as data, and what is read from and written to other files.
+
+    RENAMES = (Rename(("token_embedding.weight",), ("transformer.wte.weight",)),)
+
+The machinery that reads and writes checkpoints is `ftk.checkpoint.convert`; here are the values that pass between it
+and a family.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ftk.errors import UserError
+
+ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAM_STEP = "step"
+
+_LAYER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
+_NAMES_SHOWN = 6
+
+
+class Layout(Protocol):
+    """How the same numbers lie in our tensors and in theirs; `join` and `split` are each other's inverse.
+
+    Both work on the meta device, too: shapes are asked for before a tensor is read.
+    """
+
+    def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        """Tensors as `Rename.theirs` names them -> as `Rename.ours` does; `config` is the model's."""
+
+    def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        """The inverse of `join`."""
+
+
+class Same:
+    """One tensor, as it is."""
+
+    def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        return theirs
+
+    def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        return ours
+
+
+SAME = Same()
+
+
+class Transposed:
+    """One matrix that they keep as [in, out]."""
+
+    def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        return [theirs[0].t()]
+
+    def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        return [ours[0].t()]
+
+
+@dataclass(frozen=True)
+class JointHeads:
+    """One joint projection, whose rows are [q | k | v] in their tensor, [A, 3, D] in ours.
+
+    `transposed`: they keep it as [in, out].
+    """
+
+    transposed: bool = False
+
+    def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        rows = theirs[0].t() if self.transposed else theirs[0]  # [3 H, ...]
+        return [rows.unflatten(0, (3, config.num_attention_heads, -1)).transpose(0, 1).flatten(0, 2)]
+
+    def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        rows = ours[0].unflatten(0, (config.num_attention_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        return [rows.t() if self.transposed else rows]
+
+
+class Rename(NamedTuple):
+    """Parameters of ours and the ones of theirs that hold the same numbers; `*` in a name is a layer's number."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    layout: Layout = SAME
+
+
+def weight_and_bias(ours: str, theirs: str, weight: Layout = SAME, bias: Layout = SAME) -> tuple[Rename, Rename]:
+    """The two parameters of a layer, whose names end in `.weight` and `.bias` on both sides."""
+    return (
+        Rename((f"{ours}.weight",), (f"{theirs}.weight",), weight),
+        Rename((f"{ours}.bias",), (f"{theirs}.bias",), bias),
+    )
+
+
+class LazyTensors(NamedTuple):
+    """Named tensors that are read when they are needed.
+
+    Attributes:
+        described: name -> a tensor on the meta device, for its shape and dtype.
+        read: name -> the tensor.
+    """
+
+    described: Mapping[str, Tensor]
+    read: Callable[[str], Tensor]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> LazyTensors:
+        """Tensors that are in memory."""
+        described = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+        return cls(described, tensors.__getitem__)
+
+    def all(self) -> dict[str, Tensor]:
+        """Every tensor, in memory."""
+        return {name: self.read(name) for name in self.described}
+
+
+class _Move(NamedTuple):
+    """How one tensor is made: the names of its sources, its layout, and `which` of its results."""
+
+    sources: tuple[str, ...]
+    layout: Layout
+    which: int
+
+
+def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, back: bool = False) -> LazyTensors:
+    """Tensors under our names and in our layouts, made of theirs one at a time.
+
+    Args:
+        tensors: theirs.
+        renames: all parameters that there can be.
+        config: of the model, for the layouts.
+        back: `tensors` are ours, and theirs are made.
+
+    Raises:
+        UserError: a tensor without a place in the model, without those that it belongs with, or of a wrong shape.
+    """
+    moves: dict[str, _Move] = {}
+    table = {pattern: rename for rename in renames for pattern in (rename.ours if back else rename.theirs)}
+    for name in tensors.described:
+        match = _LAYER.search(name)
+        rename = table.get(_LAYER.sub("*", name, count=1))
+        if rename is None:
+            some = ", ".join(list(table)[:_NAMES_SHOWN])
+            raise UserError(f"parameter {name!r:.200} has no place in the model; known are {some} ...")
+        number = match[0] if match else "*"
+        ours, theirs = (tuple(each.replace("*", number) for each in side) for side in rename[:2])
+        sources, results = (ours, theirs) if back else (theirs, ours)
+        missing = [source for source in sources if source not in tensors.described]
+        if missing:
+            raise UserError(f"parameter {missing[0]!r} is missing, which belongs with {name!r}")
+        moves |= {result: _Move(sources, rename.layout, index) for index, result in enumerate(results)}
+
+    def made(name: str, read: Callable[[str], Tensor]) -> Tensor:
+        sources, layout, which = moves[name]
+        found = [read(source) for source in sources]
+        return (layout.split if back else layout.join)(found, config)[which]
+
+    def described(name: str) -> Tensor:
+        try:
+            return made(name, tensors.described.__getitem__)
+        except (IndexError, RuntimeError, ValueError) as error:
+            shapes = " and ".join(f"{each} {list(tensors.described[each].shape)}" for each in moves[name].sources)
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(f"{shapes}: has not the shape of such a parameter ({why:.200})") from error
+
+    return LazyTensors({name: described(name) for name in moves}, lambda name: made(name, tensors.read))
+
+
+@dataclass(frozen=True)
+class AdamState:
+    """The state of an Adam over a whole model.
+
+    Attributes:
+        moments: of each of `ADAM_MOMENTS`: parameter's name -> tensor of its shape.
+        steps: number of steps taken, the same for all parameters.
+        options: what two parameter groups have besides members, the one with weight decay and the one without.
+    """
+
+    moments: dict[str, dict[str, Tensor]]
+    steps: int
+    options: tuple[dict[str, Any], dict[str, Any]]
+
+    def renamed(self, rename: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> AdamState:
+        """With the names and layouts that `rename` gives to a state dict of the model."""
+        return AdamState({kind: rename(tensors) for kind, tensors in self.moments.items()}, self.steps, self.options)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A model on its way between ftk's checkpoints and files of another form; names and layouts are ours.
+
+    Attributes:
+        model: registered name of the model.
+        config: its options.
+        tensors: its parameters.
+        task: the section of config.yaml that says what the model is asked for.
+        arch: architecture whose options these are.
+        num_updates: of the training so far.
+        place: the folder with the weights, for messages.
+        adam: the optimizer's state.
+        source_files: name -> content of small files (configuration, tokenizer) that lay next to the weights: kept
+            with the checkpoint, so that they are written back as they were.
+    """
+
+    model: str
+    config: Any
+    tensors: LazyTensors
+    task: Mapping[str, Any] = field(default_factory=dict)
+    arch: str | None = None
+    num_updates: int | None = None
+    place: Path | None = None
+    adam: AdamState | None = None
+    source_files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class FileFormat(Protocol):
+    """Checkpoints of another program; registered by `ftk.registry.register_converter`, built with its options."""
+
+    @staticmethod
+    def recognises(folder: Path) -> bool:
+        """Whether a folder looks like such a checkpoint."""
+
+    def read(self, source: Path) -> Contents:
+        """A checkpoint of this form; tensors may be read later, while ftk's is written.
+
+        Raises:
+            UserError: there is none, it is damaged, or holds more than plain data.
+        """
+
+    def write(self, folder: Path, contents: Contents) -> Path:
+        """Write such a checkpoint into an empty folder, every file synced.
+
+        Returns:
+            What it is called in messages, relative to the folder.
+
+        Raises:
+            UserError: the model has no such form.
+        """
+
+
+class Converter(Protocol):
+    """A family in Hugging Face's form, as data; registered by `ftk.registry.register_hf_model` under the model's name.
+
+    Attributes:
+        prefix: stands before the names of their whole model, and not before those of its trunk alone ("transformer.");
+            `renames`, `tied` and `buffers` have it.
+        renames: all parameters.
+        tied: name -> the one whose numbers it repeats, in files that keep both.
+        buffers: names with `*` that are no parameters and are left out.
+    """
+
+    prefix: str
+    renames: Sequence[Rename]
+    tied: Mapping[str, str]
+    buffers: Sequence[str]
+
+    def matches(self, config: dict[str, Any]) -> bool:
+        """Whether a config.json is of this family."""
+
+    def config_from(self, config: dict[str, Any]) -> Any:
+        """Our options of a config.json.
+
+        Raises:
+            UserError: a value that would change the model's answers and that ours cannot follow.
+        """
+
+    def config_to(self, config: Any) -> dict[str, Any]:
+        """A config.json of our options."""
+
+    def task(self, config: Any) -> dict[str, Any]:
+        """The section of config.yaml for `Contents.task`."""
+
+
+def fields_from(
+    theirs: Mapping[str, Any], used: Mapping[str, tuple[str, Any]], fixed: Mapping[str, Any], ignored: Sequence[str]
+) -> dict[str, Any]:
+    """Our options of a config.json, of which every key is accounted for.
+
+    Args:
+        theirs: the config.json.
+        used: their key -> (our field, value where the key is absent).
+        fixed: their key -> the one value that it may have, or a tuple of such.
+        ignored: keys that change no logits, besides those that every model has.
+
+    Raises:
+        UserError: a fixed key with another value, or a key that is not known.
+    """
+    return dict(_fields(theirs, used, fixed, {*ignored, *_IGNORED}))
+
+
+def _fields(
+    theirs: Mapping[str, Any], used: Mapping[str, tuple[str, Any]], fixed: Mapping[str, Any], ignored: set[str]
+) -> Iterator[tuple[str, Any]]:
+    for key, value in theirs.items():
+        allowed = fixed.get(key, ())
+        allowed = allowed if isinstance(allowed, tuple) else (allowed,)
+        if key in fixed and value not in allowed:
+            raise UserError(f"config.json: {key} is {value!r:.60}; ftk's model has {' or '.join(map(repr, allowed))}")
+        if key not in used and key not in fixed and key not in ignored:
+            raise UserError(
+                f"config.json: {key} is not known here ({value!r:.60}); it might change the model's answers"
+            )
+    for key, (name, default) in used.items():
+        yield name, theirs.get(key, default)
+
+
+_IGNORED = {
+    *("_name_or_path", "architectures", "auto_map", "model_type", "transformers_version", "dtype", "torch_dtype"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "tokenizer_class", "is_encoder_decoder"),
+    *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_past"),
+    *("chunk_size_feed_forward", "gradient_checkpointing", "keys_to_ignore_at_inference"),
+    *("finetuning_task", "task_specific_params", "problem_type", "id2label", "label2id"),
+}

@@ -1,0 +1,60 @@
+"""Files that `torch.save` wrote, read without running anything that is in them."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ftk.errors import UserError
+from ftk.files import open_regular, reason
+
+
+def read_tensor_file(path: Path) -> Any:
+    """Plain data and tensors of a file; tensors are mapped from it where its form allows that.
+
+    Raises:
+        UserError: it cannot be read, or holds Python objects, which are not unpickled.
+    """
+    try:
+        open_regular(path).close()  # torch would wait at a pipe
+        with _numpy_states_allowed():
+            return _load_tensors(path)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"(?:GLOBAL|global:?) ([\w.]+)", str(error))
+        what = f" ({found[1]})" if found else ""
+        raise UserError(
+            f"{path}: holds Python objects besides tensors{what}, or is damaged; ftk does not unpickle those."
+            " If you trust the file, save its weights alone:"
+            " torch.save({'module': torch.load(OLD, weights_only=False)['module']}, NEW)"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)})") from error
+    except (ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        why = (str(error) or "it is empty or cut").splitlines()[0]
+        raise UserError(f"{path}: cannot be read as a PyTorch file ({why})") from error
+
+
+def _load_tensors(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        if "mmap can only be used" not in str(error):
+            raise
+    return torch.load(path, map_location="cpu", weights_only=True)  # written before PyTorch 1.6
+
+
+@contextmanager
+def _numpy_states_allowed() -> Iterator[None]:
+    """Let NumPy arrays of numbers through: some keep `numpy.random.get_state()` with their weights."""
+    reconstruct = np.empty(0).__reduce__()[0]
+    allowed: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), reconstruct]
+    allowed += [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    with torch.serialization.safe_globals(allowed):
+        yield
