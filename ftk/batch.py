@@ -22,7 +22,7 @@ class Group(NamedTuple):
     """
 
     names: tuple[str, ...]
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # the method of tuples is not called
 
 
 @dataclass(eq=False)

@@ -29,14 +29,14 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "cross_entropy": "ftk.criterions.cross_entropy",
     },
     "optimizer": {
-        "adafactor": "ftk.optim.adafactor",
-        "adam": "ftk.optim.adam",
-        "adamw": "ftk.optim.adamw",
+        "adafactor": "ftk.optim.foreach",
+        "adam": "ftk.optim.torch_optim",
+        "adamw": "ftk.optim.torch_optim",
         "composite": "ftk.optim.composite",
-        "lamb": "ftk.optim.lamb",
-        "lion": "ftk.optim.lion",
+        "lamb": "ftk.optim.foreach",
+        "lion": "ftk.optim.foreach",
         "muon": "ftk.optim.muon",
-        "sgd": "ftk.optim.sgd",
+        "sgd": "ftk.optim.torch_optim",
     },
     "lr_scheduler": {
         "constant": "ftk.optim.schedules",
@@ -62,6 +62,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "gpt2_bpe": "ftk.tokenizers.gpt2_bpe",
         "sentencepiece": "ftk.tokenizers.sentencepiece",
     },
+    "special_tokens": {
+        "glm": "ftk.tasks.glm_blank.command_tokens",
+        "plain": "ftk.tokenizers.special_tokens",
+    },
     "search": {
         "beam": "ftk.generation.search.beam",
         "beam_sampling": "ftk.generation.search.beam_sampling",
@@ -85,3 +89,6 @@ FORMER_NAMES: dict[str, dict[str, str]] = {
     "criterion": {"glm_cross_entropy": "cross_entropy"},
 }
 """kind -> a name that configurations on disk still have -> the name of today."""
+
+DEFAULT_SPECIAL_TOKENS = "glm"
+"""The layout of special tokens where none is chosen, and of tokenizers on disk that name none."""

@@ -41,10 +41,16 @@ class Entry:
 
 
 class Registry:
-    """Names of one kind of part ("task", "criterion", ...) and what they stand for."""
+    """Names of one kind of part ("task", "criterion", ...) and what they stand for.
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: for messages and the table of built-in parts.
+        dotted: (prefix, module) of names that stand in no table: the module's `entry(name)` makes their entry.
+    """
+
+    def __init__(self, kind: str, dotted: tuple[str, str] | None = None) -> None:
         self.kind = kind
+        self._dotted = dotted
         self._entries: dict[str, Entry] = {}
 
     def register(
@@ -87,6 +93,9 @@ class Registry:
         name = self.present_name(name)
         if name not in self._entries and name in self._builtin:
             importlib.import_module(self._builtin[name])
+        if name not in self._entries and self._dotted is not None and name.startswith(self._dotted[0]):
+            made: Entry = importlib.import_module(self._dotted[1]).entry(name)
+            return made
         if name not in self._entries:
             raise UserError(f"unknown {self.kind} {name!r}; {did_you_mean(name, self.names())}")
         return self._entries[name]
@@ -127,10 +136,11 @@ TASKS = Registry("task")
 MODELS = Registry("model")
 ARCHITECTURES = Registry("architecture")
 CRITERIONS = Registry("criterion")
-OPTIMIZERS = Registry("optimizer")
+OPTIMIZERS = Registry("optimizer", dotted=("torch.optim.", "ftk.optim.torch_optim"))
 LR_SCHEDULERS = Registry("lr_scheduler")
 DATASETS = Registry("dataset")
 TOKENIZERS = Registry("tokenizer")
+SPECIAL_TOKENS = Registry("special_tokens")
 SCORERS = Registry("scorer")
 HOOKS = Registry("hook")
 SEARCHES = Registry("search")
@@ -144,6 +154,7 @@ register_optimizer = OPTIMIZERS.register
 register_lr_scheduler = LR_SCHEDULERS.register
 register_dataset = DATASETS.register
 register_tokenizer = TOKENIZERS.register
+register_special_tokens = SPECIAL_TOKENS.register
 register_scorer = SCORERS.register
 register_hook = HOOKS.register
 register_search = SEARCHES.register
@@ -154,8 +165,8 @@ register_hf_model = HF_MODELS.register
 def register_architecture(name: str, *, model: str) -> Callable[[T], T]:
     """A decorator for a function without arguments that returns the config of `model` for this size.
 
-    @register_architecture("glm_large", model="glm")
-    def glm_large() -> GLMConfig:
-        return GLMConfig(num_layers=24, hidden_size=1024, num_attention_heads=16)
+    @register_architecture("gpt2_large", model="gpt2")
+    def gpt2_large() -> GPT2Config:
+        return GPT2Config(num_layers=36, hidden_size=1280, num_attention_heads=20)
     """
     return ARCHITECTURES.register(name, model=model)

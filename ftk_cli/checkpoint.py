@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ftk.builtins import DEFAULT_SPECIAL_TOKENS
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted
-from ftk.registry import CONVERTERS, TOKENIZERS
+from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TOKENIZERS
 from ftk_cli.frame import run, subcommands
 
 if TYPE_CHECKING:
@@ -156,6 +157,9 @@ class ConvertFrom:
 @dataclass(kw_only=True)
 class ConvertFromWithTokenizer(ConvertFrom):
     tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", help="goes into the checkpoint")
+    special_tokens: Chosen = slot(
+        SPECIAL_TOKENS, flag="--special-tokens", default=DEFAULT_SPECIAL_TOKENS, help="tokens around the text"
+    )
 
 
 @dataclass(kw_only=True)
@@ -317,7 +321,9 @@ def _convert_from(config: ConvertFrom) -> int:
     from ftk.checkpoint.convert import convert_from
 
     options = config.convert
-    tokenizer = config.tokenizer.build() if isinstance(config, ConvertFromWithTokenizer) else None
+    tokenizer = None
+    if isinstance(config, ConvertFromWithTokenizer):
+        tokenizer = config.tokenizer.build(special_tokens=config.special_tokens)
     output = convert_from(
         config.form.build(), options.source, options.output, tokenizer=tokenizer, overwrite=options.overwrite
     )

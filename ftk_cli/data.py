@@ -73,7 +73,7 @@ class ShowConfig:
 class ShowCommand:
     show: ShowConfig = section("what to show")
     dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed", help="where documents come from")
-    task: Chosen = slot(TASKS, flag="--task", default="glm_blank", help="what samples are made for")
+    task: Chosen = slot(TASKS, flag="--task", help="what samples are made for")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,32 +102,31 @@ def verify_body(argv: list[str]) -> int:
 
 
 def show_body(argv: list[str]) -> int:
-    from ftk.tasks.glm_blank.config import BlankInfillingConfig
-    from ftk.tasks.glm_blank.samples.show import samples_to_show, show
-    from ftk.tasks.glm_blank.samples.show_html import show_html
-
     config = compose(ShowCommand, "ftk-data show", SHOW_DESCRIPTION, argv)
-    if not isinstance(config.task.config, BlankInfillingConfig):
-        raise UserError(f"--task {config.task.name}: only samples of blank-infilling tasks can be shown")
-    corpus = config.dataset.build()
-    documents, tokenizer = corpus.documents(config.show.split), corpus.tokenizer()
-    which = {name: getattr(config.show, name) for name in ("index", "draw", "seed", "packed")}
-    which["num_samples"] = config.show.num_samples or (1 if config.show.html is None else 3)
-    if config.show.html is None:
-        width = config.show.width or max(60, shutil.get_terminal_size((100, 24)).columns)
-        print(show(documents, tokenizer, config.task.config, width=width, **which))
+    show = config.show
+    task = config.task.build(corpus=config.dataset.build(), seed=show.seed)
+    shown = task.show(
+        show.split,
+        page=None if show.html is None else f"ftk-data show {' '.join(argv)}",
+        width=show.width or max(60, shutil.get_terminal_size((100, 24)).columns),
+        num_samples=show.num_samples,
+        index=show.index,
+        draw=show.draw,
+        seed=show.seed,
+        packed=show.packed,
+    )
+    if show.html is None:
+        print(shown)
         return 0
-    samples = list(samples_to_show(documents, tokenizer, config.task.config, **which))
-    page = show_html(samples, tokenizer, f"ftk-data show {' '.join(argv)}")
     try:
-        write_whole(config.show.html, page)
+        write_whole(show.html, shown)
     except OSError as error:
-        raise UserError(f"--html {config.show.html}: {reason(error)}") from error
-    print(f"{config.show.html}: {counted(len(samples), 'sample')}")
+        raise UserError(f"--html {show.html}: {reason(error)}") from error
+    print(f"wrote {show.html}")
     return 0
 
 
-SHOW_DESCRIPTION = """Shows documents and the samples made of them: blanks, answers, positions, mask.
+SHOW_DESCRIPTION = """Shows documents and the samples that a task makes of them.
 Example: ftk-data show data-bin --split valid --index 3 --task glm_blank --seq-length 64 --html samples.html"""
 
 COMMANDS: dict[str, tuple[str, Body]] = {

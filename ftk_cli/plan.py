@@ -51,7 +51,7 @@ class PlanRoot:
     model: Chosen = slot(
         MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model", short="-a"
     )
-    optimizer: Chosen = slot(OPTIMIZERS, flag="--optimizer", default="adamw", help="optimizer")
+    optimizer: Chosen = slot(OPTIMIZERS, flag="--optimizer", default="adamw", help="optimizer, or torch.optim.CLASS")
     work: WorkConfig = section("update")
     cluster: ClusterConfig = section("cluster")
     limits: LimitsConfig = section("what is looked at")

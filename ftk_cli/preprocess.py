@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftk.builtins import DEFAULT_SPECIAL_TOKENS
 from ftk.config import Chosen, compose, section, slot
 from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.errors import UserError
-from ftk.registry import TOKENIZERS
+from ftk.registry import SPECIAL_TOKENS, TOKENIZERS
 from ftk_cli.frame import run
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ class PreprocessConfig:
     output: OutputConfig = section("output")
     training: TrainingConfig = section("training a SentencePiece model")
     tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", default="sentencepiece")
+    special_tokens: Chosen = slot(
+        SPECIAL_TOKENS, flag="--special-tokens", default=DEFAULT_SPECIAL_TOKENS, help="tokens around the text"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,8 +54,9 @@ def body(argv: list[str]) -> int:
 
     def make_tokenizer(trained: Path | None) -> Tokenizer:
         if trained is None:
-            return chosen.build()
-        return dataclasses.replace(chosen, config=dataclasses.replace(chosen.config, path=str(trained))).build()
+            return chosen.build(special_tokens=config.special_tokens)
+        trained_one = dataclasses.replace(chosen, config=dataclasses.replace(chosen.config, path=str(trained)))
+        return trained_one.build(special_tokens=config.special_tokens)
 
     print(preprocess(config.input, config.output, make_tokenizer, training if train else None, config.documents))
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN = ("ftk/models/glm/", "ftk/tasks/glm_blank/", "ftk/builtins.py")
-WORDS = re.compile(r"\bglm|\bblanks?\b(?![ -]lines?)|\bsop\b|\beop\b|block_position|gmask|smask", re.IGNORECASE)
+WORDS = re.compile(r"\bglm|\bblanks?\b(?![ -]lines?)|\bsop\b|\beop\b|block_position|(?<!si)gmask|smask", re.IGNORECASE)
 STILL = Path(__file__).with_name("tenants.json")
 """Files that name GLM or a blank today, and in how many lines. Entries go down, then away; none is added."""
 

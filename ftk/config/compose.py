@@ -57,7 +57,7 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
 def read_config_file(root: type, path: str, user_dir: str | None = None) -> Tree:
     """The tree of a YAML file: a run's config.yaml, or a recipe with a Hydra `defaults` list.
 
-    A bare name such as `glm_large` means a recipe that comes with ftk. The plugin that the file names as
+    A bare name without an ending means a recipe that comes with ftk. The plugin that the file names as
     `common.user_dir` is not imported: the file may come from anybody.
 
     Args:

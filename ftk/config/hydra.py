@@ -1,9 +1,9 @@
 """The same configuration tree for Hydra: ConfigStore groups made from the dataclasses, and recipe files.
 
-Groups are the slots (`task=glm_blank`, `model=glm_large`, `optimizer=adamw`); `base` holds the plain sections.
+Groups are the slots (`task=NAME`, `model=ARCH`, `optimizer=adamw`); `base` holds the plain sections.
 A recipe (configs/*.yaml) lists what it is made of and then what differs:
 
-    defaults: [base, {task: glm_blank}, {model: glm_large}, {optimizer: adamw}, _self_]
+    defaults: [base, {task: NAME}, {model: ARCH}, {optimizer: adamw}, _self_]
     training: {max_update: 200000}
 """
 

@@ -3,7 +3,7 @@
     @dataclass(kw_only=True)
     class TrainConfig:
         common: CommonConfig = section("common")
-        task: Chosen = slot(TASKS, flag="--task", default="glm_blank")
+        task: Chosen = slot(TASKS, flag="--task")
         model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES)
 
 As a plain tree (YAML, Hydra) a section is a mapping, a slot is a mapping with the part's name under `_name`,

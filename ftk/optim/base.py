@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from ftk.optim.options import Checked, option
+
 
 @dataclass(kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """Options of every optimizer."""
 
-    lr: float = field(default=1e-4, metadata={"help": "peak learning rate; the schedule scales it"})
-    weight_decay: float = field(
-        default=0.1, metadata={"help": "decoupled weight decay; biases and norms are never decayed"}
-    )
+    lr: float = option(1e-4, "peak learning rate; the schedule scales it", "[0, inf)")
+    weight_decay: float = option(0.1, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
 
     @property
     def state_bytes(self) -> float:
         """About what the optimizer keeps of a parameter beside its weight and gradient: here two moments in fp32."""
         return 8.0
 
-    def validate(self) -> Iterator[str]:
-        yield from not_negative(self, "lr", "weight_decay")
+
+def two_betas(first: float, second: float) -> Any:
+    """The option of Adam and its kin."""
+    text = "decay rates of the running means of gradient and squared gradient"
+    return option([first, second], text, "[0, 1)", count=2)
 
 
-def not_negative(config: OptimizerConfig, *names: str) -> Iterator[str]:
-    """A message for each of the named options that is below 0 or no number."""
-    for name in names:
-        if not getattr(config, name) >= 0.0:
-            yield f"{name} is {getattr(config, name)}; it must be 0 or more"
-
-
-def two_betas(betas: Sequence[float]) -> Iterator[str]:
-    """A message unless the option `betas` is two decay rates."""
-    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
-        yield f"betas is {betas}; it must be two numbers in [0, 1)"
+def defaults_of(config: Any) -> dict[str, Any]:
+    """Options as a `torch.optim.Optimizer` keeps them: lists as tuples."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def step_unless(optimizer: torch.optim.Optimizer, skip: torch.Tensor) -> None:
@@ -67,7 +65,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float, own: Mapping[str, float]
     Args:
         optimizer: its groups may have `lr_scale`, a factor, and `schedule`, the name of a schedule of their own.
         lr: the rate of groups without a schedule of their own.
-        own: rates of the groups that have one, by its name (see `ftk.optim.group_schedules`).
+        own: rates of the groups that have one, by its name (see `ftk.optim.schedules.GroupSchedules`).
     """
     for group in optimizer.param_groups:
         rate = own[group["schedule"]] if own and group.get("schedule") else lr

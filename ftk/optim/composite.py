@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from ftk.config import Chosen
 from ftk.config.choice import choice
 from ftk.errors import UserError
 from ftk.optim.base import OptimizerConfig, set_lr
-from ftk.optim.joined import JoinedOptimizer
-from ftk.optim.patterns import matches, paths
+from ftk.optim.joined import JoinedOptimizer, routed
+from ftk.optim.patterns import examples, matches
 from ftk.optim.schedules import LRScheduler
 from ftk.registry import LR_SCHEDULERS, OPTIMIZERS, Entry, register_optimizer
 
@@ -107,35 +106,34 @@ class Composite(JoinedOptimizer):
         self, config: CompositeConfig, param_groups: list[dict[str, Any]], all_names: Sequence[str] | None = None
     ) -> None:
         self.rules = [parse_rule(text, config) for text in config.groups]
-        if all_names is None:
-            all_names = [name for group in param_groups for name in group["names"]]
-        _check_rules(self.rules, all_names)
-        parts = _distribute(self.rules, param_groups, config)
-        optimizers: list[torch.optim.Optimizer] = [
-            rule.optimizer.build(param_groups=part) for rule, part in zip(self.rules, parts, strict=True) if part
-        ]
-        super().__init__(optimizers)
-        set_lr(self, config.lr, {rule.patterns: self._peak(rule, config.lr) for rule in self.rules})
+        _check_rules(self.rules, all_names or [name for group in param_groups for name in group["names"]])
         self._lr = config.lr
+
+        def member_of(_: torch.Tensor, name: str) -> int:
+            return next(place for place, rule in enumerate(self.rules) if rule.takes(name))
+
+        optimizers: list[torch.optim.Optimizer] = []
+        for rule, groups in zip(self.rules, routed(param_groups, len(self.rules), member_of), strict=True):
+            if groups:
+                own = [{**group, **_rates(rule, group, config)} for group in groups]
+                optimizers.append(rule.optimizer.build(param_groups=own))
+        super().__init__(optimizers)
+        set_lr(self, config.lr, {rule.patterns: self._peak(rule) for rule in self.rules})
 
     def schedules(self, total_updates: int | None) -> dict[str, LRScheduler]:
         """The schedules that groups have of their own, by the name that the groups know them by.
-
-        Args:
-            total_updates: length of the run where it is known.
 
         Raises:
             UserError: a schedule needs the length of the run, and there is none.
         """
         return {
-            rule.patterns: rule.schedule.build(base_lr=self._peak(rule, self._lr), total_updates=total_updates)
+            rule.patterns: rule.schedule.build(base_lr=self._peak(rule), total_updates=total_updates)
             for rule in self.rules
             if rule.schedule is not None
         }
 
-    @staticmethod
-    def _peak(rule: Rule, lr: float) -> float:
-        return lr if rule.lr is None else rule.lr
+    def _peak(self, rule: Rule) -> float:
+        return self._lr if rule.lr is None else rule.lr
 
 
 def parse_rule(text: str, config: CompositeConfig) -> Rule:
@@ -159,40 +157,20 @@ def parse_rule(text: str, config: CompositeConfig) -> Rule:
     entry = OPTIMIZERS.get(name)
     if entry.name == "composite":
         raise UserError("composite cannot be part of itself; give all groups to the one that there is")
-    options = _options(entry)
-    scheduler, of_optimizer, of_schedule = _sort(pairs, options)
-    preset = {key: value for key, value in (("lr", config.lr), ("weight_decay", config.weight_decay)) if key in options}
-    optimizer = choice(shlex.join([name, *of_optimizer]), OPTIMIZERS, name, preset)
+    scheduler = next((pair.partition("=")[2] for pair in pairs if _key(pair) == "lr_scheduler"), None)
+    of_schedule = _options(LR_SCHEDULERS.get(scheduler)) if scheduler is not None else set()
+    options, given = _options(entry), [_key(pair) for pair in pairs]
+    if both := [key for key in given if key in of_schedule and key in options]:
+        raise UserError(f"{both[0]} is an option of the optimizer and of the schedule; leave it out")
+    preset: dict[str, Any] = {key: getattr(config, key) for key in ("lr", "weight_decay") if key in options}
+    own = [pair for pair in pairs if _key(pair) not in of_schedule | {"lr_scheduler"}]
+    optimizer = choice(shlex.join([name, *own]), OPTIMIZERS, name, preset)
     schedule = None
     if scheduler is not None:
-        schedule = choice(shlex.join([scheduler, *of_schedule]), LR_SCHEDULERS, scheduler)
-    given = {_key(pair) for pair in of_optimizer}
-    return Rule(
-        patterns=patterns,
-        optimizer=optimizer,
-        lr=optimizer.config.lr if "lr" in given else None,
-        weight_decay=optimizer.config.weight_decay if "weight_decay" in given else None,
-        schedule=schedule,
-    )
-
-
-def _sort(pairs: list[str], options: set[str]) -> tuple[str | None, list[str], list[str]]:
-    """(name of the schedule, pairs for the optimizer, pairs for the schedule) of a group's `option=value` pairs.
-
-    Raises:
-        UserError: an unknown schedule, or an option that both have.
-    """
-    scheduler = next((pair.partition("=")[2] for pair in pairs if _key(pair) == "lr_scheduler"), None)
-    known = _options(LR_SCHEDULERS.get(scheduler)) if scheduler is not None else set()
-    of_optimizer: list[str] = []
-    of_schedule: list[str] = []
-    for pair in pairs:
-        key = _key(pair)
-        if key in known and key in options:
-            raise UserError(f"{key} is an option of the optimizer and of the schedule; leave it out")
-        if key != "lr_scheduler":
-            (of_schedule if key in known else of_optimizer).append(pair)
-    return scheduler, of_optimizer, of_schedule
+        own = [scheduler, *(pair for pair in pairs if _key(pair) in of_schedule)]
+        schedule = choice(shlex.join(own), LR_SCHEDULERS, scheduler)
+    lr, weight_decay = (getattr(optimizer.config, key) if key in given else None for key in ("lr", "weight_decay"))
+    return Rule(patterns, optimizer, lr, weight_decay, schedule)
 
 
 def _key(pair: str) -> str:
@@ -205,32 +183,18 @@ def _options(entry: Entry) -> set[str]:
 
 def _check_rules(rules: list[Rule], names: Sequence[str]) -> None:
     """See that every rule takes a parameter, and every parameter is taken."""
-    takers = {name: next((rule for rule in rules if rule.takes(name)), None) for name in names}
-    used = set(map(id, takers.values()))
-    for rule in rules:
-        if id(rule) not in used:
-            raise UserError(_takes_nothing(rule, list(names)))
+    takers = {name: next((place for place, rule in enumerate(rules) if rule.takes(name)), None) for name in names}
+    for place, rule in enumerate(rules):
+        if place in takers.values():
+            continue
+        if any(rule.takes(name) for name in names):
+            reason = "groups before it take all that it matches; put it further to the front"
+            raise UserError(f"--groups {rule.patterns!r}: {reason}")
+        raise UserError(f"--groups {rule.patterns!r} matches no trained parameter; {examples(rule.patterns, names)}")
     left = [name for name, taker in takers.items() if taker is None]
     if left:
         shown = ", ".join(left[:_NAMES_SHOWN]) + (f" and {len(left) - _NAMES_SHOWN} more" * (len(left) > _NAMES_SHOWN))
         raise UserError(f"--groups: no group takes {shown}; add one for the rest at the end, such as '* = adamw'")
-
-
-def _distribute(
-    rules: list[Rule], param_groups: list[dict[str, Any]], config: CompositeConfig
-) -> list[list[dict[str, Any]]]:
-    """For each rule the groups that its optimizer gets: of one weight decay and one `lr_scale` each."""
-    parts: list[list[dict[str, Any]]] = [[] for _ in rules]
-    for group in param_groups:
-        taken: list[tuple[list[torch.nn.Parameter], list[str]]] = [([], []) for _ in rules]
-        for parameter, name in zip(group["params"], group["names"], strict=True):
-            place = next(place for place, rule in enumerate(rules) if rule.takes(name))
-            taken[place][0].append(parameter)
-            taken[place][1].append(name)
-        for part, rule, (parameters, names) in zip(parts, rules, taken, strict=True):
-            if parameters:
-                part.append({**group, "params": parameters, "names": names, **_rates(rule, group, config)})
-    return parts
 
 
 def _rates(rule: Rule, group: dict[str, Any], config: CompositeConfig) -> dict[str, Any]:
@@ -243,11 +207,3 @@ def _rates(rule: Rule, group: dict[str, Any], config: CompositeConfig) -> dict[s
     elif rule.lr is not None and rule.lr != config.lr:
         changes["lr_scale"] = group.get("lr_scale", 1.0) * rule.lr / config.lr
     return changes
-
-
-def _takes_nothing(rule: Rule, names: list[str]) -> str:
-    if any(rule.takes(name) for name in names):
-        return f"--groups {rule.patterns!r}: groups before it take all that it matches; put it further to the front"
-    known = dict.fromkeys(path for name in names for path in paths(name))
-    close = difflib.get_close_matches(rule.patterns.strip("*."), known, n=3, cutoff=0.5) or list(known)[:3]
-    return f"--groups {rule.patterns!r} matches no trained parameter; there are for example {', '.join(close)}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.shards import canonical_name, fused_parameters, local, locals_of, with_fused
-from ftk.optim.ema_config import EMAConfig
+from ftk.optim.config import EMAConfig
 
 
 class EMA:

@@ -1,23 +1,47 @@
-"""What the optimizers written here share: multi-tensor updates in chunks, which the device can skip."""
+"""Optimizers that torch lacks: Lion, LAMB, and an Adafactor whose parameters can be sharded.
+
+Their updates are multi-tensor operations on chunks of parameters, which the device can skip.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ftk.model_parallel.shards import local, locals_of
+from ftk.model_parallel.norms import norms
+from ftk.model_parallel.shards import is_distributed, local, locals_of, sum_over_dimension
+from ftk.optim.base import OptimizerConfig, defaults_of, two_betas
+from ftk.optim.options import option
+from ftk.registry import register_optimizer
 
-# Temporaries of an update are as large as what is updated at once, so many elements. On a CPU they had better stay
+# Temporaries of an update are as large as what is updated at once: this many elements. On a CPU they had better stay
 # in the cache (LAMB's step of 10 M parameters: 65 ms, against 155 in chunks of 1 << 24); elsewhere few launches count.
 _CHUNK_ELEMENTS = {"cpu": 1 << 20}
 _CHUNK_ELEMENTS_ELSEWHERE = 1 << 24
 
 State = dict[str, Tensor]
+
+
+class Chunk(NamedTuple):
+    """Parameters that are updated at once, as lists of one length, none empty.
+
+    Of what is shared out over processes (DTensors) the first three hold this process's parts, plain tensors.
+    """
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    states: list[State]
+    wholes: list[Any]  # the parameters themselves, for what depends on more than one element
+
+    def entries(self, name: str) -> list[Tensor]:
+        """One entry of each state."""
+        return [state[name] for state in self.states]
 
 
 class ForeachOptimizer(torch.optim.Optimizer, ABC):
@@ -28,38 +52,23 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
     the device: parameters and state are bit for bit what they were, whatever the gradients held.
 
     Args:
+        config: the options of groups that have none of their own.
         param_groups: as from `ftk.optim.parameter_groups`; a group's own options win.
-        defaults: the options of groups that have none of their own.
     """
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, param_groups: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
+    def __init__(self, config: OptimizerConfig, param_groups: list[dict[str, Any]]) -> None:
         # "capturable" is torch's word for a step count that lives on the device; checkpoints place it by that.
-        super().__init__(param_groups, {**defaults, "capturable": True})
+        super().__init__(param_groups, {**defaults_of(config), "capturable": True})
 
     @abstractmethod
     def new_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
         """The state of a parameter before its first update; the same entries for each parameter of one shape."""
 
     @abstractmethod
-    def update(
-        self,
-        group: dict[str, Any],
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        states: list[State],
-        wholes: list[Any],
-    ) -> None:
-        """Change parameters and their states in place.
-
-        Args:
-            group: the options.
-            parameters, gradients, states: parallel lists, none empty; of what is shared out over processes (DTensors)
-                this process's parts, plain tensors.
-            wholes: the parameters themselves, for what depends on more than one element
-                (`ftk.model_parallel.shards`).
-        """
+    def update(self, group: dict[str, Any], chunk: Chunk) -> None:
+        """Change parameters and their states in place, with the options of their group."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -87,15 +96,15 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter] = self.new_state(parameter, group)
-        own = locals_of(parameters)
         states = [{name: local(value) for name, value in self.state[parameter].items()} for parameter in parameters]
         gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        chunk = Chunk(locals_of(parameters), gradients, states, parameters)
         if found_inf is None:
-            self.update(group, own, gradients, states, parameters)
+            self.update(group, chunk)
             return
-        changed = [*own, *(tensor for state in states for tensor in state.values())]
+        changed = [*chunk.parameters, *(tensor for state in states for tensor in state.values())]
         before = [tensor.clone() for tensor in changed]
-        self.update(group, own, gradients, states, parameters)
+        self.update(group, chunk)
         for tensor, old in zip(changed, before, strict=True):
             tensor.copy_(torch.where(found_inf > 0, old, tensor))
 
@@ -107,14 +116,8 @@ def unscale(param_groups: list[dict[str, Any]], grad_scale: Tensor | None) -> No
         torch._foreach_mul_(gradients, grad_scale.reciprocal())
 
 
-def bias_corrections(steps: list[Tensor], beta: float) -> list[Tensor]:
-    """1 - beta ** step for each 0-d step count, as -expm1(step * ln beta): exact in fp32 for a beta near 1 too."""
-    logarithm = math.log(beta) if beta > 0.0 else -math.inf
-    return list(torch.stack(steps).mul_(logarithm).expm1_().neg_().unbind())
-
-
 def _chunks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of parameters with at most so many elements together, or one parameter."""
+    """Runs of parameters whose elements together are within the limit, or one parameter."""
     chunk: list[Tensor] = []
     size = 0
     for parameter in parameters:
@@ -130,3 +133,187 @@ def _chunks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
 
 def _read_without_waiting(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
+
+
+@dataclass(kw_only=True)
+class LionConfig(OptimizerConfig):
+    """Options of Lion. Against AdamW take a rate 3 to 10 times smaller and a decay as much larger (sec. 5)."""
+
+    weight_decay: float = option(1.0, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
+    betas: list[float] = option(
+        [0.9, 0.99], "share of the momentum in the step's direction; decay rate of the momentum", "[0, 1)", count=2
+    )
+
+    @property
+    def state_bytes(self) -> float:
+        return 4.0
+
+
+@register_optimizer("lion", config=LionConfig)
+class Lion(ForeachOptimizer):
+    """Evolved sign momentum (Chen et al. 2023, https://arxiv.org/abs/2302.06675, algorithm 2).
+
+    c = b1 m + (1 - b1) g
+    p = p - lr (sign(c) + decay p)
+    m = b2 m + (1 - b2) g
+    """
+
+    def new_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
+        return {"momentum": torch.zeros_like(parameter)}
+
+    def update(self, group: dict[str, Any], chunk: Chunk) -> None:
+        beta1, beta2 = group["betas"]
+        momenta = chunk.entries("momentum")
+        directions = torch._foreach_lerp(momenta, chunk.gradients, 1.0 - beta1)
+        torch._foreach_sign_(directions)
+        torch._foreach_mul_(chunk.parameters, 1.0 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(chunk.parameters, directions, alpha=-group["lr"])
+        torch._foreach_lerp_(momenta, chunk.gradients, 1.0 - beta2)
+
+
+@dataclass(kw_only=True)
+class LambConfig(OptimizerConfig):
+    """Options of LAMB; betas and eps are the paper's for BERT."""
+
+    lr: float = option(2e-3, "peak learning rate; the schedule scales it", "[0, inf)")
+    weight_decay: float = option(0.01, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
+    betas: list[float] = two_betas(0.9, 0.999)
+    eps: float = option(1e-6, "added to the denominator for stability", "[0, inf)")
+    always_adapt: bool = option(
+        False, "scale the steps of parameters without weight decay (biases, norms) too, as in the paper"
+    )
+
+
+@register_optimizer("lamb", config=LambConfig)
+class Lamb(ForeachOptimizer):
+    """Layer-wise adaptive moments (You et al. 2020, https://arxiv.org/abs/1904.00962, algorithm 2).
+
+    u = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay p
+    p = p - lr |p| / |u| u          (the ratio is 1 where one of the norms is 0)
+    """
+
+    def new_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
+        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.zeros((), device=parameter.device), **moments}
+
+    def update(self, group: dict[str, Any], chunk: Chunk) -> None:
+        parameters, gradients, (beta1, beta2) = chunk.parameters, chunk.gradients, group["betas"]
+        steps, means, squares = (chunk.entries(name) for name in ("step", "exp_avg", "exp_avg_sq"))
+        torch._foreach_add_(steps, 1.0)
+        torch._foreach_lerp_(means, gradients, 1.0 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1.0 - beta2)
+
+        denominators = torch._foreach_div(squares, _bias_corrections(steps, beta2))
+        torch._foreach_sqrt_(denominators)
+        torch._foreach_add_(denominators, group["eps"])
+        directions = list(torch._foreach_div(means, _bias_corrections(steps, beta1)))
+        torch._foreach_div_(directions, denominators)
+        if group["weight_decay"] != 0.0:
+            torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
+        if group["weight_decay"] != 0.0 or group["always_adapt"]:
+            torch._foreach_mul_(directions, _trust_ratios(parameters, directions, chunk.wholes))
+        torch._foreach_add_(parameters, directions, alpha=-group["lr"])
+
+
+def _trust_ratios(parameters: list[Tensor], directions: list[Tensor], wholes: list[Any]) -> list[Tensor]:
+    """|p| / |u| for each pair, 0-d; 1 where a norm is 0."""
+    weights, steps = norms(parameters, wholes), norms(directions, wholes)
+    return list(torch.where((weights > 0.0) & (steps > 0.0), weights / steps, 1.0).unbind())
+
+
+def _bias_corrections(steps: list[Tensor], beta: float) -> list[Tensor]:
+    """1 - beta ** step for each 0-d step count, as -expm1(step * ln beta): exact in fp32 for a beta near 1 too."""
+    logarithm = math.log(beta) if beta > 0.0 else -math.inf
+    return list(torch.stack(steps).mul_(logarithm).expm1_().neg_().unbind())
+
+
+@dataclass(kw_only=True)
+class AdafactorConfig(OptimizerConfig):
+    """Options of Adafactor; with the defaults and a constant schedule it is algorithm 4 of the paper."""
+
+    lr: float = option(1e-2, "peak learning rate; relative to the weights, see below", "[0, inf)")
+    weight_decay: float = option(0.0, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
+    relative_step: bool = option(True, "the rate of update t is at most 1 / sqrt(t)")
+    scale_parameter: bool = option(True, "the rate is multiplied by the root mean square of the parameter")
+    clip_threshold: float = option(
+        1.0, "steps are scaled down to this root mean square before the rate is applied", "(0, inf)"
+    )
+    beta2_decay: float = option(
+        -0.8, "the decay rate of the second moment at update t is 1 - t ** this; below 0", "(-inf, 0)"
+    )
+    beta1: float = option(0.0, "decay rate of the running mean of the steps; 0: no such mean is kept", "[0, 1)")
+    eps: list[float] = option(
+        [1e-30, 1e-3], "added to squared gradients; floor of a parameter's root mean square", "(0, inf)", count=2
+    )
+
+    @property
+    def state_bytes(self) -> float:
+        return 4.0 if self.beta1 else 0.0  # rows and columns are next to nothing
+
+
+@register_optimizer("adafactor", config=AdafactorConfig)
+class Adafactor(ForeachOptimizer):
+    """Adaptive rates with sublinear memory (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235).
+
+    `torch.optim.Adafactor` reads the step count and every norm on the host, knows no `found_inf`, and applies
+    the first epsilon elsewhere than the paper does.
+    """
+
+    def new_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
+        state = {"step": torch.zeros((), device=parameter.device)}
+        if parameter.ndim >= 2:
+            state["row"] = torch.zeros_like(parameter[..., :1])  # [..., N, 1]
+            state["column"] = torch.zeros_like(parameter[..., :1, :])  # [..., 1, M]
+        else:
+            state["square"] = torch.zeros_like(parameter)
+        if group["beta1"] > 0.0:
+            state["exp_avg"] = torch.zeros_like(parameter)
+        return state
+
+    def update(self, group: dict[str, Any], chunk: Chunk) -> None:
+        # One parameter after another: what is temporary is then one matrix, which is why one takes Adafactor.
+        for parameter, gradient, state, whole in zip(*chunk, strict=True):
+            _update_one(group, parameter, gradient, state, whole)
+
+
+def _update_one(group: dict[str, Any], parameter: Tensor, gradient: Tensor, state: State, whole: Any) -> None:
+    """`whole` is what the parameter is a part of; means are over it."""
+    step = state["step"].add_(1.0)
+    direction = _direction(gradient, state, step.pow(group["beta2_decay"]), group["eps"][0], whole)
+    rate: Any = group["lr"]
+    if group["relative_step"]:
+        rate = step.rsqrt().clamp(max=rate)
+    decay = rate * group["weight_decay"]
+    if group["scale_parameter"]:
+        rate = rate * _root_mean_square(parameter, whole).clamp(min=group["eps"][1])
+    # The clipped direction times the rate, in one pass.
+    direction *= rate / (_root_mean_square(direction, whole) / group["clip_threshold"]).clamp(min=1.0)
+    if group["beta1"] > 0.0:
+        direction = state["exp_avg"].lerp_(direction, 1.0 - group["beta1"])
+    if group["weight_decay"] != 0.0:
+        parameter.mul_(1.0 - decay)
+    parameter.sub_(direction)
+
+
+def _direction(gradient: Tensor, state: State, weight: Tensor, eps: float, whole: Any) -> Tensor:
+    """The gradient over the root of its second moment, which takes in the new square with `weight`, 0-d."""
+    if "square" in state:
+        return gradient * state["square"].lerp_(gradient.square().add_(eps), weight).rsqrt()
+    row = state["row"].lerp_(_mean_square(gradient, -1, whole).add_(eps), weight)
+    column = state["column"].lerp_(_mean_square(gradient, -2, whole).add_(eps), weight)
+    # Algorithm 4 has R C / sum(R) of sums; with means it is R C / mean(R).
+    mean = row.mean(-2, keepdim=True)
+    if is_distributed(whole):
+        mean = sum_over_dimension(row.sum(-2, keepdim=True), whole, -2) / whole.shape[-2]
+    return (gradient * (row / mean).rsqrt_()).mul_(column.rsqrt())
+
+
+def _mean_square(tensor: Tensor, dim: int, whole: Any) -> Tensor:
+    """Over one dimension, which stays as one of size 1. By norms, so that no squares as large as `tensor` are made."""
+    squares = torch.linalg.vector_norm(tensor, dim=dim, keepdim=True).square_()
+    return sum_over_dimension(squares, whole, dim).div_(whole.shape[dim])
+
+
+def _root_mean_square(tensor: Tensor, whole: Any) -> Tensor:
+    return norms([tensor], [whole])[0] / math.sqrt(whole.numel())

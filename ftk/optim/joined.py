@@ -65,3 +65,25 @@ class JoinedOptimizer(torch.optim.Optimizer):
             if isinstance(member, JoinedOptimizer):
                 member._share()
             start = end
+
+
+def routed(
+    param_groups: list[dict[str, Any]], num_members: int, member_of: Callable[[Tensor, str], int]
+) -> list[list[dict[str, Any]]]:
+    """For each member of a joined optimizer the groups of the parameters that are its own.
+
+    Args:
+        param_groups: as from `ftk.optim.parameter_groups`; without "names" all names are "".
+        num_members: how many there are.
+        member_of: the place of the member that updates a parameter, by the parameter and its name.
+    """
+    parts: list[list[dict[str, Any]]] = [[] for _ in range(num_members)]
+    for group in param_groups:
+        parameters = list(group["params"])
+        lists = {"params": parameters, "names": group.get("names", [""] * len(parameters))}
+        members = [member_of(*pair) for pair in zip(*lists.values(), strict=True)]
+        for place, part in enumerate(parts):
+            if place in members:
+                own = {key: [v for v, m in zip(lists[key], members, strict=True) if m == place] for key in lists}
+                part.append({**group, **{key: values for key, values in own.items() if key in group}})
+    return parts

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.model_parallel.shards import local
-from ftk.optim.loss_scale_config import LossScaleConfig
+from ftk.optim.config import LossScaleConfig
 
 _CEILING = 2.0**64  # beyond it the scale itself would overflow float32, and could not come back
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ftk.model_parallel.shards import own_part, whole
-from ftk.optim.adamw import AdamW, AdamWConfig
 from ftk.optim.base import set_lr
-from ftk.optim.foreach import ForeachOptimizer, State
-from ftk.optim.joined import JoinedOptimizer
+from ftk.optim.foreach import Chunk, ForeachOptimizer, State
+from ftk.optim.joined import JoinedOptimizer, routed
+from ftk.optim.options import option
 from ftk.optim.patterns import matches
+from ftk.optim.torch_optim import AdamW, AdamWConfig
 from ftk.registry import register_optimizer
 
 # Jordan's: the slope at 0 is as steep as it gets while singular values end up between 0.7 and 1.2.
@@ -26,37 +26,24 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 class MuonConfig(AdamWConfig):
     """Options of Muon; betas and eps are those of its AdamW."""
 
-    lr: float = field(
-        default=1e-3, metadata={"help": "peak learning rate of the hidden matrices; the schedule scales it"}
+    lr: float = option(1e-3, "peak learning rate of the hidden matrices; the schedule scales it", "[0, inf)")
+    momentum: float = option(0.95, "decay rate of the mean of gradients, in [0, 1)", "[0, 1)")
+    nesterov: bool = option(True, "look one step ahead, as Nesterov's momentum does")
+    ns_steps: int = option(
+        5, "Newton-Schulz iterations that make a step orthogonal", "[1, inf)", max=100, unit="iterations"
     )
-    momentum: float = field(default=0.95, metadata={"help": "decay rate of the mean of gradients, in [0, 1)"})
-    nesterov: bool = field(default=True, metadata={"help": "look one step ahead, as Nesterov's momentum does"})
-    ns_steps: int = field(
-        default=5,
-        metadata={"max": 100, "help": "Newton-Schulz iterations that make a step orthogonal", "unit": "iterations"},
+    muon_scale: str = option(
+        "match_rms_adamw",
+        "size of a step of an N x M matrix: 0.2 sqrt(max(N, M)), as large as AdamW's, so that rates and "
+        "decays for AdamW are good here; or sqrt(max(1, N / M)), for which rates are about 0.02",
+        choices=("match_rms_adamw", "original"),
     )
-    muon_scale: str = field(
-        default="match_rms_adamw",
-        metadata={
-            "help": "size of a step of an N x M matrix: 0.2 sqrt(max(N, M)), as large as AdamW's, so that rates and "
-            "decays for AdamW are good here; or sqrt(max(1, N / M)), for which rates are about 0.02",
-            "choices": ("match_rms_adamw", "original"),
-        },
+    adamw_params: list[str] = option(
+        ["*embed*", "*lm_head*", "*output_projection*"],
+        "matrices that AdamW updates, by name or by module; shell patterns",
+        metavar="PATTERNS",
     )
-    adamw_params: list[str] = field(
-        default_factory=lambda: ["*embed*", "*lm_head*", "*output_projection*"],
-        metadata={"help": "matrices that AdamW updates, by name or by module; shell patterns", "metavar": "PATTERNS"},
-    )
-    adamw_lr_ratio: float = field(default=1.0, metadata={"help": "the rate of the AdamW part as a multiple of --lr"})
-
-    def validate(self) -> Iterator[str]:
-        yield from super().validate()
-        if not 0.0 <= self.momentum < 1.0:
-            yield f"momentum is {self.momentum}; it must be in [0, 1)"
-        if self.ns_steps < 1:
-            yield f"ns_steps is {self.ns_steps}; it must be 1 or more"
-        if not self.adamw_lr_ratio > 0.0:
-            yield f"adamw_lr_ratio is {self.adamw_lr_ratio}; it must be above 0"
+    adamw_lr_ratio: float = option(1.0, "the rate of the AdamW part as a multiple of --lr", "(0, inf)")
 
 
 @register_optimizer("muon", config=MuonConfig)
@@ -73,33 +60,16 @@ class Muon(JoinedOptimizer):
     """
 
     def __init__(self, config: MuonConfig, param_groups: list[dict[str, Any]]) -> None:
-        hidden, rest = [], []
-        for group in param_groups:
-            parameters = list(group["params"])
-            names = group.get("names", [""] * len(parameters))
-            chosen = [
-                parameter.ndim == 2 and not any(matches(name, pattern) for pattern in config.adamw_params)
-                for parameter, name in zip(parameters, names, strict=True)
-            ]
-            scale = group.get("lr_scale", 1.0)
-            hidden.append(_part(group, chosen, scale))
-            rest.append(_part(group, [not is_hidden for is_hidden in chosen], scale * config.adamw_lr_ratio))
-        optimizers: list[torch.optim.Optimizer] = []
-        if hidden := [group for group in hidden if group["params"]]:
-            optimizers.append(NewtonSchulz(config, hidden))
-        if rest := [group for group in rest if group["params"]]:
-            optimizers.append(AdamW(config, rest))
-        super().__init__(optimizers)
+        def member_of(parameter: Tensor, name: str) -> int:
+            return int(parameter.ndim != 2 or any(matches(name, pattern) for pattern in config.adamw_params))
+
+        hidden, rest = routed(param_groups, 2, member_of)
+        for group in rest:
+            group["lr_scale"] = group.get("lr_scale", 1.0) * config.adamw_lr_ratio
+        adamw = AdamWConfig(lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps)
+        members = ((NewtonSchulz, config, hidden), (AdamW, adamw, rest))
+        super().__init__([kind(options, groups) for kind, options, groups in members if groups])
         set_lr(self, config.lr)
-
-
-def _part(group: dict[str, Any], chosen: list[bool], lr_scale: float) -> dict[str, Any]:
-    """A group of the chosen parameters alone."""
-    part = {**group, "lr_scale": lr_scale}
-    for key in ("params", "names"):
-        if key in group:
-            part[key] = [value for value, take in zip(group[key], chosen, strict=True) if take]
-    return part
 
 
 class NewtonSchulz(ForeachOptimizer):
@@ -109,36 +79,16 @@ class NewtonSchulz(ForeachOptimizer):
         u = momentum m + (1 - momentum) g, or m without nesterov
         p = p - lr (scale orthogonal(u) + decay p)
 
-    Equal to `torch.optim.Muon`, which knows no `found_inf`; matrices of one shape are multiplied in one call.
-
-    Args:
-        config: learning rate and the rest.
-        param_groups: of matrices.
+    Equal to `torch.optim.Muon`, which multiplies sharded matrices in parts: with more collectives and, in bf16, results
+    that are several times as far from those of one process. Here matrices of one shape are multiplied in one call.
     """
-
-    def __init__(self, config: MuonConfig, param_groups: list[dict[str, Any]]) -> None:
-        defaults = {
-            "lr": config.lr,
-            "weight_decay": config.weight_decay,
-            "momentum": config.momentum,
-            "nesterov": config.nesterov,
-            "ns_steps": config.ns_steps,
-            "muon_scale": config.muon_scale,
-        }
-        super().__init__(param_groups, defaults)
 
     def new_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
         return {"momentum_buffer": torch.zeros_like(parameter)}
 
-    def update(
-        self,
-        group: dict[str, Any],
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        states: list[State],
-        wholes: list[Any],
-    ) -> None:
-        buffers = [state["momentum_buffer"] for state in states]
+    def update(self, group: dict[str, Any], chunk: Chunk) -> None:
+        parameters, gradients, wholes = chunk.parameters, chunk.gradients, chunk.wholes
+        buffers = chunk.entries("momentum_buffer")
         torch._foreach_lerp_(buffers, gradients, 1.0 - group["momentum"])
         steps = torch._foreach_lerp(gradients, buffers, group["momentum"]) if group["nesterov"] else buffers
         torch._foreach_mul_(parameters, 1.0 - group["lr"] * group["weight_decay"])

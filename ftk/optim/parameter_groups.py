@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,8 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.shards import canonical_name, local
-from ftk.optim.parameters_config import ParametersConfig, split_rule
-from ftk.optim.patterns import matches, paths
+from ftk.optim.config import ParametersConfig, split_rule
+from ftk.optim.patterns import examples, matches
 
 Names = dict[nn.Parameter, list[str]]  # all names of each parameter, the first one first
 
@@ -41,9 +40,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Split a model's trainable parameters into groups of one weight decay and one share of the learning rate.
 
-    Biases and the weights of norms, that is every parameter of at most one dimension, are not decayed, as
-    in the original GLM; embeddings are, unless `decay_embeddings` is off. A parameter that is used twice (the
-    tied embedding) appears once.
+    Biases and the weights of norms, that is every parameter of at most one dimension, are not decayed; embeddings
+    are, unless `decay_embeddings` is off. A parameter that is used twice (the tied embedding) appears once.
 
     With `layer_lr_decay` d and L blocks, what is above the blocks learns at the scheduled rate, block i (from 0)
     at d ** (L - i) of it and the embeddings at d ** (L + 1) (Clark et al. 2020, https://arxiv.org/abs/2003.10555).
@@ -228,7 +226,6 @@ def _matching(names: Names, pattern: str, flag: str) -> list[nn.Parameter]:
     """
     found = [parameter for parameter, own in names.items() if any(matches(name, pattern) for name in own)]
     if not found:
-        known = dict.fromkeys(path for own in names.values() for name in own for path in paths(name))
-        close = difflib.get_close_matches(pattern.strip("*."), known, n=3, cutoff=0.5) or list(known)[:3]
-        raise UserError(f"{flag} {pattern!r} matches no parameter; there are for example {', '.join(close)}")
+        known = (name for own in names.values() for name in own)
+        raise UserError(f"{flag} {pattern!r} matches no parameter; {examples(pattern, known)}")
     return found

@@ -84,6 +84,21 @@ class Task(ABC):
         """The model, its initial weights drawn from torch's current seed."""
         return chosen.build()
 
+    def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
+        """What `ftk-data show` shows of a split: documents and the samples made of them.
+
+        Args:
+            split: its name.
+            page: where a page of HTML is said to come from; None: text is wanted.
+            width: columns of the text.
+            num_samples: how many; None: as many as are usual.
+            **which: `index`, `draw`, `seed` and `packed` of that command.
+
+        Raises:
+            UserError: the task has no picture of its samples.
+        """
+        raise UserError(f"--task: {type(self).__name__} has no picture of its samples")
+
     def hooks(self) -> Sequence[Any]:
         """Hooks (`ftk.trainer.hooks.Hook`) that this task adds to the training loop."""
         return ()

@@ -1,4 +1,4 @@
-"""Text to ids and back: three tokenizers with GLM's command tokens, and how to build, save and load them.
+"""Text to ids and back: tokenizers, special tokens around them, and how to build, save and load them.
 
 Importing this package imports neither sentencepiece nor tokenizers nor torch; a library is imported by the
 module that registers the tokenizer that is asked for.
@@ -6,10 +6,10 @@ module that registers the tokenizer that is asked for.
 
 from __future__ import annotations
 
-from ftk.tokenizers.base import SpecialTokens, Tokenizer, TokenizerConfig
+from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.build import build_tokenizer, load_tokenizer
-from ftk.tokenizers.command_tokens import CommandToken
 from ftk.tokenizers.files import find_description
+from ftk.tokenizers.special_tokens import CommandToken, SpecialTokens
 from ftk.tokenizers.train_sentencepiece import train_sentencepiece
 
 __all__ = [

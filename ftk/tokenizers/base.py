@@ -13,10 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from ftk.builtins import DEFAULT_SPECIAL_TOKENS
+from ftk.config import Chosen
 from ftk.errors import UserError
 from ftk.tokenizers._texts import all_plain
-from ftk.tokenizers.command_tokens import CommandToken, CommandTokenSplitter
 from ftk.tokenizers.files import VocabularyFile, save_files
+from ftk.tokenizers.special_tokens import CommandToken, CommandTokenSplitter, SpecialTokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +29,7 @@ Rows: TypeAlias = "list[list[int]] | list[npt.NDArray[np.int32]]"
 
 @dataclass(kw_only=True)
 class TokenizerConfig:
-    """Options that every tokenizer has: where its vocabulary is, and which command tokens it gets."""
+    """Options that every tokenizer has: where its vocabulary is."""
 
     path: str = field(
         metadata={
@@ -36,56 +38,6 @@ class TokenizerConfig:
             "flag": "--tokenizer-path",
         }
     )
-    block_symbols: bool = field(
-        default=True, metadata={"help": "add <|startofpiece|> and <|endofpiece|>, which frame an answer"}
-    )
-    task_mask: bool = field(
-        default=True, metadata={"help": "add [gMASK] and [sMASK], the blanks of documents and sentences"}
-    )
-    decoder_mask: bool = field(default=False, metadata={"help": "add [dBLOCK], which hides words inside answers"})
-
-    def enabled(self) -> list[str]:
-        """Which groups of command tokens exist: task_mask and decoder_mask come only with block_symbols."""
-        if not self.block_symbols:
-            return []
-        return ["block_symbols", *(name for name in ("task_mask", "decoder_mask") if getattr(self, name))]
-
-
-@dataclass(frozen=True)
-class SpecialTokens:
-    """Ids of the command tokens by their role; None where the layout has no such token.
-
-    `sentinels` holds a (mask, sop) pair per blank number, for tokenizers built with sentinel tokens.
-    """
-
-    pad: int | None = None
-    eos: int | None = None
-    cls: int | None = None
-    mask: int | None = None
-    smask: int | None = None
-    gmask: int | None = None
-    sop: int | None = None
-    eop: int | None = None
-    sep: int | None = None
-    unk: int | None = None
-    dblock: int | None = None
-    sentinels: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def mask_ids(self) -> tuple[int, ...]:
-        """Ids that mark a blank: those of mask, smask and gmask that exist."""
-        return tuple(id_ for id_ in (self.mask, self.smask, self.gmask) if id_ is not None)
-
-    @classmethod
-    def of(cls, tokens: Sequence[CommandToken]) -> SpecialTokens:
-        """The roles of a list of command tokens, which carry the original's names."""
-        ids = {token.name: token.id for token in tokens}
-        roles = {"ENC": "cls", "MASK": "mask", "sMASK": "smask", "gMASK": "gmask", "dBLOCK": "dblock"}
-        same = ("pad", "eos", "sop", "eop", "sep", "unk")
-        named = {roles.get(name, name): id_ for name, id_ in ids.items() if name in roles or name in same}
-        count = next(i for i in range(len(ids) + 1) if f"MASK{i + 1}" not in ids)
-        pairs = tuple((ids[f"MASK{i}"], ids[f"sop{i}"]) for i in range(1, count + 1))
-        return cls(**named, sentinels=pairs)
 
 
 class Tokenizer(ABC):
@@ -96,6 +48,7 @@ class Tokenizer(ABC):
 
     Args:
         config: its options.
+        special_tokens: the layout that was chosen, with its options; None: the tokens are the tokenizer's own.
         files: the vocabulary files, as read.
         command_tokens: in the order of their layout; where two share an id, the later one is decoded.
         num_text_tokens: size of the text vocabulary.
@@ -108,6 +61,7 @@ class Tokenizer(ABC):
     def __init__(
         self,
         config: TokenizerConfig,
+        special_tokens: Chosen | None = None,
         *,
         files: Sequence[VocabularyFile],
         command_tokens: Sequence[CommandToken],
@@ -115,12 +69,13 @@ class Tokenizer(ABC):
         text_offset: int = 0,
     ) -> None:
         self.config = config
+        self.special_tokens = special_tokens
         self.files = tuple(files)
         self.command_tokens = tuple(command_tokens)
         self.special = SpecialTokens.of(command_tokens)
         self.num_text_tokens = num_text_tokens
         self.text_offset = text_offset
-        self.vocab_size = max(text_offset + num_text_tokens, 1 + max(token.id for token in command_tokens))
+        self.vocab_size = max(text_offset + num_text_tokens, *(1 + token.id for token in command_tokens), 0)
         self._command_texts = {token.id: token.text for token in command_tokens}
         self._splitter = CommandTokenSplitter(command_tokens)
 
@@ -201,9 +156,15 @@ class Tokenizer(ABC):
         save_files(Path(folder), self.files, described)
 
     def _options(self, only_changed: bool = False) -> dict[str, Any]:
-        fields = [f for f in dataclasses.fields(self.config) if f.name != "path"]
-        values = {f.name: getattr(self.config, f.name) for f in fields}
-        return {f.name: values[f.name] for f in fields if not only_changed or values[f.name] != f.default}
+        """Options of the tokenizer and of its layout, in one mapping, as `build_tokenizer` takes them."""
+        values: dict[str, Any] = {}
+        for config in (self.config, self.special_tokens and self.special_tokens.config):
+            for f in dataclasses.fields(config) if config is not None else ():
+                value = getattr(config, f.name)
+                if f.name != "path" and not (only_changed and value == f.default):
+                    values[f.name] = value
+        name = self.special_tokens.name if self.special_tokens is not None else DEFAULT_SPECIAL_TOKENS
+        return values if name == DEFAULT_SPECIAL_TOKENS else values | {"special_tokens": name}
 
     @abstractmethod
     def _encode_text(self, text: str) -> list[int]:

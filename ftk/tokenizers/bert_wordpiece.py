@@ -1,4 +1,4 @@
-"""BERT's WordPiece, with the command tokens of GLM-Base and GLM-Large.
+"""BERT's WordPiece.
 
 Cleaning, lower-casing and splitting at punctuation are done here, with Python's Unicode tables and its rules
 for lower case, as in the original; the `tokenizers` library's own BERT normaliser differs (it lower-cases a
@@ -9,20 +9,20 @@ words into pieces.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import tokenizers
 
+from ftk.config import Chosen
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
-from ftk.tokenizers.command_tokens import BERT_WORDPIECE, Layout, number, sentinel_rows
 from ftk.tokenizers.files import as_text, find_file, read_file
+from ftk.tokenizers.special_tokens import default_special_tokens, number
 
 _MAX_WORD_CHARACTERS = 100
-_MAX_SENTINELS = 10_000
 _CHINESE_RANGES = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
     (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
@@ -38,14 +38,6 @@ class BertWordPieceConfig(TokenizerConfig):
             "choices": ("auto", "uncased", "cased"),
         },
     )
-    sentinel_tokens: int = field(
-        default=0,
-        metadata={"max": 10**6, "help": "number of pairs [MASK1] <|startofpiece1|>, ... to add", "unit": "pairs"},
-    )
-
-    def validate(self) -> Iterator[str]:
-        if not 0 <= self.sentinel_tokens <= _MAX_SENTINELS:
-            yield f"sentinel_tokens is {self.sentinel_tokens}; it must be from 0 to {_MAX_SENTINELS}"
 
 
 @register_tokenizer("bert_wordpiece", config=BertWordPieceConfig)
@@ -60,18 +52,20 @@ class BertWordPieceTokenizer(Tokenizer):
 
     name = "bert_wordpiece"
 
-    def __init__(self, config: BertWordPieceConfig) -> None:
+    def __init__(self, config: BertWordPieceConfig, special_tokens: Chosen | None = None) -> None:
+        special_tokens = special_tokens or default_special_tokens()
         path = find_file(Path(config.path), "vocab.txt", "a WordPiece vocabulary, one token a line,")
         content, file = read_file(path)
         vocab = _parse_vocab(as_text(content, path), path)
         command_tokens, _ = number(
-            Layout(last=BERT_WORDPIECE.last + sentinel_rows(config.sentinel_tokens)),
+            special_tokens.build(tokenizer=self.name, vocab=vocab),
             num_text_tokens=len(vocab),
             vocab=vocab,
-            enabled=config.enabled(),
             where=str(path),
         )
-        super().__init__(config, files=(file,), command_tokens=command_tokens, num_text_tokens=len(vocab))
+        super().__init__(
+            config, special_tokens, files=(file,), command_tokens=command_tokens, num_text_tokens=len(vocab)
+        )
         self.lower_case = config.casing == "uncased" or (config.casing == "auto" and not _has_capitals(vocab))
         self._spellings = {id_: token for token, id_ in vocab.items()} | self._command_texts
         self._cleaning = _Cleaning()

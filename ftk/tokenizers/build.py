@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import os
 from typing import Any
 
-from ftk.config.options import MISSING, options_of
-from ftk.errors import UserError
-from ftk.registry import TOKENIZERS
+from ftk.builtins import DEFAULT_SPECIAL_TOKENS
+from ftk.config import Chosen
+from ftk.config.build import build_options
+from ftk.errors import UserError, did_you_mean
+from ftk.registry import SPECIAL_TOKENS, TOKENIZERS, Entry
 from ftk.tokenizers.base import Tokenizer
 from ftk.tokenizers.files import find_description, read_description
 
@@ -20,16 +22,23 @@ def build_tokenizer(name: str, **options: Any) -> Tokenizer:
 
     Args:
         name: "sentencepiece", "bert_wordpiece", "gpt2_bpe", or a plugin's.
-        **options: the fields of its config dataclass; `path` is the vocabulary, a file or a folder.
+        **options: the fields of its config dataclass; `path` is the vocabulary, a file or a folder. `special_tokens`
+            is the name of a layout of special tokens, whose fields are options, too.
 
     Raises:
         UserError: no such name, a wrong option, or a vocabulary that is missing or damaged.
     """
     entry = TOKENIZERS.get(name)
+    layout = SPECIAL_TOKENS.get(options.pop("special_tokens", DEFAULT_SPECIAL_TOKENS))
     if "path" in options:
         options["path"] = os.fspath(options["path"])
-    config = _configure(name, entry.config, options) if entry.config is not None else None
-    return entry.target(config)
+    own, of_layout = (_names(config) for config in (entry.config, layout.config))
+    for key in options.keys() - {*own, *of_layout}:
+        raise UserError(f"tokenizer {name} has no option {key!r}; {did_you_mean(key, [*own, *of_layout])}")
+    of_layout = [key for key in of_layout if key not in own]
+    special_tokens = _chosen("special_tokens", layout, {key: options[key] for key in of_layout if key in options})
+    tokenizer = _chosen("tokenizer", entry, {key: options[key] for key in own if key in options})
+    return tokenizer.build(special_tokens=special_tokens)
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
@@ -53,28 +62,9 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     return tokenizer
 
 
-def _configure(name: str, config_type: type, given: dict[str, Any]) -> Any:
-    options = {option.name: option for option in options_of("tokenizer", config_type)}
-    errors: list[str] = []
-    for key in given.keys() - options.keys():
-        close = difflib.get_close_matches(key, options, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(options)}"
-        errors.append(f"tokenizer {name} has no option {key!r}; {hint}")
-    values: dict[str, Any] = {}
-    for key, option in options.items():
-        if key in given:
-            try:
-                values[key] = option.convert(given[key])
-            except ValueError as error:
-                errors.append(str(error))
-            except (OverflowError, TypeError) as error:
-                errors.append(f"tokenizer {name}: {key} is {given[key]!r:.40} ({error})")
-        elif option.default is MISSING:
-            errors.append(f"tokenizer {name} needs {key}: {option.help}")
-    if errors:
-        raise UserError("\n".join(sorted(errors)))
-    config = config_type(**values)
-    errors.extend(f"tokenizer.{message}" for message in getattr(config, "validate", lambda: ())())
-    if errors:
-        raise UserError("\n".join(errors))
-    return config
+def _chosen(key: str, entry: Entry, options: dict[str, Any]) -> Chosen:
+    return Chosen(entry, build_options(key, entry.config, options) if entry.config is not None else None)
+
+
+def _names(config: type | None) -> list[str]:
+    return [field.name for field in dataclasses.fields(config)] if config is not None else []

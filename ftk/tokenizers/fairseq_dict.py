@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ftk.config import Chosen
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
-from ftk.tokenizers.command_tokens import FAIRSEQ, FAIRSEQ_WITH_MASK, number
 from ftk.tokenizers.files import as_text, read_file
+from ftk.tokenizers.special_tokens import default_special_tokens, number
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3, which stand in no dict.txt
 OVERWRITE = "#fairseq:overwrite"
@@ -44,19 +45,21 @@ class FairseqDictTokenizer(Tokenizer):
 
     name = "fairseq_dict"
 
-    def __init__(self, config: FairseqDictConfig) -> None:
+    def __init__(self, config: FairseqDictConfig, special_tokens: Chosen | None = None) -> None:
+        special_tokens = special_tokens or default_special_tokens()
         path = find_dictionary(Path(config.path))
         content, file = read_file(path)
         self.symbols, vocab = parse_dictionary(as_text(content, path), path)
         fixed = {symbol: id_ for id_, symbol in enumerate(SPECIAL_SYMBOLS)}  # even where a line overwrites one
         command_tokens, _ = number(
-            FAIRSEQ_WITH_MASK if "<mask>" in vocab else FAIRSEQ,
+            special_tokens.build(tokenizer=self.name, vocab=vocab | fixed),
             num_text_tokens=len(self.symbols),
             vocab=vocab | fixed,
-            enabled=config.enabled(),
             where=str(path),
         )
-        super().__init__(config, files=(file,), command_tokens=command_tokens, num_text_tokens=len(self.symbols))
+        super().__init__(
+            config, special_tokens, files=(file,), command_tokens=command_tokens, num_text_tokens=len(self.symbols)
+        )
         self._remove_bpe = config.remove_bpe
         self._unk = fixed["<unk>"]
         commands = {token.text for token in command_tokens}

@@ -1,38 +1,26 @@
-"""GPT-2's byte-level BPE, with the command tokens of GLM's English and RoBERTa models."""
+"""GPT-2's byte-level BPE."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from ftk.config import Chosen
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
-from ftk.tokenizers.command_tokens import GPT2_BPE, ROBERTA_BPE, number
 from ftk.tokenizers.files import as_text, read_file, the_only
+from ftk.tokenizers.special_tokens import default_special_tokens, number
 
 # Names under which a vocabulary and its merges go together, beside any common prefix ("gpt2-").
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
-_ROBERTA_TOKENS = ("<s>", "</s>", "<unk>", "<mask>")
 
 
-@dataclass(kw_only=True)
-class GPT2BPEConfig(TokenizerConfig):
-    layout: str = field(
-        default="auto",
-        metadata={
-            "help": "whose command tokens; auto: roberta if the vocabulary has <s>, </s>, <unk>, <mask>",
-            "choices": ("auto", "gpt2", "roberta"),
-        },
-    )
-
-
-@register_tokenizer("gpt2_bpe", config=GPT2BPEConfig)
+@register_tokenizer("gpt2_bpe", config=TokenizerConfig)
 class GPT2BPETokenizer(Tokenizer):
     """Byte-level BPE (Radford et al. 2019). Lossless: decoding an encoded text gives the text.
 
@@ -44,21 +32,25 @@ class GPT2BPETokenizer(Tokenizer):
 
     name = "gpt2_bpe"
 
-    def __init__(self, config: GPT2BPEConfig) -> None:
+    def __init__(self, config: TokenizerConfig, special_tokens: Chosen | None = None) -> None:
+        special_tokens = special_tokens or default_special_tokens()
         vocab_path, merges_path = _find_files(Path(config.path))
         vocab_bytes, vocab_file = read_file(vocab_path)
         merges_bytes, merges_file = read_file(merges_path)
         vocab = _parse_vocab(as_text(vocab_bytes, vocab_path), vocab_path)
         merges = _parse_merges(as_text(merges_bytes, merges_path), merges_path, vocab)
         command_tokens, _ = number(
-            ROBERTA_BPE if _is_roberta(config.layout, vocab) else GPT2_BPE,
+            special_tokens.build(tokenizer=self.name, vocab=vocab),
             num_text_tokens=len(vocab),
             vocab=vocab,
-            enabled=config.enabled(),
             where=str(vocab_path),
         )
         super().__init__(
-            config, files=(vocab_file, merges_file), command_tokens=command_tokens, num_text_tokens=len(vocab)
+            config,
+            special_tokens,
+            files=(vocab_file, merges_file),
+            command_tokens=command_tokens,
+            num_text_tokens=len(vocab),
         )
         # "<|endoftext|>" stands in the vocabulary, but it is not made an added token and no merge reaches it
         # (words are split between letters and other signs before merging): text cannot become it.
@@ -169,10 +161,6 @@ def _parse_merges(text: str, path: Path, vocab: dict[str, int]) -> list[tuple[st
             raise UserError(f"{path}:{num}: the same merge stands in line {merges[left, right]}")
         merges[left, right] = num
     return list(merges)
-
-
-def _is_roberta(layout: str, vocab: dict[str, int]) -> bool:
-    return layout == "roberta" or (layout == "auto" and all(token in vocab for token in _ROBERTA_TOKENS))
 
 
 def _repeated(values: Iterable[Any]) -> list[Any]:

@@ -1,43 +1,22 @@
-"""SentencePiece models, with the command tokens of GLM's Chinese models around any number of pieces."""
+"""SentencePiece models, with special tokens around any number of pieces."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import sentencepiece
 
+from ftk.config import Chosen
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Rows, Tokenizer, TokenizerConfig
-from ftk.tokenizers.command_tokens import (
-    SENTENCEPIECE,
-    SENTENCEPIECE_GENERIC,
-    SENTENCEPIECE_UNFIXED,
-    Layout,
-    number,
-)
 from ftk.tokenizers.files import find_file, read_file
+from ftk.tokenizers.special_tokens import default_special_tokens, number
 
 
-@dataclass(kw_only=True)
-class SentencePieceConfig(TokenizerConfig):
-    fix_command_token: bool = field(
-        default=True,
-        metadata={"help": "give [gMASK] an id of its own; GLM-10B-Chinese gives it that of <|endofpiece|>"},
-    )
-    layout: str = field(
-        default="glm",
-        metadata={
-            "help": "glm: command tokens behind the pieces; generic: <pad> ... <MASK> before them",
-            "choices": ("glm", "generic"),
-        },
-    )
-
-
-@register_tokenizer("sentencepiece", config=SentencePieceConfig)
+@register_tokenizer("sentencepiece", config=TokenizerConfig)
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model (Kudo and Richardson 2018), trained by `train_sentencepiece` or by others.
 
@@ -51,16 +30,22 @@ class SentencePieceTokenizer(Tokenizer):
     name = "sentencepiece"
     batch_bytes = 1 << 18  # the library starts a thread for each batch
 
-    def __init__(self, config: SentencePieceConfig) -> None:
+    def __init__(self, config: TokenizerConfig, special_tokens: Chosen | None = None) -> None:
+        special_tokens = special_tokens or default_special_tokens()
         path = find_file(Path(config.path), ".model", "a SentencePiece model")
         content, file = read_file(path)
         self._processor = _load(content, path)
         num_pieces = self._processor.get_piece_size()
+        vocab = _control_pieces(self._processor)
         command_tokens, text_offset = number(
-            _layout(config), num_text_tokens=num_pieces, enabled=config.enabled(), where=str(path)
+            special_tokens.build(tokenizer=self.name, vocab=vocab),
+            num_text_tokens=num_pieces,
+            vocab=vocab,
+            where=str(path),
         )
         super().__init__(
             config,
+            special_tokens,
             files=(file,),
             command_tokens=command_tokens,
             num_text_tokens=num_pieces,
@@ -102,12 +87,6 @@ class SentencePieceTokenizer(Tokenizer):
         return [row + self.text_offset for row in rows] if self.text_offset else rows
 
 
-def _layout(config: SentencePieceConfig) -> Layout:
-    if config.layout == "generic":
-        return SENTENCEPIECE_GENERIC
-    return SENTENCEPIECE if config.fix_command_token else SENTENCEPIECE_UNFIXED
-
-
 def _load(content: bytes, path: Path) -> sentencepiece.SentencePieceProcessor:
     processor = sentencepiece.SentencePieceProcessor()
     try:
@@ -119,6 +98,12 @@ def _load(content: bytes, path: Path) -> sentencepiece.SentencePieceProcessor:
     if processor.get_piece_size() < 1:
         raise UserError(f"{path}: is a SentencePiece model without pieces")
     return processor
+
+
+def _control_pieces(processor: sentencepiece.SentencePieceProcessor) -> dict[str, int]:
+    """Spelling -> id of the model's own beginning, end, padding and unknown piece, of those that it has."""
+    ids = (processor.bos_id(), processor.eos_id(), processor.pad_id(), processor.unk_id())
+    return {processor.id_to_piece(id_): id_ for id_ in ids if id_ >= 0}
 
 
 def _num_threads(num_texts: int) -> int:

@@ -232,7 +232,7 @@ class TrainConfig:
         OPTIMIZERS,
         flag="--optimizer",
         default="adamw",
-        help="optimizer",
+        help="optimizer, or torch.optim.CLASS",
         resume="optimizer",
         resume_of={"lr": "lr_scheduler"},
     )

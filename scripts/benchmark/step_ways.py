@@ -221,7 +221,7 @@ def make_batches(config: GLMConfig, batch_size: int, num_tokens: int, count: int
     """
     random = np.random.default_rng(seed)
     tokenizer = NumberTokenizer(config.vocab_size)
-    special = len([value for value in vars(tokenizer.special).values() if isinstance(value, int)])
+    special = len(tokenizer.special.roles)
     frequency = 1.0 / np.arange(1, config.vocab_size - special + 1)
     numbers = random.choice(len(frequency), size=200_000, p=frequency / frequency.sum()) + special
     documents = DocumentList(np.array_split(numbers, 400))

@@ -21,12 +21,12 @@ from ftk.model_parallel.materialize import materialize
 from ftk.model_parallel.tensor_parallel.apply import apply_plan, whole_state_dict
 from ftk.model_parallel.tensor_parallel.plan import Plan
 from ftk.model_parallel.world import Sizes, World, make_world
-from ftk.optim.adafactor import Adafactor, AdafactorConfig
-from ftk.optim.adamw import AdamW, AdamWConfig
+from ftk.optim.config import EMAConfig
 from ftk.optim.ema import EMA
-from ftk.optim.ema_config import EMAConfig
+from ftk.optim.foreach import Adafactor, AdafactorConfig
 from ftk.optim.muon import Muon, MuonConfig
 from ftk.optim.parameter_groups import parameter_groups
+from ftk.optim.torch_optim import AdamW, AdamWConfig
 from tests.distributed import run_ranks
 
 PLAN: Plan = {

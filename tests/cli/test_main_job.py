@@ -175,7 +175,8 @@ USER_ERRORS = [
     (["ftk-checkpoint", "verify", "/nowhere"], "/nowhere"),
     (["ftk-checkpoint", "explode"], "unknown command 'explode'"),
     (["ftk-data", "stats", "/nowhere"], "/nowhere"),
-    (["ftk-data", "show", "/nowhere"], "/nowhere"),
+    (["ftk-data", "show", "/nowhere", "--task", "glm_blank"], "/nowhere"),
+    (["ftk-data", "show", "/nowhere"], "--task is missing; there are: glm_blank"),
     (
         [
             "ftk-preprocess",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 
 from ftk.data.corpora.documents import DocumentList
+from ftk.tokenizers import SpecialTokens
 
 PAD, EOS, CLS, MASK, SMASK, GMASK, SOP, EOP, SEP, UNK, DBLOCK = 0, 0, 2, 3, 4, 5, 6, 7, 8, 9, 10
 FIRST_WORD = 20
@@ -20,7 +19,7 @@ class NumberTokenizer:
     name = "numbers"
     vocab_size = VOCAB_SIZE
 
-    def __init__(self, **changes):
+    def __init__(self, sentinels=200, **changes):
         special = {
             "pad": PAD,
             "eos": EOS,
@@ -33,9 +32,9 @@ class NumberTokenizer:
             "sep": SEP,
             "unk": UNK,
             "dblock": DBLOCK,
-            "sentinels": tuple((1000 + 2 * n, 1001 + 2 * n) for n in range(200)),
+            **{f"{name}{n + 1}": at + 2 * n for n in range(sentinels) for name, at in (("mask", 1000), ("sop", 1001))},
         }
-        self.special = SimpleNamespace(**{**special, **changes})
+        self.special = SpecialTokens(**{**special, **changes})
 
     def decode(self, ids):
         texts = {FULL_STOP: ".", CHINESE_STOP: "。", QUESTION: '?"'}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ftk.batch import Batch
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import GlobalGradients
@@ -76,8 +79,8 @@ def facts() -> dict[str, Any]:
     return {
         "dropout": [update(built(model_options=DROPOUT), seed) for seed in (1, 1, 2)],
         "bf16": update(built("bf16")),
-        "refused": refusal(lambda: update(built(loss_of=plain))),
-        "not finite": update(built(loss_of=infinite))[1],
+        "refused": refusal(lambda: built().forward_backward([strange_batch()], torch.tensor(0.01))),
+        "not finite": update(built(loss_of=Infinite(CrossEntropyConfig())))[1],
         "untrained": update_frozen(built(), world),
         "evaluated in training mode": mode_after_evaluation(built()),
     }
@@ -86,14 +89,16 @@ def facts() -> dict[str, Any]:
 DROPOUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "dropout": 0.1}
 
 
-def plain(model: Any, batch: Any) -> Any:
-    """A criterion that this data is not for."""
-    raise UserError("use another criterion")
+def strange_batch() -> Batch:
+    """With an input that the model does not have."""
+    batch = steps.varied_batches(0)[0]
+    return replace(batch, inputs={**batch.inputs, "pixels": torch.zeros(1)})
 
 
-def infinite(model: Any, batch: Any) -> Any:
-    output = steps.criterion()(model, batch)
-    return output._replace(loss=output.loss * math.inf)
+class Infinite(CrossEntropy):
+    def loss(self, head: Any, hidden: Any, batch: Any) -> Any:
+        output = super().loss(head, hidden, batch)
+        return output._replace(loss=output.loss * math.inf)
 
 
 def refusal(action: Any) -> str:
@@ -145,7 +150,9 @@ def test_only_the_last_stage_reports_a_loss(found):
 
 
 def test_a_users_error_in_a_stage_stays_one(found):
-    assert [rank["refused"] for rank in found] == ["use another criterion"] * 2
+    assert [rank["refused"] for rank in found] == [
+        "the batch has the inputs pixels, which neither embed nor attend of GLM takes; a pipeline calls only these"
+    ] * 2
 
 
 def test_a_loss_that_is_not_finite_makes_the_norm_of_all_stages_so(found):

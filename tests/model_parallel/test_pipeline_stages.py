@@ -93,15 +93,6 @@ class Block(nn.Module):
         return hidden + attend(self.inner(hidden))
 
 
-class ScaledOutput(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(8, 11, bias=False)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, hidden):
-        return super().forward(hidden) * self.scale
-
-
 class OtherModel(nn.Module):
     """Built unlike GLM: layers deep inside, the output layer tied under another name, a buffer, a frozen parameter."""
 
@@ -113,8 +104,9 @@ class OtherModel(nn.Module):
         if with_embedding:
             self.trunk["blocks"][2].words = self.trunk["words"]
         self.final_norm = nn.LayerNorm(8)
-        self.head = ScaledOutput()
-        self.head.weight = self.trunk["words"].weight
+        self.output = nn.Linear(8, 11, bias=False)
+        self.output.weight = self.trunk["words"].weight
+        self.output_scale = nn.Parameter(torch.ones(()))
         self.register_buffer("factor", torch.tensor(0.5))
         self.final_norm.bias.requires_grad_(False)
         if extra:
@@ -129,6 +121,10 @@ class OtherModel(nn.Module):
 
     def attend(self, tokens):
         return lambda values: values * self.factor
+
+    @property
+    def head(self):
+        return lambda hidden: self.output(hidden) * self.output_scale
 
     def hidden_states(self, tokens, bias=None):
         hidden = self.embed(tokens)
@@ -147,7 +143,7 @@ def test_a_foreign_model_is_cut_by_what_uses_its_parameters():
     }
     assert {name for name, _ in second.model.named_parameters()} == tied | {
         f"trunk.blocks.{place}.inner.{kind}" for place in (1, 2) for kind in ("weight", "bias")
-    } | {"final_norm.weight", "final_norm.bias", "head.scale"}
+    } | {"final_norm.weight", "final_norm.bias", "output_scale"}
     assert first.tied == second.tied == second.copies == tied
     assert not first.copies
     assert not model.final_norm.bias.requires_grad
@@ -174,7 +170,7 @@ def test_what_gets_memory_in_a_stage_is_what_the_process_trains():
         assert parameter is of_stages[name]
         assert parameter.eq(2.0).all()
     last = part.stages[1]
-    assert last.head.weight is last.trunk["words"].weight
+    assert last.output.weight is last.trunk["words"].weight
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.optim.base import set_lr
 from ftk.optim.composite import Composite, CompositeConfig
+from ftk.optim.config import ParametersConfig
 from ftk.optim.parameter_groups import parameter_groups
-from ftk.optim.parameters_config import ParametersConfig
 from ftk.optim.schedules import group_schedules
 from ftk.registry import LR_SCHEDULERS, OPTIMIZERS
 from ftk.trainer.config import TrainConfig

@@ -8,8 +8,8 @@ from torch import nn
 
 from ftk.checkpoint import load_model_state, save_checkpoint
 from ftk.errors import UserError
+from ftk.optim.config import EMAConfig
 from ftk.optim.ema import EMA
-from ftk.optim.ema_config import EMAConfig
 
 
 class Tied(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftk.optim.loss_scale_config import LossScaleConfig
+from ftk.optim.config import LossScaleConfig
 from ftk.optim.loss_scaler import LossScaler
 from tests.trainer.toy import ToyModel, assert_same, everything, toy_trainer
 

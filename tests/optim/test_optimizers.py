@@ -1,66 +1,22 @@
-"""Optimizers against the formula of their paper, skipped steps, parameter groups and clipping."""
+"""Options of optimizers and what is refused, steps that are skipped, parameter groups and clipping."""
 
 from __future__ import annotations
 
-import copy
+import re
 
 import pytest
 import torch
 from torch import nn
 
+from ftk.config import compose, dump
+from ftk.config.build import build
+from ftk.errors import UserError
 from ftk.model_parallel.gradients import GlobalGradients, is_non_finite
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.registry import OPTIMIZERS
-
-
-def test_adamw_follows_its_formula():
-    weight = nn.Parameter(torch.randn(5, 3, dtype=torch.float64))
-    optimizer = build("adamw", [weight], lr=0.01, betas=[0.9, 0.98], eps=1e-6, weight_decay=0.1)
-    expected, first, second = weight.detach().clone(), torch.zeros(5, 3), torch.zeros(5, 3)
-    for step in range(1, 6):
-        weight.grad = torch.randn(5, 3, dtype=torch.float64)
-        first = 0.9 * first + 0.1 * weight.grad
-        second = 0.98 * second + 0.02 * weight.grad**2
-        expected -= 0.01 * 0.1 * expected
-        expected -= 0.01 * (first / (1 - 0.9**step)) / ((second / (1 - 0.98**step)).sqrt() + 1e-6)
-        optimizer.step()
-    assert torch.allclose(weight, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_follows_its_formula(nesterov):
-    weight = nn.Parameter(torch.randn(5, 3, dtype=torch.float64))
-    optimizer = build("sgd", [weight], lr=0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.01)
-    expected, velocity = weight.detach().clone(), torch.zeros(5, 3)
-    for _ in range(5):
-        weight.grad = torch.randn(5, 3, dtype=torch.float64)
-        gradient = weight.grad + 0.01 * expected
-        velocity = 0.9 * velocity + gradient
-        expected -= 0.1 * (gradient + 0.9 * velocity if nesterov else velocity)
-        optimizer.step()
-    assert torch.allclose(weight, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-@pytest.mark.parametrize("skipped_step", [0, 2])
-def test_a_skipped_step_leaves_no_trace(name, skipped_step):
-    options = {"momentum": 0.9} if name == "sgd" else {}
-    weight = nn.Parameter(torch.randn(7))
-    other = nn.Parameter(weight.detach().clone())
-    optimizer, reference = build(name, [weight], lr=0.1, **options), build(name, [other], lr=0.1, **options)
-    for step in range(4):
-        gradient = torch.randn(7)
-        if step == skipped_step:
-            weight.grad = torch.full((7,), float("nan"))
-            step_unless(optimizer, torch.tensor(True))
-        weight.grad, other.grad = gradient.clone(), gradient.clone()
-        step_unless(optimizer, torch.tensor(False))
-        reference.step()
-    assert torch.equal(weight, other)
-    for key, value in reference.state[other].items():
-        assert torch.equal(optimizer.state[weight][key], value)
+from ftk.trainer.config import TrainConfig
 
 
 def test_an_optimizer_that_knows_nothing_of_skipping_is_not_called():
@@ -84,14 +40,6 @@ def test_no_decay_on_biases_and_norms_and_tied_weights_once():
     expected = (model[1].bias, model[2].weight, model[2].bias)
     assert [id(p) for p in plain["params"]] == [id(p) for p in expected]
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
-
-
-def test_a_groups_own_decay_wins_over_the_configs():
-    model = nn.Linear(2, 2)
-    optimizer = OPTIMIZERS.get("adamw").target(
-        OPTIMIZERS.get("adamw").config(lr=0.1, weight_decay=0.5), param_groups=parameter_groups(model, 0.5)
-    )
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
 
 
 def test_each_group_has_its_own_share_of_the_learning_rate():
@@ -138,27 +86,68 @@ def test_non_finite_values_are_found(values, expected):
         ("adamw", {"weight_decay": -0.1}, "weight_decay is -0.1; it must be 0 or more"),
         ("sgd", {"momentum": 1.0}, "momentum is 1.0; it must be in [0, 1)"),
         ("sgd", {"nesterov": True}, "nesterov is true; it needs a momentum above 0"),
+        ("adafactor", {"beta2_decay": 0.0}, "beta2_decay is 0.0; it must be below 0"),
+        ("adafactor", {"clip_threshold": 0.0}, "clip_threshold is 0.0; it must be above 0"),
+        ("muon", {"ns_steps": 0}, "ns_steps is 0; it must be 1 or more"),
+        ("torch.optim.RAdam", {"betas": [0.9, 1.5]}, "betas is (0.9, 1.5): Invalid beta parameter at index 1: 1.5"),
+        ("torch.optim.RAdam", {"betas": [0.9]}, "betas is (0.9,): tuple index out of range"),
+        (
+            "torch.optim.SGD",
+            {"nesterov": True},
+            "nesterov is True: Nesterov momentum requires a momentum and zero dampening",
+        ),
     ],
 )
 def test_options_out_of_range_are_named(name, options, error):
     assert list(OPTIMIZERS.get(name).config(**options).validate()) == [error]
 
 
-def test_optimizer_state_survives_a_copy():
-    weight = nn.Parameter(torch.randn(4))
-    optimizer = build("adamw", [weight], lr=0.1)
-    weight.grad = torch.randn(4)
-    optimizer.step()
-    other = nn.Parameter(weight.detach().clone())
-    copied = build("adamw", [other], lr=0.1)
-    copied.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    weight.grad = torch.randn(4)
-    other.grad = weight.grad.clone()
-    optimizer.step()
-    copied.step()
-    assert torch.equal(weight, other)
+def test_flags_of_torchs_optimizers_are_their_arguments(capsys):
+    argv = ["data-bin", "--arch", "glm_tiny", "--max-update", "10", "--optimizer", "torch.optim.NAdam"]
+    given = ["--lr", "1e-3", "--betas", "0.8,0.9", "--decoupled-weight-decay", "--weight-decay", "0.05"]
+    config = compose(TrainConfig, "ftk-train", "", [*argv, *given])
+    optimizer = config.optimizer.build(param_groups=[{"params": [nn.Parameter(torch.zeros(2, 2))]}])
+    assert type(optimizer) is torch.optim.NAdam
+    expected = torch.optim.NAdam([torch.zeros(1)], 1e-3, (0.8, 0.9), weight_decay=0.05, decoupled_weight_decay=True)
+    assert optimizer.defaults == expected.defaults
+    assert dump(build(TrainConfig, dump(config)))["optimizer"] == dump(config)["optimizer"]
+    with pytest.raises(SystemExit):
+        compose(TrainConfig, "ftk-train", "", [*argv, "--help"])
+    assert "--momentum-decay" in capsys.readouterr().out
+    with pytest.raises(UserError, match="betas is 'a'; it must be a list, each item a finite number"):
+        compose(TrainConfig, "ftk-train", "", [*argv, "--betas", "a"])
+    with pytest.raises(UserError, match="--betas: betas is"):
+        compose(TrainConfig, "ftk-train", "", [*argv, "--betas", "0.9,2"])
+    with pytest.raises(UserError, match="--momentun-decay"):
+        compose(TrainConfig, "ftk-train", "", [*argv, "--momentun-decay", "1"])
 
 
-def build(name, parameters, **options):
-    entry = OPTIMIZERS.get(name)
-    return entry.target(entry.config(**options), param_groups=[{"params": parameters}])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("torch.optim.RAdm", "did you mean 'torch.optim.RAdam'? there are: torch.optim.ASGD"),
+        ("torch.optim.lr_scheduler", "unknown optimizer"),
+        ("torch.optim.Optimizer", "unknown optimizer"),
+        ("torch.optim.LBFGS", "cannot be used: it computes the loss several times per step; use adamw"),
+        ("torch.optim.Rprop", "cannot be used: its steps do not follow the learning rate"),
+        ("torch.optim.SparseAdam", "cannot be used: it takes sparse gradients only"),
+    ],
+)
+def test_what_torch_has_not_or_does_not_fit_is_refused(name, message):
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        OPTIMIZERS.get(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_parameters_that_a_class_does_not_take_are_refused():
+    muon = OPTIMIZERS.get("torch.optim.Muon")
+    with pytest.raises(UserError, match=re.escape("optimizer 'torch.optim.Muon': Muon only supports 2D parameters")):
+        muon.target(muon.config(), param_groups=[{"params": [nn.Parameter(torch.zeros(3))]}])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [("RAdam", {}, 8.0), ("SGD", {}, 0.0), ("SGD", {"momentum": 0.5}, 4.0), ("AdamW", {"amsgrad": True}, 12.0)],
+)
+def test_the_state_of_torchs_optimizers_is_counted(name, options, expected):
+    assert OPTIMIZERS.get(f"torch.optim.{name}").config(**options).state_bytes == expected

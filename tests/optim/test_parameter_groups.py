@@ -9,8 +9,8 @@ from torch import nn
 from ftk.checkpoint.naming import optimizer_state
 from ftk.errors import UserError
 from ftk.models import build_model
+from ftk.optim.config import ParametersConfig
 from ftk.optim.parameter_groups import apply_freeze, gradient_multipliers, multiply_gradients, parameter_groups
-from ftk.optim.parameters_config import ParametersConfig
 
 LAYERS = 4
 

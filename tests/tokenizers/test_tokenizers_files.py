@@ -134,11 +134,11 @@ def test_missing_empty_and_ambiguous_places_are_named(name: str, tmp_path: Path,
 def test_wrong_options_are_named(tiny_gpt2: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'gpt2_bpe'"):
         build_tokenizer("gpt2-bpe", path=tiny_gpt2)
-    with pytest.raises(UserError, match="no option 'taskmask'; did you mean task_mask"):
+    with pytest.raises(UserError, match="no option 'taskmask'; did you mean 'task_mask'"):
         build_tokenizer("gpt2_bpe", path=tiny_gpt2, taskmask=True)
-    with pytest.raises(UserError, match="needs path"):
+    with pytest.raises(UserError, match="tokenizer.path is missing"):
         build_tokenizer("gpt2_bpe")
-    with pytest.raises(UserError, match="must be one of auto, gpt2, roberta"):
+    with pytest.raises(UserError, match="must be one of auto, glm, generic, gpt2, roberta"):
         build_tokenizer("gpt2_bpe", path=tiny_gpt2, layout="bert")
     with pytest.raises(UserError, match="must be true or false"):
         build_tokenizer("gpt2_bpe", path=tiny_gpt2, task_mask="perhaps")

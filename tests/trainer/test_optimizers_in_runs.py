@@ -26,7 +26,7 @@ def trainer_with(tmp_path, name, **options):
     return toy_trainer(tmp_path, optimizer=name, **groups, **OPTIONS, **options)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS.names())
+@pytest.mark.parametrize("name", [*OPTIMIZERS.names(), "torch.optim.NAdam"])
 def test_a_continued_run_equals_the_uninterrupted_one(name, tmp_path):
     whole = trainer_with(tmp_path, name, save_dir="whole", training__max_update=12)
     whole.train()

@@ -32,7 +32,7 @@ def test_a_run_on_text_files_and_its_validation_without_the_tokenizer_folder(tmp
     assert train.main([*given, *RUN, "--save-dir", str(tmp_path / "run")]) == 0
     last = tmp_path / "run" / "checkpoint_last"
     assert load_tokenizer(last).fingerprint == load_tokenizer(words).fingerprint
-    assert data.main(["show", *given, "--seq-length", "32"]) == 0
+    assert data.main(["show", *given, "--task", "glm_blank", "--seq-length", "32"]) == 0
     shutil.rmtree(words)  # the checkpoint needs nothing else
     assert validate.main([str(tmp_path / "texts"), "--path", str(last), "--max-samples", "2"]) == 0
     assert train.main([*given[:3], *RUN, "--save-dir", str(tmp_path / "other")]) == 2

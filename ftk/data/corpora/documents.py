@@ -159,8 +159,7 @@ def sentence_end_ids(tokenizer: Tokenizer, size: int | None = None) -> NDArray[n
     ends = np.zeros(tokenizer.vocab_size if size is None else size, dtype=np.bool_)
     for token in range(min(len(ends), tokenizer.vocab_size)):
         ends[token] = ends_sentence(tokenizer.decode([token]))
-    commands = [value for value in vars(tokenizer.special).values() if isinstance(value, int)]
-    ends[[command for command in commands if command < len(ends)]] = False
+    ends[[command for command in tokenizer.special.roles.values() if command < len(ends)]] = False
     return ends
 
 

@@ -18,7 +18,8 @@ from ftk.data.indexed._index import flatten
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.data.indexed.output_folder import RECORD
-from ftk.data.text.files import FORMATS, MAX_DOCUMENT_BYTES, SEPARATORS, Problem, compressed_suffix
+from ftk.data.text.files import FORMATS, Problem, compressed_suffix
+from ftk.data.text.preprocess_config import TextConfig
 from ftk.data.text.records import read_documents
 from ftk.errors import UserError, counted
 from ftk.registry import register_dataset
@@ -32,7 +33,7 @@ _SUFFIXES = (".txt", ".text", ".jsonl", ".ndjson", ".json")
 
 
 @dataclass(kw_only=True)
-class RawCorpusConfig:
+class RawCorpusConfig(TextConfig):
     RETIRED: ClassVar = {"source_lang": "source", "target_lang": "target"}
 
     data: str = field(
@@ -50,25 +51,6 @@ class RawCorpusConfig:
         default="auto",
         metadata={"help": "auto takes .jsonl, .ndjson and .json for JSONL, others for text", "choices": FORMATS},
     )
-    document_separator: str = field(
-        default="line",
-        metadata={
-            "help": "in text, a document is a line, ends at a blank line, or is a file",
-            "choices": SEPARATORS,
-        },
-    )
-    text_key: str = field(default="text", metadata={"help": "field of each JSON object that holds the text"})
-    max_document_bytes: int = field(
-        default=MAX_DOCUMENT_BYTES,
-        metadata={"help": "a longer document counts as one that cannot be read", "unit": "bytes"},
-    )
-    on_error: str = field(
-        default="raise",
-        metadata={
-            "help": "stop at the first document that cannot be read, or skip such documents and count them",
-            "choices": ("raise", "skip"),
-        },
-    )
     raw_limit: int = field(
         default=100,
         metadata={"help": "refuse a split of more text, which ftk-preprocess handles better", "unit": "MB"},
@@ -77,10 +59,7 @@ class RawCorpusConfig:
     def validate(self) -> Iterator[str]:
         if self.raw_limit < 1:
             yield f"raw_limit is {self.raw_limit}; it must be at least 1"
-        if self.max_document_bytes < 1:
-            yield f"max_document_bytes is {self.max_document_bytes}; it must be at least 1"
-        if not self.text_key:
-            yield "text_key is empty; it must name a field"
+        yield from super().validate()
 
 
 class TokenizedDocuments:

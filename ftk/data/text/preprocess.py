@@ -323,10 +323,7 @@ def _table(reports: dict[str, SplitReport], destination: Path) -> str:
     ]
     if "train" in reports:
         validation = "" if "valid" in reports else " --valid-subset none"
-        lines.append(
-            f"         ftk-train {destination} --task glm_blank --arch glm_tiny --max-update 1000{validation} "
-            f"--save-dir run"
-        )
+        lines.append(f"         ftk-train {destination} --task TASK --arch ARCH{validation} --save-dir run")
     return "\n".join(lines)
 
 

@@ -13,7 +13,38 @@ NORMAL_FORMS = ("none", "nfc", "nfkc")
 
 
 @dataclass(kw_only=True)
-class InputConfig:
+class TextConfig:
+    """How documents are read from text files, by ftk-preprocess and by `--dataset raw`."""
+
+    document_separator: str = field(
+        default="line",
+        metadata={
+            "help": "in text, a document is a line, ends at a blank line, or is a file",
+            "choices": SEPARATORS,
+        },
+    )
+    text_key: str = field(default="text", metadata={"help": "field of each JSON object that holds the text"})
+    max_document_bytes: int = field(
+        default=MAX_DOCUMENT_BYTES,
+        metadata={"help": "a longer document counts as one that cannot be read", "unit": "bytes"},
+    )
+    on_error: str = field(
+        default="raise",
+        metadata={
+            "help": "stop at the first document that cannot be read, or skip such documents and count them",
+            "choices": ("raise", "skip"),
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        if not self.text_key:
+            yield "text_key is empty; it must name a field"
+        if self.max_document_bytes < 1:
+            yield f"max_document_bytes is {self.max_document_bytes}; it must be at least 1"
+
+
+@dataclass(kw_only=True)
+class InputConfig(TextConfig):
     trainpref: str | None = field(
         default=None,
         metadata={"help": "training text; .gz, .bz2, .xz and .zst are unpacked", "metavar": "F[,F...]", "path": True},
@@ -34,33 +65,11 @@ class InputConfig:
             "choices": FORMATS,
         },
     )
-    document_separator: str = field(
-        default="line",
-        metadata={
-            "help": "in text, a document is a line, ends at a blank line, or is a file",
-            "choices": SEPARATORS,
-        },
-    )
-    text_key: str = field(default="text", metadata={"help": "field of each JSON object that holds the text"})
-    max_document_bytes: int = field(
-        default=MAX_DOCUMENT_BYTES,
-        metadata={"help": "a longer document counts as one that cannot be read", "unit": "bytes"},
-    )
-    on_error: str = field(
-        default="raise",
-        metadata={
-            "help": "stop at the first document that cannot be read, or skip it and list it in preprocess.json",
-            "choices": ("raise", "skip"),
-        },
-    )
 
     def validate(self) -> Iterator[str]:
         if not any(self.files().values()):
             yield "trainpref, validpref and testpref are empty; give at least one"
-        if not self.text_key:
-            yield "text_key is empty; it must name a field"
-        if self.max_document_bytes < 1:
-            yield f"max_document_bytes is {self.max_document_bytes}; it must be at least 1"
+        yield from super().validate()
         for name, ratio in (("valid", self.valid_ratio), ("test", self.test_ratio)):
             if not 0.0 <= ratio < 1.0:
                 yield f"{name}_ratio is {ratio}; it must be at least 0 and below 1"

@@ -124,15 +124,16 @@ class Stage(StepModule):
             Hidden states [room, H]; of the last stage the loss, scaled, 0-d, from which one can go backward.
         """
         micro_batch = next(self._coming)
+        model: Any = self.model
         with self._autocast(received.device):
             if self.is_first:
-                hidden = self.model.embed(**micro_batch.inputs(self._embed_inputs))  # type: ignore[operator]
+                hidden = model.embed(**micro_batch.inputs(self._embed_inputs))
             else:
                 hidden = _unpacked(received, micro_batch)
-            attend = self.model.attend(**micro_batch.inputs(self._attend_inputs))  # type: ignore[operator]
-            for layer in self.model.layers:
+            attend = model.attend(**micro_batch.inputs(self._attend_inputs))
+            for layer in model.layers:
                 hidden = layer(hidden, attend)
-            hidden = self.model.final_norm(hidden) if self.is_last else hidden.to(self._hidden_dtype)
+            hidden = model.final_norm(hidden) if self.is_last else hidden.to(self._hidden_dtype)
         if self.is_last:
             return self._loss(hidden, micro_batch)
         if torch.is_grad_enabled() and not hidden.requires_grad:  # all frozen until here: an end for the backward pass

@@ -64,6 +64,16 @@ class GLMBlankTask(Task):
             )
         return dataclasses.replace(config, vocab_size=vocab_size, block_positions=self.config.block_positions)
 
+    def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
+        from ftk.tasks.glm_blank.samples.show import samples_to_show, show
+        from ftk.tasks.glm_blank.samples.show_html import show_html
+
+        documents = self.corpus.documents(split)
+        if page is None:
+            return show(documents, self.tokenizer, self.config, width=width, num_samples=num_samples or 1, **which)
+        samples = samples_to_show(documents, self.tokenizer, self.config, num_samples=num_samples or 3, **which)
+        return show_html(list(samples), self.tokenizer, page)
+
     def build_generator(self, model: nn.Module, **options: Any) -> BlankGenerator:
         """A generator of the answers to blanks; `options` as for `ftk.generation.BlankGenerator`."""
         from ftk.tasks.glm_blank import BlankGenerator

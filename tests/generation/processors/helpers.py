@@ -6,7 +6,7 @@ import torch
 
 from ftk.generation.processors.base import SearchState
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
-from ftk.tokenizers.command_tokens import CommandToken
+from ftk.tokenizers.special_tokens import CommandToken
 
 ENDS = (2,)
 

@@ -13,6 +13,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from ftk.tasks.glm_blank.command_tokens import sentinels
+
 TOKEN, SENTENCE, DOCUMENT = 0, 1, 2
 
 
@@ -232,9 +234,9 @@ def lay_out(text, starts, spans, order, objective, append_end, offset, special, 
     masks, sops = [mask] * len(spans), [special.sop] * len(spans)
     if config.sentinel_tokens:
         for answer, number in enumerate(order[1:]):
-            sops[number] = special.sentinels[answer][1]
+            sops[number] = sentinels(special)[answer][1]
             if objective == TOKEN:
-                masks[number] = special.sentinels[answer][0]
+                masks[number] = sentinels(special)[answer][0]
     documents = np.searchsorted(starts, np.arange(len(text)), side="right") - 1
     pieces, document_pieces, blank_places, length, kept_from = [], [], [], 0, 0
     for number, (start, end) in enumerate(spans):

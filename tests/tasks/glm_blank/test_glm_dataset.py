@@ -188,7 +188,7 @@ def test_sentinels_number_the_answers():
     ("changes", "options", "message"),
     [
         ({"dblock": None}, {"block_mask_prob": 0.1}, "dBLOCK"),
-        ({"sentinels": ()}, {"sentinel_tokens": True}, "numbered masks"),
+        ({"sentinels": 0}, {"sentinel_tokens": True}, "numbered masks"),
         ({"sop": None}, {}, "has no sop"),
     ],
 )

@@ -169,8 +169,11 @@ def test_wrapping_keeps_the_text_and_the_width(text, width):
     assert "".join("".join(lines).split()) == "".join(text.split())
 
 
+SHOW = ("ftk-data", "show", "--task", "glm_blank")
+
+
 def test_the_command(command, data_bin):
-    shown = command("ftk-data", "show", data_bin, "--task", "glm_blank", "--seq-length", "32", "--index", "3")
+    shown = command(*SHOW, data_bin, "--seq-length", "32", "--index", "3")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("document 3 of ")
     assert "who sees whom" in shown.stdout
@@ -180,7 +183,7 @@ def test_the_command(command, data_bin):
         (["--split", "test"], "no split 'test'"),
         (["--bert-prob", "2"], "bert_prob is 2.0"),
     ):
-        refused = command("ftk-data", "show", data_bin, *arguments)
+        refused = command(*SHOW, data_bin, *arguments)
         assert refused.returncode == 2, refused.stderr
         assert message in refused.stderr
         assert "Traceback" not in refused.stderr
@@ -269,22 +272,22 @@ def test_packed_samples_are_those_of_training():
 
 
 def test_the_page_by_command(command, data_bin, tmp_path):
-    made = command("ftk-data", "show", data_bin, "--seq-length", "32", "--html", tmp_path / "out.html")
+    made = command(*SHOW, data_bin, "--seq-length", "32", "--html", tmp_path / "out.html")
     assert made.returncode == 0, made.stderr
-    assert made.stdout == f"{tmp_path}/out.html: 9 samples\n"
+    assert made.stdout == f"wrote {tmp_path}/out.html\n"
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert len(page_data(page)["samples"]) == 9
     two = ("--num-samples", "2", "--packed", "--document-mask")
-    assert command("ftk-data", "show", data_bin, *two, "--html", tmp_path / "out.html").returncode == 0
+    assert command(*SHOW, data_bin, *two, "--html", tmp_path / "out.html").returncode == 0
     data = page_data((tmp_path / "out.html").read_text(encoding="utf-8"))
     assert [made["packed"] for made in data["samples"]] == [True] * 6
-    assert command("ftk-data", "show", data_bin, "--num-samples", "2").stdout.count("\ndocument 1 of ") == 1
+    assert command(*SHOW, data_bin, "--num-samples", "2").stdout.count("\ndocument 1 of ") == 1
     for arguments, message in (
         (["--html", tmp_path / "missing" / "out.html"], "No such file or directory"),
         (["--html", tmp_path], "directory"),
         (["--num-samples", "0"], "num_samples is 0"),
     ):
-        refused = command("ftk-data", "show", data_bin, *arguments)
+        refused = command(*SHOW, data_bin, *arguments)
         assert refused.returncode == 2, refused.stderr
         assert message in refused.stderr
         assert "Traceback" not in refused.stderr

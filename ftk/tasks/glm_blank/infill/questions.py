@@ -9,6 +9,7 @@ import numpy as np
 
 from ftk.errors import UserError
 from ftk.generation.blanks import find_blanks, mask_ids
+from ftk.tasks.glm_blank.command_tokens import sentinels
 
 
 class Question(NamedTuple):
@@ -42,7 +43,7 @@ def question_of(sample: Mapping[str, Any], special: Any) -> Question:
         answers sorted by their blanks, whatever order they were emitted in; without the end token.
     """
     length = int(sample["context_length"])
-    if any(mask in sample["tokens"][:length] for mask, _ in getattr(special, "sentinels", ())):
+    if any(mask in sample["tokens"][:length] for mask, _ in sentinels(special)):
         raise UserError(
             "samples with numbered masks (--sentinel-tokens) cannot be answered: generation fills blanks "
             "one after the other, each at its own place; train without --sentinel-tokens for that"

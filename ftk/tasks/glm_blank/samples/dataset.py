@@ -15,6 +15,7 @@ from ftk.data.corpora.index_cache import IndexCache
 from ftk.data.corpora.split import DocumentSubset
 from ftk.data.indexed.file_map import check_files
 from ftk.errors import UserError
+from ftk.tasks.glm_blank.command_tokens import sentinels
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_blanks, max_sample_length
 from ftk.tasks.glm_blank.samples._samples import SampleMaker
 from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES, Sample, command_ids
@@ -67,7 +68,7 @@ class GLMBlankDataset:
             cache=cache,
         )
         self.sampler = SpanSampler(self.special, config, sentence_ends)
-        self.sentinels = self.special.sentinels if config.sentinel_tokens else ()
+        self.sentinels = sentinels(self.special) if config.sentinel_tokens else ()
         self._length = max(1, math.ceil(self.packer.total_tokens / config.seq_length))
         self._maker = self._build_maker()
 
@@ -182,15 +183,15 @@ def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> 
     if missing:
         raise UserError(
             f"the tokenizer {tokenizer.name} has no {', '.join(missing)}, which blank infilling needs; "
-            f"preprocess with --block-symbols"
+            f"preprocess with --special-tokens glm and --block-symbols"
         )
     if config.needs_decoder_mask and special.dblock is None:
         raise UserError(
             "--block-mask-prob and --context-mask-ratio need the command token [dBLOCK]; preprocess with --decoder-mask"
         )
     numbered = max_blanks(config) - 1
-    if config.sentinel_tokens and len(special.sentinels) < numbered:
+    if config.sentinel_tokens and len(sentinels(special)) < numbered:
         raise UserError(
             f"--sentinel-tokens needs {numbered} numbered masks for --seq-length {config.seq_length}; "
-            f"the tokenizer {tokenizer.name} has {len(special.sentinels)}"
+            f"the tokenizer {tokenizer.name} has {len(sentinels(special))}"
         )

@@ -1,0 +1,197 @@
+"""AdamW, Adam and SGD: torch's with options of ftk; and each class of `torch.optim` by its dotted name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ftk.errors import UserError, did_you_mean
+from ftk.model_parallel.shards import is_distributed
+from ftk.optim.base import OptimizerConfig, defaults_of, two_betas
+from ftk.optim.options import Checked, option
+from ftk.registry import Entry, register_optimizer
+
+_PENALTY = "L2 penalty added to the gradient; biases and norms are never decayed"
+
+
+@dataclass(kw_only=True)
+class AdamWConfig(OptimizerConfig):
+    """Options of AdamW; the defaults are those of large language models (decay 0.1, a second beta of 0.98)."""
+
+    betas: list[float] = two_betas(0.9, 0.98)
+    eps: float = option(1e-6, "added to the denominator for stability", "[0, inf)")
+
+
+@register_optimizer("adamw", config=AdamWConfig)
+class AdamW(torch.optim.AdamW):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), one fused kernel per group.
+
+    Args:
+        config: learning rate, betas, eps, weight decay.
+        param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` wins.
+    """
+
+    def __init__(self, config: AdamWConfig, param_groups: list[dict[str, Any]]) -> None:
+        super().__init__(param_groups, **defaults_of(config), fused=True)
+
+
+@dataclass(kw_only=True)
+class AdamConfig(OptimizerConfig):
+    """Options of Adam; the defaults are the paper's."""
+
+    weight_decay: float = option(0.0, _PENALTY, "[0, inf)")
+    betas: list[float] = two_betas(0.9, 0.999)
+    eps: float = option(1e-8, "added to the denominator for stability", "[0, inf)")
+
+
+@register_optimizer("adam", config=AdamConfig)
+class Adam(torch.optim.Adam):
+    """Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980), one fused kernel per group.
+
+    Weight decay is an L2 penalty and so passes through the running means; `adamw` decays the weights themselves.
+
+    Args:
+        config: learning rate, betas, eps, weight decay.
+        param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` wins.
+    """
+
+    def __init__(self, config: AdamConfig, param_groups: list[dict[str, Any]]) -> None:
+        super().__init__(param_groups, **defaults_of(config), fused=True)
+
+
+@dataclass(kw_only=True)
+class SGDConfig(OptimizerConfig):
+    """Options of SGD."""
+
+    weight_decay: float = option(0.0, _PENALTY, "[0, inf)")
+    momentum: float = option(0.0, "share of the last step that is kept, in [0, 1)", "[0, 1)")
+    nesterov: bool = option(False, "Nesterov's momentum (needs momentum above 0)")
+
+    @property
+    def state_bytes(self) -> float:
+        return 4.0 if self.momentum else 0.0
+
+    def validate(self) -> Iterator[str]:
+        yield from super().validate()
+        if self.nesterov and self.momentum == 0.0:
+            yield "nesterov is true; it needs a momentum above 0"
+
+
+@register_optimizer("sgd", config=SGDConfig)
+class SGD(torch.optim.SGD):
+    """Gradient descent with momentum (Sutskever et al. 2013) and L2 penalty.
+
+    Not torch's fused kernel: it takes no DTensor, and leaves momentum uninitialised where the first step is skipped.
+
+    Args:
+        config: learning rate, momentum, weight decay.
+        param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` wins.
+    """
+
+    def __init__(self, config: SGDConfig, param_groups: list[dict[str, Any]]) -> None:
+        super().__init__(param_groups, **defaults_of(config))
+
+
+PREFIX = "torch.optim."
+_REFUSED = {
+    "LBFGS": "it computes the loss several times per step",
+    "Rprop": "its steps do not follow the learning rate",
+    "SparseAdam": "it takes sparse gradients only, and those here are dense",
+}
+_CANNOT_SHARD = {"Adafactor": "adafactor"}  # and what can: DTensor has not all that torch's needs
+_FUSED = ("Adam", "AdamW")  # the kernels of SGD and Adagrad take no DTensor
+_NO_OPTIONS = ("params", "foreach", "maximize", "capturable", "differentiable", "fused")  # decided here
+
+
+@functools.cache
+def entry(name: str) -> Entry:
+    """What the registry has for a class of `torch.optim`: its options are the arguments of its constructor.
+
+    Args:
+        name: such as "torch.optim.RAdam".
+
+    Raises:
+        UserError: there is no such class, or it does not go with ftk's training loop; one line.
+    """
+    found = inspect.getmembers(torch.optim, inspect.isclass)
+    classes: dict[str, Any] = {PREFIX + own: kind for own, kind in found if torch.optim.Optimizer in kind.__mro__[1:]}
+    kind = classes.get(name)
+    if kind is None:
+        raise UserError(f"unknown optimizer {name!r}; {did_you_mean(name, classes)}")
+    if kind.__name__ in _REFUSED:
+        raise UserError(f"optimizer {name!r} cannot be used: {_REFUSED[kind.__name__]}; use adamw")
+    config = _config_of(kind)
+
+    def build(config: Any, param_groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        sharded = any(is_distributed(parameter) for group in param_groups for parameter in group["params"])
+        if sharded and kind.__name__ in _CANNOT_SHARD:
+            raise UserError(f"optimizer {name!r} cannot shard parameters; use {_CANNOT_SHARD[kind.__name__]}")
+        try:
+            made: torch.optim.Optimizer = kind(param_groups, **config.given())
+            return made
+        except ValueError as error:
+            raise UserError(f"optimizer {name!r}: {error}") from error
+
+    return Entry(name, build, config, inspect.getsourcefile(kind) or name)
+
+
+class _TorchConfig(Checked):
+    """Options of a class of `torch.optim`; None: the class's own default."""
+
+    KIND: ClassVar[Callable[..., torch.optim.Optimizer]]
+
+    def given(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        values = {name: value for name, value in defaults_of(self).items() if value is not None}
+        return values | ({"fused": True} if getattr(self.KIND, "__name__", "") in _FUSED else {})
+
+    def validate(self) -> Iterator[str]:
+        """What the constructor has to say: the first option is named with which it refuses those before it."""
+        values: dict[str, Any] = {}
+        for name, value in self.given().items():
+            values[name] = value
+            try:
+                type(self).KIND([torch.zeros(1, 1)], **values)
+            except (ValueError, TypeError, RuntimeError, LookupError) as error:
+                yield f"{name} is {value}: {error}"
+                return
+
+    @property
+    def state_bytes(self) -> float:
+        """Counted on a small parameter."""
+        parameter = torch.zeros(8, 8, requires_grad=True)
+        parameter.grad = torch.ones_like(parameter)
+        optimizer = type(self).KIND([parameter], **self.given())
+        optimizer.step()
+        state = (value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor))
+        return sum(value.nbytes for value in state if value.shape == parameter.shape) / parameter.numel()
+
+
+def _config_of(kind: Any) -> type:
+    """A dataclass of a constructor's arguments; `lr` and `weight_decay` have its defaults, others None for them."""
+    fields: list[Any] = []
+    for own in inspect.signature(kind).parameters.values():
+        if own.name in ("lr", "weight_decay"):
+            text = "peak learning rate; the schedule scales it" if own.name == "lr" else "biases and norms have none"
+            fields.append((own.name, float, option(float(own.default), text, "[0, inf)")))
+        elif own.name not in _NO_OPTIONS:
+            text = f"as of torch.optim.{kind.__name__}; default {own.default}"
+            fields.append((own.name, _type_of(own), option(None, text)))
+    return dataclasses.make_dataclass(
+        f"{kind.__name__}Config", fields, bases=(_TorchConfig,), namespace={"KIND": staticmethod(kind)}, kw_only=True
+    )
+
+
+def _type_of(parameter: inspect.Parameter) -> Any:
+    """The type of an option, as `ftk.config.options` knows them, by the annotation in torch's source."""
+    annotation = str(parameter.annotation)
+    if "tuple" in annotation.lower():
+        return list[float] | None
+    named = {"bool": bool, "int": int, "str": str}
+    return next((own | None for word, own in named.items() if word in annotation.replace("<class", "")), float | None)

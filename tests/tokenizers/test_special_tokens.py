@@ -1,0 +1,49 @@
+"""Special tokens of any layout: roles, ids within the vocabulary, a vocabulary's own tokens."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ftk.errors import UserError
+from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
+
+
+def test_a_role_that_nobody_has_is_none() -> None:
+    special = pickle.loads(pickle.dumps(SpecialTokens(eos=3, sep=4, bos=None)))
+    assert special == SpecialTokens(eos=3, sep=4)
+    assert (special.eos, special.sep, special.bos, special.other) == (3, 4, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary", "expected"),
+    [
+        ("bert_wordpiece", "tiny_bert", {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}),
+        ("gpt2_bpe", "tiny_gpt2", {"bos": 264, "eos": 264, "pad": 264}),
+        ("gpt2_bpe", "tiny_roberta", {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "mask": 269}),
+        ("sentencepiece", "tiny_sentencepiece", {"unk": 0}),
+    ],
+)
+def test_plain_special_tokens_are_those_of_the_vocabulary(request, tmp_path, name, vocabulary, expected) -> None:
+    path = request.getfixturevalue(vocabulary)
+    tokenizer = build_tokenizer(name, path=path, special_tokens="plain")
+    assert tokenizer.special.roles == expected
+    assert tokenizer.vocab_size == tokenizer.num_text_tokens
+    assert tokenizer.fingerprint != build_tokenizer(name, path=path).fingerprint
+    tokenizer.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
+    assert tokenizer.decode(tokenizer.encode("the sea")).strip() == "the sea"
+
+
+def test_every_id_has_room_in_the_vocabulary(tiny: Tokenizer) -> None:
+    assert max(token.id for token in tiny.command_tokens) < tiny.vocab_size
+
+
+@pytest.mark.parametrize("multiple", [1, 3, 128])
+def test_padding_to_a_multiple(tiny: Tokenizer, multiple: int) -> None:
+    padded = tiny.padded_vocab_size(multiple)
+    assert padded % multiple == 0
+    assert 0 <= padded - tiny.vocab_size < multiple
+    with pytest.raises(UserError, match="at least 1"):
+        tiny.padded_vocab_size(0)
