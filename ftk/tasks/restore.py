@@ -13,16 +13,17 @@ from ftk.config.options import options_of
 from ftk.config.root import Tree
 from ftk.errors import UserError
 from ftk.plugins import naming_plugin
-from ftk.registry import CRITERIONS, DATASETS, TASKS
+from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, MODELS, TASKS
 from ftk.tasks.base import Task
 from ftk.tokenizers import load_tokenizer
 
 
 @dataclass(kw_only=True)
 class RestoredParts:
-    """Sections of a checkpoint's config.yaml; one converted from elsewhere has the defaults."""
+    """Sections of a checkpoint's config.yaml; one converted from elsewhere has the model's usual task."""
 
-    task: Chosen = slot(TASKS, flag="--task", default="glm_blank")
+    model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES)
+    task: Chosen = slot(TASKS, flag="--task", default_from="model")
     dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed")
     criterion: Chosen = slot(CRITERIONS, flag="--criterion", default_from="task")
 
@@ -40,7 +41,7 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
     folder = resolve_checkpoint(path)
     tree = read_config(folder)
     common = as_mapping("common", tree.get("common"))
-    sections = {key: as_mapping(key, tree.get(key)) for key in ("task", "dataset", "criterion")}
+    sections = {key: as_mapping(key, tree.get(key)) for key in ("model", "task", "dataset", "criterion")}
     with naming_plugin(common.get("user_dir")):
         kept = {key: value for key, value in sections["dataset"].items() if key != "data_weights"}  # of other corpora
         sections["dataset"] = {**kept, _place_of_data(sections["dataset"]): data}

@@ -9,9 +9,7 @@ from ftk.config import Chosen, section, slot
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
-from ftk.optim.ema_config import EMAConfig
-from ftk.optim.loss_scale_config import LossScaleConfig
-from ftk.optim.parameters_config import ParametersConfig
+from ftk.optim.config import EMAConfig, LossScaleConfig, ParametersConfig
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from ftk.report.config import ReportConfig
 from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
@@ -223,7 +221,7 @@ class TrainConfig:
     command: CommandConfig = section("command", saved=False)
     common: CommonConfig = section("common")
     logging: LoggingConfig = section("logging", resume="free")
-    task: Chosen = slot(TASKS, flag="--task", default="glm_blank", help="what is learned", resume="dataloader")
+    task: Chosen = slot(TASKS, flag="--task", default_from="model", help="what is learned", resume="dataloader")
     model: Chosen = slot(
         MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model", short="-a"
     )
