@@ -152,28 +152,29 @@ class Trainer:
                 micro_batches = next(groups, None)
             if micro_batches is None:
                 return None
-            if not self.train_step(micro_batches):
+            num_updates = self.state.num_updates
+            self.train_step(micro_batches)
+            if self.state.num_updates == num_updates:
                 return self._validate_and_save(self._stop_agreed(), save_due=True)
             self.output.update()
             if (reason := self._after_update()) is not None:
                 return reason
 
-    def train_step(self, micro_batches: list[Batch]) -> bool:
+    def train_step(self, micro_batches: list[Batch]) -> None:
         """One update: gradients of all micro-batches, divided once by their targets, clipped once, applied.
 
         A loss or gradient that is infinite or not a number skips the update: parameters and optimizer stay
         as they were, `num_updates` goes on, the figures leave it out. Nothing here waits for the device.
 
+        Where several ranks have just agreed to stop, the update is not taken, and `num_updates` stays.
+
         Args:
             micro_batches: this rank's CPU batches as the collater made them.
-
-        Returns:
-            Whether the update was taken; not where several ranks have just agreed to stop.
         """
         run, state, update, hooks = self.run, self.state, self.run.update, self.run.hooks
         counts = self.coordinator.before_update(update.count(micro_batches))
         if run.world.size > 1 and self._stop_agreed() is not None:
-            return False
+            return
         hooks.call("before_step", self.info, micro_batches)
         with update.gradients(state.num_updates, counts) as scale:
             sums = update.runner.forward_backward(micro_batches, scale)
@@ -193,7 +194,6 @@ class Trainer:
         self._in_step = False
         self.info = dataclasses.replace(self.info, num_updates=state.num_updates, skip=skip)
         hooks.call("after_step", self.info)
-        return True
 
     def _after_update(self) -> str | None:
         """Log, validate and save where due; returns why the run is to stop, None if it goes on."""
