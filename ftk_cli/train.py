@@ -50,10 +50,9 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
         torch.set_num_threads(config.common.num_threads)
 
     from ftk.model_parallel.same_start import options_by_flag
-    from ftk.model_parallel.world import is_main_process, open_world
+    from ftk.model_parallel.world import is_main_process, open_world, resolve_device
     from ftk.tasks.data_facts import check_same_data
     from ftk.trainer.dataloading import split_names
-    from ftk.trainer.device import resolve_device
     from ftk.trainer.parallel_check import check_parallel
     from ftk.trainer.run import build_task
 

@@ -82,8 +82,7 @@ def body(argv: list[str]) -> int:
 
     from ftk.model_parallel.config import ParallelConfig
     from ftk.model_parallel.same_start import options_by_flag
-    from ftk.model_parallel.world import open_world
-    from ftk.trainer.device import resolve_device
+    from ftk.model_parallel.world import open_world, resolve_device
 
     if root.common.num_threads is not None:
         torch.set_num_threads(root.common.num_threads)

@@ -24,7 +24,7 @@ from ftk.errors import UserError, counted
 from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
-from ftk.model_parallel.world import World
+from ftk.model_parallel.world import World, resolve_device
 from ftk.optim.ema import EMA
 from ftk.optim.parameter_groups import ParameterRules, apply_freeze, parameter_rules
 from ftk.optim.schedules import GroupSchedules, group_schedules
@@ -32,7 +32,6 @@ from ftk.tasks.base import Task
 from ftk.trainer import dataloading
 from ftk.trainer.checkpoints import Checkpoints
 from ftk.trainer.config import TrainConfig
-from ftk.trainer.device import resolve_device
 from ftk.trainer.hooks import Hook, Hooks, build_hooks
 from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.log.run_report import report_hooks

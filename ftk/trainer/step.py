@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from ftk.batch import Batch
 from ftk.criterions.base import Criterion, LossOutput
 from ftk.model_parallel.gradients import GlobalGradients, gradient_sync, guarded, is_non_finite
-from ftk.model_parallel.step_module import StepModule
+from ftk.model_parallel.step_module import StepModule, autocast
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
 from ftk.optim.loss_scaler import LossScaler
 from ftk.optim.parameter_groups import gradient_multipliers, multiply_gradients
 from ftk.trainer.config import TrainConfig
-from ftk.trainer.device import autocast
 from ftk.trainer.log.metrics import Stopwatch, Sums
 from ftk.trainer.signals import STOP_SIGNALS, StopSignals
 

@@ -233,7 +233,7 @@ def averages(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss) of a loss in nats, with the loss capped at 20 as in the original GLM."""
+    """exp(loss) of a loss in nats, with the loss capped at 20: beyond that no digit says anything."""
     return math.exp(min(loss, 20.0))
 
 
