@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 import unicodedata
 from collections.abc import Collection
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 class UserError(Exception):
     """A mistake in what the user gave: a flag, a file, a configuration.
 
-    The message says what is wrong, where (file:line, field, flag) and how to mend it, in one or two lines.
+    The message says what is wrong, where (file:line, field) and how to mend it, in one or two lines. It names options
+    by their field, in backticks; commands show the flag instead (`with_flags`).
     It is raised where the fact is known and printed once, without traceback, by the command
     (`ftk_cli.frame.run`), which then exits with code 2.
     """
@@ -30,7 +32,12 @@ class LogFormatter(logging.Formatter):
         super().__init__(" | ".join(parts), datefmt="%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        return visible(with_flags(super().format(record)))
+
+
+def with_flags(text: str) -> str:
+    """A message or help text for the command line: `tensor_parallel_size` in backticks is `--tensor-parallel-size`."""
+    return re.sub(r"`([a-z][a-z0-9_]*)`", lambda field: "--" + field[1].replace("_", "-"), text)
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

@@ -63,6 +63,7 @@ def load_model(
     from ftk.checkpoint.layout import MODEL
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
     from ftk.checkpoint.storage import read_index
+    from ftk.modules.few_rows import prepare
 
     _check_dtype(dtype)
     folder = resolve_checkpoint(path)
@@ -73,6 +74,7 @@ def load_model(
     def build_model() -> nn.Module:
         with bounded_by(read_index(folder / MODEL).tensors, folder):
             model: nn.Module = chosen.build()
+        prepare(model)
         return model
 
     if world is not None and world.size > 1:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, TextIO
 
-from ftk.errors import LogFormatter, UserError, visible
+from ftk.errors import LogFormatter, UserError, visible, with_flags
 from ftk_cli import launched
 
 USER_ERROR = 2
@@ -160,7 +160,7 @@ def say(prog: str, error: BaseException, show_traceback: bool) -> int:
     """Says what went wrong, once, and returns the exit code. Of several processes the one that failed first speaks."""
     code = USER_ERROR if isinstance(error, UserError) else FAILURE
     if isinstance(error, UserError):
-        text = str(error)
+        text = with_flags(str(error))
     elif isinstance(error, KeyboardInterrupt):
         text = "interrupted"
     elif isinstance(error, Terminated):

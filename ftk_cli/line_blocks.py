@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ftk.errors import UserError
+from ftk.errors import UserError, with_flags
 from ftk_cli.progress import say, write
 from ftk_cli.prompt_input import Lines, line_text
 
@@ -38,7 +38,7 @@ class Asked(Generic[T]):
 
 def refusal(error: UserError) -> str:
     """What is wrong with a line; of the line itself no more than a few hundred characters are repeated."""
-    message = str(error)
+    message = with_flags(str(error))
     if len(message) <= _LONGEST_MESSAGE:
         return message
     return f"{message[: _LONGEST_MESSAGE // 2]} … {message[-_LONGEST_MESSAGE // 2 :]}"

@@ -55,7 +55,7 @@ ROOMS: dict[str, set[str]] = {
         "evaluation",
         "report",
     },
-    "hub": {"config", "tokenizers", "model_parallel", "checkpoint", "generation", "models", "data", "tasks"},
+    "hub": {"config", "tokenizers", "modules", "model_parallel", "checkpoint", "generation", "models", "data", "tasks"},
 }
 FORBIDDEN = {
     "data": ("torch.nn", "torch.distributed"),

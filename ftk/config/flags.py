@@ -12,7 +12,7 @@ from typing import Any
 
 from ftk.config.options import MISSING, Option, options_of
 from ftk.config.root import Tree, sections_of, slots_of
-from ftk.errors import UserError, visible
+from ftk.errors import UserError, visible, with_flags
 from ftk.version import __version__
 
 SlotOptions = list[tuple[str, str, list[Option], Tree]]
@@ -103,7 +103,7 @@ def parse(
             _claim(owners, slot.flag, f"the choice of {key}")
             default = f"; default: {slot.default}" if slot.default else ""
             default = f"; default: the {slot.default_from}'s" if slot.default_from else default
-            text = f"{slot.help or key}: {', '.join(slot.choices.names())}{default}".replace("%", "%%")
+            text = f"{with_flags(slot.help) or key}: {', '.join(slot.choices.names())}{default}".replace("%", "%%")
             parts.add_argument(*slot.flags, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text)
     groups: SlotOptions = [(key, title, options, {}) for key, title, options in _sections(root)]
     groups += [(key, f"{key}: {name}", options, filled) for key, name, options, filled in slot_options]
@@ -189,7 +189,7 @@ def _help(option: Option, default: Any) -> str:
             notes.append(f"default: {shown}")
     elif default is MISSING:
         notes.append("required")
-    text = option.help + (f" ({'; '.join(map(str, notes))})" if notes else "")
+    text = with_flags(option.help) + (f" ({'; '.join(map(str, notes))})" if notes else "")
     return text.replace("%", "%%")
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ftk.generation.blanks import Chunk
 from ftk.generation.device import sent
@@ -17,18 +17,8 @@ from ftk.generation.reading import Where, read_packed, read_padded
 from ftk.modules.attention import fused_attention
 from ftk.modules.kv_cache import KeyValueCache
 
-
-class DecodableModel(Protocol):
-    """What a model must offer to be decoded with caches; each layer is called `layer(hidden, attend)`."""
-
-    layers: nn.ModuleList
-    final_norm: nn.Module
-
-    def embed(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
-        """tokens [B, T], position_ids [B, 2, T] -> [B, T, H]"""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] -> [..., V]"""
+if TYPE_CHECKING:
+    from ftk.models.base import Backbone
 
 
 class CachedDecoder:
@@ -43,7 +33,7 @@ class CachedDecoder:
         2 b L H rows (prefix_capacity + W branch_capacity)
 
     Args:
-        model: see `DecodableModel`.
+        model: its layers, behind `embed` and before `finish` and `head`, get a cache as their `attend`.
         num_rows: prompts at once.
         width: W.
         prefix_capacity: most tokens that any prompt will have settled.
@@ -56,7 +46,7 @@ class CachedDecoder:
 
     def __init__(
         self,
-        model: DecodableModel,
+        model: Backbone,
         num_rows: int,
         width: int,
         prefix_capacity: int,
@@ -111,11 +101,11 @@ class CachedDecoder:
         index = np.asarray(rows)
         where = Where(index, self.prefix_lengths[index], self.context_lengths[index])
         reading = (read_packed if self.packed else read_padded)(chunks, where, self.device)
-        hidden = self.model.embed(reading.tokens, reading.position_ids)  # [B, T, H]
+        hidden = self.model.embed(reading.tokens, position_ids=reading.position_ids)  # [B, T, H]
         for layer, cache in zip(self.model.layers, self.caches, strict=True):
             hidden = layer(hidden, reading.attend(cache))
         if self.states is not None:
-            self.states.settle(self.model.final_norm(hidden), reading.places)
+            self.states.settle(self.model.finish(hidden), reading.places)
         hidden = hidden[reading.last]  # [n, H]
 
         self.prefix_lengths[index] += [len(chunk.tokens) for chunk in chunks]
@@ -124,7 +114,7 @@ class CachedDecoder:
         self.live[index] = 1
         self._pointers = None
         self._see_settled(index)
-        return self.model.logits(self.model.final_norm(hidden))
+        return self.model.head(self.model.finish(hidden))
 
     def step(self, tokens: Tensor) -> Tensor:
         """Reads one more token of each hypothesis.
@@ -146,15 +136,15 @@ class CachedDecoder:
             self._mask.view(-1).index_fill_(0, pointers.marks, 0.0)
             if self.width > 1 or (lengths < length).any():
                 mask = self._mask[:num_rows, None, :, :length]  # [R, 1, W, S]
-        hidden = self.model.embed(tokens, pointers.position_ids)  # [R, W, H]
+        hidden = self.model.embed(tokens, position_ids=pointers.position_ids)  # [R, W, H]
         for layer, cache in zip(self.model.layers, self.caches, strict=True):
             hidden = layer(hidden, _StepAttention(cache, pointers.places, mask, length))
         self.branch_lengths += self.live
         pointers.advance()
-        hidden = self.model.final_norm(hidden)  # [R, W, H]
+        hidden = self.model.finish(hidden)  # [R, W, H]
         if self.states is not None:
             self.states.look(hidden)
-        return self.model.logits(hidden)
+        return self.model.head(hidden)
 
     def reorder(self, sources: Tensor) -> None:
         """In the first R rows hypothesis w of row r continues what was sources[r, w]: int64 [R, W]."""

@@ -17,7 +17,7 @@ from ftk.modules.attention import Attend
 class Ensemble(nn.Module):
     """Models that are decoded together; the probability of a token is the mean of what they say.
 
-    It looks like one `DecodableModel`: hidden states stand side by side, [..., H1 + H2 + ...], each member's layers
+    It is decoded like one: hidden states stand side by side, [..., H1 + H2 + ...], each member's layers
     change their own part, and its logits are the logarithms of the mean probabilities. So every member has keys and
     values of its own in the decoder, and searches, processors and scoring know nothing of it.
 
@@ -52,19 +52,24 @@ class Ensemble(nn.Module):
         self.layers = nn.ModuleList(
             _PartLayer(layer, part) for model, part in zip(members, self._parts, strict=True) for layer in model.layers
         )
-        self.final_norm = _PartNorms([model.final_norm for model in members], self._parts)
         self.train(any(model.training for model in models))  # a new module is in training, whatever its parts are in
 
-    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """tokens [B, T], position_ids [B, 2, T] or None -> [B, T, H1 + H2 + ...]"""
+    def embed(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """tokens [B, T], others as the members' -> [B, T, H1 + H2 + ...]"""
         members: list[Any] = list(self.members)
-        return torch.cat([model.embed(tokens, position_ids) for model in members], dim=-1)
+        return torch.cat([model.embed(tokens, **inputs) for model in members], dim=-1)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def finish(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H1 + H2 + ...] -> the same shape"""
+        members: list[Any] = list(self.members)
+        parts = zip(members, self._parts, strict=True)
+        return torch.cat([model.finish(hidden[..., part]) for model, part in parts], dim=-1)
+
+    def head(self, hidden: Tensor) -> Tensor:
         """hidden [..., H1 + H2 + ...] -> float32 [..., V], logarithms of the mean probabilities"""
         members: list[Any] = list(self.members)
         logprobs = [
-            model.logits(hidden[..., part]).float().log_softmax(-1)
+            model.head(hidden[..., part]).float().log_softmax(-1)
             for model, part in zip(members, self._parts, strict=True)
         ]
         return torch.stack(logprobs).logsumexp(0) - math.log(len(logprobs))
@@ -82,17 +87,3 @@ class _PartLayer(nn.Module):
         """hidden [B, T, H1 + H2 + ...] -> the same shape"""
         before, own, behind = hidden[..., : self.part.start], hidden[..., self.part], hidden[..., self.part.stop :]
         return torch.cat((before, self.layer(own, attend), behind), dim=-1)
-
-
-class _PartNorms(nn.Module):
-    """The members' last norms, each on its part."""
-
-    def __init__(self, norms: Sequence[nn.Module], parts: Sequence[slice]) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(norms)
-        self.parts = list(parts)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H1 + H2 + ...] -> the same shape"""
-        pairs = zip(self.norms, self.parts, strict=True)
-        return torch.cat([norm(hidden[..., part]) for norm, part in pairs], dim=-1)

@@ -30,8 +30,8 @@ class LanguageModel:
     al. 2015, 4.1; fairseq's --lm-path). Text that is longer than the language model's positions is cut at its left.
 
     Args:
-        model: a `DecodableModel`, which is decoded with keys and values of its own; or any module that is called as
-            `model(tokens, position_ids=..., context_length=...)`, whose whole input is read for each token.
+        model: a `ftk.models.base.Backbone`, which is decoded with keys and values of its own; or any module that is
+            called as `model(tokens, position_ids=..., context_length=...)`, whose whole input is read for each token.
         special: as for `BlankGenerator`.
         weight: of its log-probabilities; 0: it is asked, but changes nothing.
         ends: whether it has a say in where an answer ends, too. It does not know what stands behind the blank, and one

@@ -1,34 +1,173 @@
-"""What a language model offers to criterions, generators and scorers: the protocol, not a base class."""
+"""The contract of a model family: what trainer, pipeline, generation, export and planner ask of a model."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from ftk.errors import UserError
+from ftk.modules.attention import Attend, SequenceAttention, attention_form, sequence_attention
+from ftk.modules.heads import Head, TiedVocabulary
+from ftk.modules.initialization import initial_of
+from ftk.modules.masks import Visibility
+from ftk.modules.precision import matmul_dtype
 
 
-class LanguageModel(Protocol):
-    """A model whose output layer can be applied apart from its trunk, so that [B, T, V] need never exist.
+class Backbone(nn.Module):
+    """An embedding, a list of layers, called as `layer(hidden, attend)`, and what a head reads behind the last one.
 
-    One whose output layer is a matrix alone also offers it as `output_weight` [V, H]: logits(hidden) is then
-    hidden @ output_weight.T, and the criterion may fuse it with the loss. One that can keep packed
-    documents apart (--document-mask) also takes `document_ids` [B, T] int64. One whose layers processes may share
-    (--tensor-parallel-size) offers `tensor_parallel_plan`, see `ftk.model_parallel.tensor_parallel.plan`.
+    A family gives `INPUTS`, `layers`, `embed`, `attend` and `finish`, and calls `init_weights(seed)` at the end of its
+    `__init__`. `hidden_states` and `forward` are written here. It may also give `tensor_parallel_plan`
+    (`ftk.model_parallel.tensor_parallel.plan`) and `training_flops` (`CountsFlops`).
+
+    Args:
+        config: the options of the family: a dataclass with at least `vocab_size`, `num_layers`, `hidden_size`,
+            `num_attention_heads`, `inner_size` and `max_positions`.
     """
 
-    def __call__(
-        self, tokens: Tensor, *, position_ids: Tensor | None = None, context_length: Tensor | None = None
-    ) -> Tensor:
-        """tokens [B, T], position_ids [B, 2, T], context_length [B], all int64 -> logits [B, T, V]"""
+    INPUTS: ClassVar[dict[str, str]]
+    """Names of the inputs, all int64, and their axes: {"tokens": "B T", "position_ids": "B 2 T"}; `tokens` first."""
 
-    def hidden_states(
-        self, tokens: Tensor, *, position_ids: Tensor | None = None, context_length: Tensor | None = None
-    ) -> Tensor:
-        """The same arguments -> what the output layer reads, [B, T, H]"""
+    config: Any
+    layers: nn.ModuleList
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The output layer: hidden [..., H] -> [..., V]"""
+    embed: Callable[..., Tensor]
+    """(tokens [B, T], inputs of its own by name) -> [B, T, H]; an input that is not given is None."""
+
+    attend: Callable[..., Attend]
+    """(tokens [B, T], inputs of its own by name) -> the attention of whole sequences, inside of `around`."""
+
+    finish: Callable[[Tensor], Tensor]
+    """What comes behind the last layer, such as a norm: hidden [..., H] -> what the head reads, [..., H]."""
+
+    _embed_inputs: ClassVar[frozenset[str]]
+    _attend_inputs: ClassVar[frozenset[str]]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "INPUTS" not in cls.__dict__:
+            return
+        # Once for each class: signatures are slow, and torch.compile does not look into them.
+        cls._embed_inputs, cls._attend_inputs = _own_inputs(cls.embed), _own_inputs(cls.attend)
+        if {"tokens", *cls._embed_inputs, *cls._attend_inputs} != cls.INPUTS.keys():
+            raise TypeError(
+                f"{cls.__name__}.INPUTS names {', '.join(cls.INPUTS)}, but embed takes tokens, "
+                f"{', '.join(sorted(cls._embed_inputs))} and attend tokens, {', '.join(sorted(cls._attend_inputs))}"
+            )
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """What the head makes of every place.
+
+        Args:
+            tokens: [B, T] int64.
+            inputs: others of `INPUTS`, by name.
+
+        Returns:
+            [B, T, V] with a vocabulary as the head.
+
+        Raises:
+            UserError: an input that the model does not take.
+        """
+        return self.head(self.hidden_states(tokens, **inputs))
+
+    def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """What the head reads, [B, T, H]; arguments as in `forward`."""
+        for_embed, for_attend = self.split_inputs(inputs)
+        hidden = self.embed(tokens, **for_embed)
+        attend = self.attend(tokens, **for_attend)
+        for layer in self.layers:
+            hidden = layer(hidden, attend)
+        return self.finish(hidden)
+
+    def split_inputs(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Of the inputs besides the tokens what `embed` takes, and what `attend` takes; some are for both.
+
+        Raises:
+            UserError: an input that the model does not take.
+        """
+        if unknown := inputs.keys() - self.INPUTS.keys():
+            raise UserError(f"{type(self).__name__} takes no {min(unknown)}; its inputs are {', '.join(self.INPUTS)}")
+        return (
+            {name: value for name, value in inputs.items() if name in self._embed_inputs},
+            {name: value for name, value in inputs.items() if name in self._attend_inputs},
+        )
+
+    @property
+    def head(self) -> Head:
+        """The output layer: the module that is registered as `head`, else the token embedding.
+
+        Found on each access, because quantisation puts another embedding in its place.
+        """
+        own: Any = self._modules.get("head")
+        return TiedVocabulary(self.token_embedding) if own is None else own  # type: ignore[arg-type]
+
+    def around(
+        self, position_ids: Tensor | None = None, key_positions: Tensor | None = None
+    ) -> Callable[[Attend], Attend]:
+        """What a family puts around each `attend`, of whole sequences and of caches alike; here nothing.
+
+        A rotation of queries and keys, a bias or another scale of the scores: a named tuple that holds an `attend`.
+
+        Args:
+            position_ids: of the queries, as in `INPUTS`; None: 0 to T - 1.
+            key_positions: of the keys, where they are not those of the queries.
+        """
+        return _as_it_is
+
+    def sequence_attend(self, tokens: Tensor, visibility: Visibility) -> SequenceAttention:
+        """The attention of whole sequences in the form that the options ask for; for `attend` of a family.
+
+        Args:
+            tokens: [B, T].
+            visibility: which of them sees which.
+        """
+        config, num_tokens = self.config, tokens.size(1)
+        # The first is a norm's; matrices may be quantised. And every stage of a pipeline has a layer.
+        dtype = matmul_dtype(next(self.layers.parameters()))
+        head_size = config.hidden_size // config.num_attention_heads
+        form = attention_form(config.attention, tokens.device, dtype, num_tokens, head_size, config.attention_dropout)
+        dropout = config.attention_dropout if self.training else 0.0
+        return sequence_attention(form, visibility, num_tokens, tokens.device, dropout, dtype)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int | None = None) -> None:
+        """Draws all weights anew; parameters on the meta device are left alone.
+
+        Args:
+            seed: the seed of torch's default generator if None.
+        """
+        seed = torch.initial_seed() if seed is None else seed
+        for name, parameter in self.named_parameters():
+            if not parameter.is_meta:
+                parameter.copy_(self.initial_value(name, parameter.shape, seed))
+
+    def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
+        """The whole initial value of a parameter or buffer, float32 on the CPU: a function of its arguments alone.
+
+        Args:
+            name: in this model.
+            shape: of the whole.
+            seed: of the model.
+
+        Raises:
+            UserError: the module that has it declares none (`ftk.modules.initialization.declare`).
+        """
+        owner, _, own_name = name.rpartition(".")
+        initial = initial_of(self.get_submodule(owner), own_name)
+        if initial is None:
+            raise UserError(
+                f"{type(self).__name__}: {name} has no initial value; declare it where the module is made: "
+                f"declare(module, {own_name}=Normal(0.02)), of ftk.modules.initialization"
+            )
+        return initial(name, shape, seed)
 
 
 @runtime_checkable
@@ -43,3 +182,12 @@ class CountsFlops(Protocol):
             num_targets: positions with logits.
             num_pairs: query-key pairs: the sum over sequences of their padded length squared.
         """
+
+
+def _own_inputs(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of the arguments besides `self` and `tokens`."""
+    return frozenset(list(inspect.signature(function).parameters)[2:])
+
+
+def _as_it_is(attend: Attend) -> Attend:
+    return attend

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ftk.errors import UserError
 from ftk.modules.dropout import dropout
-from ftk.modules.linear import Linear
+from ftk.modules.initialization import Normal, declare
 from ftk.modules.masks import Visibility
 
 FLEX_MIN_HEAD_SIZE = 16
@@ -52,15 +52,16 @@ class Attention(nn.Module):
     Args:
         hidden_size: H.
         num_heads: A; must divide H.
+        init_std, output_std: of the initial weights; the latter of the projection into the residual path.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, *, init_std: float = 0.02, output_std: float = 0.02) -> None:
         super().__init__()
         if hidden_size % num_heads:
             raise UserError(f"num_attention_heads {num_heads} does not divide hidden_size {hidden_size}; change one")
         self.head_size = hidden_size // num_heads
-        self.qkv = Linear(hidden_size, 3 * hidden_size)
-        self.output = Linear(hidden_size, hidden_size)
+        self.qkv = declare(nn.Linear(hidden_size, 3 * hidden_size), weight=Normal(init_std))
+        self.output = declare(nn.Linear(hidden_size, hidden_size), weight=Normal(output_std))
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""

@@ -1,12 +1,10 @@
-"""Token embedding tied to the output layer, and learned positions in one or two dimensions."""
+"""The token embedding that is the output layer too."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from ftk.modules.linear import linear
 
 
 class TiedEmbedding(nn.Embedding):
@@ -34,52 +32,9 @@ class TiedEmbedding(nn.Embedding):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., V]; there is no bias."""
-        return linear(hidden, self.weight)
-
-
-class PositionEmbedding(nn.Module):
-    """Learned absolute positions.
-
-    Args:
-        max_positions: number of rows; positions run from 0 to max_positions - 1.
-        hidden_size: H.
-    """
-
-    def __init__(self, max_positions: int, hidden_size: int) -> None:
-        super().__init__()
-        self.position = nn.Embedding(max_positions, hidden_size)
-
-    def forward(self, position_ids: Tensor) -> Tensor:
-        """position_ids [B, T], or [B, 2, T] of which the second row is left unread -> [B, T, H]"""
-        rows = position_ids.reshape(position_ids.size(0), -1, position_ids.size(-1))  # [B, 1 or 2, T]
-        return self.position(rows[:, 0])
-
-
-class BlockPositionEmbedding(nn.Module):
-    """Learned 2-D positions: place in the text, and place within the blank (Du et al. 2022, 2.2).
-
-    Args:
-        max_positions: both tables have max_positions + 1 rows, as published.
-        hidden_size: H.
-    """
-
-    def __init__(self, max_positions: int, hidden_size: int) -> None:
-        super().__init__()
-        self.position = nn.Embedding(max_positions + 1, hidden_size)
-        self.block = nn.Embedding(max_positions + 1, hidden_size)
-
-    def forward(self, position_ids: Tensor) -> Tensor:
-        """position_ids [B, 2, T]: in the text, and within the blank (0 in the context) -> [B, T, H]"""
-        position, block = position_ids.unbind(1)  # each [B, T]
-        return self.position(position) + self.block(block)
+        return F.linear(hidden, self.weight)
 
 
 def _make_gradient_dense(parameter: Tensor) -> None:
     if parameter.grad is not None and parameter.grad.is_sparse:
         parameter.grad = parameter.grad.to_dense()
-
-
-def plain_positions(tokens: Tensor) -> Tensor:
-    """[B, 2, T] for tokens [B, T] that have no blanks: 0, 1, ... T - 1 in the text, 0 within a blank."""
-    position = torch.arange(tokens.size(1), device=tokens.device)
-    return torch.stack((position, torch.zeros_like(position))).expand(tokens.size(0), -1, -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ftk.modules.linear import Linear
+from ftk.modules.initialization import Normal, declare
 
 
 class FeedForward(nn.Module):
@@ -13,13 +13,14 @@ class FeedForward(nn.Module):
 
     Args:
         hidden_size: H.
-        inner_size: width between the two layers, 4 H in GLM.
+        inner_size: width between the two layers.
+        init_std, output_std: of the initial weights of the first and the second layer.
     """
 
-    def __init__(self, hidden_size: int, inner_size: int) -> None:
+    def __init__(self, hidden_size: int, inner_size: int, *, init_std: float = 0.02, output_std: float = 0.02) -> None:
         super().__init__()
-        self.inner = Linear(hidden_size, inner_size)
-        self.output = Linear(inner_size, hidden_size)
+        self.inner = declare(nn.Linear(hidden_size, inner_size), weight=Normal(init_std))
+        self.output = declare(nn.Linear(inner_size, hidden_size), weight=Normal(output_std))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""

@@ -7,14 +7,82 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn import functional as F
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ftk.modules import _few_rows
+from ftk.modules.embeddings import TiedEmbedding
 
 _PRODUCTS_OF_A_THREAD = 1 << 16
 """Multiplications for which it is worth to wake one more thread (20 microseconds of one)."""
+
+FEW_ROWS = 64
+"""The most rows (tokens) that do not go to `F.linear`, but to our kernel where it is the fastest, else to oneDNN.
+
+`F.linear` in float32 goes to MKL, which packs the weights anew for every product of more than one row: up to twice the
+time of oneDNN (`scripts/benchmark/few_rows.py`).
+"""
+
+
+def prepare(model: nn.Module) -> None:
+    """Makes a model's products fast where a step of generation has only a few rows for them, in place.
+
+    Its linear layers and the tied output layer ask for the fastest kernel each time. Parameters stay what they are, and
+    so do values up to rounding; where there are gradients, torch's own kernels are taken as before.
+    """
+    for part in model.modules():
+        part.__class__ = {nn.Linear: FewRowsLinear, TiedEmbedding: FewRowsEmbedding}.get(type(part), type(part))
+
+
+class FewRowsLinear(nn.Linear):
+    """`nn.Linear`, by `linear`; same parameters, same values."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [..., I] -> [..., O]"""
+        return linear(hidden, self.weight, self.bias)
+
+
+class FewRowsEmbedding(TiedEmbedding):
+    """`TiedEmbedding` with its output layer by `linear`."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] -> [..., V]; there is no bias."""
+        return linear(hidden, self.weight)
+
+
+def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """hidden [..., I] times weight [O, I] transposed, plus bias [O]: [..., O], by the fastest kernel."""
+    if _has_few_rows(hidden, weight, bias):
+        if hidden.numel() <= most_rows() * hidden.size(-1) and weight.is_contiguous():
+            return few_rows_linear(hidden, weight, bias)
+        if _has_onednn():
+            return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
+    return F.linear(hidden, weight, bias)
+
+
+def _has_few_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether this is a step of generation, in float32, that a kernel may make."""
+    return (
+        may_be_read_by_address(hidden, weight, bias)  # first: sizes that are asked for would be guards of an export
+        and hidden.dtype == weight.dtype == torch.float32
+        and 0 < hidden.numel() <= FEW_ROWS * hidden.size(-1)
+        and weight.dim() == 2
+        and hidden.size(-1) == weight.size(1)
+        and (bias is None or (bias.dtype == torch.float32 and bias.shape == weight.shape[:1]))
+    )
+
+
+@cache
+def _has_onednn() -> bool:
+    """Asked once: the operator is private to torch, which has it for compiled models."""
+    try:
+        given, weight = torch.ones(1, 2, 3), torch.ones(4, 3)
+        found = torch.ops.mkldnn._linear_pointwise(given, weight, None, "none", [], "")
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return found.shape == (1, 2, 4) and bool((found == 3).all())
 
 
 def few_rows_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
@@ -48,10 +116,10 @@ def few_rows_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, 
 
 
 def may_be_read_by_address(*tensors: Tensor | None) -> bool:
-    """Whether these are plain memory of the CPU, and what is computed with them is nobody's business.
+    """Whether these are plain memory of the CPU, and nothing follows what is computed with them.
 
     A kernel that gets addresses sees no gradients, no transforms of functions, no tensors of other kinds (DTensor,
-    fake, sparse), and is seen by nobody who records operators; in all these cases the answer is no.
+    fake, sparse), and is not recorded as an operator; in all these cases the answer is no.
     """
     return (
         not torch.compiler.is_compiling()
@@ -78,7 +146,7 @@ def _is_plain(tensor: Tensor) -> bool:
 def most_int8_rows() -> int:
     """As `most_rows`, for int8 weights, beside PyTorch's packed kernel, which is made for AVX-512 and bfloat16.
 
-    Milliseconds of both on that EPYC, twelve layers of glm_base: 1 row 6.4 and 10.3, 4 rows 8.3 and 15.6, 16 rows 20.0
+    Milliseconds of both on that EPYC, twelve layers of 768: 1 row 6.4 and 10.3, 4 rows 8.3 and 15.6, 16 rows 20.0
     and 45.4.
     """
     return 16 if most_rows() and not _has_avx512() else 0

@@ -75,7 +75,7 @@ def _replace(
     layers = getattr(model, "layers", None)
     found = [] if layers is None else [name for name, layer in layers.named_modules() if isinstance(layer, nn.Linear)]
     if layers is None or not found:
-        raise UserError(f"{type(model).__name__} has no linear layers under `layers`; it cannot be quantised")
+        raise UserError(f"{type(model).__name__} has no linear layers under layers; it cannot be quantised")
     for name in found:
         parent_name, _, own_name = name.rpartition(".")
         old = layers.get_submodule(name)

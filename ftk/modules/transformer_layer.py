@@ -18,6 +18,7 @@ class TransformerLayer(nn.Module):
         inner_size: width of the feed-forward network.
         dropout: probability with which a value of either output is dropped before it is added.
         layer_norm_eps: added to the variance in the layer norms.
+        init_std, output_std: of the initial weights; the latter of the layers that write into the residual path.
     """
 
     def __init__(
@@ -27,12 +28,16 @@ class TransformerLayer(nn.Module):
         inner_size: int,
         dropout: float = 0.0,
         layer_norm_eps: float = 1e-5,
+        *,
+        init_std: float = 0.02,
+        output_std: float = 0.02,
     ) -> None:
         super().__init__()
+        spread = {"init_std": init_std, "output_std": output_std}
         self.attention_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.attention = Attention(hidden_size, num_heads)
+        self.attention = Attention(hidden_size, num_heads, **spread)
         self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.feed_forward = FeedForward(hidden_size, inner_size)
+        self.feed_forward = FeedForward(hidden_size, inner_size, **spread)
         self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:

@@ -37,6 +37,7 @@ from ftk.errors import UserError
 from ftk.generation import Answer
 from ftk.generation.processors import Processor, SearchState
 from ftk.models import build_model
+from ftk.modules.few_rows import prepare
 from ftk.modules.quantization import Quantization, quantize_model
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tokenizers import build_tokenizer
@@ -52,6 +53,7 @@ def main() -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     model = build_model(options.arch).eval().to(options.device)
+    prepare(model)
     models = {name: variant(model, name) for name in options.precision}
     figures: dict[str, Any] = {"arch": options.arch, "context": options.context, "torch": torch.__version__}
     figures |= {"threads": torch.get_num_threads(), "device": options.device}
@@ -194,10 +196,10 @@ def ftk_steps(
     generator = BlankGenerator(model, SPECIAL, max_len=num_tokens, min_len=num_tokens, **search)
     embed, began = model.embed, []
 
-    def timed(*given: Any) -> Tensor:
+    def timed(*given: Any, **inputs: Any) -> Tensor:
         synchronize(next(model.parameters(), torch.zeros(0)).device)
         began.append(time.perf_counter())
-        return embed(*given)
+        return embed(*given, **inputs)
 
     model.embed = timed  # the only thing that is called once a step and costs nothing
     try:

@@ -15,8 +15,8 @@ from ftk_cli import validate
 def run_all(jobs: list[list[str]]) -> int:
     load = validate.load
 
-    def counted(root, world, task, criterion):
-        model, runner = load(root, world, task, criterion)
+    def counted(root, world, criterion):
+        model, runner = load(root, world, criterion)
         held = world.gather_json(sum(local(parameter).numel() for parameter in model.parameters()))
         if world.is_main:
             print(json.dumps({"held": held}), flush=True)

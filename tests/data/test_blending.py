@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftk.batch import Batch
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.corpora._blending import blend_corpora
 from ftk.data.corpora.blending import BlendedDataset, Part, ShardedDataset, shares_of, weights_by_size
@@ -144,11 +146,16 @@ def test_wrong_weights_are_refused(weights):
 
 
 def collate(samples):
-    return {"ids": [sample["id"] for sample in samples]}
+    ids = torch.tensor([sample["id"] for sample in samples])  # [B, 3]
+    return Batch({"tokens": ids}, targets=ids[:, 0], places=torch.arange(len(ids)))
+
+
+def ids_of(batch):
+    return [tuple(row) for row in batch.inputs["tokens"].tolist()]
 
 
 def epoch_of(made):
-    return [sample for batch in made.batches() for sample in batch["ids"]]
+    return [sample for batch in made.batches() for sample in ids_of(batch)]
 
 
 def test_shards_take_turns_and_epochs_have_their_lengths():
@@ -195,7 +202,7 @@ def test_a_blend_is_resumed_by_other_ranks_and_workers(stop, first, second):
     for made in ranks(*first):
         made.load_state_dict({"epoch": 2, "samples_consumed": 0})
         for number, batch in enumerate(made.batches(), start=1):
-            seen += batch["ids"]
+            seen += ids_of(batch)
             if number == stop:
                 break
         states.append(made.state_dict())
@@ -204,5 +211,5 @@ def test_a_blend_is_resumed_by_other_ranks_and_workers(stop, first, second):
     for made in ranks(*second):
         made.load_state_dict(states[0])
         for batch in made.batches():
-            seen += batch["ids"]
+            seen += ids_of(batch)
     assert sorted(set(seen)) == sorted(expected[1])

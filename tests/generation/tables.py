@@ -23,12 +23,14 @@ class TableModel(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.tensor(probabilities, dtype=torch.float64).log().float())
         self.layers = nn.ModuleList()
-        self.final_norm = nn.Identity()
 
     def embed(self, tokens, position_ids):
         return nn.functional.one_hot(tokens, len(self.table)).float()  # [B, T, V]
 
-    def logits(self, hidden):
+    def finish(self, hidden):
+        return hidden
+
+    def head(self, hidden):
         return self.table[hidden.argmax(-1)]
 
 

@@ -23,7 +23,7 @@ def read(model, context, filled, blank, answer):
             position_ids=torch.tensor([[text, block]]),
             context_length=torch.tensor([len(context)]),
         )[0]
-        return hidden, model.logits(hidden[-1]).softmax(-1)
+        return hidden, model.head(hidden[-1]).softmax(-1)
 
 
 def slow_contrastive(model, context, candidates, alpha, max_len, min_len=0):

@@ -136,7 +136,7 @@ def test_options_need_a_filler_that_can_make_processors_and_one_for_each_prompt(
     with pytest.raises(UserError, match="options for 1 prompts, but there are 2"):
         filler.fill(["a", "b"], options=[None])
     bare = BlankFiller(filler.tokenizer, filler.generator)
-    with pytest.raises(UserError, match="without `steering`"):
+    with pytest.raises(UserError, match="without steering"):
         bare.fill(["a"], options=[{"max_len": 2}])
     assert bare.fill(["a"], options=[None])[0].text == filler.fill(["a"])[0].text
 

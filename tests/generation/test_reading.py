@@ -48,9 +48,9 @@ def test_rows_in_flight_read_no_padding(monkeypatch):
     model = small_model()
     shapes, embed = [], model.embed
 
-    def watched(tokens, *positions):
+    def watched(tokens, **inputs):
         shapes.append(tuple(tokens.shape))
-        return embed(tokens, *positions)
+        return embed(tokens, **inputs)
 
     monkeypatch.setattr(model, "embed", watched)
     contexts = [[7, 3, 8], [9] * 39 + [3], [10, 3], [11] * 37 + [3]]

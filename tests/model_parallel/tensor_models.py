@@ -15,6 +15,7 @@ from ftk.model_parallel.tensor_parallel.apply import apply_plan
 from ftk.model_parallel.world import Sizes, make_world
 from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.model import GLM
+from ftk.modules.few_rows import prepare
 from tests import dense
 
 VOCAB, HIDDEN, LAYERS, POSITIONS = 131, 64, 2, 40  # a vocabulary that no number of processes divides
@@ -34,8 +35,10 @@ def shape(dropout: float = 0.0) -> GLMConfig:
     )
 
 
-def parallel(sequence: bool, dropout: float = 0.0) -> GLM:
+def parallel(sequence: bool, dropout: float = 0.0, prepared: bool = False) -> GLM:
     model = GLM(shape(dropout), seed=1)
+    if prepared:  # for generation
+        prepare(model)
     mesh = make_world(Sizes(tensor=dist.get_world_size()), "cpu").mesh
     assert mesh is not None
     apply_plan(model, model.tensor_parallel_plan, mesh["tensor"], sequence)

@@ -132,7 +132,7 @@ def test_compiled_equals_eager(mode, checkpointing, tmp_path, monkeypatch):
     compile_model(compiled, mode)
     expected = gradients(plain)
     torch.manual_seed(7)
-    loss = compiled.logits(
+    loss = compiled.head(
         compiled.hidden_states(torch.arange(48).view(2, 24) % 64, context_length=torch.tensor([10, 14]))
     )
     loss = loss.logsumexp(-1).sum()

@@ -45,7 +45,7 @@ def test_explicit_layers_may_be_uneven():
     ("options", "num_layers", "message"),
     [
         ({"pipeline_layers": [3, 2, 1]}, 6, "--pipeline-layers 3,2,1 has 3 stages, --pipeline-parallel-size 2 needs 2"),
-        ({}, 0, "--pipeline-parallel-size 2: the model has no list of `layers` to be cut"),
+        ({}, 0, "--pipeline-parallel-size 2: the model has no list of layers to be cut"),
         ({"pipeline_layers": [3, 2]}, 6, "--pipeline-layers 3,2 is 5 layers, the model has 6"),
         (
             {"pipeline_schedule": "interleaved", "pipeline_stages_per_rank": 3},

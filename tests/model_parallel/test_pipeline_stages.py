@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from ftk.model_parallel.pipeline.layout import PipelineLayout
 from ftk.model_parallel.pipeline.schedule import Schedule
 from ftk.model_parallel.pipeline.stage_module import MicroBatch, Shape, Stage
 from ftk.model_parallel.pipeline.stages import cut_model
+from ftk.models.base import Backbone
 from tests.model_parallel.pipeline_steps import small_glm, varied_batches
 
 LAYOUTS = [PipelineLayout((2, 1, 1, 1), 4), PipelineLayout((1, 4), 2), PipelineLayout((2, 1, 1, 1), 2)]
@@ -93,19 +95,21 @@ class Block(nn.Module):
         return hidden + attend(self.inner(hidden))
 
 
-class OtherModel(nn.Module):
+class OtherModel(Backbone):
     """Built unlike GLM: layers deep inside, the output layer tied under another name, a buffer, a frozen parameter."""
 
+    INPUTS: ClassVar = {"tokens": "B T"}
+
     def __init__(self, extra: bool = False, shared: bool = False, with_embedding: bool = False) -> None:
-        super().__init__()
+        super().__init__(config=None)
         self.trunk = nn.ModuleDict({"words": nn.Embedding(11, 8), "blocks": nn.ModuleList(Block() for _ in range(3))})
         if shared:
             self.trunk["blocks"][2].inner = self.trunk["blocks"][0].inner
         if with_embedding:
             self.trunk["blocks"][2].words = self.trunk["words"]
         self.final_norm = nn.LayerNorm(8)
-        self.output = nn.Linear(8, 11, bias=False)
-        self.output.weight = self.trunk["words"].weight
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.trunk["words"].weight
         self.output_scale = nn.Parameter(torch.ones(()))
         self.register_buffer("factor", torch.tensor(0.5))
         self.final_norm.bias.requires_grad_(False)
@@ -122,15 +126,8 @@ class OtherModel(nn.Module):
     def attend(self, tokens):
         return lambda values: values * self.factor
 
-    @property
-    def head(self):
-        return lambda hidden: self.output(hidden) * self.output_scale
-
-    def hidden_states(self, tokens, bias=None):
-        hidden = self.embed(tokens)
-        for layer in self.layers:
-            hidden = layer(hidden, self.attend(tokens))
-        return self.final_norm(hidden)
+    def finish(self, hidden):
+        return self.final_norm(hidden) * self.output_scale
 
 
 def test_a_foreign_model_is_cut_by_what_uses_its_parameters():
@@ -153,7 +150,7 @@ def test_a_foreign_model_is_cut_by_what_uses_its_parameters():
     for part in (first, second):
         for layer in part.model.layers:
             hidden = layer(hidden, part.model.attend(tokens))
-    torch.testing.assert_close(second.model.final_norm(hidden), model.hidden_states(tokens))
+    torch.testing.assert_close(second.model.finish(hidden), model.hidden_states(tokens))
 
 
 def test_what_gets_memory_in_a_stage_is_what_the_process_trains():
@@ -170,15 +167,15 @@ def test_what_gets_memory_in_a_stage_is_what_the_process_trains():
         assert parameter is of_stages[name]
         assert parameter.eq(2.0).all()
     last = part.stages[1]
-    assert last.output.weight is last.trunk["words"].weight
+    assert last.head.weight is last.trunk["words"].weight
 
 
 @pytest.mark.parametrize(
     ("model", "layout", "message"),
     [
-        (nn.Linear(2, 2), PipelineLayout((1, 1), 2), "Linear does not offer embed, attend, layers"),
+        (nn.Linear(2, 2), PipelineLayout((1, 1), 2), "Linear is no ftk.models.base.Backbone; a pipeline cannot"),
         (OtherModel(), PipelineLayout((2, 2), 2), "OtherModel has 3 layers, the pipeline is laid out for 4"),
-        (OtherModel(extra=True), PipelineLayout((1, 2), 2), "2 parameters outside of embed, layers, final_norm"),
+        (OtherModel(extra=True), PipelineLayout((1, 2), 2), "2 parameters outside of embed, layers, finish"),
         (OtherModel(shared=True), PipelineLayout((1, 2), 2), "different stages share the parameter 'trunk.blocks.0"),
         (OtherModel(with_embedding=True), PipelineLayout((1, 2), 2), "uses 'trunk.words.weight' in a layer and at"),
     ],

@@ -24,7 +24,7 @@ from ftk.model_parallel.tensor_parallel.apply import (
 )
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models.glm.model import GLM
-from ftk.modules import linear
+from ftk.modules import few_rows
 from tests.distributed import run_ranks
 from tests.model_parallel.small_steps import relative_difference
 from tests.model_parallel.tensor_models import (
@@ -217,8 +217,8 @@ def dropped() -> dict[str, Any]:
         model.layers[0].dropout.register_forward_hook(lambda *call, seen=seen: seen.update(residual=call[2]))
         attend = model.attend
 
-        def recording(*inputs: Any, attend: Any = attend, seen: dict[str, Tensor] = seen) -> Any:
-            inner = attend(*inputs)
+        def recording(tokens: Tensor, attend: Any = attend, seen: dict[str, Tensor] = seen, **inputs: Any) -> Any:
+            inner = attend(tokens, **inputs)
 
             def wrapped(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
                 ones = torch.ones_like(values)
@@ -354,11 +354,12 @@ def test_the_vocabulary_may_stay_whole(two: list[dict[str, Any]]) -> None:
 def generation() -> dict[str, Any]:
     """Prompts, then tokens one by one through the cache, as ftk-generate does; which kernel multiplies is counted."""
     taken: list[bool] = []
-    original = linear._has_few_rows
-    logits = []
-    for model in GLM(shape(), seed=1).eval(), parallel(True).eval():
+    original = few_rows._has_few_rows
+    logits, one = [], GLM(shape(), seed=1).eval()
+    few_rows.prepare(one)
+    for model in one, parallel(True, prepared=True).eval():
         taken.clear()
-        linear._has_few_rows = lambda *inputs: taken.append(original(*inputs)) or taken[-1]  # type: ignore[assignment]
+        few_rows._has_few_rows = lambda *inputs: taken.append(original(*inputs)) or taken[-1]  # type: ignore[assignment]
         try:
             with torch.inference_mode():
                 decoder = CachedDecoder(model, 2, 1, 16, 8, torch.device("cpu"))
@@ -368,7 +369,7 @@ def generation() -> dict[str, Any]:
                 for _ in range(4):
                     found.append(decoder.step(found[-1].view(2, 1, -1).argmax(-1)))
         finally:
-            linear._has_few_rows = original
+            few_rows._has_few_rows = original
         logits.append([value.flatten() for value in found])
     return {
         "difference": max((a - b).abs().max().item() for a, b in zip(*logits, strict=True)),

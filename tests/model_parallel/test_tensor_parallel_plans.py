@@ -214,7 +214,7 @@ def changed(**entries: Any) -> Plan:
             False,
             "cannot be fused: only column layers are",
         ),
-        ({"final_norm": "column"}, 2, False, "final_norm is a LayerNorm without a matrix `weight`"),
+        ({"final_norm": "column"}, 2, False, "final_norm is a LayerNorm without a matrix weight"),
         ({"final_norm": "vocab_embedding"}, 2, False, "final_norm is a LayerNorm; the style is for torch.nn.Embedding"),
         ({"final_norm": "vocab_output"}, 2, False, "final_norm is a LayerNorm; the style is for torch.nn.Linear"),
         (

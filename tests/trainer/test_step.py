@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import traceback
 
 import pytest
 import torch
@@ -204,6 +205,21 @@ def test_a_batch_without_targets_does_no_harm(tmp_path):
 
 def collate_without_targets(samples):
     return collate(samples).without_loss()
+
+
+def test_four_functions_of_ftk_stand_between_the_trainers_step_and_the_model(tmp_path):
+    seen = []
+
+    class Watched(ToyModel):
+        def forward(self, tokens):
+            if self.training:
+                seen.append([frame.name for frame in traceback.extract_stack() if "/ftk/" in frame.filename])
+            return super().forward(tokens)
+
+    toy_trainer(tmp_path, model=Watched(), training__max_update=1).train()
+    (frames,) = seen
+    between = frames[len(frames) - frames[::-1].index("train_step") :]
+    assert between == ["accumulate", "forward_backward", "forward", "__call__"]
 
 
 def test_frozen_parameters_stay(tmp_path):

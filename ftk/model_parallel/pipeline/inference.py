@@ -17,9 +17,9 @@ from ftk.model_parallel.pipeline.stages import Part
 class PipelinedModel(nn.Module):
     """This process's stage, to be called as the whole model is: every process makes the same calls.
 
-    `embed` waits for what the stage before hands on, the last of `layers` hands on to the stage behind, and `logits`
-    gives every process those of the last stage. Whoever decides by logits decides the same everywhere. Hidden states
-    are those of the last stage there alone.
+    `embed` waits for what the stage before hands on, the last of `layers` hands on to the stage behind, and `head`
+    gives every process the logits of the last stage. Whoever decides by logits decides the same everywhere. Hidden
+    states are those of the last stage there alone.
 
     Args:
         part: with one stage.
@@ -41,36 +41,37 @@ class PipelinedModel(nn.Module):
 
     def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """As the whole model: tokens [B, T] -> logits [B, T, V]"""
-        return self.logits(self.hidden_states(tokens, **inputs))
+        return self.head(self.hidden_states(tokens, **inputs))
 
-    def hidden_states(self, tokens: Tensor, *, position_ids: Tensor | None = None, **inputs: Any) -> Tensor:
-        """As the whole model's, for `logits` alone: [B, T, H]"""
+    def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """As the whole model's, for `head` alone: [B, T, H]"""
         stage: Any = self.stage
-        hidden = self.embed(tokens, position_ids)
-        attend = stage.attend(tokens, **inputs)
+        for_embed, for_attend = stage.split_inputs(inputs)
+        hidden = self.embed(tokens, **for_embed)
+        attend = stage.attend(tokens, **for_attend)
         for layer in self.layers:
             hidden = layer(hidden, attend)
-        return self.final_norm(hidden)
+        return self.finish(hidden)
 
-    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """tokens [B, T], position_ids [B, 2, T] or None -> what the first layer here reads, [B, T, H]"""
+    def embed(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """tokens [B, T], others as the model's -> what the first layer here reads, [B, T, H]"""
         if self.rank == 0:
             stage: Any = self.stage
-            return stage.embed(tokens, position_ids)
+            return stage.embed(tokens, **inputs)
         hidden = torch.empty(*tokens.shape, self.hidden_size, dtype=self._dtype(), device=tokens.device)
         dist.recv(hidden, group=self.group, group_src=self.rank - 1)
         return hidden
 
-    def final_norm(self, hidden: Tensor) -> Tensor:
+    def finish(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> the same shape; elsewhere than on the last stage unchanged"""
         stage: Any = self.stage
-        return stage.final_norm(hidden) if self.rank == self.last_rank else hidden
+        return stage.finish(hidden) if self.rank == self.last_rank else hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """hidden [..., H], looked at on the last stage -> logits [..., V], on every stage"""
         if self.rank == self.last_rank:
             stage: Any = self.stage
-            logits = stage.logits(hidden).contiguous()
+            logits = stage.head(hidden).contiguous()
         else:
             shape = (*hidden.shape[:-1], self.config.vocab_size)
             logits = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)

@@ -56,7 +56,7 @@ def pipeline_layout(num_layers: int, config: ParallelConfig) -> PipelineLayout:
     num_stages = size * per_rank
     stages = f"--pipeline-parallel-size {size}" + (f" with {per_rank} stages a process" if per_rank > 1 else "")
     if num_layers == 0:
-        raise UserError(f"{stages}: the model has no list of `layers` to be cut; train it without")
+        raise UserError(f"{stages}: the model has no list of layers to be cut; train it without")
     if config.pipeline_layers:
         given = config.pipeline_layers
         if len(given) != num_stages:

@@ -133,7 +133,7 @@ class Stage(StepModule):
             attend = model.attend(**micro_batch.inputs(self._attend_inputs))
             for layer in model.layers:
                 hidden = layer(hidden, attend)
-            hidden = model.final_norm(hidden) if self.is_last else hidden.to(self._hidden_dtype)
+            hidden = model.finish(hidden) if self.is_last else hidden.to(self._hidden_dtype)
         if self.is_last:
             return self._loss(hidden, micro_batch)
         if torch.is_grad_enabled() and not hidden.requires_grad:  # all frozen until here: an end for the backward pass

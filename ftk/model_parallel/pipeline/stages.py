@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.model_parallel.pipeline.layout import PipelineLayout
 
-_OFFERED = ("embed", "attend", "layers", "final_norm", "head", "hidden_states")
-"""What a model has to offer, beside `initial_value` where it is built on the meta device."""
-
 
 @dataclass(frozen=True, eq=False)
 class Part:
@@ -54,22 +51,21 @@ def cut_model(model: nn.Module, layout: PipelineLayout, rank: int) -> Part:
     process ever holds what is not its own.
 
     Args:
-        model: offers `embed(tokens, ...)`, `attend(tokens, ...)`, `layers`, called as layer(hidden, attend),
-            `final_norm(hidden)` and `head(hidden)`, and is the sum of these: see `ftk.models.glm.model.GLM`.
+        model: a `Backbone` (`ftk.models.base`), which is the sum of its `embed`, `layers`, `finish` and `head`.
         layout: of the whole pipeline.
         rank: of this process along it.
 
     Raises:
-        UserError: the model does not offer them, has another number of layers, or has parameters besides.
+        UserError: the model is none, has another number of layers, or has parameters besides.
     """
-    _check_offers(model, layout)
+    _check_layers(model, layout)
     parameters = dict(model.named_parameters())
     first, last, hidden_size = _ends(model, parameters)
     stage_of_layer = [stage for stage, count in enumerate(layout.layers_per_stage) for _ in range(count)]
     within = _stages_of_layers(model, parameters, stage_of_layer)
     if beside := [name for name in parameters if name not in first | last | within.keys()]:
         raise UserError(
-            f"{type(model).__name__} has {len(beside)} parameters outside of embed, layers, final_norm and head, "
+            f"{type(model).__name__} has {len(beside)} parameters outside of embed, layers, finish and head, "
             f"such as {beside[0]!r}; a pipeline cannot tell which stage they belong to"
         )
 
@@ -92,16 +88,13 @@ def cut_model(model: nn.Module, layout: PipelineLayout, rank: int) -> Part:
     return Part(layout, rank, held, stages, tied, tuple(parameters), hidden_size)
 
 
-def _check_offers(model: nn.Module, layout: PipelineLayout) -> None:
-    if missing := [name for name in _OFFERED if not hasattr(model, name)]:
+def _check_layers(model: nn.Module, layout: PipelineLayout) -> None:
+    layers = getattr(model, "layers", None)
+    if not hasattr(model, "INPUTS") or not isinstance(layers, nn.ModuleList):
+        raise UserError(f"{type(model).__name__} is no ftk.models.base.Backbone; a pipeline cannot cut it into stages")
+    if len(layers) != layout.num_layers:
         raise UserError(
-            f"{type(model).__name__} does not offer {', '.join(missing)}; a pipeline needs {', '.join(_OFFERED)}"
-        )
-    if not isinstance(model.layers, nn.ModuleList):
-        raise UserError(f"{type(model).__name__}.layers is no nn.ModuleList; a pipeline cannot cut it")
-    if len(model.layers) != layout.num_layers:
-        raise UserError(
-            f"{type(model).__name__} has {len(model.layers)} layers, the pipeline is laid out for {layout.num_layers}"
+            f"{type(model).__name__} has {len(layers)} layers, the pipeline is laid out for {layout.num_layers}"
         )
 
 
@@ -133,7 +126,7 @@ def _ends(model: Any, parameters: dict[str, nn.Parameter]) -> tuple[set[str], se
     with _all_trainable(model), torch.enable_grad():
         embedded = model.embed(torch.zeros(1, 1, dtype=torch.int64, device=device))  # [1, 1, H]
         hidden = torch.zeros_like(embedded, requires_grad=True)
-        return used(embedded), used(model.head(model.final_norm(hidden))), embedded.size(-1)
+        return used(embedded), used(model.head(model.finish(hidden))), embedded.size(-1)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def sharded_output(weight: Tensor) -> tuple[Tensor, VocabShard] | None:
     """This process's rows of an output layer [V, H] that is cut by rows, and which they are; None if it is whole.
 
     Args:
-        weight: as `output_weight` of a model gives it: plain, or a DTensor over the tensor parallel processes.
+        weight: as a model's head has it: plain, or a DTensor over the tensor parallel processes.
     """
     if not isinstance(weight, DTensor):
         return None

@@ -100,7 +100,7 @@ class _Linear(Style):
         yield from Style.check(self, module, size)
         weight = module._parameters.get("weight")
         if weight is None or weight.dim() != 2:
-            yield f"is a {type(module).__name__} without a matrix `weight`"
+            yield f"is a {type(module).__name__} without a matrix weight"
             return
         length, side = weight.size(self.weight_dim()), "outputs" if self.cut_outputs else "inputs"
         if length % self.fused:

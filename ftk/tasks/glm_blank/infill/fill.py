@@ -171,7 +171,7 @@ class BlankFiller:
         if not options:
             return EncodedPrompt(prompt, pieces, ids, continued=continued)
         if self.steering is None:
-            raise UserError("prompts have options of their own, but the filler was made without `steering`")
+            raise UserError("prompts have options of their own, but the filler was made without steering")
         processors = self.steering.of(options, len(pieces) - 1)
         return EncodedPrompt(prompt, pieces, ids, seed_of(options), processors, continued)
 

@@ -33,7 +33,7 @@ class BlankGenerator:
     has one, or after max_len tokens.
 
     Args:
-        model: a module with `embed`, `layers`, `final_norm`, `logits` (see `DecodableModel`); if it has a
+        model: a module with `embed`, `layers`, `finish` and `head` (see `ftk.models.base.Backbone`); if it has a
             `config` with `max_positions`, prompts are checked against it.
         special: has `sop`, `eop` and at least one of `mask`, `smask`, `gmask`; `eos` may be there.
         config: options; the defaults if None.

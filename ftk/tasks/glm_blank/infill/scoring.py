@@ -270,7 +270,7 @@ def _target_logprobs(generator: BlankGenerator, rows: Sequence[_Row]) -> list[fl
     hidden = _read(generator, tokens, positions, owners, contexts)  # [B, T, H]
     chosen = targets != -1
     found = [
-        _logprobs(model.logits(part), ids)
+        _logprobs(model.head(part), ids)
         for part, ids in zip(hidden[chosen].split(LOGITS_AT_ONCE), targets[chosen].split(LOGITS_AT_ONCE), strict=True)
     ]
     values: list[float] = torch.cat(found).tolist() if found else []
@@ -294,10 +294,10 @@ def _read(
     model = generator.model
     places = torch.arange(tokens.size(1), device=tokens.device)
     attend = MaskedAttention(Visibility(prefix=context_lengths, branches=owners).boolean(places, places))
-    hidden = model.embed(tokens, positions)  # [B, T, H]
+    hidden = model.embed(tokens, position_ids=positions)  # [B, T, H]
     for layer in model.layers:
         hidden = layer(hidden, attend)
-    return model.final_norm(hidden)  # type: ignore[no-any-return]
+    return model.finish(hidden)  # type: ignore[no-any-return]
 
 
 def _logprobs(logits: Tensor, ids: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def test_every_context_token_goes_through_the_model_once(model, monkeypatch):
     monkeypatch.setattr(
         type(model),
         "embed",
-        lambda self, tokens, positions: read.append(tokens.numel()) or embed(self, tokens, positions),
+        lambda self, tokens, **inputs: read.append(tokens.numel()) or embed(self, tokens, **inputs),
     )
     context = [7, 3, 8, 4, *range(6, 20), 5]
     (answers,) = BlankGenerator(model, SPECIAL, max_len=5, min_len=5).fill_ids([context])
@@ -114,7 +114,7 @@ def test_a_batch_of_prompts_is_read_in_one_forward_however_many_blanks_there_are
     monkeypatch.setattr(
         type(model),
         "embed",
-        lambda self, tokens, positions: read.append(tokens.shape) or embed(self, tokens, positions),
+        lambda self, tokens, **inputs: read.append(tokens.shape) or embed(self, tokens, **inputs),
     )
     contexts = [[*[6, 3] * num_blanks, *range(6, 6 + more)] for more in (0, 5, 11)]  # of three lengths
     generator = BlankGenerator(model, SPECIAL, max_len=2, min_len=2, **options)

@@ -138,7 +138,6 @@ class LooksBack(nn.Module):
         super().__init__()
         self.nothing = nn.Parameter(torch.zeros(1))
         self.layers = nn.ModuleList([self.Layer()])
-        self.final_norm = nn.Identity()
 
     class Layer(nn.Module):
         def forward(self, hidden, attend):
@@ -149,7 +148,10 @@ class LooksBack(nn.Module):
     def embed(self, tokens, position_ids):
         return nn.functional.one_hot(tokens, 10).float()
 
-    def logits(self, hidden):
+    def finish(self, hidden):
+        return hidden
+
+    def head(self, hidden):
         rows = []
         for own, seen in zip(hidden[..., :5].argmax(-1).flatten(), hidden[..., 5:].flatten(0, -2), strict=True):
             words = tuple(word for word in (0, 1) if seen[word] > 1e-3)

@@ -8,9 +8,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ftk.modules import linear as module
+from ftk.modules import few_rows as module
+from ftk.modules.few_rows import FEW_ROWS, FewRowsLinear, linear
 from ftk.modules.few_rows import most_rows as own_rows
-from ftk.modules.linear import FEW_ROWS, Linear, linear
 
 
 @pytest.mark.parametrize("shape", [(1, 24), (1, 1, 24), (3, 4, 24), (FEW_ROWS, 24), (FEW_ROWS + 1, 24), (0, 24)])
@@ -43,14 +43,14 @@ def calls(monkeypatch):
 def test_few_rows_without_gradients_take_the_other_kernel(calls):
     if not (module.most_rows() or module._has_onednn()):
         pytest.skip("neither our own kernel nor oneDNN is there")
-    layer = Linear(24, 10)
+    layer = FewRowsLinear(24, 10)
     with torch.inference_mode():
         layer(torch.randn(8, 24))
     assert not calls
 
 
 def test_training_many_rows_and_autocast_take_torchs_own(calls):
-    layer = Linear(24, 10)
+    layer = FewRowsLinear(24, 10)
     layer(torch.randn(8, 24)).sum().backward()
     assert layer.weight.grad is not None
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_without_one_kernel_or_both_the_layer_works(monkeypatch, most_rows, has_
     monkeypatch.setattr(module, "most_rows", lambda: min(most_rows, own_rows()))
     if not has_onednn:
         monkeypatch.setattr(module, "_has_onednn", lambda: False)
-    layer = Linear(24, 10)
+    layer = FewRowsLinear(24, 10)
     with torch.no_grad():
         for num_rows in (2, 8, 9, FEW_ROWS):
             hidden = torch.randn(num_rows, 24)
@@ -74,7 +74,7 @@ def test_without_one_kernel_or_both_the_layer_works(monkeypatch, most_rows, has_
 
 
 def test_what_records_operators_sees_torchs_own(calls):
-    layer = Linear(24, 10).requires_grad_(False)
+    layer = FewRowsLinear(24, 10).requires_grad_(False)
     with torch.no_grad():
         recorded = make_fx(lambda hidden: layer(hidden))(torch.zeros(2, 24))
         traced = torch.jit.trace(layer, torch.zeros(2, 24), check_trace=False)
@@ -86,7 +86,7 @@ def test_what_records_operators_sees_torchs_own(calls):
 
 
 def test_defaults_of_the_process_do_not_matter():
-    layer, hidden = Linear(24, 10), torch.randn(2, 24)
+    layer, hidden = FewRowsLinear(24, 10), torch.randn(2, 24)
     with torch.no_grad():
         expected = layer(hidden)
         for default in (torch.float64, torch.bfloat16):
@@ -134,7 +134,7 @@ def test_what_is_no_plain_memory_is_left_to_torch(name):
 
 
 def test_transforms_of_functions_go_through():
-    layer, hidden = Linear(24, 10).requires_grad_(False), torch.randn(3, 2, 24)
+    layer, hidden = FewRowsLinear(24, 10).requires_grad_(False), torch.randn(3, 2, 24)
     direction = torch.randn(3, 2, 24)
     with torch.no_grad():
         torch.testing.assert_close(torch.vmap(layer)(hidden), layer(hidden))
