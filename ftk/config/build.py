@@ -63,9 +63,17 @@ def build_options(key: str, config_type: type, values: Tree) -> Any:
     return config
 
 
-def with_usual_parts(root: type, tree: Tree) -> Tree:
-    """The tree with the usual parts named where none is chosen: the model's task, the task's criterion
-    (`Slot.default_from`)."""
+def with_usual_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:
+    """The tree with the usual parts named where none is chosen: the model's task, the task's criterion.
+
+    Args:
+        root: root dataclass; `Slot.default_from` says which slots have a usual part.
+        tree: section key -> values.
+        strict: raise where the part is not known whose usual one is asked for; else nothing is named.
+
+    Raises:
+        UserError: see `strict`.
+    """
     named = dict(tree)
     slots = slots_of(root)
     for key, slot in slots.items():
@@ -76,8 +84,10 @@ def with_usual_parts(root: type, tree: Tree) -> Tree:
         if values.get("_name") is None:
             try:
                 entry, _ = chosen_entry(source, slots[source], as_mapping(source, named.get(source)))
-            except UserError:  # is reported for the slot `source`
-                continue
+            except UserError:
+                if strict:
+                    raise
+                continue  # the slot `source` will report it
             if (usual := getattr(entry, key)) is not None:
                 named[key] = values | {"_name": usual}
     return named

@@ -116,7 +116,7 @@ def _choose(tree: Tree, key: str, is_architecture: bool, name: str) -> None:
 def _slot_options(root: type, tree: Tree, *, complete: bool) -> list[tuple[str, str, list[Option], Tree]]:
     """(key, title, options, preset) for each chosen part. Not `complete`: skip slots that lack a choice."""
     groups = []
-    tree = with_usual_parts(root, tree)
+    tree = with_usual_parts(root, tree, strict=complete)
     for key, slot in slots_of(root).items():
         values = as_mapping(key, tree.get(key))
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import random
@@ -43,22 +42,16 @@ def glm_trainer(data_bin, save_dir, *, signal_at=None, **options):
     for key, value in options.items():
         section, _, name = key.partition("__")
         tree.setdefault(section, {})[name] = value
-    config = build(TrainConfig, tree)
-    task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
-    config.model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
-    torch.manual_seed(config.common.seed)
-    trainer = Trainer(
-        build_run(config, task=task, model=task.build_model(config.model), criterion=config.criterion.build())
-    )
+    trainer = Trainer(build_run(build(TrainConfig, tree)))
     if signal_at is not None:
-        loss_of, steps = trainer.criterion.loss, iter(range(1, 10**6))
+        loss_of, steps = trainer.run.update.criterion.loss, iter(range(1, 10**6))
 
         def loss(head, hidden, batch):
             if torch.is_grad_enabled() and next(steps) == signal_at:
                 os.kill(os.getpid(), signal.SIGTERM)
             return loss_of(head, hidden, batch)
 
-        trainer.criterion.loss = loss
+        trainer.run.update.criterion.loss = loss
     return trainer
 
 

@@ -186,7 +186,7 @@ def test_a_signal_waits_for_the_save_that_is_under_way(tmp_path, monkeypatch, at
     assert resumed.state.num_updates == summary.num_updates
     resumed.train()
     assert_same(resumed, at_once)
-    assert figures(tmp_path / "run") == figures(at_once.checkpoints.folder)
+    assert figures(tmp_path / "run") == figures(at_once.run.checkpoints.folder)
 
 
 def test_a_second_signal_gives_up_the_save_that_is_under_way(tmp_path, monkeypatch):

@@ -207,7 +207,7 @@ def collate_without_targets(samples):
     return collate(samples).without_loss()
 
 
-def test_four_functions_of_ftk_stand_between_the_trainers_step_and_the_model(tmp_path):
+def test_three_functions_of_ftk_stand_between_the_trainers_step_and_the_model(tmp_path):
     seen = []
 
     class Watched(ToyModel):
@@ -219,7 +219,7 @@ def test_four_functions_of_ftk_stand_between_the_trainers_step_and_the_model(tmp
     toy_trainer(tmp_path, model=Watched(), training__max_update=1).train()
     (frames,) = seen
     between = frames[len(frames) - frames[::-1].index("train_step") :]
-    assert between == ["accumulate", "forward_backward", "forward", "__call__"]
+    assert between == ["forward_backward", "forward", "__call__"]
 
 
 def test_frozen_parameters_stay(tmp_path):
