@@ -8,10 +8,12 @@ from __future__ import annotations
 
 BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "task": {
+        "causal_lm": "ftk.tasks.causal_lm.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
     },
     "model": {
         "glm": "ftk.models.glm",
+        "gpt2": "ftk.models.gpt2",
     },
     "architecture": {
         "glm_tiny": "ftk.models.glm.architectures",
@@ -24,6 +26,11 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_2b": "ftk.models.glm.architectures",
         "glm_10b": "ftk.models.glm.architectures",
         "glm_10b_chinese": "ftk.models.glm.architectures",
+        "gpt2": "ftk.models.gpt2",
+        "gpt2_large": "ftk.models.gpt2",
+        "gpt2_medium": "ftk.models.gpt2",
+        "gpt2_tiny": "ftk.models.gpt2",
+        "gpt2_xl": "ftk.models.gpt2",
     },
     "criterion": {
         "cross_entropy": "ftk.criterions.cross_entropy",
@@ -82,7 +89,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm": "ftk.models.glm.original",
         "hf": "ftk.checkpoint.huggingface",
     },
-    "hf_model": {},
+    "hf_model": {
+        "gpt2": "ftk.models.gpt2.convert",
+    },
 }
 
 FORMER_NAMES: dict[str, dict[str, str]] = {

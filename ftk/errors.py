@@ -1,4 +1,4 @@
-"""The one exception class for what the user can mend, and what messages are made with."""
+"""The exception class for mistakes that the user can fix, and helpers for messages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 class UserError(Exception):
     """A mistake in what the user gave: a flag, a file, a configuration.
 
-    The message says what is wrong, where (file:line, field) and how to mend it, in one or two lines. It names options
-    by their field, in backticks; commands show the flag instead (`with_flags`).
+    The message names the mistake, its place (file:line, field) and the fix, in one or two lines. It names options by
+    their field, in backticks; commands show the flag instead (`with_flags`).
     It is raised where the fact is known and printed once, without traceback, by the command
-    (`ftk_cli.frame.run`), which then exits with code 2.
+    (`ftk_cli.command.run`), which then exits with code 2.
     """
 
 
 class LogFormatter(logging.Formatter):
-    """Lines of the log, in a terminal or a file: when, how grave, what; control characters from elsewhere are shown.
+    """Lines of the log: time, level, message; control characters are escaped.
 
     Args:
-        place: who speaks, where several do.
+        place: the rank that logs, if there is more than one.
     """
 
     def __init__(self, place: str | None = None) -> None:

@@ -2,7 +2,7 @@
 
 Reading: `open_regular`, `read_lines`, `read_json`, `read_yaml`. A defect is an `OSError` or a `ValueError`, whose text
 `reason` gives for a message. Writing: `write_whole`, `whole_file`, `temporary_folder` with `put_in_place`; a temporary
-name is new, never a link, and locked by the process that writes it, so that the next writer knows what is left over.
+name is new, never a link, and locked by the process that writes it, so that the next writer recognises leftovers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ except ImportError:  # not a Unix
 MAX_JSON_BYTES = 1 << 28
 MAX_YAML_BYTES = 1 << 20
 MAX_DEPTH = 100
-"""Mappings and lists within each other. Deeper files are made to exhaust the reader's stack, not to be read."""
+"""Nesting of mappings and lists. Deeper files are made to exhaust the reader's stack."""
 
 _MAX_YAML_NODES = 100_000  # aliases counted as often as they stand for a node
 _KINDS = {
@@ -63,7 +63,7 @@ def open_regular(path: PathLike) -> io.FileIO:
 
 
 def state_of(descriptor: int) -> FileState:
-    """What tells whether an open file is still the same file with the same content."""
+    """Identifies an open file and its content, to notice a later change."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -83,7 +83,7 @@ def read_bytes(path: PathLike, max_bytes: int) -> bytes:
     """
     with open_regular(path) as file:
         content = bytearray()
-        block = min(1 << 24, max(1 << 12, os.fstat(file.fileno()).st_size + 1))  # so much memory each read takes
+        block = min(1 << 24, max(1 << 12, os.fstat(file.fileno()).st_size + 1))  # memory per read
         while len(content) <= max_bytes and (part := file.read(min(block, max_bytes + 1 - len(content)))):
             content += part
     if len(content) > max_bytes:
@@ -217,7 +217,7 @@ def write_whole(path: PathLike, content: bytes | str) -> None:
 def whole_file(path: PathLike) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` when the block ends; after an error it is gone.
 
-    What killed writers of the same file left is removed.
+    Leftovers of killed writers of the same file are removed.
 
     Raises:
         OSError: as of `write_whole`.
@@ -242,7 +242,7 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def naming(path: PathLike) -> Iterator[None]:
-    """Has an `OSError` that names no file, as of a write to a full disk, name this one."""
+    """Adds this file's name to an `OSError` that has none, as from a write to a full disk."""
     try:
         yield
     except OSError as error:
@@ -253,10 +253,10 @@ def naming(path: PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_file_for_torch(path: Path) -> Iterator[io.FileIO]:
-    """A new file for torch's own writers, which say of a failed write that something failed, or abort the process.
+    """A new file for torch's own writers, which hide the cause of a failed write, or abort the process.
 
     Raises:
-        OSError: a write failed, said when the block ends.
+        OSError: a write failed; raised when the block ends.
     """
     with _Patient(path, "xb") as file:
         try:
@@ -268,9 +268,9 @@ def new_file_for_torch(path: Path) -> Iterator[io.FileIO]:
 
 @contextlib.contextmanager
 def temporary_folder(path: PathLike) -> Iterator[Path]:
-    """An empty folder beside `path`, locked by this process and removed when the block ends, if it is still there.
+    """An empty folder next to `path`, locked by this process and removed when the block ends, if it still exists.
 
-    Name it `path` by `put_in_place` within the block. What killed writers of the same folder left is removed first.
+    Rename it to `path` with `put_in_place` within the block. Leftovers of killed writers are removed first.
 
     Raises:
         OSError: it cannot be made.
@@ -292,10 +292,10 @@ def temporary_folder(path: PathLike) -> Iterator[Path]:
 
 
 def put_in_place(folder: Path, path: Path) -> None:
-    """Name a finished folder `path`; what stood there is removed. At every moment one of the two is `path`.
+    """Rename a finished folder to `path`; an older one is removed. At every moment one of the two is `path`.
 
-    Only where the file system cannot exchange two names there is a moment without; then `remove_leftovers` brings the
-    old one back after a power cut.
+    Only where the file system cannot exchange two names is there a moment without; then `remove_leftovers` restores the
+    old one after a power cut.
 
     Raises:
         OSError: nothing has changed.
@@ -305,19 +305,19 @@ def put_in_place(folder: Path, path: Path) -> None:
         sync_folder(path.parent)
         return
     if not _exchange(folder, path):
-        aside = folder.with_name(f"{folder.name}.old")
-        os.rename(path, aside)
+        moved = folder.with_name(f"{folder.name}.old")
+        os.rename(path, moved)
         try:
             os.rename(folder, path)
         except BaseException:
-            os.rename(aside, path)
+            os.rename(moved, path)
             raise
-        os.rename(aside, folder)
+        os.rename(moved, folder)
     sync_folder(path.parent)
     if folder.is_symlink():
         folder.unlink()
     else:
-        shutil.rmtree(folder, ignore_errors=True)  # what stays is a leftover, which the next writer removes
+        shutil.rmtree(folder, ignore_errors=True)  # what remains is a leftover, which the next writer removes
 
 
 def sync_tree(folder: Path) -> None:
@@ -342,7 +342,7 @@ def sync_folder(folder: PathLike) -> None:
 
 
 def remove_leftovers(path: PathLike) -> list[Path]:
-    """Remove what killed processes left half-written for `path`: its temporary names that no process has locked.
+    """Remove half-written files of killed processes for `path`: its temporary names that no process has locked.
 
     Returns:
         What was removed.
@@ -442,7 +442,7 @@ def _yaml_loader() -> Any:
 
 
 def _yaml_excess(events: Iterable[Any]) -> str | None:
-    """In what YAML goes beyond any configuration, read without building its values."""
+    """The limit that a YAML text exceeds, checked without building its values; None if it exceeds none."""
     import yaml
 
     sizes = [0]  # nodes in each collection that is open, those of its aliases included
@@ -476,7 +476,7 @@ def _yaml_excess(events: Iterable[Any]) -> str | None:
 
 
 def _new_file(path: Path) -> tuple[int, Path]:
-    """A locked, empty file of a new name beside `path`."""
+    """A locked, empty file with a new name next to `path`."""
     while True:
         descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.tmp-", dir=path.parent)
         if _lock(descriptor) and _is(name, descriptor):
@@ -489,9 +489,9 @@ def _lock(descriptor: int) -> bool:
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # another process looks whether this is a leftover, and is about to remove it
+    except BlockingIOError:  # another process takes this for a leftover and is about to remove it
         return False
-    except OSError:  # a file system without locks; there, nothing is taken for a leftover
+    except OSError:  # a file system without locks; there nothing counts as a leftover
         return True
     return True
 
@@ -535,7 +535,7 @@ def _mode_of(path: Path) -> int:
 def _umask() -> int:
     with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/self/status", encoding="ascii") as file:
         return int(next(line for line in file if line.startswith("Umask:")).split()[1], 8)
-    mask = os.umask(0o077)  # elsewhere it cannot be asked without being set
+    mask = os.umask(0o077)  # elsewhere it cannot be read without being set
     os.umask(mask)
     return mask
 

@@ -1,4 +1,4 @@
-"""ftk-checkpoint: looks at checkpoints, checks them, exports, averages and converts them."""
+"""ftk-checkpoint: shows, checks, exports, averages and converts checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ftk.builtins import DEFAULT_SPECIAL_TOKENS
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted
 from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TOKENIZERS
-from ftk_cli.frame import run, subcommands
+from ftk_cli.command import run, subcommands
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PROG = "ftk-checkpoint"
 DESCRIPTION = (
-    "Looks at checkpoints, checks, exports, averages and converts them. A run's folder means its best checkpoint."
+    "Shows, checks, exports, averages and converts checkpoints. A run's folder stands for its best checkpoint."
 )
 
 
@@ -79,7 +79,7 @@ class ExportConfig:
     quantize: str | None = field(
         default=None,
         metadata={
-            "help": "round the weights of linear layers: int8 with a scale an output, int4 with one a group of inputs",
+            "help": "round weights of linear layers: int8 with a scale per output, int4 with one per group of inputs",
             "choices": ("int8", "int4"),
         },
     )
@@ -280,7 +280,7 @@ def _quantized(config: ExportConfig) -> tuple[Path, nn.Module, Quantization]:
     from ftk.hub import load_model
     from ftk.modules.quantization import Quantization, quantize_model
 
-    folder = resolve_checkpoint(config.source)  # once, so that a run that goes on saving cannot come between
+    folder = resolve_checkpoint(config.source)  # once: a run that saves meanwhile may change its links
     refuse_quantized(folder, "--quantize")
     assert config.quantize is not None
     group_size = (config.group_size or 32) if config.quantize == "int4" else None

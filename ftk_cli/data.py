@@ -1,4 +1,4 @@
-"""ftk-data: looks at data folders. One body per subcommand; the work is done in `ftk.data`."""
+"""ftk-data: shows and checks data folders. One body per subcommand; the work is done in `ftk.data`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted
 from ftk.files import reason, write_whole
 from ftk.registry import DATASETS, TASKS
-from ftk_cli.frame import Body, run, subcommands
+from ftk_cli.command import Body, run, subcommands
 
 
 @dataclass(kw_only=True)
@@ -28,7 +28,7 @@ class FolderCommand:
 
 @dataclass(kw_only=True)
 class ShowConfig:
-    split: str = field(default="train", metadata={"help": "split to look at"})
+    split: str = field(default="train", metadata={"help": "split to show"})
     index: int = field(default=0, metadata={"help": "which document of the split, from 0"})
     draw: int = field(default=0, metadata={"help": "which of the samples that can be drawn from it, from 0"})
     seed: int = field(default=1, metadata={"max": 2**63 - 1, "help": "fixes everything that is random"})
@@ -36,7 +36,7 @@ class ShowConfig:
         default=None,
         metadata={
             "max": 10**6,
-            "help": "so many from --index on, of each objective; default: 1, with --html 3",
+            "help": "number of samples from --index on, per objective; default: 1, with --html 3",
             "unit": "samples",
         },
     )
@@ -49,7 +49,7 @@ class ShowConfig:
     )
     html: str | None = field(
         default=None,
-        metadata={"help": "write a page to look at in a browser, one file, instead of printing", "metavar": "FILE"},
+        metadata={"help": "write a page for a browser, one file, instead of printing", "metavar": "FILE"},
     )
     width: int | None = field(
         default=None, metadata={"max": 10**4, "help": "width of the page; default: the terminal's", "unit": "columns"}
@@ -77,7 +77,9 @@ class ShowCommand:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run("ftk-data", subcommands("ftk-data", "Looks at the data that ftk-preprocess wrote.", COMMANDS), argv)
+    return run(
+        "ftk-data", subcommands("ftk-data", "Shows and checks the data that ftk-preprocess wrote.", COMMANDS), argv
+    )
 
 
 def stats_body(argv: list[str]) -> int:

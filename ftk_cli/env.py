@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ftk.config import compose, section
 from ftk.errors import visible
-from ftk_cli.frame import run
+from ftk_cli.command import run
 
 DESCRIPTION = """Prints versions, machine and settings: what a bug report needs. Values that may be secret are hidden.
 Example: ftk-env > environment.txt"""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ftk_cli.frame import FAILURE
+from ftk_cli.command import FAILURE
 from ftk_cli.generate import PROG
 from ftk_cli.inference_options import Checkpoints, open_filler
 from ftk_cli.line_blocks import Asked, LineBlocks, Record

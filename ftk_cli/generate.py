@@ -17,7 +17,7 @@ from ftk.generation.config_groups import BatchConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.registry import SCORERS
-from ftk_cli.frame import Terminated, run
+from ftk_cli.command import Terminated, run
 from ftk_cli.inference_options import COLOR, Checkpoints, DevicePrecisionConfig, find_checkpoints, given_flags
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def body(argv: list[str]) -> int:
     with ExitStack() as stack:
         facts = options_by_flag(PROG, root)
         world = stack.enter_context(open_world(root.parallel.whole(), device, facts))
-        stack.enter_context(world.naming_who_hangs())
+        stack.enter_context(world.name_missing_ranks())
         if world.size > 1 and root.generate.input == "-":
             raise UserError("--input - cannot be read by several processes; write the prompts to a file")
         if not world.is_main:  # it works along, and the main process speaks

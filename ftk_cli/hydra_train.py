@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from ftk.config.options import NONE, underflows
 from ftk.errors import UserError, shown
-from ftk_cli.frame import run
+from ftk_cli.command import run
 
 USAGE = """usage: ftk-hydra-train [--config-name RECIPE] [--config-dir DIR] [-m] [key.sub=value ...]
 

@@ -1,4 +1,4 @@
-"""ftk-plan: what ways of spreading a model over GPUs take in memory, messages and time, before any is run."""
+"""ftk-plan: memory, messages and time of parallel layouts, estimated before any is run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ftk.errors import UserError, visible
 from ftk.planner.cluster import PRESETS, ClusterConfig
 from ftk.planner.plan_config import LimitsConfig, WorkConfig
 from ftk.registry import ARCHITECTURES, MODELS, OPTIMIZERS
-from ftk_cli.frame import run
+from ftk_cli.command import run
 
 if TYPE_CHECKING:
     from ftk.planner.layout import Layout
     from ftk.planner.model_shape import ModelShape
 
-DESCRIPTION = """Ranks the ways of training a model on a cluster: memory by part, messages by collective, time of an
+DESCRIPTION = """Ranks the layouts for training a model on a cluster: memory by part, messages by collective, time of an
 update. Nothing is run, and no weight exists: the model is built without memory (on the meta device).
 Example: ftk-plan --arch glm_10b --global-batch-size 1024 --cluster h100-80g --gpus 64"""
 
 
 @dataclass(kw_only=True)
 class OutputConfig:
-    top: int = field(default=10, metadata={"help": "so many plans", "unit": "plans"})
+    top: int = field(default=10, metadata={"help": "number of plans to show", "unit": "plans"})
     all: bool = field(default=False, metadata={"help": "list all that fit, not only the best for each T, P, S and R"})
     json: bool = field(default=False, metadata={"help": "print one JSON object: bytes, seconds, counts"})
     check: bool = field(
@@ -96,7 +96,7 @@ def body(argv: list[str]) -> int:
 
 
 def _name(model: Chosen) -> str:
-    """The architecture, with what was given instead of its values."""
+    """The architecture, with the values that were given on the command line."""
     if model.arch is None:
         return model.name
     preset = dataclasses.asdict(ARCHITECTURES.get(model.arch).target())
@@ -119,7 +119,7 @@ def _on_meta(model: Chosen) -> Any:
 
 
 def _check(model: Chosen, shape: ModelShape, layout: Layout) -> int:
-    """Say on stderr, beside whatever was printed, whether PyTorch lays out the model as planned."""
+    """Report on stderr whether PyTorch lays out the model as planned."""
     from ftk.planner.check import check_shapes
 
     checked = check_shapes(lambda: _on_meta(model), shape, layout)

@@ -13,12 +13,12 @@ from ftk.config import Chosen, compose, section, slot
 from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.errors import UserError
 from ftk.registry import SPECIAL_TOKENS, TOKENIZERS
-from ftk_cli.frame import run
+from ftk_cli.command import run
 
 if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
 
-DESCRIPTION = """Encodes text and writes a data folder: one document a line (or JSONL, paragraphs, files).
+DESCRIPTION = """Encodes text and writes a data folder: one document per line (or JSONL, paragraphs, files).
 Example: ftk-preprocess --trainpref train.txt --validpref valid.txt --destdir data-bin --vocab-size 8000"""
 
 
@@ -46,7 +46,7 @@ def body(argv: list[str]) -> int:
         raise UserError("give --tokenizer-path (a vocabulary), or --vocab-size to train one on --trainpref")
     if not train and training.vocab_size is not None:
         raise UserError(
-            "--vocab-size is for training a SentencePiece model, --tokenizer-path names one that is there; "
+            "--vocab-size is for training a SentencePiece model, --tokenizer-path names an existing one; "
             "leave out one of the two"
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ftk.errors import visible
-from ftk_cli import launched
+from ftk_cli import ranks
 
 if TYPE_CHECKING:
     from ftk_cli.results import ResultsFile
@@ -70,7 +70,7 @@ def progress_bar(total: int | None, done: int, unit: str = "prompt") -> Any:
     """A bar on stderr with rate and time left; none where stderr is not a terminal, nor from further processes."""
     from tqdm import tqdm
 
-    disable = None if launched.rank() == 0 else True
+    disable = None if ranks.rank() == 0 else True
     width = {"dynamic_ncols": True} if _has_a_width(sys.stderr) else {"ncols": _WIDTH}
     return tqdm(total=total, initial=done, unit=unit, disable=disable, file=sys.stderr, **width)
 
@@ -122,7 +122,7 @@ def _print(lines: Iterable[str], stream: TextIO | None) -> None:
 
 def say(prog: str, message: str) -> None:
     """A line on stderr, behind what was printed before; of several processes the first one says it."""
-    if launched.rank() != 0:
+    if ranks.rank() != 0:
         return
     tell("", end="")
     _print([f"{prog}: {visible(message)}"], sys.stderr)

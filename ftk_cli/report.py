@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ftk.config import compose, section
 from ftk.errors import counted, visible
-from ftk_cli.frame import run
+from ftk_cli.command import run
 
 DESCRIPTION = """Draws the curves of one or several runs, what differs in their configurations, and their environment,
 as one HTML page that needs no network.

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftk.errors import UserError
+from ftk_cli.command import FAILURE
 from ftk_cli.fill_subset import EPOCH
-from ftk_cli.frame import FAILURE
 from ftk_cli.generate import PROG
 from ftk_cli.inference_options import Checkpoints, open_filler
 from ftk_cli.line_blocks import Asked, LineBlocks, Record

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ftk.config import compose
 from ftk.errors import visible
 from ftk.trainer.config import TrainConfig
-from ftk_cli import launched
-from ftk_cli.frame import run, said_at_once
+from ftk_cli import ranks
+from ftk_cli.command import report_errors, run
 
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World
@@ -69,7 +69,11 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
 
     device, longer = resolve_device(config.common.device), "; --collective-timeout-minutes gives it longer"
     facts = options_by_flag("ftk-train", config)
-    with open_world(config.parallel, device, facts) as world, said_at_once("ftk-train"), world.naming_who_hangs(longer):
+    with (
+        open_world(config.parallel, device, facts) as world,
+        report_errors("ftk-train"),
+        world.name_missing_ranks(longer),
+    ):
         check_same_data(task, split_names(config.dataloader), world)
         return _train_in(world, config, task, said)
 
@@ -89,7 +93,7 @@ def _train_in(world: World, config: TrainConfig, task: Task, said: HeldLines) ->
         return 0
     summary = Trainer(build_run(config, task=task, world=world), said=said).train()
     if summary.warning is not None:
-        launched.record_failure(summary.warning)
+        ranks.record_failure(summary.warning)
     return summary.exit_code
 
 

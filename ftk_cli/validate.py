@@ -13,7 +13,7 @@ from ftk.config import compose, section
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
-from ftk_cli.frame import run, said_at_once
+from ftk_cli.command import report_errors, run
 from ftk_cli.inference_options import DeviceConfig
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ValidateConfig:
         default=0, metadata={"min": 0, "max": 1024, "help": "processes that prepare batches", "unit": "processes"}
     )
     max_samples: int | None = field(
-        default=None, metadata={"help": "stop after so many of each split", "unit": "samples"}
+        default=None, metadata={"help": "stop after this many samples per split", "unit": "samples"}
     )
     precision: str = field(default="fp32", metadata={"help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")})
     unigram: bool = field(
@@ -55,7 +55,7 @@ class ValidateConfig:
     )
     train_subset: str = field(default="train", metadata={"help": "split that --unigram counts"})
     output_format: str = field(
-        default="text", metadata={"help": "a table, or one JSON object a split", "choices": ("text", "json")}
+        default="text", metadata={"help": "a table, or one JSON object per split", "choices": ("text", "json")}
     )
 
     def validate(self) -> Iterator[str]:
@@ -92,12 +92,12 @@ def body(argv: list[str]) -> int:
     )
     device = resolve_device(root.common.device)
     facts = options_by_flag("ftk-validate", root)
-    with open_world(sizes, device, facts) as world, said_at_once("ftk-validate"), world.naming_who_hangs():
+    with open_world(sizes, device, facts) as world, report_errors("ftk-validate"), world.name_missing_ranks():
         return evaluate(root, world)
 
 
 def evaluate(root: ValidateRoot, world: World) -> int:
-    """What one process does: of several, those of a data rank have one model, and take its share of the batches."""
+    """The work of one process: the processes of a data rank share one model and take its share of the batches."""
     from tqdm import tqdm
 
     from ftk.checkpoint import resolve_checkpoint

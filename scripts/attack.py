@@ -4,7 +4,7 @@
 
 Every command must end in time, without a traceback, in little memory, with one of the exit codes that are right, a
 message of few lines and nothing left behind. Exits with 1 if there is a fault, each printed with what the command said;
---only with its name runs it alone. Mutations and the nonsense that options get are drawn anew with each --seed.
+--only with its name runs it alone. Mutations and the nonsense that options get are drawn again with each --seed.
 
 The cases are in `attacks/`, a file for each subject, which has `add_cases(chance: random.Random)` for tables and the
 decorator `case` for single ones (`harness.py` shows how; `mutations.py` and `options.py` make the tables). A case that

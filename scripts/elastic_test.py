@@ -1,11 +1,11 @@
-"""Two machines of a run, played by two torchrun agents on this one: one is lost and comes back, and the run goes on.
+"""Two machines of a run, played by two torchrun agents on this one: one is lost and comes back, and the run continues.
 
     python scripts/elastic_test.py data-bin [--json]
 
 Both agents meet by torchrun's own rendezvous (c10d) on the loopback. Once the run has a checkpoint, the second agent
 and its process are killed as a machine is that loses power. The first one's process ends, its agent waits, the second
-one is started again by the very same command, and both go on from the last checkpoint. The records that the run leaves
-are compared with those of a run that nobody disturbed.
+one is started again by the same command, and both continue from the last checkpoint. The records that the run leaves
+are compared with those of an undisturbed run.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 #
 #   bash scripts/gpu_check.sh [--device cuda|cpu] [--quick] [--python PYTHON] [--minutes N]
 #
-# A part that fails or runs out of time is reported, the others go on, and the exit code is 1. Results are written to
+# A part that fails or runs out of time is reported, the others continue, and the exit code is 1. Results are written to
 # $OUT if that is set, else to gpu_check/: tests.txt, train_step*.txt and train_step*.json.
 # It installs nothing and needs no network: Python (python3, or --python) must find torch, numpy, hydra-core, omegaconf,
 # sentencepiece, tokenizers, safetensors, tqdm, pytest; wheels unpacked somewhere are found by PYTHONPATH. Extensions

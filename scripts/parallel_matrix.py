@@ -113,7 +113,7 @@ class Runs:
         return self.references[options]
 
     def train(self, case: Case, updates: int, save_dir: str) -> list[dict[str, Any]]:
-        """The records of a run, also of what it did before if it goes on.
+        """The records of a run, also of what it did before if it continues.
 
         Raises:
             RuntimeError: it failed; with the end of what it said.

@@ -19,7 +19,7 @@ if [ -e "$out" ] && [ ! -e "$out/.ftk-quickstart" ]; then
     echo "quickstart: $out is there already and was not made by this script; set FTK_QUICKSTART_DIR to another" >&2
     exit 2
 fi
-case "$text/" in "$(realpath -m "$out")"/*) echo "quickstart: $text lies in $out, which is made anew" >&2; exit 2 ;; esac
+case "$text/" in "$(realpath -m "$out")"/*) echo "quickstart: $text lies in $out, which is recreated" >&2; exit 2 ;; esac
 rm -rf "$out"
 mkdir -p "$out"
 touch "$out/.ftk-quickstart"

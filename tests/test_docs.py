@@ -19,6 +19,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What a reader does in hours is done here in seconds: a tiny model, a few updates, a vocabulary for a small text.
 SMALLER = [
     (r"--arch glm_large\b", "--arch glm_tiny"),
+    (r"--arch gpt2\b", "--arch gpt2_tiny"),
     (r"--max-update \d+", "--max-update 3"),
     (r"--batch-size \d+", "--batch-size 2"),
     (r"--lr-range-test\b", "--lr-range-test --lr-range-updates 12"),

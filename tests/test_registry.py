@@ -69,8 +69,7 @@ def test_the_table_of_built_ins_equals_what_the_modules_register(registry):
 
 def test_every_kind_has_built_in_parts():
     # Hooks of ftk's own come from options (--profile ...), not by name.
-    without = {"hook", "hf_model"}
-    assert {registry.kind for registry in ALL if registry.names()} | without == {registry.kind for registry in ALL}
+    assert {registry.kind for registry in ALL if registry.names()} == {registry.kind for registry in ALL} - {"hook"}
 
 
 def test_importing_ftk_and_listing_names_imports_neither_torch_nor_numpy():

@@ -4,7 +4,7 @@
         --task next_token --arch lstm_tiny --criterion focal_loss --optimizer sign_sgd --lr-scheduler constant \\
         --lr 1e-3 --max-update 100 --save-dir run
 
-FOLDER holds train.txt and valid.txt, one document a line. No file of ftk is touched.
+FOLDER holds train.txt and valid.txt, one document per line. No file of ftk is touched.
 """
 
 from plugin import criterion, dataset, model, optimizer, task

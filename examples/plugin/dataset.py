@@ -36,7 +36,7 @@ class Lines:
 
 @register_dataset("text_lines", config=TextLinesConfig)
 class TextLines:
-    """`{split}.txt` files, one document a line."""
+    """`{split}.txt` files, one document per line."""
 
     def __init__(self, config: TextLinesConfig) -> None:
         self.folder = Path(config.text)

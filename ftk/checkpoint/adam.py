@@ -1,4 +1,4 @@
-"""The moments of an Adam, apart from the parameter groups of the run that wrote them: to and from other programs."""
+"""Adam's moments without the run's parameter groups: conversion to and from other programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def checkpoint_part(state: AdamState) -> TensorPart:
     """The `optimizer/` of an ftk checkpoint; `state` in ftk's names and layouts.
 
-    Its one group has no hyperparameters: a run that goes on from it has its own.
+    Its one group has no hyperparameters: a run that continues from it has its own.
     """
     tensors: dict[str, Tensor] = {}
     names = list(state.moments[MOMENTS[0]])
@@ -44,7 +44,7 @@ def read_checkpoint_part(folder: Path) -> AdamState | None:
     """The Adam of an ftk checkpoint, in ftk's names and layouts.
 
     Returns:
-        None if there is no optimizer in it, or one that keeps something else than Adam: the latter is said.
+        None if there is no optimizer in it, or it is not Adam's; the latter is logged.
     """
     if not (folder / layout.OPTIMIZER).is_dir():
         return None

@@ -105,7 +105,7 @@ def _finite_tensors(folder: Path, ema: bool) -> dict[str, torch.Tensor]:
 def _save_weights(
     source: Path, output: Path, tensors: dict[str, torch.Tensor], origin: dict[str, Any], overwrite: bool
 ) -> Path:
-    """Write tensors beside the configuration and the tokenizer of a checkpoint."""
+    """Write tensors with the configuration and the tokenizer of a checkpoint."""
     tokenizer = source / layout.TOKENIZER
     state = read_trainer_state(source)
     return save_checkpoint(
@@ -126,12 +126,12 @@ def newest_checkpoints(run_folder: str | Path, count: int) -> list[Path]:
     """
     found = layout.numbered_checkpoints(Path(run_folder))
     if len(found) < count:
-        raise UserError(f"{run_folder}: has {counted(len(found), 'checkpoint')} (checkpoint_N), {count} are asked for")
+        raise UserError(f"{run_folder}: has {counted(len(found), 'checkpoint')} (checkpoint_N), {count} were requested")
     return found[:count][::-1]
 
 
 def first_difference(left: Path, right: Path) -> str | None:
-    """Say in what the models or tokenizers of two checkpoints first differ; None if in nothing."""
+    """The first difference between the models or tokenizers of two checkpoints; None if there is none."""
     parts = (_shapes(read_index(left / layout.MODEL)), _shapes(read_index(right / layout.MODEL)))
     for what, (one, other) in {
         "model option": (_model_options(left), _model_options(right)),

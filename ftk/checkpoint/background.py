@@ -1,4 +1,4 @@
-"""A thread that writes one thing at a time while training goes on."""
+"""A thread that runs one write job at a time while training continues."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Background(Generic[T]):
         self._thread.start()
 
     def collect(self, *, wait: bool) -> T | None:
-        """What the last job returned, once; None if there is none, or if it runs still and `wait` is off.
+        """What the last job returned, once; None if there is none, or if it is still running and `wait` is off.
 
         Raises:
             BaseException: what the job raised, once.
@@ -61,7 +61,7 @@ class Background(Generic[T]):
         return result[0] if result else None
 
     def abandon(self) -> None:
-        """Have a running job stop writing (`Abandoned`); `collect` then tells how it ended."""
+        """Have a running job stop writing (`Abandoned`); `collect` then returns how it ended."""
         self._told_to_stop.set()
 
     def _run(self, job: Callable[[], T]) -> None:

@@ -23,7 +23,7 @@ _SPARE_PARTS = 1000
 
 @contextmanager
 def bounded_by(stored: Mapping[str, StoredTensor | torch.Tensor], source: object) -> Iterator[None]:
-    """Build a model in this block; it is stopped as soon as it has far more parts than there are tensors to fill them.
+    """Build a model in this block; stop as soon as it has far more parts than the checkpoint has tensors.
 
     On the meta device, too: there a billion layers take no memory for weights, and all of it for Python's objects.
 

@@ -1,4 +1,4 @@
-"""Is a checkpoint what was written? Of several processes each reads a part of its files, and all hear what is wrong."""
+"""Checks of a checkpoint against its manifest. Each rank reads a part of the files, and all get the list of defects."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_files(
     """
     files = collective(world or World.single(), lambda: read_manifest(folder))
     problems = find_problems(folder, files, contents=lambda name: hashes and name.startswith(prefix), world=world)
-    if not problems and prefix == f"{MODEL}/":  # whoever takes the weights is told of what else is wrong
+    if not problems and prefix == f"{MODEL}/":  # a reader of weights also gets a warning about other defects
         problems = on_main(world or World.single(), lambda: content_problems(folder, (CONFIG, TRAINER_STATE)))
     if problems:
         raise BrokenCheckpoint(f"{folder}: is not whole: {some_problems(problems)}")
@@ -134,7 +134,7 @@ def newest_whole_checkpoint(
         None if the run has no checkpoint.
 
     Raises:
-        BrokenCheckpoint: the run has checkpoints and none is whole: to begin anew would hide that.
+        BrokenCheckpoint: the run has checkpoints and none is whole: to start over would hide that.
     """
     run_folder = Path(run_folder)
     names = on_main(world or World.single(), lambda: [path.name for path in numbered_checkpoints(run_folder)])
@@ -151,7 +151,7 @@ def newest_whole_checkpoint(
         if len(names) == 1:
             what, them = f"its checkpoint {names[0]} is not", "it"
         raise BrokenCheckpoint(
-            f"{run_folder}: {what} whole (see ftk-checkpoint verify); move {them} away to begin anew"
+            f"{run_folder}: {what} whole (see ftk-checkpoint verify); move {them} away to start over"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say, read as if by a stranger: each defect is a `BrokenCheckpoint`."""
+"""The contents of a checkpoint's files, read as untrusted input: each defect is a `BrokenCheckpoint`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _SCHEDULE = {  # of the built-in ones; another may keep what it likes, under oth
     "validations_without_better": _whole(),
     "cooldown_left": _whole(),
 }
-_TRAINER_FIELDS: dict[str, Check] = {  # where they are there: averaged and converted ones have few
+_TRAINER_FIELDS: dict[str, Check] = {  # all optional: averaged and converted checkpoints have few
     "num_updates": _or(None, _whole()),
     "iterator": _or({}, _record({"epoch": _whole(1), "samples_consumed": _whole()}, {"ordering": _ORDERING})),
     "best": _or(None, _record({"metric": _is(str), "value": _figure}, {"num_updates": _whole()})),
@@ -147,11 +147,11 @@ def trainer_state_of(folder: Path) -> dict[str, Any]:
 
 
 def content_problems(folder: Path, files: Iterable[str]) -> list[str]:
-    """What is wrong with what the files say; their sizes and hashes have been checked, or do not matter.
+    """Defects in the contents of files whose sizes and hashes have been checked, or do not matter.
 
     Args:
         folder: the checkpoint.
-        files: those that are to be asked, by their names in the manifest.
+        files: the ones to check, by their names in the manifest.
 
     Returns:
         One line for each problem, beginning with the file's name.
@@ -176,12 +176,12 @@ def _check_plain(value: Any) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise ValueError(f"has the key {key!r:.40}; a name is meant there")
+                raise ValueError(f"has the key {key!r:.40}; expected a name")
             _check_plain(item)
     elif isinstance(value, list):
         for item in value:
             _check_plain(item)
     elif not isinstance(value, (bool, int, float, str, _NONE)):
-        raise ValueError(f"holds a {type(value).__name__}, {value!r:.40}; plain values are meant there")
+        raise ValueError(f"holds a {type(value).__name__}, {value!r:.40}; expected plain values")
     elif isinstance(value, int) and abs(value) >= 1 << 63:
         raise ValueError("holds a whole number of more than 64 bits")

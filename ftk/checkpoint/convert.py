@@ -147,8 +147,9 @@ def _read_checkpoint(folder: Path, ema: bool) -> Contents:
         refuse_non_finite({name: tensor}, folder)
         return tensor
 
-    check_files(folder, prefix=f"{layout.SOURCE}/")
-    source_files = folder / layout.SOURCE
+    for part in (layout.SOURCE, layout.TOKENIZER):
+        check_files(folder, prefix=f"{part}/")
+    source_files, tokenizer = folder / layout.SOURCE, folder / layout.TOKENIZER
     return Contents(
         model=str(model.get("_name")),
         config=build_options("model", config_type, options) if config_type is not None else None,
@@ -159,6 +160,7 @@ def _read_checkpoint(folder: Path, ema: bool) -> Contents:
         place=folder,
         adam=None if ema else read_checkpoint_part(folder),  # its moments are not of the averaged weights
         source_files={path.name: path.read_bytes() for path in sorted(source_files.glob("*"))},
+        tokenizer=tokenizer if tokenizer.is_dir() else None,
     )
 
 
@@ -191,7 +193,7 @@ def _check_vocabulary(tokenizer: Tokenizer, config: Any, source: Path) -> None:
 
 @contextlib.contextmanager
 def _errors_naming(output: Path, temporary: Path) -> Any:
-    """Has errors name the files as they were to be called, not as they were called meanwhile."""
+    """Makes errors name the final files, not the temporary ones."""
     try:
         yield
     except OSError as error:

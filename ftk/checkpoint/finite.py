@@ -1,4 +1,4 @@
-"""Which weights are not finite? Asked before a save, so that NaN never takes the place of numbers."""
+"""Finds weights that are not finite; checked before a save, so that NaN never overwrites a good checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FLOAT8_BITS = 8  # torch has no kernels for the extremes of these
 
 
 def non_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of the tensors that hold a NaN or an infinity, in their order; of DTensors this process's shard is asked.
+    """Names of the tensors that hold a NaN or an infinity, in their order; of DTensors this process's shard is checked.
 
     One pass over the elements and no copy of them; one wait for the device in all.
 

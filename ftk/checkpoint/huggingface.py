@@ -25,10 +25,11 @@ from ftk.files import naming, parse_json, read_bytes, read_json
 from ftk.models.conversion import Contents, Converter, LazyTensors, renamed
 from ftk.models.torch_file import read_tensor_file
 from ftk.registry import HF_MODELS, register_converter
+from ftk.tokenizers import load_tokenizer
 
 CONFIG = "config.json"
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
-INDEX = ".index.json"  # stands behind the names of weights that lie in several files
+INDEX = ".index.json"  # suffix of the index of weights that are split into several files
 
 _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
 _KEPT = (".jinja", ".json", ".model", ".txt")
@@ -69,7 +70,7 @@ class HuggingFace:
         name = next((each for each in HF_MODELS if _converter(each).matches(config)), None)
         if name is None:
             what = f"model_type {config.get('model_type')!r:.40}"
-            raise UserError(f"{source / CONFIG}: {what} is of no family known here; there are {', '.join(HF_MODELS)}")
+            raise UserError(f"{source / CONFIG}: {what} is of an unknown family; known are {', '.join(HF_MODELS)}")
         converter = _converter(name)
         stored = _stored(source)
         try:
@@ -102,7 +103,12 @@ class HuggingFace:
         else:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
-            kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | dtype))
+            tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
+            files_of_tokenizer = tokenizer.files if tokenizer else ()
+            kept = {file.path.name: file.path.read_bytes() for file in files_of_tokenizer} | kept
+            end = tokenizer.special.eos if tokenizer else None
+            ends = {"bos_token_id": end, "eos_token_id": end}  # theirs where none is given are of another vocabulary
+            kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | ends | dtype))
             files, index = self._shards(theirs.described)
             kept |= index
         prefixed = any(name.startswith(converter.prefix) for each in files.values() for name in each["names"])
@@ -166,7 +172,7 @@ def _converter(model: str) -> Converter:
 def _config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
-        raise UserError(f"{folder}: {what}; a Hugging Face folder is meant here, with {CONFIG} and weights in it")
+        raise UserError(f"{folder}: {what}; give a Hugging Face folder with {CONFIG} and weights")
     config = read_part(folder / CONFIG, read_json)
     if not isinstance(config, dict):
         raise UserError(f"{folder / CONFIG}: is not a mapping")
@@ -267,7 +273,7 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _full_name(name: str, converter: Converter, *, bare: bool) -> str:
-    """The full name of the parameter that stands in a file as `name`."""
+    """The full name of the parameter that a file calls `name`."""
     if name in converter.tied:
         return converter.tied[name]
     return converter.prefix + name if bare else name

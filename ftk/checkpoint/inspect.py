@@ -40,7 +40,7 @@ class Summary:
     """What `ftk-checkpoint inspect` shows."""
 
     path: str
-    problems: list[str]  # sizes of files, what they say, weights that are not finite; contents are not hashed here
+    problems: list[str]  # in sizes and contents of files, and weights that are not finite; nothing is hashed here
     model: dict[str, Any]
     quantization: dict[str, Any]  # empty if the weights are as they were trained
     task: dict[str, Any]
@@ -107,9 +107,9 @@ def render(summary: Summary) -> str:
     lines += [f"           {key} {value}" for key, value in options.items()]
     if summary.quantization:
         lines.append("quantised  " + ", ".join(f"{key} {value}" for key, value in summary.quantization.items()))
-    lines.append(f"task       {summary.task.get('_name', 'not said')}")
+    lines.append(f"task       {summary.task.get('_name', 'unknown')}")
     lines.append(f"tokenizer  {summary.tokenizer or 'none: this checkpoint cannot read text'}")
-    lines.append(f"optimizer  {'kept: training can go on' if summary.has_optimizer else 'none'}")
+    lines.append(f"optimizer  {'kept: training can continue' if summary.has_optimizer else 'none'}")
     for name, size in summary.extra.items():
         what = "moving average of the weights, taken with --ema" if name == layout.EMA else "further tensors"
         lines.append(f"{name:<10} {what} ({size_text(size)})")
@@ -151,7 +151,7 @@ def _table(summary: Summary) -> list[str]:
 
 
 def _rows(tensors: dict[str, StoredTensor]) -> list[TensorRow]:
-    """Fold the layers of a stack into one row where they are alike."""
+    """Fold equal layers of a stack into one row."""
     groups: dict[tuple[str, tuple[int, ...], str], list[str]] = {}
     for name, stored in tensors.items():
         dtype = str(stored.dtype).removeprefix("torch.")

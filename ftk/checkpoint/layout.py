@@ -1,4 +1,4 @@
-"""Where a checkpoint's parts lie, how checkpoints of a run are named, and which one a path means."""
+"""Where a checkpoint's parts are, how checkpoints of a run are named, and which one a path stands for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
 TOKENIZER = "tokenizer"
-SOURCE = "source"  # small files that lay beside weights which come from another program
+SOURCE = "source"  # small files that another program stored next to its weights
 MODEL = "model"
 OPTIMIZER = "optimizer"
 EMA = "ema"  # exponential moving average of the trained parameters, by their names
@@ -28,7 +28,7 @@ MANIFEST = "manifest.json"
 LAST = "checkpoint_last"
 BEST = "checkpoint_best"
 
-TEMPORARY = ".tmp-"  # stands in the names that `ftk.files` gives to what is being written
+TEMPORARY = ".tmp-"  # in the temporary names that `ftk.files` gives
 
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
 _EARLIER_TEMPORARY = re.compile(r"(checkpoint_\d+)(\.replaced)?\.tmp")
@@ -55,12 +55,12 @@ def numbered_checkpoints(run_folder: Path) -> list[Path]:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Tell whether `folder` is meant as a checkpoint; whether it is whole, `verify` says."""
+    """Whether `folder` is a checkpoint; `verify` checks whether it is complete."""
     return (folder / MANIFEST).is_file()
 
 
 def is_remains(folder: Path) -> bool:
-    """Tell whether `folder` looks like a checkpoint that lost its manifest."""
+    """Whether `folder` looks like a checkpoint that lost its manifest."""
     return not is_checkpoint(folder) and (folder / MODEL).is_dir()
 
 
@@ -83,7 +83,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
         return path.resolve()
     if not path.exists():
         what = "a link to a folder that is gone" if path.is_symlink() else "no such folder"
-        raise UserError(f"{path}: {what}; a checkpoint folder or a run's folder is meant here")
+        raise UserError(f"{path}: {what}; give a checkpoint folder or a run's folder")
     if not path.is_dir():
         raise UserError(f"{path}: is a file; a checkpoint is a folder (with {MANIFEST} in it)")
     for candidate in [path / BEST, path / LAST, *numbered_checkpoints(path)]:
@@ -122,9 +122,9 @@ def point_to(run_folder: str | Path, name: str, folder: str | Path) -> None:
 
 
 def remove_checkpoint(folder: str | Path) -> None:
-    """Remove a checkpoint; killed half-way it leaves only a name that nobody takes for a checkpoint."""
+    """Remove a checkpoint; if killed half-way it leaves only a name that is not taken for a checkpoint."""
     folder = Path(folder)
-    with temporary_folder(folder) as place:  # which goes with what is in it
+    with temporary_folder(folder) as place:  # removed with its content
         os.rename(folder, place / folder.name)
 
 

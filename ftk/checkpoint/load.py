@@ -40,7 +40,7 @@ def load_model_state(
         folder: a checkpoint, or what `resolve_checkpoint` makes one of.
         model: not on the meta device.
         strict: whether names that only one side has are an error; shapes that differ always are.
-        ema: take the averaged weights where there are such (of trained parameters), and the trained ones elsewhere.
+        ema: take the averaged weights of trained parameters, and the plain weights of all others.
         check_hashes: off if the checkpoint was verified just now.
         world: processes that load together, each calling this with its part of the model, from one file system: each
             checks some of the files, and what fails on one fails on all. None: this one alone.

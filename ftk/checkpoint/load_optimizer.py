@@ -54,7 +54,7 @@ def load_optimizer_state(
     source = collective(world, lambda: layout.resolve_checkpoint(folder))
     files = check_files(source, prefix=f"{layout.OPTIMIZER}/", hashes=check_hashes, world=world)
     if f"{layout.OPTIMIZER}/index.json" not in files:
-        raise UserError(f"{source}: has no optimizer state; weights alone can be taken from it")
+        raise UserError(f"{source}: has no optimizer state; only its weights can be loaded")
     fused = fused_parameters(model)
     collective(world, lambda: _fill(source, optimizer, names, fused, held))
 
@@ -181,7 +181,7 @@ def _empty_state(parameter: torch.Tensor, group: dict[str, Any], entry: str, sto
         return torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
     if isinstance(parameter, DTensor) and stored.shape:
         return _empty_statistics(parameter, stored)
-    # As torch.optim does: a step count lives beside its parameter only where a kernel reads it there.
+    # As torch.optim does: a step count is on its parameter's device only where a kernel reads it there.
     on_device = entry != "step" or group.get("fused") or group.get("capturable")
     return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device if on_device else "cpu")
 

@@ -34,7 +34,7 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     """Read `manifest.json`, which vouches for itself by a digest over its own entries.
 
     Raises:
-        BrokenCheckpoint: it is missing, empty, no JSON, changed, or of a format this version does not know.
+        BrokenCheckpoint: it is missing, empty, no JSON, changed, or of an unknown format.
     """
     path = folder / MANIFEST
     text = read_part(path, lambda path: read_bytes(path, MAX_JSON_BYTES))
@@ -80,7 +80,7 @@ def write_file(path: Path, pieces: Iterable[Buffer]) -> FileRecord:
 
     Raises:
         OSError: the disk is full or the like.
-        Abandoned: this thread was told to stop.
+        Abandoned: this thread was asked to stop.
     """
     size, digest = 0, hashlib.sha256()
     with open(path, "xb") as file:
@@ -104,7 +104,7 @@ def _blocks(piece: Buffer) -> Iterator[memoryview]:
 
 
 class Abandoned(Exception):
-    """The thread that writes was told to stop."""
+    """The writing thread was asked to stop."""
 
 
 def stop_writing_when(told: Callable[[], bool]) -> None:

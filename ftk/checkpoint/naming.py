@@ -11,7 +11,7 @@ from torch import nn
 
 from ftk.model_parallel.shards import canonical_name, fused_parameters, with_fused
 
-# Entries of a parameter group that follow from the model and the run's options and are made anew with the optimizer.
+# Entries of a parameter group that follow from the model and the run's options and are recreated with the optimizer.
 _DERIVED = ("names", "lr_scale", "schedule")
 
 
@@ -52,7 +52,7 @@ def optimizer_state(
     Returns:
         tensors: "PARAMETER/ENTRY" -> tensor.
         scalars: "PARAMETER/ENTRY" -> any value that is no tensor.
-        groups: the parameter groups, with "params" as names and without what the run's options make anew.
+        groups: the parameter groups, with "params" as names and without the entries that the run's options set.
     """
     names, fused = parameter_names(model), fused_parameters(model)
     tensors: dict[str, torch.Tensor] = {}
@@ -79,7 +79,7 @@ def optimizer_state(
 
 
 def merged_groups(lists: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The parameter groups of several processes as one list: those with the same hyperparameters are one.
+    """The parameter groups of all ranks as one list; groups with the same hyperparameters are merged.
 
     Args:
         lists: of each process, as `ftk.checkpoint.encoding` makes JSON of them.

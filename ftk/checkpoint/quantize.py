@@ -17,7 +17,7 @@ from ftk.errors import UserError
 from ftk.modules.quantization import Quantization, prepare_quantized
 
 QUANTIZATION = "quantization"
-"""The section of config.yaml that says how a checkpoint is quantised; without it, it is not."""
+"""The section of config.yaml that describes how a checkpoint is quantised; absent if it is not."""
 
 
 def save_quantized(
@@ -60,7 +60,7 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     """How a checkpoint of this configuration is quantised; None: it is not.
 
     Raises:
-        UserError: in a way that this version of ftk does not know.
+        UserError: in a way that this version of ftk does not support.
     """
     section = config.get(QUANTIZATION)
     if section is None:
@@ -69,21 +69,23 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
         how = Quantization(**section)
         problems = list(how.validate())
     except TypeError as error:
-        raise UserError(f"config.yaml: {QUANTIZATION} is {section!r:.200}, which this ftk does not know") from error
+        raise UserError(
+            f"config.yaml: {QUANTIZATION} is {section!r:.200}, which this version of ftk does not support"
+        ) from error
     if problems:
         raise UserError(f"config.yaml: {QUANTIZATION}: {'; '.join(problems)}")
     return how
 
 
 def prepare_for(config: Mapping[str, Any], model: nn.Module) -> None:
-    """Give a model that was just built the layers of a checkpoint of this configuration."""
+    """Replace layers of a new model by those of a quantised checkpoint's configuration."""
     how = quantization_of(config)
     if how is not None:
         prepare_quantized(model, how)
 
 
 def checkpoint_metadata(folder: str | Path, how: Quantization | None = None) -> dict[str, str]:
-    """What the header of a safetensors file says of its tensors: `model` and, if so, `quantization`, as JSON.
+    """Metadata for the header of a safetensors file: `model` and, if quantised, `quantization`, as JSON.
 
     Args:
         folder: the checkpoint they are of.

@@ -75,7 +75,7 @@ def write_snapshot(
 
     Args:
         world: processes that write together, each its shards, into a file system that all of them see; with a host
-            group that nobody else uses meanwhile (`World.with_own_host_group`). None: this process alone.
+            group that is not used elsewhere meanwhile (`World.with_own_host_group`). None: this process alone.
     """
     folder = Path(folder)
     world = world or World.single()
@@ -98,7 +98,7 @@ def write_snapshot(
         return sum(record.size for record in records.values())
 
     try:
-        with stack:  # what is left of the attempt goes
+        with stack:  # remove what the attempt left
             temporary = Path(on_main(world, begin))
             check_shared(temporary, world)
             records = _write_tensors(temporary, snapshot, world)
@@ -144,7 +144,7 @@ def refuse_to_replace(folder: Path, *, overwrite: bool) -> None:
 def _copy_folder(source: Path, folder: Path, name: str) -> dict[str, FileRecord]:
     """Copy the files under `source` to `folder/name`, synced and hashed on the way."""
     if not source.is_dir():
-        raise UserError(f"{source}: no such folder; one for {name}/ is meant here")
+        raise UserError(f"{source}: no such folder; expected one for {name}/")
     records = {}
     for path in sorted(source.rglob("*")):
         if path.is_file():
@@ -153,7 +153,7 @@ def _copy_folder(source: Path, folder: Path, name: str) -> dict[str, FileRecord]
             target.parent.mkdir(parents=True, exist_ok=True)
             records[relative] = write_file(target, _blocks(path))
     if not records:
-        raise UserError(f"{source}: is empty; a folder for {name}/ is meant here")
+        raise UserError(f"{source}: is empty; expected a folder for {name}/")
     return records
 
 

@@ -1,4 +1,4 @@
-"""Do all processes see one folder? On a disk of one machine alone, a checkpoint of several would lack files."""
+"""Checks that all processes see one folder: on a local disk, a checkpoint of several machines would lack files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ftk.errors import UserError
 from ftk.model_parallel.collective import collective, on_main
 from ftk.model_parallel.world import World
 
-WAIT_SECONDS = 20.0  # so long a network's file system may take to show on one machine what another one has made
+WAIT_SECONDS = 20.0  # a network file system may take this long to show another machine's files
 
 
 def check_shared(folder: Path, world: World) -> None:
@@ -28,7 +28,7 @@ def check_shared(folder: Path, world: World) -> None:
     """
     if world.size == 1:
         return
-    # A new name each time: of an old one a machine may remember that it is not there. `clean_leftovers` knows it.
+    # A new name each time: a machine may have cached that an old one is missing. `clean_leftovers` removes these.
     name, host = on_main(world, lambda: (f"checkpoint_seen{TEMPORARY}{uuid.uuid4().hex}", socket.gethostname()))
     on_main(world, (folder / name).mkdir)
 

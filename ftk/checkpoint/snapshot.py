@@ -26,7 +26,7 @@ _TAKEN = (layout.MODEL, layout.OPTIMIZER, layout.TOKENIZER, layout.SOURCE)
 
 @dataclass(frozen=True)
 class TensorPart:
-    """The tensors of one folder of a checkpoint, with what else its index says.
+    """The tensors of one folder of a checkpoint, with the other entries of its index.
 
     `read` gives them one by one when they are written; then those in `tensors` are on the meta device.
     """
@@ -71,7 +71,7 @@ class Buffers:
             )
             for part, content in parts.items()
         }
-        self._buffers = used  # of tensors that are gone, the memory goes too
+        self._buffers = used  # frees the memory of tensors that no longer exist
         devices = {t.device for content in parts.values() for t in content.tensors.values() if t.device.type == "cuda"}
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
@@ -124,14 +124,14 @@ def take_snapshot(
             raise TypeError("an optimizer is saved with the module it belongs to")
         tensors, scalars, groups = optimizer_state(model, optimizer)
         described = {"scalars": encode(scalars), "param_groups": encode(groups)}
-        if world.size > 1:  # each stage of a pipeline knows its own parameters
+        if world.size > 1:  # each stage of a pipeline has its own parameters only
             gathered = world.gather_json(described)
             described["scalars"] = {name: value for part in gathered for name, value in part["scalars"].items()}
             described["param_groups"] = merged_groups([part["param_groups"] for part in gathered])
         parts[layout.OPTIMIZER] = TensorPart(tensors, described)
     for name, extra in (extra_tensors or {}).items():
         if not name.isidentifier() or name in _TAKEN:
-            raise ValueError(f"extra tensors {name!r}: a plain name is meant, and none of {', '.join(_TAKEN)}")
+            raise ValueError(f"extra tensors {name!r}: expected a plain name, and none of {', '.join(_TAKEN)}")
         tensors = {key: with_fused(tensor.detach(), fused_of(tensor)) for key, tensor in extra.items()}
         parts[name] = TensorPart(tensors, {})
     return Snapshot(

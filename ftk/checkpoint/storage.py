@@ -6,7 +6,7 @@ ever unpickled. (torch's `HuggingFaceStorageWriter` cannot stand in: it does not
 chunk of a tensor in a file, and keeps no index of shards.)
 
     index.json                          shape, dtype and chunks of every tensor; what else the caller keeps
-    tensors_00000_of_00001.safetensors  one file a rank; a part of a tensor has the key NAME@OFFSETS
+    tensors_00000_of_00001.safetensors  one file per rank; a part of a tensor has the key NAME@OFFSETS
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class StoredTensor:
 
 @dataclasses.dataclass(frozen=True)
 class TensorIndex:
-    """What `index.json` says."""
+    """The content of `index.json`."""
 
     tensors: dict[str, StoredTensor]
     extra: dict[str, Any]
@@ -268,7 +268,7 @@ def _as_boxes(tensor: torch.Tensor) -> torch.Tensor:
 def _save_alone(tensors: Mapping[str, torch.Tensor], writer: _TensorWriter, planner: DefaultSavePlanner) -> None:
     """The steps of `dcp.save` for one process.
 
-    `dcp.save` warns that there is one process, and muting a warning is not safe beside another thread, in which
+    `dcp.save` warns about a single process, and muting a warning is not safe while another thread runs, in which
     checkpoints are written.
     """
     planner.set_up_planner(dict(tensors), None, True)
@@ -279,7 +279,7 @@ def _save_alone(tensors: Mapping[str, torch.Tensor], writer: _TensorWriter, plan
 
 
 class _TensorWriter(StorageWriter):
-    """DCP's side of `write_tensors`; one object a rank."""
+    """DCP's side of `write_tensors`; one object per rank."""
 
     def __init__(self, folder: Path, extra: dict[str, Any], read: Callable[[str], torch.Tensor] | None = None) -> None:
         self.folder = folder
@@ -360,7 +360,7 @@ class _TensorWriter(StorageWriter):
 
 
 class _TensorReader(StorageReader):
-    """DCP's side of `read_tensors`; one object a rank."""
+    """DCP's side of `read_tensors`; one object per rank."""
 
     def __init__(self, folder: Path, index: TensorIndex, check: Callable[[set[str]], None] | None) -> None:
         self.folder = folder
@@ -421,7 +421,7 @@ class _TensorReader(StorageReader):
 
 @contextmanager
 def _quiet_dcp() -> Iterator[None]:
-    """Without DCP's remark that there is one process; not for a thread beside others, for the filter is all theirs."""
+    """Mutes DCP's warning about a single process; the filter is global, so use it with no other thread running."""
     with warnings.catch_warnings(), _own_errors():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -429,7 +429,7 @@ def _quiet_dcp() -> Iterator[None]:
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Let DCP's errors come out as what they were."""
+    """Raise the original errors that DCP wraps."""
     try:
         yield
     except CheckpointException as error:
@@ -468,7 +468,7 @@ def _stored_tensor(name: str, entry: dict[str, Any]) -> StoredTensor:
     for chunk in entry["chunks"]:
         file, key = chunk["file"], chunk["key"]
         if not isinstance(file, str) or not isinstance(key, str) or Path(file).name != file or "\0" in file:
-            raise ValueError(f"file {file!r:.100} lies outside the folder")
+            raise ValueError(f"file {file!r:.100} is outside the folder")
         chunks.append(Chunk(file, key, _sizes(chunk["offset"]), _sizes(chunk["shape"])))
     if any(len(part) != len(shape) for chunk in chunks for part in (chunk.offset, chunk.shape)) or not (
         _fill(chunks, (0,) * len(shape), shape) if math.prod(shape) else not chunks

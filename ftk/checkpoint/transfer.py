@@ -29,8 +29,8 @@ class Transfer:
     Attributes:
         taken: names that were filled.
         rows: names of which only rows were filled -> (rows taken, rows of the model).
-        skipped: names of the model that keep their initial values because a pattern says so.
-        unused: names of the checkpoint that were left out because a pattern says so.
+        skipped: names of the model that keep their initial values because a pattern matches them.
+        unused: names of the checkpoint that were left out because a pattern matches them.
     """
 
     taken: list[str]
@@ -62,7 +62,7 @@ def transfer_weights(
 
     Raises:
         BrokenCheckpoint: the checkpoint is not whole; before any weight is changed.
-        UserError: names or shapes differ, and `skip` does not say that this is meant; before any weight is changed.
+        UserError: names or shapes differ without a pattern in `skip`; before any weight is changed.
     """
     world = world or World.single()
     tied = tied_names(model)

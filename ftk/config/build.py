@@ -27,7 +27,7 @@ def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None) -> 
 
     Raises:
         UserError: unknown sections, options or names, values of a wrong type or out of range, options that
-            must be given and are not: all of them, one a line.
+            must be given and are not: all of them, one per line.
     """
     tree = with_usual_parts(root, tree)
     known = [*sections_of(root), *slots_of(root)]
@@ -54,7 +54,7 @@ def build_options(key: str, config_type: type, values: Tree) -> Any:
         values: option -> value; what is absent takes its default.
 
     Raises:
-        UserError: all that is wrong, one a line.
+        UserError: all that is wrong, one per line.
     """
     errors: list[str] = []
     config = _build_section(key, config_type, values, errors)
@@ -169,7 +169,7 @@ def _build_section(
 
 
 def _own_errors(config: Any) -> list[str]:
-    """What the dataclass's own `validate` has to say, each message beginning with the name of a field."""
+    """The messages of the dataclass's `validate`, each of which starts with the name of a field."""
     validate = getattr(config, "validate", None)
     return list(validate()) if validate is not None else []
 

@@ -1,4 +1,4 @@
-"""What differs between the configuration a run had and the one it is to go on with, and what that means."""
+"""Differences between a run's saved configuration and the one to resume with, and their consequences."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ftk.config.options import MISSING, Option, options_of
 from ftk.config.root import Chosen, Tree, sections_of, slots_of
 
 FREE = "free"
-"""Results do not depend on it, or it only says when the run ends, what it shows and what it keeps."""
+"""Results do not depend on it, or it only decides when the run ends, what it logs and what it keeps."""
 RESETTABLE = ("optimizer", "lr_scheduler", "dataloader", "meters")
-"""What is kept in the checkpoint under this name was made with it: to change it, that must begin anew."""
+"""State of this name in the checkpoint depends on it: a change needs that state to be reset."""
 FIXED = "fixed"
 """With another value it is another run."""
 
@@ -39,7 +39,7 @@ class Change:
 
 
 def find_changes(before: Tree, config: Any) -> list[Change]:
-    """What is not as it was, in the order of the configuration.
+    """The options that changed, in the order of the configuration.
 
     An option that the older tree does not know (it was written by an older ftk) had its default; one that is gone
     is left out.
@@ -65,7 +65,7 @@ def find_changes(before: Tree, config: Any) -> list[Change]:
 
 
 def resume_classes(config: Any) -> dict[str, str | None]:
-    """What a change of each option means, by its key; None where nobody says it (a mistake in ftk)."""
+    """What a change of each option means, by its key; None where it is not declared (a mistake in ftk)."""
     return {f"{section}.{name}": kind for section, _, _, resume in _parts(config) for name, kind in resume.items()}
 
 
@@ -83,7 +83,7 @@ def _parts(config: Any) -> list[tuple[str, Tree, dict[str, Option], dict[str, An
         if chosen.config is not None:
             options = {option.name: option for option in options_of(key, type(chosen.config))}
             values |= dataclasses.asdict(chosen.config)
-        # Which preset filled the options in says nothing: they are compared one by one.
+        # The name of the preset does not matter: its options are compared one by one.
         named = {name: slot.resume_of.get(name, slot.resume) for name in values}
         resume = {name: (options[name].resume if name in options else None) or named[name] for name in values}
         parts.append((key, values, options, resume))

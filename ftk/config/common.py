@@ -48,12 +48,12 @@ class CommonConfig:
 @dataclass(kw_only=True)
 class LoggingConfig:
     log_interval: int = field(
-        default=100, metadata={"help": "one line of training figures every so many updates", "unit": "updates"}
+        default=100, metadata={"help": "updates between two lines of training figures", "unit": "updates"}
     )
     log_format: str = field(
         default="tqdm",
         metadata={
-            "help": "a progress bar, lines of text, or one JSON object a line",
+            "help": "a progress bar, lines of text, or one JSON object per line",
             "choices": ("tqdm", "simple", "json"),
         },
     )

@@ -16,7 +16,7 @@ from ftk.files import expand_home
 
 MISSING = dataclasses.MISSING
 MAX_WHOLE, MAX_NUMBER = 10**15, 1e30
-"""Bounds of numbers, above zero and below, of fields that say no others: more is a slip, and overflows further on."""
+"""Default bounds of numbers, above zero and below: a larger value is a slip, and would overflow later."""
 
 NONE = ("none", "null")
 """Texts that mean None where an option may be None."""
@@ -42,7 +42,7 @@ class Option:
         derived: filled in by the program (kept in YAML, no flag).
         several: a list whose items are separate arguments, `--inputs A B C`, instead of one, `--betas 0.9,0.98`.
         metavar: what stands for the value in --help; None: a word for its type.
-        resume: what a change of it means when a run is continued, see `ftk.config.changes`; None: its part says.
+        resume: what a change of it means when a run is continued, see `ftk.config.changes`; None: as its section.
         bounds: least and greatest value of numbers; infinity is one only where a bound is infinite.
         path: whether the text is a path, in which `~` is the home folder.
     """
@@ -73,7 +73,7 @@ class Option:
         """`value`, from YAML or from the command line, in this option's type.
 
         Raises:
-            ValueError: it is not of this type or not among the choices; the message says what is allowed.
+            ValueError: it is not of this type or not among the choices; the message names what is allowed.
         """
         if value is None or (self.optional and isinstance(value, str) and value.lower() in NONE):
             if not self.optional:

@@ -50,7 +50,7 @@ class Chosen:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A plain section: `title` heads its group in --help; `saved` says whether it goes into config.yaml.
+    """A plain section: `title` heads its group in --help; `saved`: whether it goes into config.yaml.
 
     `resume` says what a change of its options means when a run is continued, of those that do not say it themselves.
     """

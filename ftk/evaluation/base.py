@@ -8,7 +8,7 @@ from ftk.registry import SCORERS
 
 
 class Scorer(ABC):
-    """Collects pairs of answer and reference, then says one or more numbers about all of them."""
+    """Collects pairs of answer and reference, then computes one or more numbers over all of them."""
 
     @abstractmethod
     def add(self, answer: str, reference: str) -> None:

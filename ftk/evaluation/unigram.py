@@ -1,4 +1,4 @@
-"""The unigram baseline: what is lost by knowing how often each token comes, and nothing else."""
+"""The unigram baseline: the loss of a model that uses nothing but token frequencies."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _contexts_with_lengths(
 class _WithLengths(AbstractContextManager[None]):
     """What is computed again finds the lengths of sequences that there are now: another forward pass may have been.
 
-    It is entered anew for each backward pass through the block.
+    It is entered again for each backward pass through the block.
     """
 
     def __init__(self, inner: AbstractContextManager[Any], regions: list[Any]) -> None:

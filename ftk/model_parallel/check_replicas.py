@@ -1,4 +1,4 @@
-"""Processes hold the same values before they share them out or sum their gradients: checked, or made so."""
+"""Checks, or makes sure, that all processes hold the same values before sharding or data parallel training."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def check_replicas(model: nn.Module, world: World) -> None:
-    """Refuse a model that processes have built unlike: they would train nonsense without a word.
+    """Refuse a model that differs between processes: training would silently produce nonsense.
 
-    A digest of each parameter and buffer is sent, on the host. Stages of a pipeline hold different parameters; those
-    that several processes have must be the same. What is on the meta device is not looked at, nor are scratch buffers,
-    which are in no checkpoint.
+    Processes exchange a digest of each parameter and buffer, on the host. Stages of a pipeline hold different
+    parameters; those that more than one process has must be the same. Tensors on the meta device and scratch buffers,
+    which are in no checkpoint, are not compared.
 
     Args:
         model: as this process has built it; of plain tensors.
-        world: whose processes all check at once.
+        world: all of its processes must call this.
 
     Raises:
         UserError: on all of them, with the name of the first parameter or buffer that differs.
@@ -66,7 +66,7 @@ def copy_from_first(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def mesh_device(mesh: DeviceMesh) -> torch.device:
-    """This process's device of those that a mesh is over."""
+    """This process's device in a mesh."""
     if mesh.device_type == "cpu":
         return torch.device("cpu")
     return torch.device(mesh.device_type, torch.cuda.current_device())
@@ -79,6 +79,6 @@ def _digest(value: Tensor) -> str:
 
 def _difference(name: str) -> UserError:
     return UserError(
-        f"{name} differs from process to process; build the model alike on all of them, with one seed "
-        f"(torch.manual_seed) or from one checkpoint"
+        f"{name} differs between processes; build the same model on all of them, with one seed (torch.manual_seed) or "
+        f"from one checkpoint"
     )

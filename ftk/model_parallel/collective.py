@@ -1,4 +1,4 @@
-"""What processes do together succeeds on all of them or fails on all of them, with the same message."""
+"""Work that all processes do: it succeeds on all of them or fails on all of them, with the same message."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class RankFailure(Exception):
-    """Another process failed at what all do together; the message names it and says why."""
+    """Another process failed in a collective operation; the message names it and its error."""
 
 
 def collective(world: World, work: Callable[[], T]) -> T:
-    """Do the same on every process. Where it fails on one, it fails on all, so that none waits for the others in vain.
+    """Do the same on every process. If it fails on one, it fails on all, so that none waits for a process that ended.
 
     `work` must not itself wait for other processes.
 
@@ -51,7 +51,7 @@ def collective(world: World, work: Callable[[], T]) -> T:
 
 
 def on_main(world: World, work: Callable[[], Any]) -> Any:
-    """Do something on the main process alone, and tell all how it ended.
+    """Do something on the main process only, and broadcast the result or the error.
 
     Args:
         work: returns what JSON holds, and waits for no other process.

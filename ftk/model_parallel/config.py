@@ -1,4 +1,4 @@
-"""Options of how a model is run: how it is spread over processes, and what is done to it on each of them."""
+"""Options of how a model is run: how it is distributed over processes, and what is done to it on each of them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ class ParallelConfig:
     )
     pipeline_parallel_size: int = field(
         default=1,
-        metadata={"max": 10**6, "help": "processes that each hold a stretch of the layers; a batch goes through all"},
+        metadata={
+            "max": 10**6,
+            "help": "processes that each hold consecutive layers; a batch passes through all",
+        },
     )
     pipeline_schedule: str = field(
         default="1f1b",
         metadata={
             "help": "order in which micro-batches go through the pipeline: 1f1b: forward and backward in turn; gpipe: "
-            "all forward, then all backward, which keeps more; interleaved: 1f1b with several stages a process, less "
+            "all forward, then all backward, which keeps more; interleaved: 1f1b with several stages per process, less "
             "waiting; zero-bubble: gradients of weights are computed while others would wait",
             "choices": ("1f1b", "gpipe", "interleaved", "zero-bubble"),
         },
@@ -39,7 +42,7 @@ class ParallelConfig:
     pipeline_layers: list[int] = field(
         default_factory=list,
         metadata={
-            "help": "layers of each pipeline stage, first to last, e.g. 6,6,5,7; with several stages a process stage i "
+            "help": "layers of each pipeline stage, first to last, e.g. 6,6,5,7; with several per process stage i "
             "is on process i modulo --pipeline-parallel-size; default: even, the first stages get what is over",
             "unit": "layers",
         },
@@ -70,13 +73,13 @@ class ParallelConfig:
         metadata={
             "help": "what is sharded over --data-parallel-shard-size: 1: optimizer state; 2: and gradients; 3: and "
             "parameters, each block whole only while it is computed (Rajbhandari et al. 2020). With m micro-batches "
-            "an update 1 sends 2 numbers a parameter, 2 sends 1 + m and 3 sends 3 m",
+            "an update 1 sends 2 numbers per parameter, 2 sends 1 + m and 3 sends 3 m",
             "choices": (1, 2, 3),
         },
     )
     prefetch_blocks: int = field(
         default=1,
-        metadata={"help": "sharded parameters of so many blocks to come are gathered ahead", "unit": "blocks"},
+        metadata={"help": "number of blocks whose sharded parameters are gathered ahead", "unit": "blocks"},
     )
     cpu_offload: bool = field(
         default=False,
@@ -100,22 +103,22 @@ class ParallelConfig:
     gradient_compression: str = field(
         default="none",
         metadata={
-            "help": "what copies of the model send each other of their gradients: none: all; bf16: 16 bits a number",
+            "help": "how copies of the model exchange gradients: none: in full; bf16: rounded to bfloat16",
             "choices": ("none", "bf16"),
         },
     )
     find_unused_parameters: bool = field(
         default=False,
         metadata={
-            "help": "copies of the model look in each update for parameters that had no part in the loss, which a "
-            "model with such parameters needs and others pay for"
+            "help": "each update looks for parameters that had no part in the loss; needed with copies of a model that "
+            "has such parameters, slower for others"
         },
     )
     collective_timeout_minutes: float = field(
         default=10.0,
         metadata={
-            "help": "a process that has waited so long for another one fails; more, if one alone reads or compiles "
-            "something large meanwhile",
+            "help": "how long a process waits for another one before it fails; give more if one process alone reads "
+            "or compiles something large",
             "unit": "minutes",
         },
     )
@@ -155,7 +158,7 @@ class ParallelConfig:
             yield "pipeline_schedule interleaved needs pipeline_stages_per_rank 2 or more; with 1 it is 1f1b"
         elif self.pipeline_schedule in ("1f1b", "gpipe") and (stages or 1) > 1:
             yield (
-                f"pipeline_schedule {self.pipeline_schedule} has one stage a process, pipeline_stages_per_rank is "
+                f"pipeline_schedule {self.pipeline_schedule} has one stage per process, pipeline_stages_per_rank is "
                 f"{stages}; give --pipeline-schedule interleaved or zero-bubble"
             )
 
@@ -187,7 +190,7 @@ class InferenceParallelConfig:
         metadata={"max": 10**6, "help": "processes that share each layer's matrices (heads, inner width, vocabulary)"},
     )
     pipeline_parallel_size: int = field(
-        default=1, metadata={"max": 10**6, "help": "processes that each hold a stretch of the layers"}
+        default=1, metadata={"max": 10**6, "help": "processes that each hold consecutive layers"}
     )
 
     def validate(self) -> Iterator[str]:
@@ -219,7 +222,7 @@ class EngineConfig:
     )
     checkpoint_every: int = field(
         default=1,
-        metadata={"help": "activation checkpointing of every so many blocks, the first one included", "unit": "blocks"},
+        metadata={"help": "activation checkpointing of every N-th block, the first one included", "unit": "blocks"},
     )
     compile: str = field(
         default="none",
@@ -249,6 +252,6 @@ class EngineConfig:
 
 
 def _given(config: ParallelConfig, *names: str) -> list[str]:
-    """Those of some options that are not as they are without being given."""
+    """Those of the named options that differ from their defaults."""
     usual = ParallelConfig()
     return [name for name in names if getattr(config, name) != getattr(usual, name)]

@@ -35,7 +35,7 @@ def uses_shares(world: World, config: ParallelConfig) -> bool:
 def copy_over_processes(module: nn.Module, world: World, config: ParallelConfig) -> DistributedDataParallel:
     """Wrap a module whose parameters are equal on all processes: each backward pass sums their gradients.
 
-    Parameters stay plain tensors. Sums go out in buckets while the backward pass goes on.
+    Parameters stay plain tensors. Sums go out in buckets while the backward pass continues.
     """
     only_dense_gradients(module)
     wrapped = DistributedDataParallel(
@@ -64,7 +64,7 @@ def _sum_as(dtype: torch.dtype | None) -> Any:
 
 
 def require_gradients(model: nn.Module) -> None:
-    """Refuse to go on where a parameter has no gradient: DDP waits for it, and sums none of the bucket in which it
+    """Refuse to continue where a parameter has no gradient: DDP waits for it, and sums none of the bucket in which it
     would lie. (One that only the last micro-batch of an update does not use, DDP itself refuses, at the next update.)
 
     Args:

@@ -105,7 +105,7 @@ def accumulate(module: FSDPModule, last: bool) -> None:
     stage = getattr(module, "zero_stage", 1)
     # Set for each micro-batch: stages differ in what a process keeps whole until the last one.
     module.set_requires_gradient_sync(last or stage > 1)
-    module.set_requires_all_reduce(last)  # between copies of the model, once an update at any stage
+    module.set_requires_all_reduce(last)  # between copies of the model, once per update at any stage
     module.set_reshard_after_backward(last or stage == 3)
 
 

@@ -65,7 +65,7 @@ def parallelize(
             order.
         plan: for tensor parallel, patterns of module names with their styles (`ftk.model_parallel.tensor_parallel`).
         sequence_parallel: between the layers that the plan cuts, sequences are shared out. Then
-            `ftk.model_parallel.tensor_parallel.apply.sum_sequence_gradients(model)` is to be called once an update,
+            `ftk.model_parallel.tensor_parallel.apply.sum_sequence_gradients(model)` is to be called once per update,
             after its last backward pass: the gradients of what works on parts of a sequence are partial until then.
         activation_checkpointing: what blocks keep for the backward pass: "full": their input; "selective": and results
             of matrix products; "none": all; "auto": as "full" where there are blocks. A model that caches keys and
@@ -136,7 +136,7 @@ class Spread(NamedTuple):
 
     Attributes:
         module: what is called in the step: the one that was given, or where there are copies, DDP around it.
-        finishers: to be called in order once an update, after its last backward pass and before the norm of the
+        finishers: to be called in order once per update, after its last backward pass and before the norm of the
             gradients: they sum what is still partial, or refuse what DDP would wait for.
     """
 
@@ -178,7 +178,7 @@ def parallelize_training(
         fill: off: parameters of a model on the meta device get memory and no values, as a checkpoint will fill them.
 
     Returns:
-        What to call in the step, and once an update.
+        What to call in the step, and once per update.
 
     Raises:
         UserError: the world has tensor parallel, and there is no plan; or the model is on the meta device, and gives

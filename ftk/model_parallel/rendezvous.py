@@ -1,4 +1,4 @@
-"""How the processes of a run find each other, and who is missing where one of them waits in vain."""
+"""How the processes of a run connect to each other, and which ranks are missing when one of them times out."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch.distributed as dist
 
-ANSWER_SECONDS = 5.0  # in which all that wait in vain say so: they began to wait at about the same time
+ANSWER_SECONDS = 5.0  # within which all ranks that timed out report it: they started to wait at about the same time
 
-# What the back ends say when their time is over: no exception class of theirs tells it.
+# Messages of the back ends for a timeout, which has no exception class of its own.
 _IN_VAIN = ("timed out waiting", "wait timeout", "collective operation timeout")
 
 
 class ProcessHangs(RuntimeError):
-    """This process has waited for others, and they did not come; the message names them."""
+    """This process waited for others, which did not arrive in time; the message names them."""
 
 
-def meet(store: dist.Store, rank: int, size: int, timeout_seconds: float) -> str:
-    """Wait until all processes are here.
+def wait_for_all(store: dist.Store, rank: int, size: int, timeout_seconds: float) -> str:
+    """Wait until all processes have connected.
 
-    torchrun's store outlives its restarts: what processes have left there that are gone looks like what living ones
-    say. So each process asks with a word that nobody has used before, and the first one answers all that it finds,
-    until each has said that it got the answer. (Torchrun's number of the attempt would not do: where machines are
-    several, each counts its own restarts.)
+    torchrun's store outlives its restarts, so keys of processes that have ended look like keys of running ones.
+    Therefore each process asks under a fresh random name, and rank 0 answers every name that it finds until each rank
+    has confirmed its answer. (torchrun's restart count is no such name: each machine counts its own restarts.)
 
     Returns:
-        A name that these processes have in common, and no others before or after them.
+        A name that these processes share, and that no process before or after them uses.
 
     Raises:
-        ProcessHangs: they did not come in time.
+        ProcessHangs: not all of them connected in time.
     """
     own = uuid.uuid4().hex
     others = range(1, size)
@@ -61,18 +60,18 @@ def meet(store: dist.Store, rank: int, size: int, timeout_seconds: float) -> str
 
 
 @contextlib.contextmanager
-def hangs_named(store: dist.Store, rank: int, size: int, timeout_seconds: float, hint: str) -> Iterator[None]:
-    """What fails inside because this process has waited in vain names those that it waited for.
+def name_missing_ranks(store: dist.Store, rank: int, size: int, timeout_seconds: float, hint: str) -> Iterator[None]:
+    """Inside, an error about a timeout names the ranks that this process waited for.
 
-    All that fail say so where they have met; who says nothing, hangs.
+    Each rank that fails reports it in the store; a rank that reports nothing hangs.
 
     Args:
         store: of these processes alone.
-        timeout_seconds: what a process waits for others.
+        timeout_seconds: how long a process waits for others.
         hint: the end of the message.
 
     Raises:
-        ProcessHangs: for a time limit that was exceeded; what else is raised stays as it is.
+        ProcessHangs: in place of a timeout; other errors pass unchanged.
     """
     try:
         yield
@@ -85,7 +84,7 @@ def hangs_named(store: dist.Store, rank: int, size: int, timeout_seconds: float,
 
 
 def waited_in_vain(error: BaseException | None) -> bool:
-    """Whether an error is, or comes of, a time limit that was exceeded in waiting for other processes."""
+    """Whether an error is, or was caused by, a timeout in waiting for other processes."""
     while error is not None:
         if isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _IN_VAIN):
             return True
@@ -94,10 +93,10 @@ def waited_in_vain(error: BaseException | None) -> bool:
 
 
 def _say(store: dist.Store, rank: int, size: int, seconds: float) -> list[int] | None:
-    """Say that this process has failed, and hear for so long which others have.
+    """Report that this process has failed, and wait up to `seconds` for the others' reports.
 
     Returns:
-        Those that have not; None: where they meet nobody answers.
+        The ranks without a report; None: the store does not answer.
     """
     heard: list[list[int]] = []
 
@@ -111,7 +110,7 @@ def _say(store: dist.Store, rank: int, size: int, seconds: float) -> list[int] |
                 _comes(lambda: not silent(), seconds)
                 heard.append(silent())
 
-    # In a thread of its own: to a machine that is lost it may wait for many minutes.
+    # In a thread of its own: a connection to a lost machine may block for many minutes.
     thread = threading.Thread(target=say_and_hear, daemon=True)
     thread.start()
     thread.join(seconds + 2.0)
@@ -120,21 +119,21 @@ def _say(store: dist.Store, rank: int, size: int, seconds: float) -> list[int] |
 
 def _missing(silent: Iterable[int] | None, timeout_seconds: float) -> str:
     minutes = timeout_seconds / 60
-    waited = f"waited {minutes:g} minutes in vain" if minutes >= 2 else f"waited {timeout_seconds:g} seconds in vain"
+    waited = f"timed out after {minutes:g} minutes" if minutes >= 2 else f"timed out after {timeout_seconds:g} seconds"
     if silent is None:
-        return f"{waited}, and the machine where the processes meet (MASTER_ADDR) does not answer"
+        return f"{waited}; the machine at MASTER_ADDR, where the processes connect, does not answer"
     names = ", ".join(map(str, silent))
     if not names:
         return (
-            f"{waited}, and so did all others: they wait for each other at different places, as where a hook has only "
-            "some of them do what all have to"
+            f"{waited}, as did all other processes: they wait for each other in different collectives; every rank "
+            "must run the same ones, in hooks as well"
         )
-    which = f"processes {names}, which hang or have" if "," in names else f"process {names}, which hangs or has"
-    return f"{waited}; nothing was heard of {which} lost the connection"
+    which = f"processes {names} hang or have" if "," in names else f"process {names} hangs or has"
+    return f"{waited}; {which} lost the connection"
 
 
 def _comes(happens: Callable[[], bool], seconds: float) -> bool:
-    """Whether it happens in so many seconds. Signals are heard meanwhile, which a store's own waiting does not."""
+    """Whether it happens within `seconds`. Signals are handled meanwhile, unlike in a store's own wait."""
     deadline, pause = time.monotonic() + seconds, 0.002
     while not happens():
         left = deadline - time.monotonic()

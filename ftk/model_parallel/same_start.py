@@ -1,6 +1,6 @@
-"""The processes of a run are started alike: with one command, options, versions and data; else they are refused.
+"""Checks that all processes of a run started with the same command, options, versions and data.
 
-Processes with different options train diverging replicas, or wait for each other without end.
+Processes with different options would train diverging replicas, or wait for each other forever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ftk.errors import UserError
 from ftk.version import __version__
 
 Facts = Mapping[str, Any]
-"""What a process has been started with, by the name under which a user knows it; values are what JSON holds."""
+"""What a process was started with, by the name that a user sees; values are what JSON holds."""
 
 _OWN_SECTIONS = ("logging",)
 _OWN_OPTIONS = ("device", "num_threads", "tensorboard_dir", "index_cache", "tokenizer_folder")
@@ -40,16 +40,16 @@ def check_same_start(facts: Facts, gather: Callable[[Any], list[Any]]) -> None:
     texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in facts.items()}
     digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
     if len(set(gather(digest))) > 1:
-        told = gather(texts)
-        with contextlib.suppress(RuntimeError):  # who leaves at once may cut off what others are still to hear
+        gathered = gather(texts)
+        with contextlib.suppress(RuntimeError):  # a process that leaves at once may cut off another's last message
             gather(None)
-        raise UserError(_refusal(told))
+        raise UserError(_refusal(gathered))
 
 
 def options_by_flag(command: str, config: Any) -> dict[str, Any]:
-    """The options of a command that all of its processes must have alike.
+    """The options of a command that must be the same on all processes.
 
-    Not those of device, log files and caches, nor where data lies: what it holds says more (`check_same_data`).
+    Options of device, log files and caches are left out, and paths of data: `check_same_data` compares its content.
 
     Args:
         command: its name.
@@ -82,10 +82,10 @@ def _by_flag(section: str, config: Any) -> dict[str, Any]:
     return {option.flag: getattr(config, option.name) for option in own if option.name not in _OWN_OPTIONS}
 
 
-def _refusal(told: list[dict[str, str]]) -> str:
-    names = dict.fromkeys(name for facts in told for name in facts)
-    different = [name for name in names if len({facts.get(name) for facts in told}) > 1]
-    shown = [_difference(name, [facts.get(name) for facts in told]) for name in different[:_SHOWN]]
+def _refusal(gathered: list[dict[str, str]]) -> str:
+    names = dict.fromkeys(name for facts in gathered for name in facts)
+    different = [name for name in names if len({facts.get(name) for facts in gathered}) > 1]
+    shown = [_difference(name, [facts.get(name) for facts in gathered]) for name in different[:_SHOWN]]
     more = f"; {len(different) - _SHOWN} more differ" if len(different) > _SHOWN else ""
     return f"the processes were started differently: {'; '.join(shown)}{more}. Start all of them with the same command"
 

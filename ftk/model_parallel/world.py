@@ -1,4 +1,4 @@
-"""The processes of a run: which one this is, how they form a mesh, and the little that they tell each other."""
+"""The processes of a run: the rank of this one, the mesh that they form, and small host-side collectives."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch.distributed.rendezvous import rendezvous
 
 from ftk.errors import UserError
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.rendezvous import hangs_named, meet
+from ftk.model_parallel.rendezvous import name_missing_ranks, wait_for_all
 from ftk.model_parallel.same_start import Facts, check_same_start, environment_facts
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
-"""The dimensions of the mesh, the outermost first: neighbouring ranks, which share a machine, talk the most."""
+"""The dimensions of the mesh, outermost first: neighbouring ranks, which share a machine, communicate the most."""
 
 
 class Sizes(NamedTuple):
@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
         """For people: what the processes do, e.g. "4 processes: tensor parallel 2, sharded data parallel 2".
 
         Args:
-            config: how they do it is said too, e.g. "pipeline parallel 2 (1f1b, layers 3,1)".
+            config: adds details, e.g. "pipeline parallel 2 (1f1b, layers 3,1)".
         """
         kinds = {
             "tensor parallel": self.tensor,
@@ -70,7 +70,7 @@ class Sizes(NamedTuple):
         if config.pipeline_layers:
             pipeline.append(f"layers {','.join(map(str, config.pipeline_layers))}")
         if config.pipeline_stages_per_rank is not None:
-            pipeline.append(f"{config.pipeline_stages_per_rank} stages a process")
+            pipeline.append(f"{config.pipeline_stages_per_rank} stages per process")
         yield f" ({', '.join(pipeline)})"
         yield f" (zero stage {1 if self.pipeline > 1 else config.zero_stage})"  # as the pipeline does it
         compression = config.gradient_compression
@@ -96,10 +96,10 @@ def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
         large = [f"{flag} {size}" for flag, size in given if size > 1]
         if not large:
             flags = " and ".join(flag for flag, _ in given[:2])
-            raise UserError(f"{world_size} processes were started, and no size says what each does; give {flags}")
+            raise UserError(f"{world_size} processes were started, but no parallel size is given; give {flags}")
         text = " x ".join(large) + (f" = {product}" if len(large) > 1 else "")
         if world_size == 1:
-            raise UserError(f"{text} needs {product} processes, and there is one; use {_torchrun(product)}")
+            raise UserError(f"{text} needs {product} processes, but there is one; use {_torchrun(product)}")
         relation = "does not divide" if derived else "is not"
         raise UserError(f"{text} {relation} the number of processes, {world_size}; use other sizes")
     rest = world_size // product
@@ -110,7 +110,7 @@ def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
 
 
 def _torchrun(num_processes: int) -> str:
-    """How so many processes are started, as far as a process alone knows what it is."""
+    """The command that starts `num_processes` of this one, as far as it can be told from `sys.argv`."""
     name = os.path.basename(sys.argv[0])
     what = f"--no-python {name} ..." if name.startswith("ftk-") else "..."
     return f"torchrun --nproc-per-node {num_processes} {what}"
@@ -118,16 +118,16 @@ def _torchrun(num_processes: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """This process among those of its run. One that was not started by torchrun is alone: no process group at all.
+    """This process among those of its run. Without torchrun there is one process, and no process group.
 
     Attributes:
         rank: 0 to size - 1.
         sizes: of the mesh.
         device: of this process's tensors.
         mesh: over all processes, with the dimensions `DIMENSIONS`; None for a process alone.
-        host_group: by which all processes tell each other things; None: the default group.
+        host_group: for collectives on the host; None: the default group.
         timeout_seconds: how long a process waits for others before it fails.
-        store: where these processes have met; None: they were brought together otherwise, or a process is alone.
+        store: of the rendezvous; None: the process group was made elsewhere, or there is one process.
     """
 
     rank: int
@@ -162,7 +162,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes and speaks for all."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def coordinate(self, dimension: str) -> int:
@@ -192,14 +192,14 @@ class World:
 
     @property
     def counts_loss(self) -> bool:
-        """Whether what this process computes of a batch is to be added to sums over all: one process a batch does."""
+        """Whether this process adds its loss to sums over all processes: exactly one per batch does."""
         return self.is_last_stage and self.tensor_rank == 0
 
     def group(self, dimension: str) -> dist.ProcessGroup | None:
         """The processes that differ from this one along one dimension alone; None for a process alone."""
         return None if self.mesh is None else self.mesh.get_group(dimension)
 
-    # -- what the processes tell each other, on the host: no device is waited for -----------------------------
+    # -- collectives on the host: they wait for no device ------------------------------------------------------
 
     def sum_host(self, values: Sequence[float]) -> list[float]:
         """Sums over all processes, place by place, of as many numbers on each; integers up to 2^53 stay exact."""
@@ -210,34 +210,34 @@ class World:
         return self._reduce_host(values, dist.ReduceOp.MAX)
 
     def gather_json(self, value: Any) -> list[Any]:
-        """What each process gives, by rank; on every process. Values are what JSON holds."""
+        """The values of all processes, by rank; on every process. Values are what JSON holds."""
         return [value] if self.mesh is None else _gather_json(value, self.host_group)
 
     def broadcast_json(self, value: Any) -> Any:
-        """What the main process gives, on every process; what the others give is not looked at."""
+        """The value of the main process, on every process; the other processes' values are ignored."""
         if self.mesh is None:
             return value
-        told = _as_bytes(value if self.is_main else None)
-        length = torch.tensor([told.numel()])
+        content = _as_bytes(value if self.is_main else None)
+        length = torch.tensor([content.numel()])
         dist.broadcast(length, src=0, group=self.host_group)
         if not self.is_main:
-            told = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(told, src=0, group=self.host_group)
-        return json.loads(told.numpy().tobytes())
+            content = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(content, src=0, group=self.host_group)
+        return json.loads(content.numpy().tobytes())
 
     def barrier(self) -> None:
         """Wait until all processes are here."""
         self.sum_host([0.0])
 
-    def naming_who_hangs(self, hint: str = "") -> AbstractContextManager[None]:
-        """Inside, a time limit that is exceeded is an error that names the processes that did not come.
+    def name_missing_ranks(self, hint: str = "") -> AbstractContextManager[None]:
+        """Inside, an error about a timeout names the ranks that did not arrive.
 
         Args:
             hint: the end of its message.
         """
         if self.store is None:
             return nullcontext()
-        return hangs_named(self.store, self.rank, self.size, self.timeout_seconds, hint)
+        return name_missing_ranks(self.store, self.rank, self.size, self.timeout_seconds, hint)
 
     def _reduce_host(self, values: Sequence[float], operation: Any) -> list[float]:
         if self.mesh is None:
@@ -248,12 +248,12 @@ class World:
 
 
 def launched_by_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is one of several, or one of one, that torchrun or a like launcher has started."""
+    """Whether torchrun or a similar launcher started this process, possibly as the only one."""
     return "RANK" in environment and "WORLD_SIZE" in environment
 
 
 def is_main_process(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process may speak before there is a world: the first one, or one alone."""
+    """Whether this process may print before the world exists: rank 0, or the only process."""
     return environment.get("RANK", "0") == "0"
 
 
@@ -264,12 +264,12 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
     Args:
         config: the sizes that were asked for, and how long processes wait for each other.
         device: as `resolve_device` found it; of several processes each takes the GPU of its local rank.
-        facts: what this process was started with (`options_by_flag`), which has to be the same on all.
+        facts: what this process was started with (`options_by_flag`), which must be the same on all.
 
     Raises:
-        UserError: the sizes do not go with the number of processes, or GPUs do not go with them; the processes were
-            started differently.
-        ProcessHangs: others did not come in time.
+        UserError: the sizes do not match the number of processes, or the GPUs do not; the processes were started
+            differently.
+        ProcessHangs: not all processes connected in time.
     """
     world_size = int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else 1
     sizes = resolve_sizes(config, world_size)
@@ -284,7 +284,7 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
     store, rank, _ = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
     # Groups leave addresses there, which those of another world in this process, or of a restart, must not find.
-    own_store = dist.PrefixStore(meet(store, rank, world_size, seconds), store)
+    own_store = dist.PrefixStore(wait_for_all(store, rank, world_size, seconds), store)
     dist.init_process_group(backend, timeout=timeout, store=own_store, rank=rank, world_size=world_size)
     try:
         # Before groups are made: with other sizes a process would wait for groups that the others never make.
@@ -295,8 +295,8 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
         yield world
         dist.barrier()  # without it, processes that end at different times abort now and then
     except BaseException:
-        # NCCL's orderly end waits for the others, which wait for this process: they would not hear that it has failed.
-        with suppress(RuntimeError):  # of a GPU that has failed itself; what is raised already says more
+        # NCCL's orderly end waits for the others, which wait for this process and would not learn that it failed.
+        with suppress(RuntimeError):  # of a GPU that has failed itself; the error in flight is more specific
             dist.distributed_c10d._abort_process_group()
         raise
     dist.destroy_process_group()
@@ -338,7 +338,7 @@ def refuse_shared_gpus(gpus: Sequence[str]) -> None:
 
 
 def _dimension_groups(ranks: torch.Tensor, rank: int, timeout: datetime.timedelta) -> list[dist.ProcessGroup]:
-    """The groups of this process, one a dimension of the mesh.
+    """The groups of this process, one per dimension of the mesh.
 
     `init_device_mesh` would give them torch's own time limit, and make one for each process along each dimension of
     size 1, which all processes have to call for.
@@ -376,7 +376,7 @@ def _as_bytes(value: Any) -> torch.Tensor:
 
 
 def _own_device(device: torch.device, world_size: int) -> torch.device:
-    """The device of this process, before it has spoken to others.
+    """The device of this process, before any communication.
 
     Raises:
         UserError: one GPU was asked for by number, or there are too few.
@@ -385,13 +385,13 @@ def _own_device(device: torch.device, world_size: int) -> torch.device:
         return device
     if device.index is not None:
         raise UserError(
-            f"--device {device} is one GPU, and {world_size} processes were started; with --device cuda each takes its "
+            f"--device {device} is one GPU, but {world_size} processes were started; with --device cuda each takes its "
             "own (CUDA_VISIBLE_DEVICES chooses among those of a machine)"
         )
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= count > 1:
         raise UserError(
-            f"process {local} of this machine finds {count} GPUs; start one process a GPU "
+            f"process {local} of this machine finds {count} GPUs; start one process per GPU "
             f"(torchrun --nproc-per-node {count}), or give --device cpu"
         )
     own = torch.device("cuda", local if count > 1 else 0)  # Slurm may show each process none but its own

@@ -1,4 +1,4 @@
-"""What every optimizer shares: its options, and a step that can be skipped without asking the device."""
+"""Shared by all optimizers: options, and a step that can be skipped without a host wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OptimizerConfig(Checked):
 
     @property
     def state_bytes(self) -> float:
-        """About what the optimizer keeps of a parameter beside its weight and gradient: here two moments in fp32."""
+        """Approximate optimizer state per parameter, without weight and gradient: here two moments in fp32."""
         return 8.0
 
 
@@ -40,8 +40,8 @@ def defaults_of(config: Any) -> dict[str, Any]:
 def step_unless(optimizer: torch.optim.Optimizer, skip: torch.Tensor) -> None:
     """Take one optimizer step, or leave parameters and optimizer state untouched where `skip` is true.
 
-    Fused optimizers take the decision on the device (the same `found_inf` that `torch.amp.GradScaler`
-    sets), so that the host never waits. An optimizer without that support (a plugin's, say) is asked on
+    Fused optimizers decide on the device (by the same `found_inf` that `torch.amp.GradScaler`
+    sets), so that the host never waits. For an optimizer without that support (a plugin's, say) the decision is made on
     the host: free on CPU, one synchronisation per update on an accelerator.
 
     Args:

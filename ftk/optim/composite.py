@@ -60,7 +60,7 @@ class CompositeConfig(OptimizerConfig):
             if rule.schedule is None and rule.lr != self.lr and not self.lr > 0.0:
                 yield f"groups {text!r}: a rate that follows the schedule of --lr needs a --lr above 0"
             if rule.weight_decay and not self.weight_decay > 0.0:
-                yield f"groups {text!r}: weight_decay needs a --weight-decay above 0, which says what is decayed"
+                yield f"groups {text!r}: weight_decay needs a --weight-decay above 0; it selects what decays"
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Composite(JoinedOptimizer):
         set_lr(self, config.lr, {rule.patterns: self._peak(rule) for rule in self.rules})
 
     def schedules(self, total_updates: int | None) -> dict[str, LRScheduler]:
-        """The schedules that groups have of their own, by the name that the groups know them by.
+        """The schedules that groups have of their own, by the name that the groups use.
 
         Raises:
             UserError: a schedule needs the length of the run, and there is none.
@@ -144,7 +144,7 @@ def parse_rule(text: str, config: CompositeConfig) -> Rule:
         config: for the rate and the decay where the text gives none.
 
     Raises:
-        UserError: what is wrong with it; says nothing of where it stands.
+        UserError: the text is wrong; the message does not name its place.
     """
     patterns, equals, rest = text.partition("=")
     patterns = patterns.strip()
@@ -182,7 +182,7 @@ def _options(entry: Entry) -> set[str]:
 
 
 def _check_rules(rules: list[Rule], names: Sequence[str]) -> None:
-    """See that every rule takes a parameter, and every parameter is taken."""
+    """Check that every rule takes a parameter, and that every parameter is taken."""
     takers = {name: next((place for place, rule in enumerate(rules) if rule.takes(name)), None) for name in names}
     for place, rule in enumerate(rules):
         if place in takers.values():

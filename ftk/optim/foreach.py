@@ -31,7 +31,7 @@ State = dict[str, Tensor]
 class Chunk(NamedTuple):
     """Parameters that are updated at once, as lists of one length, none empty.
 
-    Of what is shared out over processes (DTensors) the first three hold this process's parts, plain tensors.
+    For DTensors the first three hold this process's shards, as plain tensors.
     """
 
     parameters: list[Tensor]
@@ -75,7 +75,7 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         """Take one step.
 
         Args:
-            closure: computes the loss anew, with gradients; its value is returned.
+            closure: computes the loss again, with gradients; its value is returned.
         """
         loss = None
         if closure is not None:
@@ -256,7 +256,7 @@ class AdafactorConfig(OptimizerConfig):
 class Adafactor(ForeachOptimizer):
     """Adaptive rates with sublinear memory (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235).
 
-    `torch.optim.Adafactor` reads the step count and every norm on the host, knows no `found_inf`, and applies
+    `torch.optim.Adafactor` reads the step count and every norm on the host, ignores `found_inf`, and applies
     the first epsilon elsewhere than the paper does.
     """
 

@@ -1,4 +1,4 @@
-"""Several optimizers that present themselves as one."""
+"""Several optimizers behind the interface of one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
         """Take one step of every member.
 
         Args:
-            closure: computes the loss anew, with gradients; its value is returned.
+            closure: computes the loss again, with gradients; its value is returned.
         """
         loss = None
         if closure is not None:

@@ -1,4 +1,4 @@
-"""What becomes of each parameter: frozen or trained, decayed or not, at what share of the learning rate."""
+"""Rules per parameter: frozen or trained, decayed or not, and its share of the learning rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Names = dict[nn.Parameter, list[str]]  # all names of each parameter, the first 
 
 
 def apply_freeze(model: nn.Module, config: ParametersConfig) -> None:
-    """Switch `requires_grad` off where `--freeze` says so; before the optimizer is built.
+    """Switch `requires_grad` off for parameters that `--freeze` matches; before the optimizer is built.
 
     Args:
         model: any module, also on the meta device.
@@ -64,7 +64,7 @@ def parameter_groups(
 
 @dataclass(frozen=True)
 class ParameterRules:
-    """What becomes of each trained parameter of a model, by its name.
+    """The rules for each trained parameter of a model, by its name.
 
     Made of the whole model and asked for any part of it: a process may hold some of the parameters only, or others in
     their place under the same names.
@@ -164,7 +164,7 @@ def _names(model: nn.Module) -> Names:
 
 
 def _embeddings(model: nn.Module) -> set[nn.Parameter]:
-    """The parameters of all modules whose class or name says that they are embeddings."""
+    """The parameters of all modules that are embeddings by class or name."""
     found: set[nn.Parameter] = set()
     for name, module in model.named_modules(remove_duplicate=False):
         own_name = name.rpartition(".")[2]
@@ -222,7 +222,7 @@ def _matching(names: Names, pattern: str, flag: str) -> list[nn.Parameter]:
     """The parameters one of whose names, or a module that holds them, matches a shell pattern.
 
     Raises:
-        UserError: there is none; names what is close.
+        UserError: it matches nothing; the message names close ones.
     """
     found = [parameter for parameter, own in names.items() if any(matches(name, pattern) for name in own)]
     if not found:

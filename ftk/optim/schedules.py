@@ -50,7 +50,7 @@ class DecayConfig(LRSchedulerConfig):
 
 
 class LRScheduler(ABC):
-    """A linear warm-up to `base_lr`, then what `decayed` says, never below the floor.
+    """A linear warm-up to `base_lr`, then the rate from `decayed`, never below the floor.
 
     With W warm-up updates, the n-th update done before (n from 0) has
 
@@ -98,7 +98,7 @@ class LRScheduler(ABC):
         return num_updates >= self.warmup_updates and self.lr(num_updates) <= lr * (1 + 1e-9)
 
     def observe(self, metric: float, *, num_updates: int | None = None, maximize: bool = False) -> None:  # noqa: B027 (optional)
-        """Hears the validation metric after each validation; schedules that react to it remember it.
+        """Called with the metric after each validation; schedules that depend on it store it.
 
         Args:
             metric: what ranks checkpoints, `--best-metric`.
@@ -107,11 +107,11 @@ class LRScheduler(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What the schedule remembers, JSON-able; nothing for a pure function of the number of updates."""
+        """The schedule's state for JSON; empty for a pure function of the number of updates."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
-        """Takes back what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
 
     def length(self, what: str) -> int:
         """The length of the run, which `what` needs."""
@@ -309,7 +309,7 @@ class WarmupStableDecayConfig(DecayConfig):
     """Options of warm-up-stable-decay."""
 
     decay_updates: int = option(
-        0, "updates of the decay at the end of the run; 0: --decay-ratio says it", "[0, inf)", unit="updates"
+        0, "updates of the decay at the end of the run; 0: from --decay-ratio", "[0, inf)", unit="updates"
     )
     decay_ratio: float = option(0.1, "the decay as a share of the run, in (0, 1]", "(0, 1]")
     decay_shape: str = option("linear", "form of the decay", choices=tuple(SHAPES))
@@ -353,10 +353,10 @@ class OneCycleConfig(DecayConfig):
         0.0, f"the rise as a share of the run; if neither it nor --warmup-updates is given: {DEFAULT_RISE}", "[0, 1)"
     )
     div_factor: float = option(
-        25.0, "the rise begins at --lr divided by this, unless --warmup-init-lr says where", "[1, inf)"
+        25.0, "the rise starts at --lr divided by this, unless --warmup-init-lr is given", "[1, inf)"
     )
     final_div_factor: float = option(
-        1e4, "the fall ends at the beginning's rate divided by this, unless --min-lr(-ratio) says where", "[1, inf)"
+        1e4, "the fall ends at the start's rate divided by this, unless --min-lr(-ratio) is given", "[1, inf)"
     )
     three_phase: bool = option(False, "fall back to the beginning's rate as fast as it rose, and from there to the end")
     anneal: str = option("cosine", "form of rise and fall", choices=("cosine", "linear"))
@@ -417,7 +417,7 @@ class ReduceOnPlateauConfig(LRSchedulerConfig):
 class ReduceOnPlateau(LRScheduler):
     """base_lr * lr_shrink ** (drops until now), the rule of torch's ReduceLROnPlateau.
 
-    Hears `--best-metric` after each validation, the larger the better with `--maximize-best-metric`.
+    Observes `--best-metric` after each validation, the larger the better with `--maximize-best-metric`.
     Validations during the warm-up do not count, as in fairseq. Without a validation the rate never drops.
     """
 
@@ -461,17 +461,17 @@ class ReduceOnPlateau(LRScheduler):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave; another schedule's state, or none, leaves it as it is at the start."""
+        """Restores what `state_dict` returned; another schedule's state, or none, leaves the initial state."""
         for name in self.state_dict():
             setattr(self, name, state.get(name, getattr(self, name)))
 
 
 class GroupSchedules:
-    """The schedules of a run as one: the rates of groups that have a schedule of their own beside the run's.
+    """The schedules of a run as one: the run's main schedule and those that parameter groups have of their own.
 
     Args:
         main: the schedule of `--lr-scheduler`.
-        own: the others, by the name that parameter groups know them by (`schedule`).
+        own: the others, by the name that parameter groups give as `schedule`.
     """
 
     def __init__(self, main: LRScheduler, own: Mapping[str, LRScheduler] | None = None) -> None:
@@ -483,17 +483,17 @@ class GroupSchedules:
         return {name: schedule.lr(num_updates) for name, schedule in self.own.items()}
 
     def observe(self, metric: float, *, num_updates: int | None = None, maximize: bool = False) -> None:
-        """Lets all schedules hear a validation metric; see `LRScheduler.observe`."""
+        """Passes a validation metric to all schedules; see `LRScheduler.observe`."""
         for schedule in (self.main, *self.own.values()):
             schedule.observe(metric, num_updates=num_updates, maximize=maximize)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the schedules remember, JSON-able."""
+        """The schedules' states, for JSON."""
         own = {name: state for name, schedule in self.own.items() if (state := schedule.state_dict())}
         return self.main.state_dict() | ({"groups": own} if own else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave; a group that is new begins anew."""
+        """Restores what `state_dict` returned; new groups keep their initial state."""
         main = dict(state)
         own = main.pop("groups", {})
         self.main.load_state_dict(main)

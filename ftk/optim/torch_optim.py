@@ -152,7 +152,7 @@ class _TorchConfig(Checked):
         return values | ({"fused": True} if getattr(self.KIND, "__name__", "") in _FUSED else {})
 
     def validate(self) -> Iterator[str]:
-        """What the constructor has to say: the first option is named with which it refuses those before it."""
+        """The constructor's refusal, if any; the message names the first option at which it refuses."""
         values: dict[str, Any] = {}
         for name, value in self.given().items():
             values[name] = value
@@ -189,7 +189,7 @@ def _config_of(kind: Any) -> type:
 
 
 def _type_of(parameter: inspect.Parameter) -> Any:
-    """The type of an option, as `ftk.config.options` knows them, by the annotation in torch's source."""
+    """The type of an option, in terms of `ftk.config.options`, from the annotation in torch's source."""
     annotation = str(parameter.annotation)
     if "tuple" in annotation.lower():
         return list[float] | None

@@ -1,1 +1,1 @@
-"""ftk-plan: what a way of spreading a model over processes takes in memory, messages and time, before it is run."""
+"""ftk-plan: memory, messages and time of a parallel layout, estimated before it is run."""

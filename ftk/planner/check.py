@@ -33,13 +33,13 @@ class Checked(NamedTuple):
 
 
 def check_shapes(build: Callable[[], nn.Module], shape: ModelShape, layout: Layout) -> Checked:
-    """Compare what processes would hold by DTensor and FSDP2 with what the plan says.
+    """Compare what processes would hold by DTensor and FSDP2 with the plan.
 
     Of tensor and shard ranks the first and the last are tried, which differ where something does not divide, and of the
     pipeline all. Nothing is sent: the process group is PyTorch's fake one, of any size.
 
     Args:
-        build: makes the model on the meta device, anew for each process.
+        build: makes the model on the meta device, once per process.
     """
     differences, places, shapes = [], 0, 0
     ends = (range(layout.pipeline), {0, layout.tensor - 1}, {0, layout.shard - 1})

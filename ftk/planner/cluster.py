@@ -1,4 +1,4 @@
-"""The machines of a plan: memory, arithmetic and bandwidths of well-known GPUs as data, and what is given instead."""
+"""The machines of a plan: memory, arithmetic and bandwidths of well-known GPUs as data, and the user's own values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Cluster:
         memory_bytes: of a GPU.
         half_flops, fp32_flops: dense operations a second of matrix products, in fp16 or bf16 and in fp32 (TF32 where
             the GPU has it).
-        memory_bandwidth: bytes a second between a GPU and its memory.
-        node_bandwidth: bytes a second to other GPUs of the node.
-        network_bandwidth: bytes a second to other nodes.
+        memory_bandwidth: bytes per second between a GPU and its memory.
+        node_bandwidth: bytes per second to other GPUs of the node.
+        network_bandwidth: bytes per second to other nodes.
         gpus_per_node: GPUs that `node_bandwidth` holds between.
         has_bf16: V100 has none.
     """
@@ -39,7 +39,7 @@ class Cluster:
         return self.fp32_flops if precision == "fp32" else self.half_flops
 
     def bus_bandwidth(self, size: int, stride: int) -> float:
-        """Bytes a second that each of `size` ranks which are `stride` apart can pass on in a ring.
+        """Bytes per second that each of `size` ranks which are `stride` apart can pass on in a ring.
 
         Of a group that spans nodes, the ranks within a node send by as many network cards side by side (NCCL's rings),
         at most as fast as they reach each other within the node.

@@ -64,7 +64,7 @@ class Traffic:
 def traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place = FIRST) -> list[Traffic]:
     """All messages of an update of one process; those of size zero are left out.
 
-    Numbers that are exchanged for the log or the gradient norm (a few bytes an update) are not listed.
+    Numbers that are exchanged for the log or the gradient norm (a few bytes per update) are not listed.
     """
     found = [
         *tensor_traffic(layout, shape, work, place),
@@ -152,9 +152,9 @@ def partial_parameters(shape: ModelShape, stages: list[tuple[int, int]]) -> list
 def data_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place) -> Iterator[Traffic]:
     """Between the processes that take batches of their own.
 
-    DDP sums all gradients once an update. FSDP2 gathers parameters and scatters gradients unit by unit (a block, or
+    DDP sums all gradients once per update. FSDP2 gathers parameters and scatters gradients unit by unit (a block, or
     what is in none): under ZeRO-3 blocks twice and the rest once for each micro-batch, under ZeRO-2 gathers once an
-    update, under ZeRO-1 both. Between copies of what is sharded (HSDP) gradients are summed once an update.
+    update, under ZeRO-1 both. Between copies of what is sharded (HSDP) gradients are summed once per update.
     """
     stages = rank_stages(layout, shape, place.pipeline)
     if layout.data == 1:
@@ -214,7 +214,7 @@ def ddp_buckets(sizes: Iterable[int]) -> list[int]:
 
 def pipeline_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place) -> Iterator[Traffic]:
     """Between stages: hidden states forward, their gradients backward, of each micro-batch; first and last
-    stage send each other the gradient of what is tied once an update."""
+    stage send each other the gradient of what is tied once per update."""
     if layout.pipeline == 1:
         return
     count = layout.micro_batches(work.global_batch)

@@ -1,4 +1,4 @@
-"""Counting what is really sent: every collective that passes PyTorch's dispatcher, with its bytes."""
+"""Counts what is actually sent: every collective that passes PyTorch's dispatcher, with its bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A way of spreading a run over processes, and what of it cannot be."""
+"""A parallel layout: how a run is distributed over processes, and which layouts are impossible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Workload:
         num_tokens: of a sample, padding included.
         loss_share: of the places, those that carry loss.
         precision: fp32, or bf16 or fp16 over fp32 weights.
-        state_bytes: what the optimizer keeps of a parameter beside weight and gradient.
+        state_bytes: of the optimizer per parameter, without weight and gradient.
         loss_chunk_tokens: targets whose logits exist at a time.
         average_bytes: 4 where a moving average of the weights is kept.
     """
@@ -94,7 +94,7 @@ class Layout:
         return even_layers(num_layers, self.num_stages)
 
     def flags(self, work: Workload) -> str:
-        """The flags of ftk-train that ask for this and for what an update does, beside architecture and optimizer."""
+        """The flags of ftk-train for this layout and its updates, without architecture and optimizer."""
         flags = [f"--tensor-parallel-size {self.tensor}", f"--pipeline-parallel-size {self.pipeline}"]
         flags += [f"--data-parallel-replicate-size {self.replicate}", f"--data-parallel-shard-size {self.shard}"]
         flags += ["--sequence-parallel"] if self.sequence_parallel else []

@@ -1,4 +1,4 @@
-"""What a plan knows of a model: names and shapes of its parameters, where they lie, and the widths of its layers."""
+"""What a plan uses of a model: names, shapes and places of its parameters, and the widths of its layers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ParameterShape(NamedTuple):
     ) -> tuple[int, ...]:
         """What one rank holds: the rows of its tensor rank, and of these, along dimension 0, those of its shard rank.
 
-        Both cut as `torch.chunk` does: ceil(rows / ranks) rows a rank, the last ones what is left, perhaps none.
+        Both cut as `torch.chunk` does: ceil(rows / ranks) rows per rank, the last ones what is left, perhaps none.
         """
         shape = list(self.shape)
         if self.tensor_dim is not None:
@@ -68,7 +68,7 @@ def chunk_size(rows: int, ranks: int, rank: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ModelShape:
-    """A transformer with one list of blocks, as GLM is.
+    """A transformer with one list of blocks.
 
     Attributes:
         parameters: in the order of the model.
@@ -118,8 +118,8 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     cut into stages, is planned without.
 
     Args:
-        model: with a list of blocks (`ftk.model_parallel.blocks.blocks_of`).
-        config: its options; those of `WIDTHS` are read, and the rates of dropout.
+        model: a `ftk.models.base.Backbone` with `training_flops`.
+        config: the model's; what `WIDTHS` names is read, and the rates of dropout.
 
     Raises:
         UserError: the model has no list of `num_layers` blocks, or its options no such widths.
@@ -130,12 +130,13 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     if missing or not hasattr(model, "training_flops"):
         wanted = missing[0] if missing else "training_flops"
         raise UserError(
-            f"{type(model).__name__} cannot be planned: it has no {wanted}; GLM's options name what is needed"
+            f"{type(model).__name__} cannot be planned: it has no {wanted}; a plan takes a "
+            f"ftk.models.base.Backbone with training_flops, whose config has {', '.join(WIDTHS)}"
         )
     blocks = {f"{name}.": place for place, (name, _) in enumerate(blocks_of(model))}
     if len(blocks) != config.num_layers:
         raise UserError(
-            f"{type(model).__name__} cannot be planned: its options say num_layers {config.num_layers}, and the list "
+            f"{type(model).__name__} cannot be planned: its options have num_layers {config.num_layers}, but the list "
             f"of its blocks has {len(blocks)}"
         )
     cut, partial = _tensor_parallel(model)

@@ -1,4 +1,4 @@
-"""Options of a plan: what an update does, and which ways of spreading it are looked at."""
+"""Options of a plan: what an update does, and which layouts are considered."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class WorkConfig:
 
 @dataclass(kw_only=True)
 class LimitsConfig:
-    """Ways of spreading a run that are looked at: all that are possible, but for what is given here."""
+    """The layouts to consider: all possible ones, restricted by what is given here."""
 
-    tensor_parallel_size: int | None = field(default=None, metadata={"help": "T alone"})
-    pipeline_parallel_size: int | None = field(default=None, metadata={"help": "P alone"})
-    data_parallel_shard_size: int | None = field(default=None, metadata={"help": "S alone"})
-    data_parallel_replicate_size: int | None = field(default=None, metadata={"help": "R alone"})
-    sequence_parallel: bool | None = field(default=None, metadata={"help": "with it alone, or without it alone"})
+    tensor_parallel_size: int | None = field(default=None, metadata={"help": "only this T"})
+    pipeline_parallel_size: int | None = field(default=None, metadata={"help": "only this P"})
+    data_parallel_shard_size: int | None = field(default=None, metadata={"help": "only this S"})
+    data_parallel_replicate_size: int | None = field(default=None, metadata={"help": "only this R"})
+    sequence_parallel: bool | None = field(default=None, metadata={"help": "only with it, or only without it"})
     zero_stage: int | None = field(
         default=None, metadata={"help": "this alone, where S is above 1", "choices": (1, 2, 3)}
     )
@@ -97,7 +97,7 @@ class LimitsConfig:
         stages = self.pipeline_stages_per_rank
         if stages is not None and stages > 1 and self.pipeline_schedule in ("1f1b", "gpipe"):
             yield (
-                f"pipeline_stages_per_rank: pipeline_schedule {self.pipeline_schedule} has one stage a process, not "
+                f"pipeline_stages_per_rank: pipeline_schedule {self.pipeline_schedule} has one stage per process, not "
                 f"{stages}; use interleaved"
             )
         if self.pipeline_schedule == "interleaved" and stages == 1:

@@ -24,7 +24,7 @@ NOT_PLANNED = (
     "--prefetch-blocks",
     "--compile",
 )
-"""Flags of ftk-train that change memory, messages or time, and that plans know nothing of."""
+"""Flags of ftk-train that change memory, messages or time, and that plans ignore."""
 
 MEMORY_PARTS = {
     "parameters": "parameters",
@@ -49,7 +49,7 @@ TIME_PARTS = {
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked."""
+    """The question."""
 
     name: str  # of the architecture
     shape: ModelShape
@@ -63,7 +63,7 @@ def text(question: Question, found: Found, top: int, show_all: bool) -> str:
     """Three parts: the question, the plans with the first one in detail, what was left out.
 
     Args:
-        top: so many plans.
+        top: number of plans to show.
         show_all: all layouts, not only the best one of each mesh.
     """
     lines = [*_question_lines(question), ""]
@@ -75,7 +75,7 @@ def text(question: Question, found: Found, top: int, show_all: bool) -> str:
         lines += [*_detail(plans[0], question), ""]
     else:
         lines += [*_nothing_fits(found, question.work), ""]
-    lines += [*_refused_lines(found), f"As by default, and not looked at: {', '.join(NOT_PLANNED)}."]
+    lines += [*_refused_lines(found), f"Assumed at their defaults: {', '.join(NOT_PLANNED)}."]
     return "\n".join(lines).rstrip()
 
 
@@ -197,7 +197,7 @@ def _message_rows(found: Sequence[Traffic], layout: Layout) -> Iterator[list[str
 def _nothing_fits(found: Found, work: Workload) -> Iterator[str]:
     if found.smallest is None:  # memory is not the matter
         if found.refused:
-            yield f"Nothing is possible with {work.global_batch:,} samples an update, for the reasons below."
+            yield f"Nothing is possible with {work.global_batch:,} samples per update, for the reasons below."
         else:
             yield "Nothing is possible: the sizes given leave more GPUs than the model has heads or layers for."
         return

@@ -1,4 +1,4 @@
-"""All ways of spreading a run over a number of GPUs: which cannot be, and why; the others by their time."""
+"""All layouts of a run on a number of GPUs: the impossible ones with their reasons, the others by their time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Limits:
 
 
 def search(shape: ModelShape, work: Workload, cluster: Cluster, gpus: int, limits: Limits, efficiency: float) -> Found:
-    """Every layout of so many GPUs, within limits.
+    """Every layout of `gpus` GPUs, within limits.
 
     Args:
         gpus: the world's size.
@@ -84,7 +84,7 @@ def search(shape: ModelShape, work: Workload, cluster: Cluster, gpus: int, limit
 
 
 def check_sizes(gpus: int, limits: Limits) -> None:
-    """Refuse sizes that cannot make so many GPUs, whatever the others are.
+    """Refuse sizes whose product cannot be the number of GPUs, whatever the other sizes are.
 
     Raises:
         UserError: with the numbers.

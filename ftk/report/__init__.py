@@ -1,1 +1,1 @@
-"""What a run tells about itself: its environment, and its figures as one page."""
+"""Reports about runs: the environment, and the figures as one page."""

@@ -14,8 +14,8 @@ from ftk.report.scales import Axis, axis_for, short, thin
 WIDTH, HEIGHT = 640, 330
 LEFT, RIGHT, TOP, BOTTOM = 72, 24, 14, 44
 COLUMNS = WIDTH - LEFT - RIGHT
-NUM_COLOURS = 7  # --c0 to --c6 of page.html (Okabe and Ito's, which colour-blind readers can tell apart)
-MARKED = 40  # a curve of at most so many points has its points marked
+NUM_COLOURS = 7  # --c0 to --c6 of page.html (Okabe and Ito's, which colour-blind readers can distinguish)
+MARKED = 40  # a curve of at most this many points has them marked
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _grid(x_axis: Axis, y_axis: Axis, over: str) -> str:
 
 
 def _time_unit(hours: float) -> tuple[str, float]:
-    """A unit in which so many hours are a number of few digits, and how many of it make an hour."""
+    """A unit in which `hours` has few digits, and how many of it make an hour."""
     if hours < 2.0:
         return "minutes of training", 60.0
     return ("hours of training", 1.0) if hours < 96.0 else ("days of training", 1 / 24)

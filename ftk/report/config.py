@@ -1,4 +1,4 @@
-"""Options of what a run tells about itself, besides its log."""
+"""Options of a run's reports, besides its log."""
 
 from __future__ import annotations
 

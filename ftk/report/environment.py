@@ -35,7 +35,7 @@ _SETTINGS = re.compile(
     r"^(FTK|OMP|MKL|KMP|GOMP|TORCH|PYTORCH|CUDA|CUBLAS|NCCL|GLOO|TRITON|WANDB|LOCAL|MASTER|SLURM_JOB)_|"
     r"^(RANK|WORLD_SIZE|PYTHONPATH|PYTHONHASHSEED|LD_PRELOAD)$"
 )
-_MAX_DEPTH = 20  # of what a file says; ours has two levels
+_MAX_DEPTH = 20  # of a file's content; ours has two levels
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
 _CREDENTIALS_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
@@ -130,7 +130,7 @@ def extras() -> dict[str, str]:
 
 
 def packages() -> dict[str, str]:
-    """Versions of the packages that matter to ftk, as far as they are there."""
+    """Versions of the installed packages that matter to ftk."""
     versions = {name: _version(name) for name in PACKAGES}
     return {name: version for name, version in versions.items() if version is not None}
 

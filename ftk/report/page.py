@@ -32,7 +32,7 @@ def report_html(runs: Sequence[Run], source: str) -> str:
 
     Args:
         runs: at least one.
-        source: a line that says how the page was made.
+        source: a line about how the page was made.
     """
     made = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     title = f"{runs[0].name}: training report" if len(runs) == 1 else f"{len(runs)} runs: training report"

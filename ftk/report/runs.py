@@ -20,7 +20,7 @@ MAX_RECORD_BYTES = 1 << 20
 
 
 def _numbers() -> array[float]:
-    """8 bytes a number: a run may have a million records."""
+    """8 bytes per number: a run may have a million records."""
     return array("d")
 
 
@@ -31,7 +31,7 @@ class Curve:
     Attributes:
         updates: num_updates of each point.
         hours: training time of each point; NaN where the record has none.
-        values: NaN where the record says null.
+        values: NaN where the record has null.
     """
 
     updates: MutableSequence[float] = field(default_factory=_numbers)
@@ -44,7 +44,7 @@ class Curve:
 
 @dataclass
 class Run:
-    """What a run's folder tells.
+    """The content of a run's folder.
 
     Attributes:
         name: shown for the run.
@@ -100,7 +100,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def read_runs(paths: list[str]) -> list[Run]:
-    """Several runs, each under a name of its own: the folder's, with as many of its parents as tell them apart."""
+    """Several runs, each under a name of its own: the folder's, with as many of its parents as make them distinct."""
     runs = [read_run(path) for path in paths]
     parts = [run.folder.resolve().parts for run in runs]
     for run, own in zip(runs, parts, strict=True):

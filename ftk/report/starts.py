@@ -46,7 +46,7 @@ class Starts:
         self._write([*read_starts(self.path), start])
 
     def end(self, num_updates: int, reason: str) -> None:
-        """Say how this process ended; where this is missing, it was killed or is still running."""
+        """Record how this process ended; without this record it was killed or is still running."""
         starts = read_starts(self.path)
         if starts and starts[-1].get("pid") == os.getpid():
             starts[-1]["end"] = {"time": _now(), "num_updates": num_updates, "reason": reason}

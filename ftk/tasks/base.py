@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -87,6 +88,8 @@ class Task(ABC):
     def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
         """What `ftk-data show` shows of a split: documents and the samples made of them.
 
+        Here samples alone, as in training: what is read, and what is learned at each place.
+
         Args:
             split: its name.
             page: where a page of HTML is said to come from; None: text is wanted.
@@ -95,9 +98,26 @@ class Task(ABC):
             **which: `index`, `draw`, `seed` and `packed` of that command.
 
         Raises:
-            UserError: the task has no picture of its samples.
+            UserError: the task draws no page, or there is no such sample.
         """
-        raise UserError(f"--task: {type(self).__name__} has no picture of its samples")
+        if page is not None:
+            raise UserError(f"--html: {type(self).__name__} draws no page of its samples; leave it out for text")
+        samples, collater, spelled = self.load_split(split), self.collater(), self.tokenizer.token_text
+        lines = []
+        for index in range(which["index"], which["index"] + (num_samples or 1)):
+            if index >= len(samples):
+                raise UserError(f"--index {index}: the split {split} has {len(samples)} samples, from 0 on")
+            batch = collater([samples.sample(1 + which["draw"], index)])
+            read = [spelled(token) for token in batch.inputs["tokens"].flatten().tolist()]  # [T]
+            learned = ["·"] * len(read)
+            for place, target in zip(batch.places.tolist(), batch.targets.tolist(), strict=True):
+                learned[place] = spelled(target)
+            lines += [f"sample {index} of {len(samples)}: {len(read)} tokens, {len(batch.targets)} targets"]
+            for what, spellings in (("reads", read), ("learns", learned)):
+                lines += textwrap.wrap(
+                    " ".join(spellings), width, initial_indent=f"{what:<8}", subsequent_indent=" " * 8
+                )
+        return "\n".join(lines)
 
     def hooks(self) -> Sequence[Any]:
         """Hooks (`ftk.trainer.hooks.Hook`) that this task adds to the training loop."""

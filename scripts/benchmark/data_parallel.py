@@ -207,7 +207,7 @@ def parse() -> argparse.Namespace:
     add("--size", choices=SIZES, default="small", help="of the model, as in train_step.py: small is 4 layers of 512")
     add("--processes", type=int, default=2, help="of the ways that have several (default 2)")
     add("--ways", nargs="+", choices=names, default=names, help="beside one process; default: all")
-    add("--micro-batches", type=int, help="of an update, over all processes; default: one a process")
+    add("--micro-batches", type=int, help="of an update, over all processes; default: one per process")
     add("--batch-size", type=int, help="samples of a micro-batch; default: 4 times train_step.py's (small 16)")
     add("--precision", choices=TOLERANCE, default="fp32")
     add("--checkpointing", choices=("none", "selective", "full"), default="none", help="activation checkpointing")

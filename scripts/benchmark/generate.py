@@ -201,7 +201,7 @@ def ftk_steps(
         began.append(time.perf_counter())
         return embed(*given, **inputs)
 
-    model.embed = timed  # the only thing that is called once a step and costs nothing
+    model.embed = timed  # the only thing that is called once per step and costs nothing
     try:
         found = generator.fill_ids(prompts)
     finally:
@@ -222,7 +222,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def read_rate(device: str) -> float:
-    """Bytes a second that a sum over more than the caches hold reads; the best of five."""
+    """Bytes per second that a sum over more than the caches hold reads; the best of five."""
     block = torch.ones(READ_BYTES // 4, device=device)
     best = float("inf")
     for _ in range(5):

@@ -4,7 +4,7 @@ Written for this comparison after a reading of THUDM/GLM (generate_samples.py, g
 with `mems`), for one prompt, one blank, greedily. What is kept of the original's way:
 
 - what is remembered of the tokens read is the input of each layer, not keys and values: in every step the norm of all
-  remembered states is taken anew, and queries, keys and values are projected from all of them;
+  remembered states is taken again, and queries, keys and values are projected from all of them;
 - the remembered states grow by concatenation, in every layer and every step;
 - masks as floats, `scores * mask - 65504 * (1 - mask)`, GELU from small operators;
 - the token is fetched from the device in every step.

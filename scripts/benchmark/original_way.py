@@ -4,7 +4,7 @@ Written for this comparison after a reading of THUDM/GLM (mpu/transformer.py, mp
 fp16/fp16.py), one process. What is kept of the original's way:
 
 - attention from matrix products and a softmax over [B, A, T, T] scores, masked by a float mask as
-  `scores * mask - 65504 * (1 - mask)`, the second half computed anew in every layer;
+  `scores * mask - 65504 * (1 - mask)`, the second half computed again in every layer;
 - GELU from small operators;
 - logits in float32 at every position, [B * T, V], whether there is loss or not;
 - cross entropy from small operators: maximum, subtraction, exponential, sum, gather, logarithm;

@@ -5,7 +5,7 @@
 
 The file holds sentences of real words, no two alike, and every 500 MB a line of 2 MB. While ftk-preprocess
 encodes it, the proportional set sizes (PSS: private pages, and shared pages divided by those who share them) of its
-whole process tree are added up ten times a second; `peak` is the greatest sum. Linux only.
+whole process tree are added up ten times per second; `peak` is the greatest sum. Linux only.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 import ftk
 from ftk.models import build_model
+from ftk.modules.few_rows import prepare
 from ftk.modules.quantization import Quantization, quantize_model
 from ftk.tasks.glm_blank import BlankGenerator
 
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--path", help="a run or checkpoint: its perplexity")
-    parser.add_argument("--text", type=Path, help="with --path: a text, one document a line")
+    parser.add_argument("--text", type=Path, help="with --path: a text, one document per line")
     parser.add_argument("--window", type=int, default=256)
     parser.add_argument("--max-windows", type=int, default=200)
     parser.add_argument("--no-speed", action="store_true", help="perplexity only")
@@ -81,6 +82,8 @@ def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     special = SimpleNamespace(cls=1, eos=2, eop=3, sop=4, mask=5, gmask=None, smask=None, pad=0)
     prompt = [1, *(10 + i % 1000 for i in range(arguments.context - 3)), 5, 2]
     models = {name: variant(original, name) for name in VARIANTS}
+    for model in models.values():
+        prepare(model)
     counts = (2, 2 + arguments.tokens)  # the difference is that of the tokens alone
     best = {name: [math.inf, math.inf] for name in models}
     for _ in range(arguments.rounds):

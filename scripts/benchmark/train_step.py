@@ -222,7 +222,7 @@ def take_turns(
                 continue
             try:
                 rounds[name].append(runners[name].seconds(options.steps))
-            except Exception as error:  # such as memory that runs out; the other ways go on
+            except Exception as error:  # such as memory that runs out; the other ways continue
                 row["error"] = f"{type(error).__name__}: {error}"
                 runners.pop(name).close()
     return rounds

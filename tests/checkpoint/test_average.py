@@ -103,7 +103,7 @@ def test_newest_checkpoints_of_a_run(tmp_path: Path) -> None:
     for updates in (9, 100, 20):
         save(tmp_path, updates, {"w": torch.zeros(1)})
     assert [folder.name for folder in newest_checkpoints(tmp_path, 2)] == ["checkpoint_20", "checkpoint_100"]
-    with pytest.raises(UserError, match=r"has 3 checkpoints .*, 4 are asked for"):
+    with pytest.raises(UserError, match=r"has 3 checkpoints .*, 4 were requested"):
         newest_checkpoints(tmp_path, 4)
 
 

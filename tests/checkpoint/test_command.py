@@ -61,7 +61,7 @@ def test_inspect_shows_tied_weights_and_optimizer(saved: Path, capfd) -> None:
     assert main(["inspect", str(saved.parent)]) == 0
     text = capfd.readouterr().out
     assert "head.weight is embedding.weight" in text
-    assert "kept: training can go on" in text
+    assert "kept: training can continue" in text
     assert "tokenizer  test" in text
     assert "trainer    best.value 1.5" in text
     os.truncate(saved / "tokenizer" / "deeper" / "vocabulary.bin", 5)

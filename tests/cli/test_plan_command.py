@@ -40,7 +40,7 @@ def test_plans_side_by_side_and_the_first_in_detail(command):
     assert "--tensor-parallel-size 1 --pipeline-parallel-size 1" in out
     assert "T does not divide 4 attention heads: T 8" not in out  # more than the heads is not tried
     unplanned = out.splitlines()[-1]
-    assert unplanned.startswith("As by default, and not looked at: --cpu-offload, --pipeline-layers, --gradient-comp")
+    assert unplanned.startswith("Assumed at their defaults: --cpu-offload, --pipeline-layers, --gradient-comp")
 
 
 def test_json_holds_the_same_in_bytes_and_seconds(command):
@@ -140,7 +140,7 @@ def test_nothing_fits(command):
 def test_where_memory_is_not_the_matter_it_is_not_blamed(command):
     done = command("ftk-plan", *SMALL, "--gpus", 3, "--pipeline-parallel-size", 1)
     assert done.returncode == 1
-    assert "Nothing is possible with 64 samples an update, for the reasons below." in done.stdout
+    assert "Nothing is possible with 64 samples per update, for the reasons below." in done.stdout
     assert "R x S does not divide the 64 samples of an update: 3" in done.stdout
 
 

@@ -63,7 +63,7 @@ def two() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(("kind", "change"), CASES)
 def test_other_values_shapes_and_types_are_refused(two: list[dict[str, str]], kind: str, change: str) -> None:
-    start = "" if (kind, change) in ALIKE else "values differs from process to process"
+    start = "" if (kind, change) in ALIKE else "values differs between processes"
     assert all(found[f"{kind}, {change}"].startswith(start) for found in two)
     assert all(bool(found[f"{kind}, {change}"]) == bool(start) for found in two)
 

@@ -520,7 +520,7 @@ def test_processes_that_built_different_models_are_refused_on_all_of_them(two, k
         alike, values, buffer, scratch, names, shape = result["unlike"][kind]
         assert alike == scratch == ""
         for message, name in ((values, "blocks.0.inner.weight"), (buffer, "scale"), (shape, "output.weight")):
-            assert message.startswith(f"{name} differs from process to process; build the model alike on all")
+            assert message.startswith(f"{name} differs between processes; build the same model on all")
         assert names.startswith("more.bias differs")
 
 

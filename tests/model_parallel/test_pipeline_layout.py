@@ -114,7 +114,7 @@ def test_zero_bubble_has_gradients_in_fp32_only(option):
         ({"pipeline_layers": [2, 2]}, "give --pipeline-parallel-size too"),
         ({"pipeline_parallel_size": 2, "pipeline_layers": [4, 0]}, "each stage needs 1 layer or more"),
         ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 0}, "pipeline_stages_per_rank is 0"),
-        ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 2}, "1f1b has one stage a process"),
+        ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 2}, "1f1b has one stage per process"),
         (
             {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved", "pipeline_stages_per_rank": 1},
             "interleaved needs pipeline_stages_per_rank 2 or more",

@@ -389,7 +389,7 @@ def test_a_model_whose_blocks_are_not_in_a_list_is_not_planned():
     with torch.device("meta"):
         model = GLM(config)
     model.layers = model.layers[:3]
-    with pytest.raises(UserError, match=r"^GLM cannot be planned: its options say num_layers 4, and .* blocks has 3$"):
+    with pytest.raises(UserError, match=r"^GLM cannot be planned: its options have num_layers 4, but .* blocks has 3$"):
         model_shape(model, config)
 
 
@@ -455,7 +455,7 @@ def test_what_is_given_wins_over_the_preset():
         (WorkConfig(global_batch_size=1, loss_share=0), "loss_share is 0"),
         (WorkConfig(global_batch_size=1, matmul_efficiency=1.5), "matmul_efficiency is 1.5"),
         (LimitsConfig(batch_size=0), "batch_size is 0"),
-        (LimitsConfig(pipeline_stages_per_rank=2), "has one stage a process, not 2"),
+        (LimitsConfig(pipeline_stages_per_rank=2), "has one stage per process, not 2"),
         (LimitsConfig(pipeline_schedule="interleaved", pipeline_stages_per_rank=1), "needs pipeline_stages_per_rank 2"),
     ],
 )

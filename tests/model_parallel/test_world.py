@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ftk.errors import UserError
 from ftk.model_parallel import rendezvous, world
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.rendezvous import ProcessHangs, meet
+from ftk.model_parallel.rendezvous import ProcessHangs, wait_for_all
 from ftk.model_parallel.world import (
     DIMENSIONS,
     Sizes,
@@ -51,7 +51,7 @@ def test_sizes_that_are_missing_are_derived(options, world_size, sizes):
         (
             {"tensor_parallel_size": 2},
             1,
-            "^--tensor-parallel-size 2 needs 2 processes, and there is one; use torchrun --nproc-per-node 2 ",
+            "^--tensor-parallel-size 2 needs 2 processes, but there is one; use torchrun --nproc-per-node 2 ",
         ),
         ({"tensor_parallel_size": 3}, 4, "--tensor-parallel-size 3 does not divide the number of processes, 4"),
         (
@@ -232,7 +232,7 @@ def test_each_process_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(g
 def test_gpus_that_do_not_go_with_the_processes_are_refused(gpus):
     with pytest.raises(UserError, match="process 2 of this machine finds 2 GPUs.*--nproc-per-node 2"):
         gpus(2, 2)
-    with pytest.raises(UserError, match="--device cuda:3 is one GPU, and 2 processes were started; with --device cuda"):
+    with pytest.raises(UserError, match="--device cuda:3 is one GPU, but 2 processes were started; with --device cuda"):
         gpus(8, 0, "cuda:3")
     refuse_shared_gpus(["a", "b", "c"])
     with pytest.raises(UserError, match="processes 1 and 3 have the same GPU"):
@@ -286,17 +286,17 @@ def test_a_restart_after_a_process_died_before_it_met_the_others(tmp_path):
 
 
 def meet_and_hang() -> list[str]:
-    """The name under which three processes meet, and what two of them say when they wait for the third one."""
+    """The common name of three processes, and the messages of two of them when they wait for the third one."""
     rank = dist.get_rank()
     store = dist.TCPStore("127.0.0.1", int(os.environ["STORE_PORT"]), is_master=False)
     for other in range(3):  # what an attempt before has left
         store.set(f"ftk_asks_{other}", f"left by {other}")
     dist.barrier()
     time.sleep(0.1 * rank)
-    name = meet(store, rank, 3, 60.0)
+    name = wait_for_all(store, rank, 3, 60.0)
     group = dist.new_group(timeout=datetime.timedelta(seconds=3.0 + rank))  # the second one waits longer
     try:
-        with rendezvous.hangs_named(dist.PrefixStore(name, store), rank, 3, 3.0, "; give it longer"):
+        with rendezvous.name_missing_ranks(dist.PrefixStore(name, store), rank, 3, 3.0, "; give it longer"):
             if rank != 2:
                 dist.barrier(group=group)
     except ProcessHangs as error:
@@ -309,12 +309,12 @@ def test_processes_meet_and_name_the_one_that_hangs(monkeypatch):
     monkeypatch.setenv("STORE_PORT", str(server.port))
     results = run_ranks(meet_and_hang, 3)
     assert len({name for name, _ in results}) == 1
-    hung = "waited 3 seconds in vain; nothing was heard of process 2, which hangs or has lost the connection; give"
+    hung = "timed out after 3 seconds; process 2 hangs or has lost the connection; give"
     assert [said[: len(hung)] for _, said in results] == [hung, hung, "nothing"]
 
 
 def fail(store, rank, error):
-    with rendezvous.hangs_named(store, rank, 3, 600.0, ""):
+    with rendezvous.name_missing_ranks(store, rank, 3, 600.0, ""):
         raise error
 
 
@@ -324,12 +324,12 @@ def test_who_has_failed_otherwise_is_not_said_to_hang(monkeypatch):
     in_vain = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 600000ms for recv operation to complete")
     with pytest.raises(ValueError, match="ill"):
         fail(store, 1, ValueError("ill"))
-    with pytest.raises(
-        ProcessHangs, match="waited 10 minutes in vain; nothing was heard of process 2, which"
-    ) as raised:
+    with pytest.raises(ProcessHangs, match="timed out after 10 minutes; process 2 hangs") as raised:
         fail(store, 0, in_vain)
     assert raised.value.__cause__ is in_vain
-    with pytest.raises(ProcessHangs, match="so did all others: they wait for each other at different places"):
+    with pytest.raises(
+        ProcessHangs, match="as did all other processes: they wait for each other in different collectives"
+    ):
         fail(store, 2, in_vain)
 
 
@@ -340,13 +340,13 @@ def test_a_store_that_does_not_answer_is_said(monkeypatch):
         def append(self, *words):
             raise dist.DistNetworkError("connection reset")
 
-    with pytest.raises(ProcessHangs, match="the machine where the processes meet .MASTER_ADDR. does not answer"):
+    with pytest.raises(ProcessHangs, match="the machine at MASTER_ADDR, where the processes connect, does not answer"):
         fail(Lost(), 0, dist.DistStoreError("wait timeout after 600000ms, keys: 0/1"))
 
 
 def test_who_does_not_come_is_named():
     store = dist.HashStore()
-    with pytest.raises(ProcessHangs, match="waited 0.06 seconds in vain; nothing was heard of processes 1, 2, which"):
-        meet(store, 0, 3, 0.06)
-    with pytest.raises(ProcessHangs, match="nothing was heard of process 0, which hangs or has lost the connection"):
-        meet(store, 2, 3, 0.06)
+    with pytest.raises(ProcessHangs, match="timed out after 0.06 seconds; processes 1, 2 hang or have"):
+        wait_for_all(store, 0, 3, 0.06)
+    with pytest.raises(ProcessHangs, match="process 0 hangs or has lost the connection"):
+        wait_for_all(store, 2, 3, 0.06)

@@ -23,7 +23,7 @@ from ftk.trainer.log.metrics import summed
 from ftk.trainer.signals import StopSignals
 from ftk.trainer.step import mix, seed_update
 from ftk.trainer.watch.lr_range import lr_range_test, range_config
-from ftk_cli.frame import run
+from ftk_cli.command import run
 from tests.distributed import run_ranks
 from tests.trainer.toy import ToyModel, ToyTask, everything, toy_config
 

@@ -1,7 +1,7 @@
 """Memory maps whose file may become shorter: what is read behind its end is zero, and known to be lost.
 
 The system answers such a read with SIGBUS, which would end the process. The handler here puts empty memory in the place
-of the lost pages, so that the read goes on, and marks the map; reads of other memory are left to the handler before it.
+of the lost pages, so that the read continues, and marks the map; reads of other memory are left to the handler before it.
 Wayland guards the memory that its clients share in the same way (wl_shm_buffer_begin_access).
 """
 

@@ -1,4 +1,4 @@
-"""The whole check of an index: one compiled pass in slices, whose pages are given back as it goes."""
+"""The full check of an index: one compiled pass in slices, which releases the pages that it has read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_index(dataset: IndexedDataset) -> None:
 
 
 def forget_pages(mapped: mmap.mmap, start: int, stop: int) -> None:
-    """Lets go of the pages of a file map that lie in a range; they come back from the file when needed."""
+    """Releases the pages of a file map in a range; they are read again when needed."""
     if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
         first = start - start % mmap.PAGESIZE
         mapped.madvise(mmap.MADV_DONTNEED, first, min(stop, len(mapped)) - first)

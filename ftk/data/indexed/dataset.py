@@ -34,7 +34,7 @@ class IndexedDataset(SequenceTable):
     The files are memory maps: opening costs nothing, tokens are views, processes share the pages. Everything
     that the index says is checked before the first token is handed out: when the dataset is opened or, for an
     index above 16 MiB, at the first access. Objects can be sent to worker processes; there the files are opened
-    anew, and checked anew if they have changed since. Who uses tokens calls `check_files` before: a file may have
+    again, and checked again if they have changed since. Call `check_files` before using tokens: a file may have
     become shorter.
 
     `dataset[i]`, `get`, `gather` and `gather_packed` are compiled (`_index.pyx`).

@@ -54,7 +54,7 @@ def check_files(*sources: Any) -> None:
     """Raises OSError if a file that documents, samples or an array come from has become shorter.
 
     Args:
-        sources: each a `FileMap`, an array over one, or what has a method `check_files`; of others nothing is known.
+        sources: each a `FileMap`, an array over one, or an object with a method `check_files`; others are not checked.
     """
     for source in sources:
         if isinstance(source, FileMap):

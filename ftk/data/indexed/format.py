@@ -1,4 +1,4 @@
-"""The layout of `.bin/.idx` pairs: ours (which is Megatron's) and fairseq's, told apart by size arithmetic.
+"""The layout of `.bin/.idx` pairs: ours (which is Megatron's) and fairseq's, distinguished by their sizes.
 
 `.bin` holds the tokens of all sequences back to back, little endian, without a header. `.idx`:
 
@@ -36,7 +36,7 @@ VERSION = 1
 SIZES_AT = 34  # bytes of Megatron's header; fairseq's ends before the document count
 FAIRSEQ_SIZES_AT = 26
 
-# fairseq wrote 6 for float64 and took 7 for it as well; Megatron means float32 by 7 and knows no 9 and 10.
+# fairseq wrote 6 for float64 and read 7 as float64, too; in Megatron 7 is float32, and 9 and 10 do not exist.
 MEGATRON_DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(name) for code, name in enumerate(("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
@@ -70,7 +70,7 @@ class IndexLayout:
 
 
 def dtype_code(dtype: np.dtype[Any]) -> int:
-    """The code that stands for `dtype` in an .idx file that we write.
+    """The code of `dtype` in an .idx file that we write.
 
     Raises:
         UserError: there is none.

@@ -1,4 +1,4 @@
-"""Output folders that are whole or absent: written beside their place under another name, then renamed."""
+"""Output folders that are complete or absent: written under a temporary name next to their place, then renamed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def foreign_files(folder: Path) -> list[str]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The `preprocess.json` of a folder; what ftk reads of it has the types that ftk gave it.
+    """The `preprocess.json` of a folder; the values that ftk reads have been checked for their types.
 
     Raises:
         OSError: there is none, or it is no regular file.
@@ -109,11 +109,11 @@ def whole_folder(destination: Path, overwrite: bool, name: str | None = None) ->
 
     Args:
         destination: final place; its parents are made.
-        overwrite: replace what stands there, within the limits of `check_destination`.
+        overwrite: replace an existing folder, within the limits of `check_destination`.
         name: what it is called in messages.
 
     Yields:
-        an empty folder beside `destination`.
+        an empty folder next to `destination`.
     """
     check_destination(destination, overwrite, name)
     destination = destination.resolve()

@@ -31,7 +31,7 @@ def apply_plan(
 
     Every parameter becomes a DTensor on `mesh`, cut or whole as the plan says; tied ones stay tied. The model is called
     as before, with the same inputs on every process, and gives the same outputs on every process. Under
-    `sequence_parallel` the gradients of what works on parts of the sequence are to be summed once an update, after the
+    `sequence_parallel` the gradients of what works on parts of the sequence are to be summed once per update, after the
     last backward pass: by `sum_sequence_gradients(model)`.
 
     Args:
@@ -123,7 +123,7 @@ def _local_parameter(name: str) -> property:
 
 @torch.no_grad()
 def sum_sequence_gradients(model: nn.Module) -> None:
-    """Sum over the processes the gradients of what worked on parts of the sequence: once an update, before the norm.
+    """Sum over the processes the gradients of what worked on parts of the sequence: once per update, before the norm.
 
     Gradients are linear in the micro-batches, so that one sum at the end does; all of them go in one message for each
     type of numbers.

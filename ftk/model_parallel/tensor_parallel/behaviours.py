@@ -76,7 +76,7 @@ class RowModule(Styled):
     def seen(self, name: str, parameter: DTensor) -> Tensor:
         local = parameter.to_local()
         if name == "bias":
-            return _Once.apply(local, self.tensor_region.rank == 0)
+            return _FirstRankOnly.apply(local, self.tensor_region.rank == 0)
         return local
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def first_row(weight: DTensor, rank: int) -> int:
     return rank * -(-weight.size(0) // weight.device_mesh.size())
 
 
-class _Once(torch.autograd.Function):
+class _FirstRankOnly(torch.autograd.Function):
     """What is to be added on one process alone, before a sum over all: zeros on the others.
 
     The gradient is that of the sum, which is the same on every process.

@@ -1,8 +1,8 @@
-"""A process among several that torchrun has started: which of them speaks when one fails.
+"""The ranks that torchrun starts: checks of its variables, and which rank reports a failure.
 
-A failure takes all of them along: those that wait for the one that failed fail too, one after the other, and torchrun
-ends the rest. The first one is what a user has to see. torchrun gives each process a path for a file that tells of its
-failure; the folder above is the same for all of this machine, and whoever is first to make a mark there may speak.
+When one rank fails, the ranks that wait for it fail too, one after the other, and torchrun ends the rest. The user has
+to see the first failure. torchrun gives each rank a path for a file that describes its failure; the folder above is
+common to all ranks of this machine, and the first one to create a mark there reports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ftk.errors import LogFormatter, UserError, shown, visible
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 MARK = "ftk_failed"
-WAIT_SECONDS = 3.0  # for the process that has really failed to say so, or for torchrun to see that it is gone
+WAIT_SECONDS = 3.0  # for the rank that really failed to report it, or for torchrun to notice its end
 
 _MOST = 10**6
 _VARIABLES = {
@@ -32,7 +32,7 @@ _VARIABLES = {
 }
 """What torchrun sets: least and greatest value."""
 
-# What the back ends say when another process is no longer there: no exception class of theirs tells it.
+# Messages of the back ends about a lost process, which has no exception class of its own.
 _LOST = (
     "connection closed by peer",
     "connection reset",
@@ -46,21 +46,20 @@ _LOST = (
 )
 
 
-def is_one_of_several(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is one of several processes of a run."""
+def is_distributed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this run has more than one process."""
     return _number(environment, "WORLD_SIZE", 1) > 1 and "RANK" in environment
 
 
 def rank(environment: Mapping[str, str] = os.environ) -> int:
-    """This process's number."""
     return _number(environment, "RANK", 0)
 
 
 def check_variables(environment: Mapping[str, str] = os.environ) -> None:
-    """Check what torchrun says of this process in the environment, or whoever sets the same variables.
+    """Check the environment variables that torchrun, or another launcher, sets for this process.
 
     Raises:
-        UserError: a variable is no number, or its number cannot be.
+        UserError: a variable is not a number, or is out of range.
     """
     several = "RANK" in environment and "WORLD_SIZE" in environment  # else MASTER_PORT may be Kubernetes' own
     for name, (least, greatest) in _VARIABLES.items() if several else list(_VARIABLES.items())[:2]:
@@ -81,12 +80,12 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(environment.get(name, default))
-    except ValueError:  # `check_variables` says so
+    except ValueError:  # `check_variables` reports it
         return default
 
 
-def quieten() -> None:
-    """Leave this process's log lines and warnings to files, if it is not the first one; its errors are shown."""
+def mute_log() -> None:
+    """On every rank but 0, send log lines and warnings to files only; errors are still shown."""
     if rank() == 0:
         return
     logging.captureWarnings(True)
@@ -95,32 +94,32 @@ def quieten() -> None:
         handler.setFormatter(LogFormatter(f"process {rank()}"))
 
 
-def is_to_say(error: BaseException, message: str) -> str | None:
-    """What this process says of its failure; None: another one speaks.
+def message_to_print(error: BaseException, message: str) -> str | None:
+    """The message that this process prints about its failure; None: another process reports.
 
-    Also leaves the failure where torchrun looks for the cause, unless it is but the consequence of another one.
+    Also writes the failure to torchrun's error file, unless it is only the consequence of another one.
 
     Args:
         error: being handled.
-        message: what a process alone would say.
+        message: what a single process would print.
     """
-    if isinstance(error, Exception) and not lost_another(error):
+    if isinstance(error, Exception) and not is_consequence(error):
         record_failure(message, error)
-        if may_speak():
+        if is_first_failure():
             return message if isinstance(error, UserError) else f"process {rank()}: {message}"
-        time.sleep(1.0)  # torchrun ends the others as soon as one has gone: let the one who speaks speak
+        time.sleep(1.0)  # torchrun ends all ranks once one has ended: give the reporting rank the time to print
         return None
     if isinstance(error, Exception):
         with contextlib.suppress(BaseException):  # torchrun's signal: it has seen the failure
             _wait_for_cause()
-        message = f"process {rank()} has lost another process of this run; torchrun says below which failed first"
-    elif rank() != 0:  # a signal that all have been sent
+        message = f"process {rank()} lost its connection to another process; torchrun names the first failure below"
+    elif rank() != 0:  # a signal that was sent to all
         return None
-    return None if _has_been_said() or not may_speak() else message
+    return None if _failure_is_reported() or not is_first_failure() else message
 
 
-def may_speak() -> bool:
-    """Whether this process is the first of its machine to fail; asked once, and true for one of them."""
+def is_first_failure() -> bool:
+    """Whether this process is the first of its machine to fail; call it once, it is true for one of them."""
     folder = _shared_folder()
     if folder is None:
         return True
@@ -128,13 +127,13 @@ def may_speak() -> bool:
         os.close(os.open(folder / MARK, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return False
-    except OSError:  # a folder that cannot be written to: better twice than never
+    except OSError:  # a folder that cannot be written to: better reported twice than never
         return True
     return True
 
 
-def lost_another(error: BaseException) -> bool:
-    """Whether an error is but the consequence of another process's end."""
+def is_consequence(error: BaseException) -> bool:
+    """Whether an error is only the consequence of another process's end."""
     if type(error).__name__ == "RankFailure":  # ftk.model_parallel.collective, which imports torch
         return True
     text = str(error).lower()
@@ -142,11 +141,11 @@ def lost_another(error: BaseException) -> bool:
 
 
 def record_failure(message: str, error: BaseException | None = None) -> None:
-    """Leave the failure where torchrun looks for it, so that its own report at the end names it.
+    """Write the failure to torchrun's error file, so that torchrun's final report shows it.
 
     Args:
         message: as the user reads it.
-        error: being handled; None: none was raised, and yet the command fails.
+        error: being handled; None: the command fails without an exception.
     """
     path = os.environ.get(ERROR_FILE)
     if path is None:
@@ -154,24 +153,24 @@ def record_failure(message: str, error: BaseException | None = None) -> None:
     message = visible(message)
     trace = "" if error is None or isinstance(error, UserError) else f"\n{traceback.format_exc()}"
     extra = {"py_callstack": message + visible(trace), "timestamp": str(int(time.time()))}
-    with contextlib.suppress(OSError):  # torchrun then knows the exit code alone
+    with contextlib.suppress(OSError):  # torchrun then shows the exit code only
         Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}), encoding="utf-8")
 
 
-def _has_been_said() -> bool:
-    """Whether another process has failed, and said why."""
+def _failure_is_reported() -> bool:
+    """Whether another process has reported a failure."""
     folder = _shared_folder()
     return folder is not None and (folder / MARK).exists()
 
 
 def _wait_for_cause() -> None:
-    """Give the process that has failed the time to say so."""
+    """Give the process that failed the time to report it."""
     deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline and not _has_been_said():
+    while time.monotonic() < deadline and not _failure_is_reported():
         time.sleep(0.05)
 
 
 def _shared_folder() -> Path | None:
-    """The folder that the processes of this machine have in common; None if torchrun has not started this one."""
+    """The folder that the processes of this machine share; None without torchrun."""
     path = os.environ.get(ERROR_FILE)
     return None if path is None else Path(path).parent.parent

@@ -13,8 +13,8 @@ import torch
 
 import ftk.checkpoint.save
 from ftk.errors import UserError
-from ftk_cli import launched
-from ftk_cli.frame import Said, said_at_once
+from ftk_cli import ranks
+from ftk_cli.command import Reported, report_errors
 from ftk_cli.train import main
 from ftk_cli.validate import main as validate_main
 from tests.torchrun import rank_pid, started, torchrun
@@ -136,11 +136,9 @@ def test_a_process_that_hangs_is_named_by_those_that_wait_for_it(arguments, tmp_
     done = torchrun(2, *arguments, *hangs, options=("--shutdown-timeout", "1"))
     assert done.returncode != 0
     [said] = own_lines(done.stderr)
-    assert said.startswith(
-        "ftk-train: process 0: ProcessHangs: waited 15 seconds in vain; nothing was heard of process"
-    )
-    assert "of process 1, which hangs or has lost the connection; --collective-timeout-minutes gives it longer" in said
-    assert "nothing was heard of process 1" in root_cause(done.stderr)
+    assert said.startswith("ftk-train: process 0: ProcessHangs: timed out after 15 seconds; process")
+    assert "process 1 hangs or has lost the connection; --collective-timeout-minutes gives it longer" in said
+    assert "process 1 hangs" in root_cause(done.stderr)
 
 
 def test_a_mistake_is_said_once_before_anything_starts(arguments, tmp_path):
@@ -280,18 +278,18 @@ def as_rank(tmp_path, monkeypatch):
         (tmp_path / str(rank)).mkdir(exist_ok=True)
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setenv(launched.ERROR_FILE, str(tmp_path / str(rank) / "error.json"))
+        monkeypatch.setenv(ranks.ERROR_FILE, str(tmp_path / str(rank) / "error.json"))
 
-    monkeypatch.setattr(launched, "WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(launched.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(ranks, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(ranks.time, "sleep", lambda seconds: None)
     return become
 
 
 def test_the_first_to_fail_speaks_and_the_others_do_not(as_rank, tmp_path):
     as_rank(1)
-    assert launched.is_to_say(ValueError("a"), "ValueError: a") == "process 1: ValueError: a"
+    assert ranks.message_to_print(ValueError("a"), "ValueError: a") == "process 1: ValueError: a"
     as_rank(0)
-    assert launched.is_to_say(ValueError("b"), "ValueError: b") is None
+    assert ranks.message_to_print(ValueError("b"), "ValueError: b") is None
     for rank, text in ((1, "ValueError: a"), (0, "ValueError: b")):
         assert json.loads((tmp_path / str(rank) / "error.json").read_text())["message"]["message"] == text
 
@@ -301,7 +299,7 @@ def test_a_last_save_that_fails_is_left_where_torchrun_looks(arguments, tmp_path
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(ftk.checkpoint.save, "write_tensors", full)
-    monkeypatch.setenv(launched.ERROR_FILE, str(tmp_path / "error.json"))
+    monkeypatch.setenv(ranks.ERROR_FILE, str(tmp_path / "error.json"))
     assert main(["2" if word == "100000" else word for word in arguments[2:]]) == 1
     told = json.loads((tmp_path / "error.json").read_text())["message"]
     assert told["message"].startswith("the end of this run is not saved")
@@ -311,29 +309,29 @@ def test_a_last_save_that_fails_is_left_where_torchrun_looks(arguments, tmp_path
 
 def test_a_users_mistake_is_not_one_processs(as_rank):
     as_rank(1)
-    assert launched.is_to_say(UserError("no such file"), "no such file") == "no such file"
+    assert ranks.message_to_print(UserError("no such file"), "no such file") == "no such file"
 
 
 def test_a_lost_connection_leaves_the_word_to_the_cause(as_rank, tmp_path):
     lost = RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
     as_rank(1)
-    assert "process 1 has lost another process" in launched.is_to_say(lost, "RuntimeError: ...")
+    assert "process 1 lost its connection to another process" in ranks.message_to_print(lost, "RuntimeError: ...")
     assert not (tmp_path / "1" / "error.json").exists()
     as_rank(0)
-    assert launched.is_to_say(lost, "RuntimeError: ...") is None
+    assert ranks.message_to_print(lost, "RuntimeError: ...") is None
 
 
 def test_a_time_limit_is_not_a_lost_connection(as_rank, tmp_path):
     as_rank(0)
     in_vain = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 600000ms for recv operation to complete")
-    assert launched.is_to_say(in_vain, "in vain") == "process 0: in vain"
+    assert ranks.message_to_print(in_vain, "in vain") == "process 0: in vain"
     assert json.loads((tmp_path / "0" / "error.json").read_text())["message"]["message"] == "in vain"
 
 
 def test_a_reader_of_the_output_who_has_gone_is_not_said(capsys):
-    with pytest.raises(BrokenPipeError), said_at_once("ftk-train"):
+    with pytest.raises(BrokenPipeError), report_errors("ftk-train"):
         raise BrokenPipeError(32, "Broken pipe")
-    with pytest.raises(Said) as said, said_at_once("ftk-train"):
+    with pytest.raises(Reported) as said, report_errors("ftk-train"):
         raise ValueError("ill")
     assert said.value.args == (1,)
     assert capsys.readouterr().err == "ftk-train: ValueError: ill (--traceback shows where)\n"
@@ -341,6 +339,6 @@ def test_a_reader_of_the_output_who_has_gone_is_not_said(capsys):
 
 def test_a_signal_is_said_by_the_first_process_alone(as_rank):
     as_rank(1)
-    assert launched.is_to_say(KeyboardInterrupt(), "interrupted") is None
+    assert ranks.message_to_print(KeyboardInterrupt(), "interrupted") is None
     as_rank(0)
-    assert launched.is_to_say(KeyboardInterrupt(), "interrupted") == "interrupted"
+    assert ranks.message_to_print(KeyboardInterrupt(), "interrupted") == "interrupted"

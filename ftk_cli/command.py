@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from ftk.errors import LogFormatter, UserError, visible, with_flags
-from ftk_cli import launched
+from ftk_cli import ranks
 
 USER_ERROR = 2
 FAILURE = 1
@@ -29,24 +29,24 @@ _OUT_OF_MEMORY = re.compile(
 Body = Callable[[list[str]], "int | None"]
 
 
-class Said(Exception):
-    """Raised in place of an error that was printed already; its argument is the exit code."""
+class Reported(Exception):
+    """Raised in place of an error that has been printed; its argument is the exit code."""
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP, raised where the program is, so that `finally` clauses clean up as on Ctrl-C."""
+    """SIGTERM or SIGHUP as an exception, so that `finally` clauses clean up as on Ctrl-C."""
 
 
 def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code.
 
     Args:
-        prog: the command's name, which begins every message.
+        prog: the command's name, with which every message starts.
         body: takes the arguments; returns an exit code, None for 0.
         argv: arguments; None for the process's own. `--traceback` anywhere shows tracebacks of errors.
 
     Returns:
-        0, 2 for a mistake of the user's (`UserError`), 1 for a failure while running or an interruption.
+        0, 2 for a user error (`UserError`), 1 for a failure while running or an interruption.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_traceback = TRACEBACK in arguments
@@ -54,26 +54,26 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
     _set_up_log()
     previous = _handle_signals(_terminate)
     try:
-        launched.check_variables()
-        launched.quieten()
+        ranks.check_variables()
+        ranks.mute_log()
         try:
             code = body(arguments) or 0
         except SystemExit:  # after --help
             sys.stdout.flush()
             raise
-        sys.stdout.flush()  # now a full disk is an error like others, at the end of the process a traceback
+        sys.stdout.flush()  # here a full disk is an error like others; at the end of the process it is a traceback
         return code
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
-        _give_up(sys.stdout)
+        _discard_output(sys.stdout)
         return FAILURE
     except (Exception, KeyboardInterrupt, Terminated) as error:
-        if previous and launched.is_one_of_several():
-            # torchrun signals the others as soon as one has failed, perhaps while this one says why it fails, or
-            # just before it exits: it is to be known by its own exit code.
+        if previous and ranks.is_distributed():
+            # torchrun signals all ranks as soon as one has failed, perhaps while this one reports its own failure or
+            # just before it exits: it must end with its own exit code.
             _handle_signals(signal.SIG_IGN)
             if argv is None:
                 previous = {}
-        return error.args[0] if isinstance(error, Said) else say(prog, error, show_traceback)
+        return error.args[0] if isinstance(error, Reported) else report(prog, error, show_traceback)
     finally:
         for signum, handler in previous.items():
             if handler is not None:  # None: not set by Python
@@ -87,7 +87,7 @@ def _set_up_log() -> None:
 
 
 def _handle_signals(handler: Any) -> dict[signal.Signals, Any]:
-    """Handle SIGTERM, and SIGHUP unless it is ignored, as under nohup; the handlers that there were."""
+    """Handle SIGTERM, and SIGHUP unless it is ignored, as under nohup; returns the previous handlers."""
     try:
         return {
             signum: signal.signal(signum, handler)
@@ -98,8 +98,8 @@ def _handle_signals(handler: Any) -> dict[signal.Signals, Any]:
         return {}
 
 
-def _give_up(stream: TextIO) -> None:
-    """Let what is still to be written to a stream go nowhere: the end of the process would try it once more."""
+def _discard_output(stream: TextIO) -> None:
+    """Discard a stream's buffered output, which the end of the process would try to write once more."""
     with contextlib.suppress(OSError, ValueError):  # no file, as in a test
         descriptor = stream.fileno()
         with open(os.devnull, "wb") as nowhere:
@@ -107,7 +107,7 @@ def _give_up(stream: TextIO) -> None:
 
 
 def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body]]) -> Body:
-    """A body that hands over to one of several, e.g. `ftk-data show ...`.
+    """A body that runs one of several subcommands, e.g. `ftk-data show ...`.
 
     Args:
         prog, description: for --help.
@@ -121,7 +121,7 @@ def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body
             return commands[argv[0]][1](argv[1:])
         if not argv or argv[0] in ("-h", "--help"):
             width = max(map(len, commands))
-            print(f"usage: {prog} COMMAND ...\n\n{description}\n\ncommands ({prog} COMMAND --help tells more):")
+            print(f"usage: {prog} COMMAND ...\n\n{description}\n\ncommands ({prog} COMMAND --help shows more):")
             print("\n".join(f"  {name:<{width}}  {text}" for name, (text, _) in commands.items()))
             return 0 if argv else USER_ERROR
         if argv[0] == "--version":
@@ -133,7 +133,7 @@ def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body
 
 
 def describe(error: BaseException) -> str:
-    """One line for an error that is not the user's: what failed, on which file."""
+    """One line for an error that is not a `UserError`: what failed, on which file."""
     if (memory := _memory_wanted(error)) is not None:
         return (
             f"out of memory{memory}; smaller batches, shorter samples, fewer processes or a smaller model need less "
@@ -146,18 +146,18 @@ def describe(error: BaseException) -> str:
 
 
 def _memory_wanted(error: BaseException) -> str | None:
-    """Of an error that says that memory is used up: of what, and how much was asked for; None for another error."""
+    """For an out-of-memory error: whose memory, and how much was requested; None for any other error."""
     text = " ".join(str(error).split())
     used_up = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     if not used_up and not (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text)):
         return None
     gpu = " of the GPU" if re.search("CUDA|CUBLAS|HIP", text) else ""
     asked = re.search(r"(?:tried to allocate|Unable to allocate) ([\d.]+ \w+)", text, re.IGNORECASE)
-    return gpu + (f" ({asked[1]} were asked for)" if asked else "")
+    return gpu + (f" ({asked[1]} were requested)" if asked else "")
 
 
-def say(prog: str, error: BaseException, show_traceback: bool) -> int:
-    """Says what went wrong, once, and returns the exit code. Of several processes the one that failed first speaks."""
+def report(prog: str, error: BaseException, show_traceback: bool) -> int:
+    """Print what went wrong, once, and return the exit code. Of several ranks the first one that failed prints."""
     code = USER_ERROR if isinstance(error, UserError) else FAILURE
     if isinstance(error, UserError):
         text = with_flags(str(error))
@@ -167,7 +167,7 @@ def say(prog: str, error: BaseException, show_traceback: bool) -> int:
         text = f"terminated ({error})"
     else:
         text = describe(error)
-    message = launched.is_to_say(error, text) if launched.is_one_of_several() else text
+    message = ranks.message_to_print(error, text) if ranks.is_distributed() else text
     if message is not None:
         with contextlib.suppress(OSError, ValueError):  # a terminal that is gone, a full disk: the exit code remains
             if show_traceback:
@@ -177,19 +177,19 @@ def say(prog: str, error: BaseException, show_traceback: bool) -> int:
         try:
             sys.stdout.flush()
         except OSError:
-            _give_up(sys.stdout)
+            _discard_output(sys.stdout)
     return code
 
 
 @contextlib.contextmanager
-def said_at_once(prog: str) -> Iterator[None]:
-    """What fails inside is said there and then, before this process leaves the others: they fail in their turn."""
+def report_errors(prog: str) -> Iterator[None]:
+    """Report an error inside at once, before this process ends and the others fail in turn."""
     try:
         yield
-    except BrokenPipeError:  # `run` ends without a word
+    except BrokenPipeError:  # `run` ends silently
         raise
     except (Exception, KeyboardInterrupt, Terminated) as error:
-        raise Said(say(prog, error, TRACEBACK in sys.argv)) from error
+        raise Reported(report(prog, error, TRACEBACK in sys.argv)) from error
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -16,9 +16,9 @@ import pytest
 from ftk.errors import LogFormatter, UserError
 from ftk.trainer.log.log_file import LogFile
 from ftk.trainer.signals import StopSignals
-from ftk_cli import launched
-from ftk_cli.frame import describe, run
-from tests.cli.test_launched import arguments, wait_for_updates  # noqa: F401
+from ftk_cli import ranks
+from ftk_cli.command import describe, run
+from tests.cli.test_ranks import arguments, wait_for_updates  # noqa: F401
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a Unix")
 
@@ -137,11 +137,11 @@ def test_control_characters_of_files_are_shown_in_log_lines_and_in_torchruns_rep
     assert (
         LogFormatter("process 3").format(record).endswith(" | WARNING | process 3 | a\\x1b[31m\\r\\u202e.txt: left out")
     )
-    monkeypatch.setenv(launched.ERROR_FILE, str(tmp_path / "error.json"))
+    monkeypatch.setenv(ranks.ERROR_FILE, str(tmp_path / "error.json"))
     try:
         raise ValueError("\x1b]0;title\x07")
     except ValueError as error:
-        launched.record_failure(f"ValueError: {error}", error)
+        ranks.record_failure(f"ValueError: {error}", error)
     told = json.loads((tmp_path / "error.json").read_text())["message"]
     assert "\x1b" not in told["message"] + told["extraInfo"]["py_callstack"]
     assert told["message"] == "ValueError: \\x1b]0;title\\x07"
@@ -151,7 +151,7 @@ def test_control_characters_of_files_are_shown_in_log_lines_and_in_torchruns_rep
     ("error", "told"),
     [
         (MemoryError(), "out of memory; "),
-        (MemoryError("Unable to allocate 7.45 GiB for an array"), "out of memory (7.45 GiB were asked for); "),
+        (MemoryError("Unable to allocate 7.45 GiB for an array"), "out of memory (7.45 GiB were requested); "),
         (RuntimeError("std::bad_alloc"), "out of memory; "),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."),
@@ -174,7 +174,7 @@ def test_a_process_of_several_that_failed_stays_deaf_to_torchruns_signal_until_i
     code = """
 import os, signal, sys
 from ftk.errors import UserError
-from ftk_cli.frame import describe, run
+from ftk_cli.command import describe, run
 def body(arguments):
     raise UserError("refused")
 code = run("ftk-train", body)

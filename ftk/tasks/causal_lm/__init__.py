@@ -1,0 +1,1 @@
+"""Causal language modeling: each token is foretold by those before it."""

@@ -1,0 +1,74 @@
+"""The task of causal language modeling (Radford et al. 2019), over packed documents."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftk.batch import Batch
+from ftk.data.batches.collate import Collater
+from ftk.data.corpora.documents import Documents
+from ftk.errors import UserError
+from ftk.registry import register_task
+from ftk.tasks.base import Task
+from ftk.tasks.causal_lm.samples import CausalDataset
+
+
+@dataclass(kw_only=True)
+class CausalLMConfig:
+    seq_length: int = field(
+        default=1024, metadata={"max": 10**8, "help": "length of a sample, end tokens counted", "unit": "tokens"}
+    )
+    document_mask: bool = field(
+        default=False, metadata={"help": "tokens see only their own document, not those packed before it"}
+    )
+    restart_positions: bool = field(default=False, metadata={"help": "positions count from 0 in each document"})
+    end_loss: bool = field(default=True, metadata={"help": "learn where documents end"})
+    make_vocab_size_divisible_by: int = field(
+        default=128,
+        metadata={
+            "max": 10**6,
+            "help": "the vocabulary is padded to a multiple of this; 1 to go on with a model that was not padded",
+            "unit": "tokens",
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        for name in ("seq_length", "make_vocab_size_divisible_by"):
+            if getattr(self, name) < 1:
+                yield f"{name} is {getattr(self, name)}; it must be at least 1"
+
+
+@register_task("causal_lm", config=CausalLMConfig, criterion="cross_entropy")
+class CausalLMTask(Task):
+    """The next token, at every place."""
+
+    config: CausalLMConfig
+
+    def make_samples(self, documents: Documents, seed: int) -> CausalDataset:
+        config, end = self.config, self.tokenizer.special.eos
+        if end is None:
+            raise UserError(f"the tokenizer {self.tokenizer.name} has no end token, which closes documents")
+        return CausalDataset(
+            documents,
+            end,
+            config.seq_length,
+            seed,
+            keep_apart=config.document_mask,
+            restart_positions=config.restart_positions,
+            end_loss=config.end_loss,
+        )
+
+    def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
+        return Collater(self.tokenizer.special)
+
+    def complete_model_config(self, config: Any) -> Any:
+        if self.config.seq_length > config.max_positions:
+            raise UserError(
+                f"--seq-length {self.config.seq_length} is beyond the model's {config.max_positions} positions; "
+                f"lower --seq-length or raise --max-positions"
+            )
+        vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
+        return dataclasses.replace(config, vocab_size=vocab_size)

@@ -1,0 +1,265 @@
+"""Hugging Face's folders become ftk's checkpoints and come back byte for byte; a new family is a row of `FAMILIES`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ftk
+from ftk.checkpoint import load_model_tensors, read_config, save_checkpoint, verify
+from ftk.checkpoint.convert import convert_from, convert_to
+from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
+from ftk.errors import UserError
+from ftk.models import build_model
+from ftk.models.conversion import LazyTensors, renamed
+from ftk.registry import HF_MODELS
+from ftk_cli.checkpoint import main
+
+from .test_merging import Held
+
+transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=4, vocab_size=99, n_positions=64, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {"gpt2": gpt2}
+"""Model of ftk's -> a tiny one of `transformers` with weights of its own."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def theirs(family) -> Any:
+    """All parameters drawn at random: initial zeros and ones would hide names that were mixed up."""
+    torch.manual_seed(1)
+    model = FAMILIES[family]().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def published(theirs, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("published") / "whole"
+    theirs.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(published, tmp_path_factory) -> Path:
+    folder = convert(published, tmp_path_factory.mktemp("ours") / "checkpoint")
+    assert verify(folder) == []
+    return folder
+
+
+def convert(source: Path, output: Path) -> Path:
+    return convert_from(HuggingFace(HuggingFaceConfig()), source, output)
+
+
+def convert_back(source: Path, output: Path, max_shard_size: str = "5GB") -> Path:
+    return convert_to(HuggingFace(HuggingFaceConfig(max_shard_size=max_shard_size)), "hf", source, output)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(99, (3, 40), generator=torch.Generator().manual_seed(2))  # [B, T]
+
+
+def test_logits_are_those_of_transformers(theirs, ours) -> None:
+    with torch.no_grad():
+        expected = theirs(tokens()).logits
+        found = ftk.load_model(ours)(tokens())
+    assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+def test_gradients_are_those_of_transformers(theirs, ours, family) -> None:
+    """Of every parameter, through the inverse of the map."""
+    model = ftk.load_model(ours)
+    for each in (theirs, model):
+        each.zero_grad()
+    for logits in (theirs(tokens()).logits, model(tokens())):  # [B, T, V]
+        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    converter = HF_MODELS.get(family).target()
+    found = renamed(LazyTensors.of(gradients), converter.renames, model.config, back=True).all()
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (found[name] - value).abs().max() <= 1e-5 * value.abs().max(), name
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    """The same folder with other tensors in its file of weights."""
+    file = folder / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in change(load_file(file)).items()}, file, {"format": "pt"})
+
+
+def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
+
+
+def with_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    first = max(tensors.values(), key=lambda tensor: tensor.size(0) == 99)
+    return {**tensors, "lm_head.weight": first.clone()}
+
+
+def in_half(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.half() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("form", [None, "20KB", without_prefix, with_head, in_half])
+def test_a_folder_comes_back_byte_for_byte(theirs, published, tmp_path, form) -> None:
+    source = tmp_path / "source"
+    if isinstance(form, str):
+        theirs.save_pretrained(source, max_shard_size=form)
+        assert (source / "model.safetensors.index.json").exists()
+    else:
+        shutil.copytree(published, source)
+    if callable(form):
+        rewrite(source, form)
+    (source / "merges.txt").write_text("a b\n")
+    back = convert_back(convert(source, tmp_path / "ours"), tmp_path / "back")
+    assert contents(back) == contents(source)
+
+
+def test_older_files_load_as_the_newer(theirs, published, ours, tmp_path, family) -> None:
+    """Pickled weights in several files with the head's copy and with masks, which are no parameters."""
+    source = tmp_path / "source"
+    source.mkdir()
+    shutil.copy(published / "config.json", source)
+    state = theirs.state_dict()
+    masks = {name.replace("*", "0"): torch.ones(1, 1, 64, 64) for name in HF_MODELS.get(family).target().buffers}
+    torch.save(state, source / "pytorch_model-1.bin")
+    torch.save(masks, source / "pytorch_model-2.bin")
+    files = dict.fromkeys(state, "pytorch_model-1.bin") | dict.fromkeys(masks, "pytorch_model-2.bin")
+    (source / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    tensors = load_model_tensors(convert(source, tmp_path / "older"))
+    expected = load_model_tensors(ours)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    back = convert_back(tmp_path / "older", tmp_path / "back")
+    assert load_file(back / "model.safetensors").keys() == load_file(published / "model.safetensors").keys()
+
+
+@pytest.mark.parametrize("size", ["5GB", "20KB"])
+def test_a_model_of_ftk_is_one_of_transformers(ours, data_bin, tmp_path, size) -> None:
+    tokenizer = ftk.load_tokenizer(data_bin)
+    config = {"model": read_config(ours)["model"] | {"vocab_size": tokenizer.padded_vocab_size()}}
+    options = {name: value for name, value in config["model"].items() if name != "_name"}
+    model = build_model(config["model"]["_name"], **options).eval()
+    trained = tmp_path / "trained"
+    save_checkpoint(trained, model=model, trainer_state={}, config=config, tokenizer_folder=data_bin / "tokenizer")
+    folder = convert_back(trained, tmp_path / "hf", size)
+    assert len(list(folder.glob("*.safetensors"))) == (1 if size == "5GB" else 8)
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == tokenizer.special.eos
+    for file in tokenizer.files:
+        assert (folder / file.path.name).read_bytes() == file.path.read_bytes()
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(tokens()).logits, model(tokens()))
+
+
+def test_tensors_go_over_one_at_a_time(published, tmp_path) -> None:
+    sizes = [tensor.nbytes for tensor in load_file(published / "model.safetensors").values()]
+    for step in (
+        lambda: convert(published, tmp_path / "ours"),
+        lambda: convert_back(tmp_path / "ours", tmp_path / "b"),
+    ):
+        with Held() as held:
+            step()
+        assert max(sizes) <= held.peak <= 4 * max(sizes) < sum(sizes)  # as it is read, turned round, as bytes
+
+
+class Evil:
+    def __reduce__(self):
+        return (Path.touch, (Path("evil_was_here"),))
+
+
+def edited(**values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | values))
+
+    return change
+
+
+def with_tensors(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Path], None]:
+    return lambda folder: rewrite(folder, change)
+
+
+def first(tensors: dict[str, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor | None]) -> dict:
+    name = next(iter(tensors))
+    value = change(tensors.pop(name))
+    return tensors if value is None else tensors | {name: value}
+
+
+def cut(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def with_index(folder: Path) -> None:
+    content = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": Evil()}, folder / "pytorch_model.bin")
+
+
+MISTAKES = [
+    (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
+    (lambda folder: (folder / "config.json").write_text("[]"), "config.json: is not a mapping"),
+    (edited(model_type="megalodon"), "model_type 'megalodon' is of an unknown family"),
+    (edited(tie_word_embeddings=False), "tie_word_embeddings is False; ftk's model has True"),
+    (edited(surprise=3), "surprise is not known here (3)"),
+    (with_tensors(lambda t: first(t, lambda tensor: None)), " is missing"),
+    (with_tensors(lambda t: first(t, lambda tensor: tensor[:-1])), " fits the others|has not the shape"),
+    (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.nan)), "holds NaN or infinity in"),
+    (with_tensors(lambda t: {**t, "extra.weight": torch.ones(2)}), "'extra.weight' has no place in the model"),
+    (with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight is not equal to"),
+    (cut, "model.safetensors: "),
+    (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
+    (with_index, "names model-00001-of-00001.safetensors, which is not there"),
+    (pickled, "holds Python objects besides tensors"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), MISTAKES)
+def test_mistakes_are_one_line_and_nothing_is_written(published, tmp_path, monkeypatch, damage, message) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(published, tmp_path / "source")
+    damage(tmp_path / "source")
+    with pytest.raises(UserError, match=message.replace("(", r"\(").replace(")", r"\)")) as caught:
+        convert(tmp_path / "source", tmp_path / "ours")
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_the_command_there_and_back(published, tmp_path, capfd) -> None:
+    ours, back = str(tmp_path / "ours"), str(tmp_path / "back")
+    assert main(["convert", "--from", "hf", str(published), ours]) == 0
+    assert main(["convert", "--to", "hf", ours, back]) == 0
+    assert contents(Path(back)) == contents(published)
+    assert main(["inspect", str(published)]) == 2
+    assert f"ftk-checkpoint convert --from hf {published} DST" in capfd.readouterr().err

@@ -1,0 +1,191 @@
+"""What every family of models keeps, whatever it is: one row of `FAMILIES` for each."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+import ftk
+from ftk.checkpoint import load_model_tensors
+from ftk.models import build_model, model_config
+from ftk.models.conversion import LazyTensors, Rename, renamed
+from ftk.models.glm.convert import RENAMES as GLM_RENAMES
+from ftk.models.gpt2.convert import GPT2Converter
+from ftk_cli.checkpoint import main as checkpoint
+from ftk_cli.data import main as data
+from ftk_cli.plan import main as plan
+from ftk_cli.preprocess import main as preprocess
+from tests.distributed import run_jobs
+from tests.trainer.parallel_jobs import run_all
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row.
+
+    Attributes:
+        arch: a small architecture.
+        task: what it is trained on here, with its options.
+        renames: of its published form.
+        parameters: architecture -> number of parameters, as published.
+    """
+
+    arch: str
+    task: str
+    renames: tuple[Rename, ...]
+    parameters: dict[str, int]
+
+
+FAMILIES = {
+    "glm": Family(
+        arch="glm_tiny",
+        task="glm_blank --document-mask",
+        renames=GLM_RENAMES,
+        parameters={"glm_large": 334_688_256},
+    ),
+    "gpt2": Family(
+        arch="gpt2_tiny",
+        task="causal_lm --document-mask --restart-positions --make-vocab-size-divisible-by 8",
+        renames=GPT2Converter.renames,
+        parameters={
+            "gpt2": 124_439_808,
+            "gpt2_medium": 354_823_168,
+            "gpt2_large": 774_030_080,
+            "gpt2_xl": 1_557_611_200,
+        },
+    ),
+}
+
+# Two micro-batches of four samples an update, of one rank or of two.
+FLAGS = (
+    "--device cpu --num-layers 2 --max-positions 64 --seq-length 48 --dropout 0 --attention-dropout 0 "
+    "--embedding-dropout 0 --lr 1e-3 --lr-scheduler constant --log-interval 1 --log-format json --batch-size 4 "
+    "--max-valid-samples 8"
+)
+LAYOUTS = {
+    "T2": "--update-freq 2 --tensor-parallel-size 2",
+    "T2_SP": "--update-freq 2 --tensor-parallel-size 2 --sequence-parallel",
+    "P2": "--update-freq 2 --pipeline-parallel-size 2",
+    "FSDP2": "--data-parallel-shard-size 2",
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def english(test_data, tmp_path_factory) -> Path:
+    """The first paragraphs of the English test data."""
+    folder = tmp_path_factory.mktemp("english")
+    for split, count in (("train", 400), ("valid", 20)):
+        with open(test_data / "english" / f"{split}.txt", encoding="utf-8") as file:
+            (folder / split).write_text("".join(islice(file, count)), encoding="utf-8")
+    flags = f"--trainpref {folder}/train --validpref {folder}/valid --tokenizer sentencepiece --vocab-size 600"
+    assert preprocess([*shlex.split(flags), "--destdir", str(folder / "data-bin")]) == 0
+    return folder / "data-bin"
+
+
+@pytest.fixture(scope="module")
+def runs(english, tmp_path_factory) -> Path:
+    """Runs of each family in each layout, all in one start of two ranks; and those of one process."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def job(name: str, run: str, flags: str) -> list[str]:
+        row = FAMILIES[name]
+        own = f"--task {row.task} --arch {row.arch} --save-dir {folder / name / run} {flags}"
+        return [str(english), *shlex.split(f"{FLAGS} {own}")]
+
+    def start(size: int, jobs: list[list[str]]) -> None:
+        done = run_jobs(run_all, size, jobs)
+        assert done.returncode == 0, done.stderr
+
+    start(2, [job(name, run, f"{flags} --max-update 3") for name in FAMILIES for run, flags in LAYOUTS.items()])
+    one = "--update-freq 2"
+    start(
+        1,
+        [
+            job(name, run, f"{one} --max-update {updates}")
+            for name in FAMILIES
+            for run, updates in (("one", 5), ("stopped", 2), ("stopped", 5))
+        ],
+    )
+    return folder
+
+
+def losses(folder: Path) -> list[float]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["event"] == "train"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_are_those_of_one_process(runs, name, layout) -> None:
+    found, expected = losses(runs / name / layout), losses(runs / name / "one")[:3]
+    assert len(found) == 3
+    assert all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(runs, name) -> None:
+    found, expected = (load_model_tensors(runs / name / run / "checkpoint_5") for run in ("stopped", "one"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert losses(runs / name / "one")[-1] < losses(runs / name / "one")[0]
+
+
+def test_parameters_are_counted_as_published(name) -> None:
+    for arch, count in FAMILIES[name].parameters.items():
+        with torch.device("meta"):
+            model = build_model(arch)
+        found = sum(parameter.numel() for parameter in model.parameters())
+        assert found == count, arch
+
+
+def test_the_map_of_names_covers_all_parameters_and_has_an_inverse(name) -> None:
+    model = build_model(FAMILIES[name].arch, vocab_size=96)
+    ours = {key: torch.randn_like(value) for key, value in model.state_dict().items()}
+    renames = FAMILIES[name].renames
+    theirs = renamed(LazyTensors.of(ours), renames, model.config, back=True).all()
+    again = renamed(LazyTensors.of(theirs), renames, model.config).all()
+    assert again.keys() == ours.keys()
+    assert all(torch.equal(again[key], ours[key]) for key in ours)
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    return {"tokens": torch.randint(96, (2, 24), generator=torch.Generator().manual_seed(3))}
+
+
+def test_rounded_weights_answer_nearly_the_same(runs, name, tmp_path) -> None:
+    run = str(runs / name / "one")
+    assert checkpoint(["export", run, str(tmp_path / "int8"), "--quantize", "int8"]) == 0
+    with torch.no_grad():
+        expected, found = (model(**inputs()) for model in map(ftk.load_model, (run, tmp_path / "int8")))
+    assert 0 < (found - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_a_plan_of_its_layout_on_a_cluster(name, capsys) -> None:
+    arch = FAMILIES[name].arch
+    assert plan(["--arch", arch, "--gpus", "8", "--cluster", "a100-40g", "--global-batch-size", "64"]) == 0
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in build_model(arch).parameters())
+    assert f"{count:,} parameters; {model_config(arch)[1].num_layers} layers" in capsys.readouterr().out
+
+
+def test_its_samples_are_shown(english, name, capsys) -> None:
+    flags = shlex.split(f"--task {FAMILIES[name].task.split()[0]} --seq-length 16 --width 500")
+    assert data(["show", str(english), *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 2
+    if name == "gpt2":
+        read, learned = lines[1].split()[1:], lines[2].split()[1:]
+        assert lines[0].endswith(": 16 tokens, 16 targets")
+        assert learned[:-1] == read[1:]
+    assert data(["show", str(english), *flags, "--index", "1000000"]) == 2
+    assert "1000000" in capsys.readouterr().err

@@ -1,0 +1,74 @@
+"""Samples of causal language modeling against a ring of tokens written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ftk.data.corpora.documents import DocumentList
+from ftk.errors import UserError
+from ftk.tasks.causal_lm.samples import CausalDataset
+
+END = 0
+DOCUMENTS = [[11, 12, 13], [21], [], [31, 32, 33, 34, 35, 36, 37], [41, 42]]
+RING = [token for document in DOCUMENTS for token in [*document, END]]
+NUMBERS = [number for number, document in enumerate(DOCUMENTS) for _ in [*document, END]]
+OPTIONS = {"keep_apart": False, "restart_positions": False, "end_loss": True}
+
+
+def dataset(seq_length: int, documents: list = DOCUMENTS, **options: bool) -> CausalDataset:
+    return CausalDataset(DocumentList(documents), END, seq_length, seed=5, **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize("seq_length", [1, 4, 5, 18, 50])
+def test_an_epoch_goes_round_the_ring_once(seq_length: int) -> None:
+    data = dataset(seq_length)
+    starts = set()
+    for epoch in range(1, 30):
+        samples = [data.sample(epoch, index) for index in range(len(data))]
+        assert data.sizes(epoch).tolist() == [len(sample["tokens"]) for sample in samples]
+        tokens, targets = (
+            np.concatenate([sample[name] for sample in samples]).tolist() for name in ("tokens", "targets")
+        )
+        start = next(place for place in range(len(RING)) if RING[place:] + RING[:place] == tokens)
+        assert targets == tokens[1:] + tokens[:1]
+        assert all(sample["loss_mask"].all() for sample in samples)
+        starts.add(start)
+    assert len(starts) > 10  # it begins elsewhere in each epoch
+
+
+@pytest.mark.parametrize("seq_length", [4, 7, 40])
+def test_documents_are_kept_apart(seq_length: int) -> None:
+    data = dataset(seq_length, keep_apart=True, restart_positions=True, end_loss=False)
+    plain = dataset(seq_length)
+    for index in range(len(data)):
+        sample, start = data.sample(1, index), RING.index(31) - plain_place(plain, 31)
+        places = [(start + index * seq_length + place) % len(RING) for place in range(len(sample["tokens"]) + 1)]
+        assert sample["tokens"].tolist() == [RING[place] for place in places[:-1]]
+        since = 0
+        for at, (place, following) in enumerate(zip(places[:-1], places[1:], strict=True)):
+            new = at > 0 and (place == 0 or NUMBERS[place] != NUMBERS[places[at - 1]])
+            since = 0 if new or at == 0 else since + 1
+            assert sample["position_ids"][at] == since
+            if at:
+                assert (sample["document_ids"][at] != sample["document_ids"][at - 1]) == new
+            inside = NUMBERS[place] == NUMBERS[following]
+            assert sample["loss_mask"][at] == (inside and RING[following] != END)
+
+
+def plain_place(data: CausalDataset, token: int) -> int:
+    """Where a token stands in the first epoch."""
+    return int(np.concatenate([data.sample(1, index)["tokens"] for index in range(len(data))]).tolist().index(token))
+
+
+def test_one_short_document_fills_a_sample_again_and_again() -> None:
+    sample = dataset(3, [[7, 8]], keep_apart=True).sample(1, 0)
+    assert sorted(sample["tokens"].tolist()) == [END, 7, 8]
+    assert sample["loss_mask"].sum() == 2
+
+
+def test_no_tokens_are_refused() -> None:
+    with pytest.raises(UserError, match="the data has no tokens"):
+        dataset(4, [[], []])
+    with pytest.raises(IndexError, match="sample 5 of 5"):
+        dataset(4).sample(1, 5)
