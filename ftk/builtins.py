@@ -76,7 +76,6 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "search": {
         "beam": "ftk.generation.search.beam",
         "beam_sampling": "ftk.generation.search.beam_sampling",
-        "contrastive": "ftk.generation.search.contrastive",
         "diverse_beam": "ftk.generation.search.diverse_beam",
         "greedy": "ftk.generation.search.greedy",
         "sampling": "ftk.generation.search.sampling",

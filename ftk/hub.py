@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from ftk.generation.config import GenerationConfig
     from ftk.generation.processors.prefix import AllowedTokensFunction
+    from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
-    from ftk.tasks.glm_blank import BlankFiller
+    from ftk.tasks.base import Task
     from ftk.tokenizers.base import Tokenizer
 
 
@@ -133,12 +134,12 @@ def load_generator(
     allowed_tokens: AllowedTokensFunction | None = None,
     world: World | None = None,
     **options: Any,
-) -> BlankFiller:
-    """A generator that fills the blanks of texts with a checkpoint's model.
+) -> Any:
+    """A generator of texts with a checkpoint's model, as its task makes one: `generate` and `stream`, and more.
 
         generator = ftk.load_generator("run", beam=4)
-        generator.fill(["Ng is an adjunct professor at [MASK] ."])[0].answers[0].text
-        for piece in generator.stream("Ng is an adjunct professor at [MASK] ."): ...
+        generator.generate(["Once upon a time"])[0].text
+        for piece in generator.stream("Once upon a time"): ...
 
     Args:
         path: as for `load_model`; the tokenizer stands beside the model. Several, in a list or in one text with
@@ -148,62 +149,71 @@ def load_generator(
         dtype: as for `load_model`, of all models.
         user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
         allowed_tokens: says which tokens may come next, see `ftk.generation.processors.prefix.AllowedTokens`.
-        world: as for `load_model`; every process fills the same texts, and gets the same answers.
-        options: fields of `ftk.generation.GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed, and of
+        world: as for `load_model`; every process is given the same texts, and gets the same answers.
+        options: fields of the task's `GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed, and of
             `ftk.generation.processors.ProcessorConfig`, e.g. forbid_words, prefix, constraints, stop. `lm_path` and
             `lm_weight` name a language model that has a say; `lm_path` is of the same kind as `path`.
 
-    Raises:
-        UserError: as `load_model`; the checkpoint has no tokenizer; an unknown option; models with other tokenizers;
-            answers of `max_len` tokens, which the positions of a model do not reach.
-    """
-    from ftk.checkpoint import resolve_checkpoint
-    from ftk.generation.config import GenerationConfig, generation_config
-    from ftk.generation.language_model import LanguageModel
-    from ftk.generation.processors import ProcessorConfig
-    from ftk.generation.steering import Steering
-    from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
+    Returns:
+        `ftk.generation.text.TextGenerator`, or what the task has instead (`Task.text_generator`).
 
+    Raises:
+        UserError: as `load_model`; the checkpoint has no tokenizer, or a task that does not generate; an unknown
+            option; models with other tokenizers; answers of `max_len` tokens, which a model's positions do not reach.
+    """
+    from ftk.checkpoint import read_config, resolve_checkpoint
+    from ftk.generation.config import checked_config
+    from ftk.generation.processors import ProcessorConfig
+    from ftk.generation.processors.steering import Steering
+
+    # Resolved once, so that a run that goes on saving cannot come between.
+    folders = [resolve_checkpoint(one) for one in checkpoint_paths(path)]
+    folder = folders[0]
+    import_plugins(user_dir)
+    task = _task(folder)
+    generator = task.text_generator()
     steered = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
     lm_paths = None if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])
     if lm_paths is not None:
         options["lm_path"] = ":".join(map(str, lm_paths))
-    _check_names(options, [one.name for part in (GenerationConfig, ProcessorConfig) for one in fields(part)])
-    config = generation_config(**options)
-    # Resolved once, so that a run that goes on saving cannot come between.
-    folders = [resolve_checkpoint(one) for one in checkpoint_paths(path)]
-    folder = folders[0]
+    _check_names(options, [one.name for part in (generator.config_class, ProcessorConfig) for one in fields(part)])
+    config = checked_config(generator.config_class(), **options)
     if world is not None and world.sizes.pipeline > 1:
         _check_pipeline(config, len(folders))
     tokenizer = load_tokenizer(folder, user_dir=user_dir)
+    framing = task.framing(tokenizer, _chosen_model(read_config(folder)).config)
+    if framing is None:
+        raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")
     steering = Steering(
         ProcessorConfig(**steered),
         tokenizer,
+        ends=framing.ends,
         min_len=config.min_len,
         max_len=config.max_len,
         allowed_tokens=allowed_tokens,
     )
     _check_tokenizers(folders[1:], folder, tokenizer, "an ensemble needs one tokenizer")
-    _check_longest_answer(config, folders)
+    _check_config(generator, config, folders)
     language_model = None
     if lm_paths is not None:
         lm_folders = [resolve_checkpoint(one) for one in lm_paths]
-        _check_longest_answer(config, lm_folders, "language model: ")
+        _check_config(generator, config, lm_folders, "language model: ")
         _check_tokenizers(lm_folders, folder, tokenizer, "a language model must have that of the model")
-        language_model = LanguageModel(
-            _load_together(lm_folders, device, dtype=dtype, world=world),
-            tokenizer.special,
-            config.lm_weight,
-            ends=config.lm_ends,
-        )
-    generator = BlankGenerator(
-        _load_together(folders, device, ema=ema, dtype=dtype, world=world),
-        tokenizer.special,
-        config,
-        processors=steering.processors,
-        language_model=language_model,
-    )
-    return BlankFiller(tokenizer, generator, steering)
+        language_model = _load_together(lm_folders, device, dtype=dtype, world=world)
+    model = _load_together(folders, device, ema=ema, dtype=dtype, world=world)
+    framing = task.framing(tokenizer, getattr(model, "config", None)) or framing
+    return generator.assembled(tokenizer, model, framing, config, steering, language_model)
+
+
+def _task(folder: Path) -> type[Task]:
+    """The task that a checkpoint was trained with; its plugin has been imported."""
+    from ftk.checkpoint import read_config
+    from ftk.tasks.restore import RestoredTask
+
+    tree = read_config(folder)
+    with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
+        chosen = build(RestoredTask, {key: as_mapping(key, tree.get(key)) for key in ("model", "task")}).task
+    return chosen.entry.target  # type: ignore[return-value]
 
 
 def _check_tokenizers(others: Iterable[Path], folder: Path, tokenizer: Tokenizer, reason: str) -> None:
@@ -217,14 +227,13 @@ def _check_tokenizers(others: Iterable[Path], folder: Path, tokenizer: Tokenizer
             )
 
 
-def _check_longest_answer(config: GenerationConfig, folders: Iterable[Path], whose: str = "") -> None:
+def _check_config(generator: type[TextGenerator], config: Any, folders: Iterable[Path], whose: str = "") -> None:
     """Refuses answers that the positions of the models do not reach, before any weights are read."""
     from ftk.checkpoint import read_config
-    from ftk.tasks.glm_blank.infill.generator import check_longest_answer
 
     for folder in folders:
         try:
-            check_longest_answer(config, _chosen_model(read_config(folder)).config)
+            generator.check_config(config, _chosen_model(read_config(folder)).config)
         except UserError as error:
             raise UserError(f"{whose}{error}") from None
 
@@ -236,7 +245,7 @@ def _check_pipeline(config: GenerationConfig, num_models: int) -> None:
     for is_asked, what in (
         (num_models > 1, "an ensemble"),
         (config.lm_path is not None, "a language model (lm_path)"),
-        (strategy(config).target.reads_states, "contrastive search"),
+        (strategy(config).target.observer is not None, "a search that compares hidden states"),
     ):
         if is_asked:
             raise UserError(f"{what} does not go with a pipeline; use --tensor-parallel-size alone")

@@ -13,7 +13,7 @@ from ftk.errors import visible
 from ftk.generation.token_text import token_texts
 
 if TYPE_CHECKING:
-    from ftk.generation.config import GenerationConfig
+    from ftk.tasks.glm_blank.infill.config import FillConfig
     from ftk.tasks.glm_blank.infill.results import FilledBlank, FillResult
     from ftk.tasks.glm_blank.infill.streaming import Piece
     from ftk.tokenizers import Tokenizer
@@ -30,7 +30,7 @@ _ESCAPES = {ord(one): repr(one)[1:-1] for one in "\\\n\r\t\v\f\x1c\x1d\x1e\x85\u
 _JSON_ESCAPES = {ord(one): f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}  # those that JSON itself leaves
 
 
-def note(config: GenerationConfig) -> str:
+def note(config: FillConfig) -> str:
     """What the numbers in text lines mean."""
     fused = f"; in H and D those of the language model are added {config.lm_weight:g} times"
     over_text = "; N the same for all answers to a text together"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from ftk.config import compose, section
 from ftk.errors import UserError
-from ftk.generation.config import GenerationConfig
 from ftk.generation.config_groups import BatchConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.registry import SCORERS
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk_cli.command import Terminated, run
 from ftk_cli.inference_options import COLOR, Checkpoints, DevicePrecisionConfig, find_checkpoints, given_flags
 
@@ -156,7 +156,7 @@ class GenerateConfig:
 @dataclass(kw_only=True)
 class GenerateRoot:
     generate: GenerateConfig = section("what to fill")
-    generation: GenerationConfig = section("how to search")
+    generation: FillConfig = section("how to search")
     processors: ProcessorConfig = section("logits processors")
     parallel: InferenceParallelConfig = section("parallel")
     common: DevicePrecisionConfig = section("common")

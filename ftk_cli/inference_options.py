@@ -12,10 +12,10 @@ from ftk.config.options import options_of
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
-    from ftk.generation import GenerationConfig
     from ftk.generation.processors import ProcessorConfig
     from ftk.model_parallel.world import World
     from ftk.tasks.glm_blank import BlankFiller
+    from ftk.tasks.glm_blank.infill.config import FillConfig
 
 COLOR: str = field(
     default="auto",
@@ -104,7 +104,7 @@ def given_flags(section: str, config: Any, without: Collection[str] = ()) -> lis
 def open_filler(
     checkpoints: Checkpoints,
     device: DevicePrecisionConfig,
-    generation: GenerationConfig,
+    generation: FillConfig,
     processors: ProcessorConfig,
     world: World | None = None,
 ) -> BlankFiller:

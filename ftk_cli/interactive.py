@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ftk.config import compose, section
 from ftk.errors import UserError, counted, visible
 from ftk.files import open_regular
-from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk_cli.command import FAILURE, run
 from ftk_cli.inference_options import COLOR, DevicePrecisionConfig, find_checkpoints, given_flags, open_filler
 from ftk_cli.line_blocks import WithoutBlank, refusal
@@ -50,13 +50,13 @@ class InteractiveConfig:
 @dataclass(kw_only=True)
 class InteractiveRoot:
     interactive: InteractiveConfig = section("model")
-    generation: GenerationConfig = section("how to search")
+    generation: FillConfig = section("how to search")
     processors: ProcessorConfig = section("logits processors")
     common: DevicePrecisionConfig = section("common")
 
     def validate(self) -> Iterator[str]:
         for flag in given_flags("generation", self.generation):
-            if flag in ("--batch-size", "--no-in-flight"):
+            if flag in ("--batch-size",):
                 yield f"{flag} is for many prompts; here one is answered at a time, leave it out"
 
 

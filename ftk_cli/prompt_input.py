@@ -75,7 +75,7 @@ def line_text(line: bytes) -> str:
 
 
 class AskedPrompt(NamedTuple):
-    """A prompt, and the options that it brings along (`ftk.generation.steering.PROMPT_OPTIONS`)."""
+    """A prompt, and the options that it brings along (`ftk.generation.processors.steering.PROMPT_OPTIONS`)."""
 
     prompt: str
     options: dict[str, Any]

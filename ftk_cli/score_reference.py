@@ -19,9 +19,9 @@ from ftk_cli.prompt_input import Lines, input_name, num_prompts, open_input, par
 from ftk_cli.results import OldRecord, earlier_records
 
 if TYPE_CHECKING:
-    from ftk.generation.config import GenerationConfig
     from ftk.model_parallel.world import World
     from ftk.tasks.glm_blank import FilledBlank
+    from ftk.tasks.glm_blank.infill.config import FillConfig
     from ftk.tasks.glm_blank.infill.results import EncodedPrompt
     from ftk_cli.generate import GenerateRoot
     from ftk_cli.results import ResultsFile
@@ -102,7 +102,7 @@ def score_subset(
         done = totals.earlier(earlier_records(results, _SAMPLES_AT_ONCE, len(samples), options.max_samples))
     meter = Meter("samples", done, "went through")
     filler = open_filler(checkpoints, root.common, _scoring_config(root.generation), root.processors, world)
-    special, eop = filler.tokenizer.special, filler.generator.ends[0]
+    special, eop = filler.tokenizer.special, filler.generator.framing.ends[0]
     meter.begin()
     with progress_bar(max(count, done), done, "sample") as bar:
         for indices in chunks(range(done, count), _SAMPLES_AT_ONCE):
@@ -165,7 +165,7 @@ def score_lines(
     return FAILURE if blocks.failed else 0
 
 
-def _scoring_config(config: GenerationConfig) -> GenerationConfig:
+def _scoring_config(config: FillConfig) -> FillConfig:
     """No answer is found: that of the default length need not fit the model's positions."""
     return dataclasses.replace(config, max_len=1)
 

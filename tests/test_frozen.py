@@ -46,7 +46,7 @@ ANSWERS: dict[str, list[str]] = {
     "diverse beam": ["--search=diverse_beam", "--beam=4", "--nbest=4"],
     "sampling": ["--sampling", "--top-k=40", "--top-p=0.9", "--temperature=0.8", "--nbest=3", "--seed=7"],
     "beam sampling": ["--search=beam_sampling", "--beam=3", "--seed=5"],
-    "contrastive": ["--search=contrastive"],
+    "contrastive": [f"--user-dir={ROOT}/examples/contrastive_search", "--search=contrastive"],
     "reencode": ["--reencode"],
     "confident order": ["--blank-order=confident"],
     "order by number": ["--blank-order=2,1", "--max-samples=1"],

@@ -28,7 +28,7 @@ class Mirostat(SamplingSearch):
 
     def __init__(self, config, task, processors, options: MirostatConfig) -> None:
         super().__init__(config, task, processors, options)
-        shape = (task.num_prompts, self.width(config))
+        shape = (task.num_prompts, self.width(config, options))
         self.limit = torch.full(shape, 2 * options.target, dtype=torch.float64, device=task.device)  # [N, W], bits
 
     def choose(self, scores: torch.Tensor) -> torch.Tensor:

@@ -76,13 +76,13 @@ def convert_from(
 
     model = {"_name": contents.model} | ({"arch": contents.arch} if contents.arch is not None else {})
     output.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(output.with_name(f"{output.name}.tokenizer")) as beside:
+    with temporary_folder(output.with_name(f"{output.name}.tokenizer")) as extra:
         folders = {}
         if tokenizer is not None:
-            folders[layout.TOKENIZER] = beside / layout.TOKENIZER
+            folders[layout.TOKENIZER] = extra / layout.TOKENIZER
             tokenizer.save(folders[layout.TOKENIZER])
         if contents.source_files:
-            folders[layout.SOURCE] = beside / layout.SOURCE
+            folders[layout.SOURCE] = extra / layout.SOURCE
             folders[layout.SOURCE].mkdir()
             for name, content in contents.source_files.items():
                 (folders[layout.SOURCE] / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""Generation: searches over a decoder's logits, processors of scores, and the decoder with its caches.
+"""Generation: an engine that answers requests, searches over its logits, processors of scores.
 
 What needs torch is imported when it is first used, so that commands can show their options without it.
 """
@@ -11,8 +11,19 @@ from ftk.generation.config import GenerationConfig
 from ftk.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from ftk.generation.engine.engine import Engine
+    from ftk.generation.engine.request import Request
     from ftk.generation.search import Answer
+    from ftk.generation.text import TextGenerator
 
-__all__ = ["Answer", "GenerationConfig"]
+__all__ = ["Answer", "Engine", "GenerationConfig", "Request", "TextGenerator"]
 
-__getattr__ = lazy_names(__name__, {"Answer": "ftk.generation.search"})
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Answer": "ftk.generation.search",
+        "Engine": "ftk.generation.engine.engine",
+        "Request": "ftk.generation.engine.request",
+        "TextGenerator": "ftk.generation.text",
+    },
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ftk.builtins import BUILTIN_MODULES
 from ftk.errors import UserError, did_you_mean
@@ -14,14 +14,11 @@ from ftk.generation.config_groups import (
     AnswerConfig,
     BatchConfig,
     BeamConfig,
-    BlankConfig,
-    ContrastiveConfig,
     LanguageModelConfig,
     SamplingConfig,
 )
 from ftk.registry import SEARCHES
 
-# Whose options they are; given to another of ftk's own strategies they are a mistake. Plugins may use any.
 _BEAMS = ("beam", "diverse_beam", "beam_sampling")
 _SAMPLERS = ("sampling", "beam_sampling")
 _USERS: dict[str, tuple[str, ...]] = {
@@ -30,23 +27,18 @@ _USERS: dict[str, tuple[str, ...]] = {
     "diverse_groups": ("diverse_beam",),
     "diversity_strength": ("diverse_beam",),
     **dict.fromkeys(FILTERS, _SAMPLERS),
-    "contrastive_candidates": ("contrastive",),
-    "contrastive_alpha": ("contrastive",),
     "nbest": (*_BEAMS, "sampling"),
-    "nbest_over": (*_BEAMS, "sampling"),
 }
 
 
 @dataclass(kw_only=True)
-class GenerationConfig(
-    AnswerConfig, BeamConfig, SamplingConfig, ContrastiveConfig, BlankConfig, LanguageModelConfig, BatchConfig
-):
+class GenerationConfig(AnswerConfig, BeamConfig, SamplingConfig, LanguageModelConfig, BatchConfig):
     """How answers are searched for. Greedy unless `beam` is above 1 or `sampling` is on."""
 
     search: str | None = field(
         default=None,
         metadata={
-            "help": "strategy: greedy, beam, diverse_beam, sampling, beam_sampling, contrastive, or a plugin's as "
+            "help": "strategy: greedy, beam, diverse_beam, sampling, beam_sampling, or a plugin's as "
             "'NAME option=value ...'; if not given --beam and --sampling say it",
             "metavar": "NAME",
         },
@@ -54,10 +46,19 @@ class GenerationConfig(
 
     def validate(self) -> Iterator[str]:
         """One message for each value, or pair of values, that is not allowed."""
-        groups = (AnswerConfig, BeamConfig, SamplingConfig, ContrastiveConfig, BlankConfig, LanguageModelConfig)
-        found = [message for group in (*groups, BatchConfig) for message in group.validate(self)]
+        found = [message for group in self.groups() for message in group.validate(self)]
         yield from found
         yield from self._strategy_errors({message.split()[0] for message in found})
+
+    @classmethod
+    def groups(cls) -> tuple[Any, ...]:
+        """The classes that its options come from, each with its own checks."""
+        return (AnswerConfig, BeamConfig, SamplingConfig, LanguageModelConfig, BatchConfig)
+
+    @classmethod
+    def users(cls) -> dict[str, tuple[str, ...]]:
+        """Option -> those of ftk's own strategies that use it; given to another it is a mistake."""
+        return _USERS
 
     @property
     def strategy(self) -> str:
@@ -77,13 +78,11 @@ class GenerationConfig(
         if self.sampling and self.beam > 1:
             yield f"beam is {self.beam} and sampling is on; choose one of them, or --search beam_sampling for both"
         elif name in _BUILT_IN:
-            for option, users in _USERS.items():
+            for option, users in self.users().items():
                 value, default = getattr(self, option), type(self).__dataclass_fields__[option].default
                 if value != default and name not in users and option not in refused:
                     yield f"{option} is {value}, but {name} search does not use it; {_turn_on(option, users)}"
-        if name in _BEAMS and not refused & {"beam", "nbest", "diverse_groups", "blank_order"}:
-            if self.nbest_over == "text" and self.blank_order == "confident":
-                yield "nbest_over is text, whose beams compare answers to the same blanks; name the blank_order"
+        if name in _BEAMS and not refused & {"beam", "nbest", "diverse_groups"}:
             if self.beam == 1:
                 yield f"search is {name}, but beam is 1; give it more hypotheses, e.g. --beam 4"
             elif self.nbest > self.beam:
@@ -101,17 +100,20 @@ def _turn_on(option: str, users: tuple[str, ...]) -> str:
     return f"it goes with --search {' or '.join(users)}"
 
 
-def generation_config(config: GenerationConfig | None = None, **options: Any) -> GenerationConfig:
-    """`config` (or the defaults) with the options given by keyword, checked.
+Config = TypeVar("Config", bound=GenerationConfig)
+
+
+def checked_config(config: Config, **options: Any) -> Config:
+    """`config` with the options given by keyword.
 
     Raises:
         UserError: an unknown option or values that are not allowed, all of them named.
     """
-    known = [one.name for one in dataclasses.fields(GenerationConfig)]
+    known = [one.name for one in dataclasses.fields(config)]
     for name in options:
         if name not in known:
             raise UserError(f"unknown generation option {name!r}; {did_you_mean(name, known)}")
-    result = dataclasses.replace(config or GenerationConfig(), **options)
+    result = dataclasses.replace(config, **options)
     errors = list(result.validate())
     if errors:
         raise UserError("; ".join(errors))

@@ -14,7 +14,7 @@ MOST_TOKENS = 1_000_000
 """Of an answer. As that of hypotheses, beyond any use, and before memory for them is asked for."""
 
 MOST_ANSWERS = 10_000
-"""Hypotheses, samples or candidates at once for one blank."""
+"""Hypotheses, samples or candidates at once for one answer."""
 
 _GREATEST_WEIGHT = 1e6  # of a log-probability: sums of such products stay far below what a float32 holds
 
@@ -25,32 +25,22 @@ class AnswerConfig:
 
     group_title: ClassVar[str] = "answers"
 
-    max_len: int = field(default=24, metadata={"help": "longest answer of a blank", "unit": "tokens"})
-    min_len: int = field(default=0, metadata={"help": "shortest answer of a blank; no end before", "unit": "tokens"})
+    max_len: int = field(default=24, metadata={"help": "longest answer", "unit": "tokens"})
+    min_len: int = field(default=0, metadata={"help": "shortest answer; no end before", "unit": "tokens"})
     length_penalty: float = field(
         default=1.0,
         metadata={"help": "score = sum of log-probabilities / length ** this, -10 to 10; above 1 favours long answers"},
     )
-    nbest: int = field(default=1, metadata={"help": "answers per blank: beam and fewer, or so many samples"})
-    nbest_over: str = field(
-        default="blank",
-        metadata={
-            "help": "the n best answers to each blank, given the best ones to those before it, or the n best ways to "
-            "fill the text as a whole: beams are carried from blank to blank",
-            "choices": ("blank", "text"),
-        },
-    )
+    nbest: int = field(default=1, metadata={"help": "answers in each place: beam and fewer, or this many samples"})
     alternatives: int = field(
         default=0,
-        metadata={"help": "give so many likeliest tokens of the model for each place of an answer", "unit": "tokens"},
+        metadata={"help": "give this many likeliest tokens of the model for each token of an answer", "unit": "tokens"},
     )
 
     def validate(self) -> Iterator[str]:
         yield from _counts(self, max_len=MOST_TOKENS, nbest=MOST_ANSWERS)
         if not 0 <= self.min_len <= max(self.max_len, 1):
             yield f"min_len is {self.min_len}; it must be from 0 to max_len {max(self.max_len, 1)}"
-        if self.nbest_over not in ("blank", "text"):
-            yield f"nbest_over is {self.nbest_over!r}; it is blank or text"
         greatest = self._greatest_length_penalty()
         if not abs(self.length_penalty) <= greatest:
             yield f"length_penalty is {self.length_penalty}; it must be from -{greatest} to {greatest}"
@@ -144,72 +134,6 @@ class SamplingConfig:
 
 
 @dataclass(kw_only=True)
-class ContrastiveConfig:
-    """How contrastive search weighs its candidates."""
-
-    group_title: ClassVar[str] = "contrastive search"
-
-    contrastive_candidates: int = field(
-        default=4, metadata={"help": "contrastive: compare so many likeliest tokens", "unit": "tokens"}
-    )
-    contrastive_alpha: float = field(
-        default=0.6,
-        metadata={"help": "contrastive: weight of being unlike what was read, against probability, in [0, 1]"},
-    )
-
-    def validate(self) -> Iterator[str]:
-        yield from _counts(self, contrastive_candidates=MOST_ANSWERS)
-        if not 0.0 <= self.contrastive_alpha <= 1.0:
-            yield f"contrastive_alpha is {self.contrastive_alpha}; it must be from 0 to 1"
-
-
-@dataclass(kw_only=True)
-class BlankConfig:
-    """In which order blanks are filled, and what is read of a text and its answers."""
-
-    group_title: ClassVar[str] = "blanks"
-
-    blank_order: str = field(
-        default="left",
-        metadata={
-            "help": "which blank is filled first: left (to right), confident (the one that begins most surely), "
-            "or numbers from 1 on such as 3,1 (these first, then the others from left to right)"
-        },
-    )
-    reencode: bool = field(
-        default=False,
-        metadata={"help": "each answer takes its blank's place and the text is read anew; else answers stay behind it"},
-    )
-    truncate: str = field(
-        default="error",
-        metadata={
-            "help": "prompts longer than the model's positions: an error, or cut at the left, the right, or both sides "
-            "(middle) as far as the blanks",
-            "choices": ("error", "left", "right", "middle"),
-        },
-    )
-    misspelt_blanks: str = field(
-        default="refuse",
-        metadata={
-            "help": "prompts with what is nearly a blank, [mask], <mask>, 【MASK】: refused, or read as text",
-            "choices": ("refuse", "text"),
-        },
-    )
-
-    def validate(self) -> Iterator[str]:
-        if self.truncate not in ("error", "left", "right", "middle"):
-            yield f"truncate is {self.truncate!r}; it is one of error, left, right, middle"
-        if self.misspelt_blanks not in ("refuse", "text"):
-            yield f"misspelt_blanks is {self.misspelt_blanks!r}; it is one of refuse, text"
-        if self.blank_order not in ("left", "confident"):
-            numbers = [one.strip() for one in self.blank_order.split(",")]
-            if not all(one.isdecimal() and len(one) < 10 and int(one) > 0 for one in numbers):
-                yield f"blank_order is {self.blank_order!r}; it is left, confident, or numbers from 1 on, e.g. 2,1,3"
-            elif len({int(one) for one in numbers}) < len(numbers):
-                yield f"blank_order is {self.blank_order!r}; it names a blank twice"
-
-
-@dataclass(kw_only=True)
 class LanguageModelConfig:
     """A language model that has a say in which tokens come."""
 
@@ -219,7 +143,7 @@ class LanguageModelConfig:
         default=None,
         metadata={
             "help": "checkpoint, run, or several with colons between, with the same tokenizer: reads the text left of "
-            "a blank and the answer so far; its log-probabilities are added to the model's",
+            "an answer and the answer so far; its log-probabilities are added to the model's",
             "metavar": "PATH",
         },
     )
@@ -252,11 +176,7 @@ class BatchConfig:
 
     batch_size: int = field(
         default=16,
-        metadata={"help": "so many are answered at once; in fp32 no answer depends on it", "unit": "prompts"},
-    )
-    in_flight: bool = field(
-        default=True,
-        metadata={"help": "a prompt that is complete leaves the batch and another enters; off: batch after batch"},
+        metadata={"help": "prompts that are answered at once; in fp32 no answer depends on it", "unit": "prompts"},
     )
 
     def validate(self) -> Iterator[str]:

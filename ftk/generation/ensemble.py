@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
+from ftk.generation.engine.decoder import wraps_of
 from ftk.modules.attention import Attend
 
 
@@ -25,7 +26,7 @@ class Ensemble(nn.Module):
         models: two or more that read the same tokens. Depth and hidden size may differ.
 
     Raises:
-        UserError: they differ in vocabulary, kind of positions or number of attention heads.
+        UserError: they differ in vocabulary or number of attention heads.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
@@ -35,22 +36,18 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(models)
         configs: list[Any] = [model.config for model in models]
         # The decoder writes the keys of all layers to the same places, which depend on the number of heads.
-        for name in ("vocab_size", "block_positions", "num_attention_heads"):
-            values = [getattr(config, name) for config in configs]
-            if len(set(values)) > 1:
-                shown = ", ".join(map(str, values))
-                raise UserError(f"models of an ensemble differ in {name}: {shown}; leave out those that do not fit")
-        self.config = SimpleNamespace(
-            vocab_size=configs[0].vocab_size,
-            block_positions=configs[0].block_positions,
-            max_positions=min(config.max_positions for config in configs),
-        )
+        for name in ("vocab_size", "num_attention_heads", "num_kv_heads"):
+            check_alike(configs, name)
+        max_positions = min(config.max_positions for config in configs)
+        self.config = SimpleNamespace(**{**vars(configs[0]), "max_positions": max_positions}, members=configs)
         sizes = [config.hidden_size for config in configs]
         ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
         self._parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         members: list[Any] = list(models)
         self.layers = nn.ModuleList(
-            _PartLayer(layer, part) for model, part in zip(members, self._parts, strict=True) for layer in model.layers
+            _PartLayer(layer, part, number)
+            for number, (model, part) in enumerate(zip(members, self._parts, strict=True))
+            for layer in model.layers
         )
         self.train(any(model.training for model in models))  # a new module is in training, whatever its parts are in
 
@@ -58,6 +55,12 @@ class Ensemble(nn.Module):
         """tokens [B, T], others as the members' -> [B, T, H1 + H2 + ...]"""
         members: list[Any] = list(self.members)
         return torch.cat([model.embed(tokens, **inputs) for model in members], dim=-1)
+
+    def around(self, **positions: Any) -> Callable[[Attend], _MembersAttend]:
+        """What each member puts around its attention, which its layers pick out; arguments as the members'."""
+        members: list[Any] = list(self.members)
+        wraps = tuple(wraps_of(model, positions) for model in members)
+        return lambda attend: _MembersAttend(attend, wraps)
 
     def finish(self, hidden: Tensor) -> Tensor:
         """hidden [..., H1 + H2 + ...] -> the same shape"""
@@ -78,12 +81,29 @@ class Ensemble(nn.Module):
 class _PartLayer(nn.Module):
     """A member's layer, on its part of the hidden states."""
 
-    def __init__(self, layer: nn.Module, part: slice) -> None:
+    def __init__(self, layer: nn.Module, part: slice, member: int) -> None:
         super().__init__()
         self.layer = layer
         self.part = part
+        self.member = member
 
-    def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
+    def forward(self, hidden: Tensor, attend: _MembersAttend) -> Tensor:
         """hidden [B, T, H1 + H2 + ...] -> the same shape"""
         before, own, behind = hidden[..., : self.part.start], hidden[..., self.part], hidden[..., self.part.stop :]
-        return torch.cat((before, self.layer(own, attend), behind), dim=-1)
+        changed = self.layer(own, attend.wraps[self.member](attend.attend))
+        return torch.cat((before, changed, behind), dim=-1)
+
+
+class _MembersAttend(NamedTuple):
+    """An `attend` that each member wraps in its own way."""
+
+    attend: Attend
+    wraps: tuple[Callable[[Attend], Attend], ...]
+
+
+def check_alike(configs: Sequence[Any], name: str) -> None:
+    """Raises UserError if the configs of an ensemble's models differ in an option; one without it has None."""
+    values = [getattr(config, name, None) for config in configs]
+    if len(set(values)) > 1:
+        shown = ", ".join(map(str, values))
+        raise UserError(f"models of an ensemble differ in {name}: {shown}; leave out those that do not fit")

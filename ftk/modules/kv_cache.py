@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -79,6 +80,12 @@ class KeyValueCache:
         """Row `target` becomes what row `source` is, in its first `length` slots."""
         for buffer in self._written():
             buffer[target, :, :length] = buffer[source, :, :length]
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Zeros in some rows: what is not finite would spoil whoever reads there next, though it is masked."""
+        for buffer in (self._keys, self._values):
+            if buffer is not None:
+                buffer[list(rows)] = 0.0
 
     @property
     def dtype(self) -> torch.dtype:

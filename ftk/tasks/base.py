@@ -19,6 +19,8 @@ from ftk.tokenizers.base import Tokenizer
 if TYPE_CHECKING:
     from torch import nn
 
+    from ftk.generation.engine.request import Framing
+
 
 class SampleDataset(Protocol):
     """Samples of one split. A sample is a pure function of (seed, epoch, index)."""
@@ -84,6 +86,23 @@ class Task(ABC):
     def build_model(self, chosen: Chosen) -> nn.Module:
         """The model, its initial weights drawn from torch's current seed."""
         return chosen.build()
+
+    @classmethod
+    def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Framing | None:
+        """How a trained model is asked for answers; None: the task does not generate.
+
+        Args:
+            tokenizer: the one of the model.
+            model_config: of the model, or what stands for several.
+        """
+        return None
+
+    @classmethod
+    def text_generator(cls) -> type[Any]:
+        """What `ftk.load_generator` makes with `assembled`: `TextGenerator`, or a class with the same methods."""
+        from ftk.generation.text import TextGenerator
+
+        return TextGenerator
 
     def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
         """What `ftk-data show` shows of a split: documents and the samples made of them.

@@ -19,11 +19,17 @@ from ftk.tokenizers import load_tokenizer
 
 
 @dataclass(kw_only=True)
-class RestoredParts:
-    """Sections of a checkpoint's config.yaml; one converted from elsewhere has the model's usual task."""
+class RestoredTask:
+    """The sections of a checkpoint's config.yaml that say its task: where none is named, the model's usual one."""
 
     model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES)
     task: Chosen = slot(TASKS, flag="--task", default_from="model")
+
+
+@dataclass(kw_only=True)
+class RestoredParts(RestoredTask):
+    """All sections of a checkpoint's config.yaml that make its task."""
+
     dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed")
     criterion: Chosen = slot(CRITERIONS, flag="--criterion", default_from="task")
 

@@ -89,7 +89,7 @@ LONG_PROMPTS = {
 
 
 def add_cases(chance: random.Random) -> None:
-    from ftk.generation.steering import PROMPT_OPTIONS
+    from ftk.generation.processors.steering import PROMPT_OPTIONS
     from ftk_cli.generate import GenerateRoot
 
     for search in SEARCHES:

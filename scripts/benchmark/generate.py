@@ -11,7 +11,7 @@ weights that a token needs (all but the position tables) by a step's time, as a 
 
 Lines: spans of real lines are masked as in training (half of the lines: some short spans, lengths Poisson(3); the other
 half: one long span), and answers are made as long as what was masked. The same lines are answered batch after batch
-(--no-in-flight: sorted by length, padded to the longest, until the last answer ends) and in flight; time is that of all
+(sorted by length, until the last answer of a batch ends) and in flight; time is that of all
 lines, prompts included. Tokens must be the same.
 """
 
@@ -242,7 +242,7 @@ class GivenLengths(Processor):
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         wanted = [
-            self.lengths[tuple(context), blank] for context, blank in zip(state.contexts, state.blank, strict=True)
+            self.lengths[tuple(context), blank] for context, blank in zip(state.contexts, state.numbers, strict=True)
         ]
         over = torch.tensor([length <= state.step for length in wanted], device=scores.device)[:, None, None]
         ends = torch.zeros(scores.size(-1), dtype=torch.bool, device=scores.device)
@@ -265,10 +265,20 @@ def lines(model: nn.Module, options: argparse.Namespace) -> dict[str, Any]:
                 processors=[GivenLengths(lengths)],
                 max_len=longest,
                 batch_size=options.batch_size,
-                in_flight=in_flight,
             )
+            size = len(contexts) if in_flight else options.batch_size
+            order = sorted(range(len(contexts)), key=lambda index: len(contexts[index]), reverse=True)
             began = time.perf_counter()
-            found[in_flight] = generator.fill_ids(contexts)
+            rows = {
+                index: row
+                for first in range(0, len(order), size)
+                for index, row in zip(
+                    order[first : first + size],
+                    generator.fill_ids([contexts[index] for index in order[first : first + size]]),
+                    strict=True,
+                )
+            }
+            found[in_flight] = [rows[index] for index in range(len(contexts))]
             ways[in_flight].append(time.perf_counter() - began)
     ratio = statistics.median(batches / flight for batches, flight in zip(ways[False], ways[True], strict=True))
     num_tokens = sum(lengths.values())

@@ -41,7 +41,6 @@ def command(place):  # noqa: F811
     return ("--path", "run", "--input", "many", "--max-len", "6", "--batch-size", "2", "--output-format", "json")
 
 
-@pytest.mark.parametrize("in_flight", ["--in-flight", "--no-in-flight"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_cut_anywhere_the_same_prompts_are_answered_together_and_the_bytes_are_the_same(
     ask,  # noqa: F811
@@ -49,7 +48,6 @@ def test_cut_anywhere_the_same_prompts_are_answered_together_and_the_bytes_are_t
     tmp_path,
     monkeypatch,
     strategy,
-    in_flight,
 ):
     """A number's last digits may show who stood beside it in the batch: a block of prompts is begun anew as a whole."""
     blocks, original = [], BlankFiller.fill_encoded
@@ -60,7 +58,7 @@ def test_cut_anywhere_the_same_prompts_are_answered_together_and_the_bytes_are_t
 
     monkeypatch.setattr(BlankFiller, "fill_encoded", recorded)
     path = tmp_path / "results"
-    whole_command = (generate.main, *command, *STRATEGIES[strategy], in_flight, "--results-path", str(path))
+    whole_command = (generate.main, *command, *STRATEGIES[strategy], "--results-path", str(path))
     assert ask(*whole_command)[0] == 1
     whole, all_blocks = path.read_bytes(), list(blocks)
     assert len(all_blocks) == 4

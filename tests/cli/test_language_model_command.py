@@ -8,8 +8,8 @@ import pytest
 
 from ftk import hub
 from ftk.errors import UserError
-from ftk.generation.language_model import LanguageModel
 from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk_cli import generate, interactive
 from tests.cli.test_ensemble_command import second  # noqa: F401
 from tests.cli.test_generate_command import ask, place  # noqa: F401

@@ -14,9 +14,9 @@ import yaml
 import ftk
 from ftk.config.options import options_of
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.tasks.glm_blank import BlankFiller
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.restore import restore_task
 from ftk_cli import generate, score_reference
 from tests.checkpoint.conftest import forge_manifest
@@ -264,7 +264,7 @@ def test_the_bar_counts_every_sample_once(scored, monkeypatch, source):
 
 UNUSED = [
     (option, section)
-    for section, config in (("generation", GenerationConfig), ("processors", ProcessorConfig))
+    for section, config in (("generation", FillConfig), ("processors", ProcessorConfig))
     for option in options_of(section, config)
     if option.name not in ("length_penalty", "truncate", "misspelt_blanks")
 ]
@@ -294,7 +294,6 @@ TOGETHER_WITH = {
     **dict.fromkeys(["early_stopping", "nbest"], ("--beam", "6")),
     **dict.fromkeys(["diverse_groups", "diversity_strength"], ("--search", "diverse_beam", "--beam", "6")),
     **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "typical_p", "nbest_over"], ("--sampling",)),
-    **dict.fromkeys(["contrastive_candidates", "contrastive_alpha"], ("--search", "contrastive")),
     **dict.fromkeys(["lm_weight", "lm_ends"], ("--lm-path", "run")),
     **dict.fromkeys(["constraint_blanks", "ordered_constraints"], ("--constraints", "fox")),
     "repetition_penalty_prompt": ("--repetition-penalty", "2"),

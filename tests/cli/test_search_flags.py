@@ -55,13 +55,6 @@ def test_diverse_groups_and_their_strength(answers):
         assert len(set(map(tuple, blank))) == 4
 
 
-def test_contrastive_candidates_and_alpha(answers):
-    greedy = answers()
-    assert answers("--search contrastive --contrastive-alpha 0") == greedy
-    assert answers("--search contrastive --contrastive-alpha 1 --contrastive-candidates 1") == greedy
-    assert answers("--search contrastive --contrastive-alpha 1 --contrastive-candidates 9") != greedy
-
-
 @pytest.mark.parametrize("rule", ["true", "false", "never"])
 def test_the_rule_of_early_stopping_arrives(answers, monkeypatch, rule):
     given, load = [], hub.load_generator
@@ -100,11 +93,10 @@ COMMANDS = [
         f"--path run --input - {words}"
         for words in (
             "--max-len 3 --min-len 1 --length-penalty 0.5 --beam 3 --nbest 2 --early-stopping never --alternatives 2",
-            "--beam 3 --nbest-over text --batch-size 2 --no-in-flight --blank-order 1 --reencode --truncate left",
+            "--beam 3 --nbest-over text --batch-size 2 --blank-order 1 --reencode --truncate left",
             "--print-step --max-samples 1 --input-format tabs --on-error stop --num-threads 1 --device cpu --traceback",
             "--search diverse_beam --beam 4 --diverse-groups 4 --diversity-strength 1 --output-format json",
             "--sampling --temperature 2 --top-k 5 --top-p 0.9 --min-p 0.01 --typical-p 0.9 --seed 3 --color always",
-            "--search contrastive --contrastive-candidates 3 --contrastive-alpha 0.5",
             "--lm-path run --lm-weight 0.1 --no-lm-ends --misspelt-blanks text",
             "--min-lens 1 --max-lens 9 --repetition-penalty 1.2 --repetition-penalty-prompt --unk-penalty 1",
             "--no-repeat-ngram-size 2 --forbid-words red --forbid-words-file words --prefix the --stop .",
@@ -151,4 +143,4 @@ def test_every_flag_is_taken_by_a_run(ask, place, capsys):  # noqa: F811
     assert flags == given
 
 
-NEGATED = ("--no-in-flight", "--no-lm-ends", "--no-score-end")
+NEGATED = ("--no-lm-ends", "--no-score-end")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ftk.checkpoint import save_checkpoint
-from ftk.generation.sampling import prompt_key, step_numbers
+from ftk.generation.search.random import prompt_key, step_numbers
 from ftk.models import build_model
 from ftk.plugins import import_user_dir
 from ftk.registry import SEARCHES

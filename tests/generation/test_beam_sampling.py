@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ftk.generation.sampling import draw_without_replacement, prompt_key, step_numbers
+from ftk.generation.search.random import draw_without_replacement, prompt_key, step_numbers
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model

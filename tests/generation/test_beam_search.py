@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from ftk.generation.search.beam import BeamSearch
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
@@ -107,7 +106,7 @@ def test_a_beam_of_one_is_greedy():
     contexts = [[7, 8, 3, 9], [11, 3, 12, 4, 13], [3]]
     generator = BlankGenerator(model, SPECIAL, max_len=6)
     greedy = generator.fill_ids(contexts)
-    generator.strategy = generator.strategy._replace(target=BeamSearch)
+    generator.config.search = "beam"
     for row, expected in zip(generator.fill_ids(contexts), greedy, strict=True):
         assert [answer.tokens for answer in row] == [answer.tokens for answer in expected]
 

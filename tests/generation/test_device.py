@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ftk.generation.device import sent
+from ftk.generation.engine.device import sent
 
 
 class Recorded:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.generation.decoder import CachedDecoder
+from ftk.generation.engine import engine
+from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.processors import Processor
 from ftk.tasks.glm_blank import BlankGenerator
-from ftk.tasks.glm_blank.infill import generator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
@@ -23,7 +23,6 @@ STRATEGIES = [
     {"sampling": True, "nbest": 3},
     {"search": "diverse_beam", "beam": 4, "diverse_groups": 2},
     {"search": "beam_sampling", "beam": 3},
-    {"search": "contrastive"},
 ]
 
 
@@ -34,20 +33,20 @@ def model():
 
 @pytest.fixture
 def decoders(monkeypatch):
-    """All decoders that are made, each with the number of rows of all its steps."""
+    """All decoders that are made, each with the number of its steps."""
     made = []
 
     class Recorded(CachedDecoder):
         def __init__(self, *given, **options):
             super().__init__(*given, **options)
-            self.num_step_rows = 0
+            self.num_steps = 0
             made.append(self)
 
         def step(self, tokens):
-            self.num_step_rows += tokens.size(0)
+            self.num_steps += 1
             return super().step(tokens)
 
-    monkeypatch.setattr(generator, "CachedDecoder", Recorded)
+    monkeypatch.setattr(engine, "CachedDecoder", Recorded)
     return made
 
 
@@ -64,10 +63,8 @@ def assert_alike(found, expected):
 def test_answers_are_those_of_batches_and_of_prompts_alone(model, options, batch_size):
     contexts = random_contexts(batch_size, 24)
     flying = BlankGenerator(model, SPECIAL, max_len=7, batch_size=batch_size, **options).fill_ids(contexts)
-    static = BlankGenerator(model, SPECIAL, max_len=7, batch_size=batch_size, in_flight=False, **options)
     alone = BlankGenerator(model, SPECIAL, max_len=7, **options)
-    for context, row, in_batch in zip(contexts, flying, static.fill_ids(contexts), strict=True):
-        assert_alike(row, in_batch)
+    for context, row in zip(contexts, flying, strict=True):
         assert_alike(row, alone.fill_ids([context])[0])
 
 
@@ -82,12 +79,14 @@ def test_greedy_in_flight_equals_the_uncached_model(seed):
             np.testing.assert_allclose(answer.token_logprobs, logprobs, rtol=0, atol=1e-4)
 
 
-def test_fewer_rows_are_computed_than_batch_after_batch(model, decoders):
+def test_fewer_steps_are_taken_than_batch_after_batch(model, decoders):
     contexts = random_contexts(5, 60)
-    for in_flight in (True, False):
-        BlankGenerator(model, SPECIAL, max_len=20, batch_size=8, in_flight=in_flight).fill_ids(contexts)
-    flying, static = (decoder.num_step_rows for decoder in decoders)
-    assert flying < 0.8 * static
+    generator = BlankGenerator(model, SPECIAL, max_len=20, batch_size=8)
+    generator.fill_ids(contexts)
+    flying = decoders.pop().num_steps
+    for first in range(0, 60, 8):
+        generator.fill_ids(contexts[first : first + 8])
+    assert flying < 0.8 * sum(decoder.num_steps for decoder in decoders)
 
 
 def test_every_prompt_is_reported_once(model):
@@ -134,7 +133,6 @@ def test_what_a_processor_keeps_belongs_to_one_search(model):
         ({"search": "diverse_beam", "beam": 4}, 4, 0),
         ({"search": "beam_sampling", "beam": 3}, 3, 0),
         ({"sampling": True, "nbest": 2}, 2, 0),
-        ({"search": "contrastive", "contrastive_candidates": 5}, 5, 1),
     ],
 )
 def test_memory_is_what_the_formula_in_the_docs_says(model, decoders, options, width, read_ahead):

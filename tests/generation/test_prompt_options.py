@@ -10,9 +10,10 @@ import ftk
 from ftk.errors import UserError
 from ftk.generation.processors import ProcessorConfig, Processors, build_processors
 from ftk.generation.processors.base import Processor
-from ftk.generation.processors.per_prompt import PerPrompt
-from ftk.generation.steering import PROMPT_OPTIONS, Steering
+from ftk.generation.processors.per_request import PerRequest
+from ftk.generation.processors.steering import PROMPT_OPTIONS, Steering
 from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill.blanks import end_ids
 from ftk.tasks.glm_blank.infill.fill import BlankFiller
 from tests.cli.test_generate_command import place  # noqa: F401  (a checkpoint)
 from tests.generation.slow import SPECIAL, small_model
@@ -23,7 +24,6 @@ STRATEGIES = {
     "diverse_beam": {"search": "diverse_beam", "beam": 4},
     "sampling": {"sampling": True, "top_k": 50, "nbest": 2},
     "beam_sampling": {"search": "beam_sampling", "beam": 3},
-    "contrastive": {"search": "contrastive"},
     "confident": {"beam": 3, "blank_order": "confident"},
     "reencode": {"reencode": True},
     "joint": {"beam": 3, "nbest": 2, "nbest_over": "text"},
@@ -50,7 +50,7 @@ def made(place):  # noqa: F811
 
     def make(processors=None, **options):
         config = ProcessorConfig(**(processors or {}))
-        steering = Steering(config, tokenizer, min_len=0, max_len=12)
+        steering = Steering(config, tokenizer, ends=end_ids(tokenizer.special), min_len=0, max_len=12)
         generator = BlankGenerator(
             model, tokenizer.special, max_len=12, processors=steering.processors, batch_size=4, **options
         )
@@ -116,11 +116,11 @@ def test_pieces_that_are_streamed_are_cut_at_the_prompts_own_stop_text(made):
         ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
         ({"max_len": 13}, "max_len is 13; for a single prompt it can be from 1 to 12"),
         ({"max_len": 0}, "max_len is 0; for a single prompt it can be from 1 to 12"),
-        ({"min_len": 5, "max_len": 4}, "blank 1: min_lens 5 is above max_lens 4"),
+        ({"min_len": 5, "max_len": 4}, "answer 1: min_lens 5 is above max_lens 4"),
         ({"constraints": ["dog"], "forbid_words": ["dog"]}, "'dog' in it is forbidden"),
-        ({"constraints": ["dog"], "max_len": 1}, "tokens, but blank 1 has room for 1"),
-        ({"prefix": ["a", "b"]}, "prefix has 2 entries, but the prompt has 1 blank"),
-        ({"constraints": ["dog"], "constraint_blanks": [2]}, "names blank 2, but the prompt has 1 blank"),
+        ({"constraints": ["dog"], "max_len": 1}, "tokens, but answer 1 has room for 1"),
+        ({"prefix": ["a", "b"]}, "prefix has 2 entries, but the prompt asks for 1 answer"),
+        ({"constraints": ["dog"], "constraint_blanks": [2]}, "names answer 2, but the prompt asks for 1 answer"),
         ({"ordered_constraints": True}, "ordered_constraints needs constraints"),
         ({"repetition_penalty": -1}, "repetition_penalty is -1.0"),
     ],
@@ -180,20 +180,19 @@ class Follows(Processor):
 
 def test_each_of_them_sees_its_own_prompts_and_no_others():
     shared, other = Processors([Follows(1)]), Processors([Follows(2)])
-    both = PerPrompt([shared, other, shared, Processors()])
-    assert both.own[0] is both.own[2]
-    assert both.own[0] is not shared  # it keeps something, so that this search has its own
-    (mine,), (its,) = both.own[0].items, both.own[1].items
+    both = PerRequest([shared, other, shared, Processors()])
+    # They keep something, so that each request has its own, which can fail alone.
+    assert len({id(one) for one in (*both.own, shared)}) == 5
+    (mine,), (its,), (third,), () = (one.items for one in both.own)
     both.reorder(torch.arange(8).reshape(4, 2))
-    assert mine.sources.tolist() == [[0, 1], [4, 5]]
-    assert its.sources.tolist() == [[2, 3]]
+    assert [one.sources.tolist() for one in (mine, its, third)] == [[[0, 1]], [[2, 3]], [[4, 5]]]
     both.keep(torch.tensor([2, 3]))
-    assert mine.kept == [1]
+    assert third.kept == [0]
     assert not hasattr(its, "kept")
-    assert [one is part for one, part in zip(both.own, (both.own[0], both.own[1]), strict=True)] == [True, True]
+    assert both.own[0].items == (third,)
     assert len(both.own) == 2
     assert both
-    assert not PerPrompt([Processors(), Processors()])
+    assert not PerRequest([Processors(), Processors()])
 
 
 def test_a_beam_with_constraints_beside_one_without_chooses_as_alone():
@@ -225,4 +224,7 @@ def test_building_them_does_not_change_those_of_all(made):
     before = filler.fill(["the [MASK]"])
     filler.fill(["the [MASK]"], options=[{"constraints": ["dog"]}])
     assert filler.fill(["the [MASK]"]) == before
-    assert build_processors(None, filler.tokenizer, max_len=12) is not filler.generator.processors
+    assert (
+        build_processors(None, filler.tokenizer, ends=filler.generator.framing.ends, max_len=12)
+        is not filler.generator.processors
+    )

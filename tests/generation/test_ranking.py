@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ftk.generation import ranking
-from ftk.generation.ranking import stable_topk
+from ftk.generation.search import ranking
+from ftk.generation.search.ranking import stable_topk
 
 SIZES = [20, 100, 5000]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.generation import sampling
-from ftk.generation.sampling import draw, prompt_key, step_numbers, token_probabilities, uniform_numbers
+from ftk.generation.search import random as sampling
+from ftk.generation.search.random import draw, prompt_key, step_numbers, token_probabilities, uniform_numbers
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model

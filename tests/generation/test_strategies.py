@@ -26,7 +26,6 @@ STRATEGIES = {
     "diverse_beam": {"beam": 4, "nbest": 4, "diversity_strength": 1.0},
     "sampling": {"temperature": 1.5, "top_p": 0.95, "min_p": 0.01, "nbest": 3},
     "beam_sampling": {"beam": 3, "nbest": 3, "temperature": 1.5, "typical_p": 0.95},
-    "contrastive": {"contrastive_candidates": 3},
 }
 
 
@@ -113,7 +112,7 @@ def test_a_seed_changes_the_strategies_that_draw_and_no_others(name):
     assert rows == again
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "contrastive"])
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_prompts_that_leave_change_nothing_for_those_that_stay(name):
     """`keep` in mid search, as in-flight batching uses it."""
     config = GenerationConfig(search=name, max_len=5, **STRATEGIES[name])
@@ -174,7 +173,6 @@ def test_a_strategy_registered_with_options_gets_them():
         ({"sampling": True}, "sampling"),
         ({"search": "sampling", "sampling": True}, "sampling"),
         ({"search": "beam", "beam": 2}, "beam"),
-        ({"search": "contrastive"}, "contrastive"),
     ],
 )
 def test_beam_and_sampling_are_short_for_their_strategies(options, name):
@@ -187,7 +185,7 @@ def test_beam_and_sampling_are_short_for_their_strategies(options, name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"search": "bem"}, "search is 'bem'; there are: beam, beam_sampling, contrastive"),
+        ({"search": "bem"}, "search is 'bem'; there are: beam, beam_sampling"),
         ({"search": ""}, "search is ''"),
         ({"search": "greedy alpha=1"}, "search 'greedy' has no options, but alpha is given"),
         ({"search": "beam"}, "beam is 1; give it more hypotheses, e.g. --beam 4"),
@@ -210,10 +208,6 @@ def test_beam_and_sampling_are_short_for_their_strategies(options, name):
         ({"sampling": True, "temperature": float("inf")}, "temperature is inf"),
         ({"beam": 2, "top_p": 0.9}, "sampling is off; turn it on by --sampling, or --search beam_sampling"),
         ({"typical_p": 0.9}, "typical_p is 0.9, but greedy search does not use it; sampling is off"),
-        ({"search": "contrastive", "contrastive_alpha": 1.1}, "contrastive_alpha is 1.1"),
-        ({"search": "contrastive", "contrastive_candidates": 0}, "contrastive_candidates is 0"),
-        ({"search": "contrastive", "top_k": 4}, "top_k is 4, but contrastive search does not use it"),
-        ({"contrastive_alpha": 0.5}, "goes with --search contrastive"),
     ],
 )
 def test_options_that_do_not_fit_are_named(options, message):

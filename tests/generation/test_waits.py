@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ftk.generation import ranking, sampling
-from ftk.generation.in_flight import CHECK_EVERY, InFlight
+from ftk.generation.engine.engine import CHECK_EVERY, Engine
 from ftk.generation.processors.base import Processors
 from ftk.generation.processors.forbidden import ForbiddenTokens, NoRepeatNgram
 from ftk.generation.processors.length import MaxLength, MinLength
 from ftk.generation.processors.penalties import RepetitionPenalty, UnknownPenalty
+from ftk.generation.search import random as sampling
+from ftk.generation.search import ranking
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation.slow import SPECIAL, small_model
 
@@ -24,7 +25,6 @@ SEARCHES = [
     {"search": "diverse_beam", "beam": 4},
     {"sampling": True, "top_p": 0.9, "top_k": 12, "typical_p": 0.9, "min_p": 0.01, "nbest": 2},
     {"search": "beam_sampling", "beam": 3, "top_p": 0.9},
-    {"search": "contrastive"},
     {"beam": 2, "alternatives": 2},
 ]
 
@@ -59,21 +59,21 @@ def _parts(index):
 def waits_of_steps(monkeypatch):
     """waits_of_steps(processors, own, **options) -> calls that would wait, step by step; asks as seldom as on a GPU."""
     steps = []
-    begin, step = InFlight.__init__, InFlight._step
+    begin, step = Engine.__init__, Engine._advance
 
     def as_on_a_gpu(self, *args, **kwargs):
         begin(self, *args, **kwargs)
         self.check_every = CHECK_EVERY
 
-    def watched(self, done):
+    def watched(self):
         with Waits() as waits:
-            step(self, done)
+            step(self)
         steps.append(waits.found)
 
     for module in (ranking, sampling):
         monkeypatch.setattr(module, "may_be_asked", lambda device: False)
-    monkeypatch.setattr(InFlight, "__init__", as_on_a_gpu)
-    monkeypatch.setattr(InFlight, "_step", watched)
+    monkeypatch.setattr(Engine, "__init__", as_on_a_gpu)
+    monkeypatch.setattr(Engine, "_advance", watched)
 
     def run(processors, own=None, contexts=CONTEXTS, **options):
         steps.clear()
@@ -109,13 +109,13 @@ def test_only_every_eighth_step_asks_the_device(waits_of_steps, options, of_each
 
 def test_all_groups_ask_at_the_same_steps(waits_of_steps, monkeypatch):
     numbers = []  # of groups, step by step
-    step = InFlight._step
+    step = Engine._advance
 
-    def counted(self, done):
-        numbers.append(len(self.groups))
-        step(self, done)
+    def counted(self):
+        numbers.append(len(self._groups))
+        step(self)
 
-    monkeypatch.setattr(InFlight, "_step", counted)
+    monkeypatch.setattr(Engine, "_advance", counted)
     lengths = [1 + number % 13 for number in range(20)]  # answers that end at different steps
     own = [Processors([MinLength([length] * 9, MAX_LEN), MaxLength([length])]) for length in lengths]
     steps = waits_of_steps(

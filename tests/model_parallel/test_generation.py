@@ -25,7 +25,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "sampling": {"sampling": True, "top_p": 0.9, "seed": 5},
     "in flight": {"batch_size": 2, "min_len": 1},
     "written back": {"reencode": True, "blank_order": "confident"},
-    "contrastive": {"search": "contrastive"},
 }
 TENSOR = {"tensor": Sizes(tensor=2), "pipeline": Sizes(pipeline=2)}
 BOTH = {"both": Sizes(pipeline=2, tensor=2)}
@@ -38,7 +37,7 @@ def answers_of(folder: str, world: World) -> dict[str, Any]:
     found: dict[str, Any] = {"parameters": sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel()
                                                for p in model.parameters())}  # fmt: skip
     for name, options in STRATEGIES.items():
-        if (name == "contrastive" and world.sizes.pipeline > 1) or (world.size == 4 and name not in ON_FOUR):
+        if world.size == 4 and name not in ON_FOUR:
             continue
         filled = BlankGenerator(model, SPECIAL, max_len=6, **options).fill_ids(CONTEXTS)
         found[name] = [[dataclasses.asdict(answer) for answer in answers] for answers in filled]
@@ -82,24 +81,23 @@ def test_every_process_finds_what_one_alone_finds(checkpoint, size, arrangements
     wanted = answers_of(str(checkpoint), World.single())
     whole = wanted.pop("parameters")
     results = run_ranks(on_rank, size, str(checkpoint), {name: list(sizes) for name, sizes in arrangements.items()})
-    for name, sizes in arrangements.items():
+    for name in arrangements:
         for result in results:
             held = result[name].pop("parameters")
             assert held < 0.75 * whole, f"{name}: {held} of {whole}"  # embeddings and positions are most of it
             expected = {key: value for key, value in wanted.items() if key in result[name]}
             assert_same(result[name], expected)
             assert set(expected) >= {*ON_FOUR, "scores"}
-            assert size == 4 or len(expected) == len(wanted) - (sizes.pipeline > 1)
+            assert size == 4 or len(expected) == len(wanted)
     assert any(answer["others"] for answers in wanted["beam"] for answer in answers)
 
 
 def refusals(folder: str) -> list[str]:
     world = make_world(Sizes(pipeline=2), "cpu")
     said = []
-    for options in ({"search": "contrastive"}, {"lm_path": folder}):
-        with pytest.raises(UserError) as caught:
-            ftk.load_generator(folder, world=world, **options)
-        said.append(str(caught.value))
+    with pytest.raises(UserError) as caught:
+        ftk.load_generator(folder, world=world, lm_path=folder)
+    said.append(str(caught.value))
     with pytest.raises(UserError) as caught:
         ftk.load_generator(f"{folder}:{folder}", world=world)
     return [*said, str(caught.value)]
@@ -108,5 +106,5 @@ def refusals(folder: str) -> list[str]:
 def test_what_a_pipeline_cannot_do_is_refused(checkpoint):
     for said in run_ranks(refusals, 2, str(checkpoint)):
         assert [text.split(" does")[0] for text in said] == [
-            "contrastive search", "a language model (lm_path)", "an ensemble",
+            "a language model (lm_path)", "an ensemble",
         ]  # fmt: skip

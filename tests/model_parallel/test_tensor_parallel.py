@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
-from ftk.generation.blanks import Chunk
-from ftk.generation.decoder import CachedDecoder
+from ftk.generation.engine.decoder import CachedDecoder
+from ftk.generation.engine.request import Frame
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.gradients import GlobalGradients
 from ftk.model_parallel.tensor_parallel.apply import (
@@ -351,6 +352,12 @@ def test_the_vocabulary_may_stay_whole(two: list[dict[str, Any]]) -> None:
         assert max(results["whole vocabulary"]) < 1e-5
 
 
+def frame(tokens: list[int]) -> Frame:
+    """A context of these tokens."""
+    positions = np.stack((np.arange(len(tokens)), np.zeros(len(tokens), np.int64)))
+    return Frame(tokens, {"position_ids": positions}, {"position_ids": np.array((0, 1))}, len(tokens))
+
+
 def generation() -> dict[str, Any]:
     """Prompts, then tokens one by one through the cache, as ftk-generate does; which kernel multiplies is counted."""
     taken: list[bool] = []
@@ -362,10 +369,8 @@ def generation() -> dict[str, Any]:
         few_rows._has_few_rows = lambda *inputs: taken.append(original(*inputs)) or taken[-1]  # type: ignore[assignment]
         try:
             with torch.inference_mode():
-                decoder = CachedDecoder(model, 2, 1, 16, 8, torch.device("cpu"))
-                decoder.enter([0, 1], [5, 3])
-                prompts = [Chunk([1, 2, 3, 4, 5], [0, 1, 2, 3, 4], [0] * 5), Chunk([7, 8, 9], [0, 1, 2], [0] * 3)]
-                found = [decoder.read([0, 1], prompts)]
+                decoder = CachedDecoder(model, 2, 1, 16, 8)
+                found = [decoder.read([0, 1], [frame([1, 2, 3, 4, 5]), frame([7, 8, 9])])]
                 for _ in range(4):
                     found.append(decoder.step(found[-1].view(2, 1, -1).argmax(-1)))
         finally:

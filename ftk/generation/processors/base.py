@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ftk.generation.device import sent
+from ftk.generation.engine.device import sent
 
 FORBIDDEN = float("-inf")
 _LAST_RESORT = -1e4  # of a token that must come, where the model itself gives it no probability at all
@@ -24,7 +24,7 @@ class SearchState:
     Attributes:
         tokens: int64 [N, W, step], the answers so far. Rows that have ended go on with tokens that nobody reads.
         contexts: per prompt its token ids.
-        blank: per prompt the number of the blank that is being filled, from 0 on.
+        numbers: per prompt the number of the answer that is being written, from 0 on.
         ends: ids of the tokens that end an answer.
         max_len: longest answer, in tokens.
         logits: float32 [N, W, V], the model's own, never to be changed.
@@ -32,17 +32,19 @@ class SearchState:
         unprocessed: float32 [N, W, V], the scores before any processor, never to be changed: logprobs if None, else
             with a language model's part.
         end_index: `ends` where the scores are, int64 [E]; made of these if None.
+        min_len: shortest answer, in tokens.
     """
 
     tokens: Tensor
     contexts: Sequence[Sequence[int]]
-    blank: Sequence[int]
+    numbers: Sequence[int]
     ends: tuple[int, ...]
     max_len: int
     logits: Tensor
     logprobs: Tensor
     unprocessed: Tensor = None  # type: ignore[assignment] # `logprobs`, see below
     end_index: Tensor = None  # type: ignore[assignment] # made of `ends`, see below
+    min_len: int = 0
     _host_tokens: npt.NDArray[np.int64] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,18 +65,25 @@ class SearchState:
             self._host_tokens = np.ascontiguousarray(self.tokens.cpu().numpy())
         return self._host_tokens
 
-    def of_prompts(self, numbers: Sequence[int], rows: Tensor) -> SearchState:
-        """The part of R prompts: their numbers, and the same as an index, int64 [R]."""
+    def fresh_scores(self) -> Tensor:
+        """float32 [N, W, V]: `unprocessed`, without an end before `min_len`; a copy, that processors may change."""
+        if self.step < self.min_len:
+            return self.unprocessed.index_fill(-1, self.end_index, FORBIDDEN)
+        return self.unprocessed.clone()
+
+    def of_prompts(self, places: Sequence[int], rows: Tensor) -> SearchState:
+        """The part of R prompts: their places here, and the same as an index, int64 [R]."""
         return SearchState(
             self.tokens[rows],
-            [self.contexts[number] for number in numbers] if self.contexts else (),
-            [self.blank[number] for number in numbers] if self.blank else (),
+            [self.contexts[row] for row in places] if self.contexts else (),
+            [self.numbers[row] for row in places] if self.numbers else (),
             self.ends,
             self.max_len,
             self.logits[rows],
             self.logprobs[rows],
             self.unprocessed[rows],
             self.end_index,
+            self.min_len,
         )
 
     def open_rows(self) -> Iterator[Row]:
@@ -133,11 +142,11 @@ class Processor:
         """
         return None
 
-    def length(self, blank: int, tokens: Sequence[int]) -> int:
+    def length(self, number: int, tokens: Sequence[int]) -> int:
         """How many tokens of a found answer count; the others are cut off. All, unless it is a stop string's.
 
         Args:
-            blank: number of the blank.
+            number: of the answer.
             tokens: the answer, without its end token.
         """
         return len(tokens)
@@ -189,8 +198,8 @@ class Processors(Processor):
         found = (item.select(totals, width, count) for item in self.items)
         return next((one for one in found if one is not None), None)
 
-    def length(self, blank: int, tokens: Sequence[int]) -> int:
-        return min((item.length(blank, tokens) for item in self.items), default=len(tokens))
+    def length(self, number: int, tokens: Sequence[int]) -> int:
+        return min((item.length(number, tokens) for item in self.items), default=len(tokens))
 
     def cut(self, text: str) -> str:
         for item in self.items:

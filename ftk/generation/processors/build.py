@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftk.errors import UserError
 from ftk.files import read_bytes, reason
-from ftk.generation.blanks import end_ids
 from ftk.generation.processors.base import Processor, Processors
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.generation.processors.constraints import LexicalConstraints
 from ftk.generation.processors.forbidden import ForbiddenPhrases, ForbiddenTokens, NoRepeatNgram
-from ftk.generation.processors.length import MaxLength, MinLength, of_blank
+from ftk.generation.processors.length import MaxLength, MinLength, of_answer
 from ftk.generation.processors.penalties import RepetitionPenalty, UnknownPenalty
 from ftk.generation.processors.phrases import PhraseTrie, Spelling, shortened, spellings
 from ftk.generation.processors.prefix import AllowedTokens, AllowedTokensFunction, ForcedPrefix
@@ -32,6 +31,7 @@ def build_processors(
     config: ProcessorConfig | None,
     tokenizer: Tokenizer,
     *,
+    ends: Collection[int],
     max_len: int = 24,
     min_len: int = 0,
     allowed_tokens: AllowedTokensFunction | None = None,
@@ -46,6 +46,7 @@ def build_processors(
     Args:
         config: options; the defaults if None.
         tokenizer: the one of the model.
+        ends: tokens that end an answer (`Framing.ends`).
         max_len, min_len: limits of every answer, as in `GenerationConfig`.
         allowed_tokens: see `AllowedTokens`.
         options: fields of `ProcessorConfig`, instead of or on top of `config`.
@@ -57,35 +58,40 @@ def build_processors(
     errors = [*config.validate(), *_length_errors(config, min_len, max_len)]
     if errors:
         raise UserError("; ".join(errors))
-    return Processors(list(_Plan(config, tokenizer, max_len, allowed_tokens).items()))
+    return Processors(list(_Plan(config, tokenizer, ends, max_len, allowed_tokens).items()))
 
 
 class _Plan:
     """The texts of the options as tokens, checked against each other."""
 
     def __init__(
-        self, config: ProcessorConfig, tokenizer: Tokenizer, max_len: int, allowed_tokens: AllowedTokensFunction | None
+        self,
+        config: ProcessorConfig,
+        tokenizer: Tokenizer,
+        ends: Collection[int],
+        max_len: int,
+        allowed_tokens: AllowedTokensFunction | None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
+        self.ends = frozenset(ends)
         self.max_len = max_len
         self.allowed_tokens = allowed_tokens
         self.forbidden = PhraseTrie(self._forbidden())
-        self.num_blanks = max(len(config.prefix), len(config.max_lens), *config.constraint_blanks, 0)
-        # Blank -1 stands for all behind those that some option names.
-        self.progress = {blank: self._progress(blank) for blank in range(-1, self.num_blanks)}
-        self.prefixes = {blank: self._prefix(blank) for blank in range(-1, self.num_blanks)}
+        self.num_answers = max(len(config.prefix), len(config.max_lens), *config.constraint_blanks, 0)
+        # Number -1 stands for all behind those that some option names.
+        self.progress = {number: self._progress(number) for number in range(-1, self.num_answers)}
+        self.prefixes = {number: self._prefix(number) for number in range(-1, self.num_answers)}
 
     def items(self) -> Iterator[Processor]:
         config, special = self.config, self.tokenizer.special
-        ends = set(end_ids(special))
         if config.repetition_penalty != 1.0:
             yield RepetitionPenalty(config.repetition_penalty, config.repetition_penalty_prompt)
         if config.unk_penalty != 0.0:
             if special.unk is None:
                 raise UserError("unk_penalty: the tokenizer has no unknown token")
             yield UnknownPenalty(special.unk, config.unk_penalty)
-        commands = {token.id for token in self.tokenizer.command_tokens} - ends - {special.unk}
+        commands = {token.id for token in self.tokenizer.command_tokens} - self.ends - {special.unk}
         yield ForbiddenTokens(commands, self.tokenizer.vocab_size)
         if self.forbidden.rows:
             yield ForbiddenPhrases(self.forbidden.rows)
@@ -96,9 +102,9 @@ class _Plan:
         if self.allowed_tokens is not None:
             yield AllowedTokens(self.allowed_tokens)
         if config.constraints:
-            progress = {blank: one for blank, one in self.progress.items() if one is not None}
-            # A blank that is named without phrases of its own must not get those of all.
-            nothing = {blank: UnorderedProgress([]) for blank, one in self.progress.items() if one is None}
+            progress = {number: one for number, one in self.progress.items() if one is not None}
+            # An answer that is named without phrases of its own must not get those of all.
+            nothing = {number: UnorderedProgress([]) for number, one in self.progress.items() if one is None}
             yield LexicalConstraints({**nothing, **progress}, config.max_lens)
         if any(self.prefixes.values()):
             yield ForcedPrefix(self.prefixes)
@@ -113,59 +119,58 @@ class _Plan:
             texts += _lines(self.config.forbid_words_file)
         return [row for text, option in texts for row in spellings(self.tokenizer, text, option)]
 
-    def _progress(self, blank: int) -> Progress | None:
-        """The phrases of a blank; None where there are none."""
+    def _progress(self, number: int) -> Progress | None:
+        """The phrases of an answer; None where there are none."""
         config = self.config
         numbers = config.constraint_blanks or [0] * len(config.constraints)
-        texts = [text for text, number in zip(config.constraints, numbers, strict=True) if number in (0, blank + 1)]
-        if blank < 0:
-            texts = [text for text, number in zip(config.constraints, numbers, strict=True) if number == 0]
+        wanted = (0,) if number < 0 else (0, number + 1)
+        texts = [text for text, of in zip(config.constraints, numbers, strict=True) if of in wanted]
         if not texts:
             return None
         if not config.ordered_constraints:
             texts = list(dict.fromkeys(texts))
-        room = self._room(blank)
+        room = self._room(number)
         phrases = [self._possible(text, "constraints", room) for text in texts]
         if config.ordered_constraints:
             ordered = OrderedProgress(phrases)
-            self._check_room(texts, ordered.need(ordered.start), blank)
+            self._check_room(texts, ordered.need(ordered.start), number)
             return ordered
         # First what takes one look at each phrase: of far too many the shortest arrangement is hard to find.
-        self._check_room(texts, fewest_tokens(phrases), blank)
+        self._check_room(texts, fewest_tokens(phrases), number)
         progress = UnorderedProgress(phrases)
-        self._check_room(texts, progress.need(progress.start), blank)
+        self._check_room(texts, progress.need(progress.start), number)
         return progress
 
-    def _check_room(self, texts: Sequence[str], needed: int, blank: int) -> None:
-        if needed > self._room(blank):
+    def _check_room(self, texts: Sequence[str], needed: int, number: int) -> None:
+        if needed > self._room(number):
             few = ", ".join(map(shortened, texts[:_NAMED]))
             more = f" and {len(texts) - _NAMED:,} more" if len(texts) > _NAMED else ""
-            raise self._too_long(f"constraints {few}{more} need {needed} tokens", blank)
+            raise self._too_long(f"constraints {few}{more} need {needed} tokens", number)
 
-    def _too_long(self, what: str, blank: int) -> UserError:
+    def _too_long(self, what: str, number: int) -> UserError:
         lists = " or max_lens" if self.config.max_lens else ""
         leave = ", or leave some out" if what.startswith("constraints") else ""
         return UserError(
-            f"{what}, but {_name(blank)} has room for {self._room(blank)}; raise max_len (--max-len){lists}{leave}"
+            f"{what}, but {_name(number)} has room for {self._room(number)}; raise max_len (--max-len){lists}{leave}"
         )
 
-    def _prefix(self, blank: int) -> list[Spelling]:
-        """The ways in which the answer of a blank may begin; none where it is free."""
+    def _prefix(self, number: int) -> list[Spelling]:
+        """The ways in which an answer may begin; none where it is free."""
         prefix = self.config.prefix
         if len(prefix) == 1:
             text = prefix[0]
         else:
-            text = prefix[blank] if 0 <= blank < len(prefix) else ""
+            text = prefix[number] if 0 <= number < len(prefix) else ""
         if not text.strip():
             return []
-        room = self._room(blank)
+        room = self._room(number)
         rows = self._possible(text, "prefix", room)
-        progress = self.progress[blank]
+        progress = self.progress[number]
         needed = {row: len(row) + (progress.need(progress.after(row)) if progress else 0) for row in rows}
         fitting = [row for row in rows if needed[row] <= room]
         if not fitting:
             what = "it and the constraints need" if progress else "it needs"
-            raise self._too_long(f"prefix {shortened(text)}: {what} {min(needed.values())} tokens", blank)
+            raise self._too_long(f"prefix {shortened(text)}: {what} {min(needed.values())} tokens", number)
         return fitting
 
     def _possible(self, text: str, option: str, room: int) -> list[Spelling]:
@@ -190,8 +195,8 @@ class _Plan:
             )
         return possible
 
-    def _room(self, blank: int) -> int:
-        return of_blank(self.config.max_lens, blank, self.max_len) if blank >= 0 else self.max_len
+    def _room(self, number: int) -> int:
+        return of_answer(self.config.max_lens, number, self.max_len) if number >= 0 else self.max_len
 
 
 def _length_errors(config: ProcessorConfig, min_len: int, max_len: int) -> Iterator[str]:
@@ -212,5 +217,5 @@ def _lines(path: str) -> list[tuple[str, str]]:
     return [(line.strip(), f"{path}:{number}:") for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _name(blank: int) -> str:
-    return "an answer" if blank < 0 else f"blank {blank + 1}"
+def _name(number: int) -> str:
+    return "an answer" if number < 0 else f"answer {number + 1}"

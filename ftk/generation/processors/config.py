@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ftk.generation.config_groups import MOST_TOKENS
 
-_MOST_BLANKS = 10_000  # in front of which options are made for each
+_MOST_ANSWERS = 10_000  # in front of which options are made for each
 _GREATEST = 1e6  # factor, or difference, by which a logit is changed: float32 holds what comes of it
 
 
@@ -18,12 +18,12 @@ class ProcessorConfig:
 
     min_lens: list[int] = field(
         default_factory=list,
-        metadata={"help": "min_len of the first blank, the second, ...; min_len for those behind", "unit": "tokens"},
+        metadata={"help": "min_len of the first answer, the second, ...; min_len for those behind", "unit": "tokens"},
     )
     max_lens: list[int] = field(
         default_factory=list,
         metadata={
-            "help": "greatest length for the first blank, the second, ..., each at most max_len; max_len for "
+            "help": "greatest length for the first answer, the second, ..., each at most max_len; max_len for "
             "those behind",
             "unit": "tokens",
         },
@@ -52,7 +52,7 @@ class ProcessorConfig:
     prefix: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "how every answer begins; of several texts one for each blank, '' for no wish",
+            "help": "how every answer begins; of several texts one for each answer, '' for no wish",
             "several": True,
             "metavar": "TEXT",
         },
@@ -63,7 +63,7 @@ class ProcessorConfig:
     )
     constraint_blanks: list[int] = field(
         default_factory=list,
-        metadata={"help": "for each of the constraints the blank, from 1 on, that it is meant for; 0: every blank"},
+        metadata={"help": "for each of the constraints the answer, from 1 on, that it is meant for; 0: every one"},
     )
     ordered_constraints: bool = field(
         default=False, metadata={"help": "the constraints come one behind the other, in their order"}
@@ -87,7 +87,7 @@ class ProcessorConfig:
                 yield f"max_lens holds {one}; lengths are at least 1"
         for number, (low, high) in enumerate(zip(self.min_lens, self.max_lens, strict=False), start=1):
             if low > high:
-                yield f"blank {number}: min_lens {low} is above max_lens {high}"
+                yield f"answer {number}: min_lens {low} is above max_lens {high}"
         if not 1 / _GREATEST <= self.repetition_penalty <= _GREATEST:
             yield (
                 f"repetition_penalty is {self.repetition_penalty}; it must be from {1 / _GREATEST:g} to {_GREATEST:g} "
@@ -102,8 +102,8 @@ class ProcessorConfig:
         if not 0 <= self.no_repeat_ngram_size <= MOST_TOKENS:
             yield f"no_repeat_ngram_size is {self.no_repeat_ngram_size}; it must be from 0 (no limit) to {MOST_TOKENS}"
         for name in ("min_lens", "max_lens", "prefix"):
-            if len(getattr(self, name)) > _MOST_BLANKS:
-                yield f"{name} has {len(getattr(self, name))} entries; at most {_MOST_BLANKS} blanks can be named"
+            if len(getattr(self, name)) > _MOST_ANSWERS:
+                yield f"{name} has {len(getattr(self, name))} entries; at most {_MOST_ANSWERS} answers can be named"
         for name in ("forbid_words", "constraints"):
             if any(not text.strip() for text in getattr(self, name)):
                 yield f"{name} holds an empty text"
@@ -115,8 +115,8 @@ class ProcessorConfig:
                 "constraints; give one for each"
             )
         for number in self.constraint_blanks:
-            if not 0 <= number <= _MOST_BLANKS:
-                yield f"constraint_blanks holds {number}; it must be from 0 (every blank), or 1, to {_MOST_BLANKS}"
+            if not 0 <= number <= _MOST_ANSWERS:
+                yield f"constraint_blanks holds {number}; it must be from 0 (every answer), or 1, to {_MOST_ANSWERS}"
                 break
         if self.ordered_constraints and not self.constraints:
             yield "ordered_constraints needs constraints"

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState, index_of, keep_only
-from ftk.generation.processors.length import of_blank
+from ftk.generation.processors.length import of_answer
 from ftk.generation.processors.progress import Progress
-from ftk.generation.ranking import stable_topk
+from ftk.generation.search.ranking import stable_topk
 
 
 class LexicalConstraints(Processor):
@@ -22,8 +22,8 @@ class LexicalConstraints(Processor):
     2018, dynamic beam allocation), so that the phrases come where they fit best.
 
     Args:
-        progress: number of the blank -> its phrases; under -1 those of all blanks that are not named.
-        max_lens: greatest lengths of the first blank, the second, ..., where they are below max_len.
+        progress: number of the answer -> its phrases; under -1 those of all answers that are not named.
+        max_lens: greatest lengths of the first answer, the second, ..., where they are below max_len.
     """
 
     def __init__(self, progress: Mapping[int, Progress], max_lens: Sequence[int] = ()) -> None:
@@ -31,18 +31,18 @@ class LexicalConstraints(Processor):
         self.max_lens = tuple(max_lens)
         self._states: dict[tuple[int, tuple[int, ...]], Any] = {}  # of the answers of the last step
         self._now: list[list[Any]] = []  # [N][W] states of the present step; None: no phrases
-        self._blank: list[int] = []
+        self._numbers: list[int] = []
         self._ends: tuple[int, ...] = ()
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         self._follow(state)
         for row in state.open_rows():
-            blank = state.blank[row.prompt]
-            progress, now = self._progress(blank), self._now[row.prompt][row.hypothesis]
+            number = state.numbers[row.prompt]
+            progress, now = self._progress(number), self._now[row.prompt][row.hypothesis]
             if progress is None or progress.need(now) == 0:
                 continue
             scores[row.prompt, row.hypothesis, state.end_index] = FORBIDDEN
-            room = of_blank(self.max_lens, blank, state.max_len) - state.step - 1  # behind the next token
+            room = of_answer(self.max_lens, number, state.max_len) - state.step - 1  # behind the next token
             if progress.need(progress.forget(now)) <= room:
                 continue
             tokens = [token for token in progress.tokens if progress.need(progress.advance(now, token)) <= room]
@@ -56,14 +56,14 @@ class LexicalConstraints(Processor):
         To choose from are the best candidates of all, the best of each hypothesis, and every token that brings a
         phrase on (Post & Vilar 2018, 3).
         """
-        if all(self._progress(blank) is None for blank in self._blank):
+        if all(self._progress(number) is None for number in self._numbers):
             return None
         size = totals.size(-1)
         best = stable_topk(totals.flatten(1), min(count, totals[0].numel()))[1].tolist()  # [N, C]
         of_each = totals.argmax(-1).tolist()  # [N, W]
         chosen: list[list[int]] = []
-        for prompt, blank in enumerate(self._blank):
-            progress = self._progress(blank)
+        for prompt, number in enumerate(self._numbers):
+            progress = self._progress(number)
             pool = set(best[prompt])
             if progress is None:
                 chosen.append(_by_score(totals[prompt].flatten(), pool)[1])
@@ -97,23 +97,23 @@ class LexicalConstraints(Processor):
             going_on += index % size not in self._ends
         return chosen
 
-    def _progress(self, blank: int) -> Progress | None:
-        return self.progress.get(blank, self.progress.get(-1))
+    def _progress(self, number: int) -> Progress | None:
+        return self.progress.get(number, self.progress.get(-1))
 
     def _follow(self, state: SearchState) -> None:
         """Finds the state of each hypothesis, from that of the answer that it continues."""
-        self._blank, self._ends = list(state.blank), state.ends
+        self._numbers, self._ends = list(state.numbers), state.ends
         before, self._states, self._now = self._states, {}, []
-        for blank, hypotheses in zip(self._blank, state.host_tokens.tolist(), strict=True):
-            progress = self._progress(blank)
+        for number, hypotheses in zip(self._numbers, state.host_tokens.tolist(), strict=True):
+            progress = self._progress(number)
             if progress is None:
                 self._now.append([None] * len(hypotheses))
                 continue
             states = []
             for tokens in map(tuple, hypotheses):
-                parent = before.get((blank, tokens[:-1])) if tokens else None
+                parent = before.get((number, tokens[:-1])) if tokens else None
                 now = progress.after(tokens) if parent is None else progress.advance(parent, tokens[-1])
-                self._states[blank, tokens] = now
+                self._states[number, tokens] = now
                 states.append(now)
             self._now.append(states)
 

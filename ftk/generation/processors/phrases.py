@@ -20,7 +20,7 @@ def spellings(tokenizer: Tokenizer, text: str, option: str) -> list[Spelling]:
     """The token rows that the tokenizer itself makes of a text: behind a space, at the beginning, behind a sign.
 
     Byte-level BPE spells " word" and "word" differently, SentencePiece puts its own space in front: which of
-    them stands in an answer depends on the blank. Rows with other cuts within the text are not among them.
+    them stands in an answer depends on the text before it. Rows with other cuts within the text are not among them.
 
     Args:
         tokenizer: encodes.

@@ -20,7 +20,7 @@ class ForcedPrefix(Processor):
     the answer is free; if one row begins with another, either of them will do.
 
     Args:
-        prefixes: number of the blank -> the rows, none empty; under -1 those of all blanks that are not named.
+        prefixes: number of the answer -> the rows, none empty; under -1 those of all answers that are not named.
     """
 
     def __init__(self, prefixes: Mapping[int, Sequence[Spelling]]) -> None:
@@ -30,14 +30,14 @@ class ForcedPrefix(Processor):
         if state.step >= max((len(row) for rows in self.prefixes.values() for row in rows), default=0):
             return scores
         for row in state.open_rows():
-            allowed = self._allowed(state.blank[row.prompt], row)
+            allowed = self._allowed(state.numbers[row.prompt], row)
             if allowed:
                 keep_only(state, scores, row, sorted(allowed))
         return scores
 
-    def _allowed(self, blank: int, row: Row) -> set[int]:
+    def _allowed(self, number: int, row: Row) -> set[int]:
         """The tokens that go on with a row; none where the prefix is complete, or not there at all."""
-        rows = self.prefixes.get(blank, self.prefixes.get(-1, ()))
+        rows = self.prefixes.get(number, self.prefixes.get(-1, ()))
         length = len(row.tokens)
         if any(tuple(row.tokens[: len(one)]) == one for one in rows):
             return set()
@@ -47,10 +47,10 @@ class ForcedPrefix(Processor):
 class AllowedTokens(Processor):
     """A function says which tokens may come next, as the `prefix_allowed_tokens_fn` of other libraries does.
 
-        AllowedTokens(lambda context, blank, tokens: digits if len(tokens) < 4 else ends)
+        AllowedTokens(lambda context, number, tokens: digits if len(tokens) < 4 else ends)
 
     Args:
-        allowed: gets the prompt's ids, the number of the blank and the answer so far; gives the ids that may come
+        allowed: gets the prompt's ids, the number of the answer and its tokens so far; gives the ids that may come
             next, end tokens included, or None for all of them. Where it gives none the answer ends. It must not
             depend on anything else, or an answer would depend on its batch.
     """
@@ -60,7 +60,7 @@ class AllowedTokens(Processor):
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         for row in state.open_rows():
-            tokens = self.allowed(list(state.contexts[row.prompt]), state.blank[row.prompt], row.tokens)
+            tokens = self.allowed(list(state.contexts[row.prompt]), state.numbers[row.prompt], row.tokens)
             if tokens is None:
                 continue
             ids = sorted({int(token) for token in tokens})

@@ -41,7 +41,7 @@ class StopStrings(Processor):
                     own[state.ends[0]] = 0.0
         return scores
 
-    def length(self, blank: int, tokens: Sequence[int]) -> int:
+    def length(self, number: int, tokens: Sequence[int]) -> int:
         """All tokens in front of the first stop string; where one token holds both, the whole string stays."""
         tokens = list(tokens)
         text = self.decode(tokens)

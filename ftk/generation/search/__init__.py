@@ -29,7 +29,7 @@ class Strategy(NamedTuple):
     @property
     def width(self) -> int:
         """W, hypotheses per prompt."""
-        return self.target.width(self.config)
+        return self.target.width(self.config, self.options)
 
     @property
     def num_steps(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from ftk.generation.ranking import stable_topk
+from ftk.generation.search.ranking import stable_topk
 
 if TYPE_CHECKING:
     from ftk.generation.search.base import Answer

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
-from ftk.generation.hidden_states import RowStates
 from ftk.generation.processors.base import Processors, SearchState
 from ftk.generation.search.alternatives import Alternatives, LikeliestTokens
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What fills one blank.
+    """One answer of a prompt.
 
     Attributes:
         tokens: ids without the end token.
@@ -27,7 +26,7 @@ class Answer:
             temperature and filters; the end token's stands last if it came.
         score: what ranks answers: the sum of the processed scores (without processors: of token_logprobs) /
             number of tokens ** length_penalty, the end token counted.
-        others: further answers to the same blank, best first; `nbest` - 1 at most. They have no others.
+        others: further answers in its place, best first; `nbest` - 1 at most. They have no others.
         alternatives: for each of token_logprobs the likeliest tokens there, if they were asked for.
         lm_logprobs: the same as token_logprobs under the language model, where there is one.
         end: the token that ended it, if one did and the strategy says which.
@@ -83,7 +82,7 @@ class Fusion(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is to be searched: the answers of one blank for each of N prompts.
+    """What is to be searched: one answer for each of N prompts.
 
     Attributes:
         num_prompts: N.
@@ -91,8 +90,8 @@ class Task(NamedTuple):
         device: where the logits are.
         uniforms: float64 [N, max_len, D], the prompts' random numbers, where the strategy draws D a step.
         contexts: per prompt its token ids, for processors.
-        blank: per prompt the number of the blank that is filled, for processors.
-        states: what the decoder has read, for strategies with `reads_states`.
+        numbers: per prompt the number of the answer, for processors.
+        states: what the decoder's observer gives, for strategies that have one.
         fusion: with the language model, whose part stands beside the logits; None where there is none.
     """
 
@@ -101,8 +100,8 @@ class Task(NamedTuple):
     device: torch.device
     uniforms: Tensor | None = None
     contexts: Sequence[Sequence[int]] = ()
-    blank: Sequence[int] = ()
-    states: RowStates | None = None
+    numbers: Sequence[int] = ()
+    states: Any = None
     fusion: Fusion | None = None
 
 
@@ -127,7 +126,8 @@ class Search(ABC):
     """
 
     lookahead = 0  # tokens that are read beyond those of the longest answer
-    reads_states = False  # whether `task.states` is needed
+    observer: ClassVar[Callable[[int, int], Any] | None] = None
+    """Makes what looks at hidden states for `task.states` (`engine.decoder.Observer`), of num_rows and capacity."""
 
     def __init__(
         self, config: GenerationConfig, task: Task, processors: Processors | None = None, options: Any = None
@@ -142,7 +142,7 @@ class Search(ABC):
 
     @staticmethod
     @abstractmethod
-    def width(config: GenerationConfig) -> int:
+    def width(config: GenerationConfig, options: Any = None) -> int:
         """W, hypotheses per prompt."""
 
     @staticmethod
@@ -198,7 +198,7 @@ class Search(ABC):
             num_prompts=len(chosen),
             uniforms=None if task.uniforms is None else task.uniforms[rows],
             contexts=[task.contexts[row] for row in chosen] if task.contexts else (),
-            blank=[task.blank[row] for row in chosen] if task.blank else (),
+            numbers=[task.numbers[row] for row in chosen] if task.numbers else (),
             states=None if task.states is None else task.states.keep(rows),
         )
         self.processors.keep(rows)
@@ -222,27 +222,27 @@ class Search(ABC):
         scores = logprobs
         if fusion is not None and language is not None:
             scores = fusion.scores(logprobs, language, self.ends)
-        unprocessed = scores
         if self.config.alternatives:
             self.likeliest.add(self.tokens_so_far()[:, : logits.size(1)], logprobs)
-        if self.step < self.config.min_len:
-            scores = scores.index_fill(-1, self.ends, float("-inf"))
-        if self.processors:
-            task = self.task
-            tokens = self.tokens_so_far()[:, : logits.size(1)]
-            state = SearchState(
-                tokens,
-                task.contexts,
-                task.blank,
-                task.end_ids,
-                self.config.max_len,
-                logits,
-                logprobs,
-                unprocessed,
-                self.ends,
-            )
-            scores = self.processors(state, scores.clone() if scores is unprocessed else scores)
-        return scores, logprobs
+        task, config = self.task, self.config
+        if not self.processors:
+            if self.step < config.min_len:
+                scores = scores.index_fill(-1, self.ends, float("-inf"))
+            return scores, logprobs
+        tokens = self.tokens_so_far()[:, : logits.size(1)]
+        state = SearchState(
+            tokens,
+            task.contexts,
+            task.numbers,
+            task.end_ids,
+            config.max_len,
+            logits,
+            logprobs,
+            scores,
+            self.ends,
+            config.min_len,
+        )
+        return self.processors(state, state.fresh_scores()), logprobs
 
 
 class Lines:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
-from ftk.generation.ranking import stable_topk
 from ftk.generation.search.base import Answer, Move, Search, Task, ranked
+from ftk.generation.search.ranking import stable_topk
 from ftk.registry import register_search
 
 _DEAD = float("-inf")
@@ -182,7 +182,7 @@ class BeamSearch(Search):
         self.beam = Beam(config, task, config.beam)
 
     @staticmethod
-    def width(config: GenerationConfig) -> int:
+    def width(config: GenerationConfig, options: Any = None) -> int:
         return config.beam
 
     def _advance(self, scores: Tensor, logprobs: Tensor) -> Move:

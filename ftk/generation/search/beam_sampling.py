@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ftk.generation.config import GenerationConfig
-from ftk.generation.ranking import stable_topk
-from ftk.generation.sampling import draw_without_replacement, token_probabilities
 from ftk.generation.search.beam import BeamSearch, Candidates
+from ftk.generation.search.random import draw_without_replacement, token_probabilities
+from ftk.generation.search.ranking import stable_topk
 from ftk.registry import register_search
 
 

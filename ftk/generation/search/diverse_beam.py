@@ -34,7 +34,7 @@ class DiverseBeamSearch(Search):
         self.groups = [Beam(config, task, self.group_width) for _ in range(config.diverse_groups)]
 
     @staticmethod
-    def width(config: GenerationConfig) -> int:
+    def width(config: GenerationConfig, options: Any = None) -> int:
         return config.beam
 
     def _advance(self, scores: Tensor, logprobs: Tensor) -> Move:

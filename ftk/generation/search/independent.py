@@ -22,7 +22,7 @@ class IndependentSearch(Search):
         self.lines = Lines(task, self.width(config), config.max_len)
 
     @staticmethod
-    def width(config: GenerationConfig) -> int:
+    def width(config: GenerationConfig, options: Any = None) -> int:
         return config.nbest
 
     @abstractmethod

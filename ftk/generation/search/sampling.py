@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ftk.generation.config import GenerationConfig
-from ftk.generation.sampling import draw, token_probabilities
 from ftk.generation.search.independent import IndependentSearch
+from ftk.generation.search.random import draw, token_probabilities
 from ftk.registry import register_search
 
 

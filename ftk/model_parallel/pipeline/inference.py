@@ -62,6 +62,11 @@ class PipelinedModel(nn.Module):
         dist.recv(hidden, group=self.group, group_src=self.rank - 1)
         return hidden
 
+    def around(self, **positions: Any) -> Callable[[Any], Any]:
+        """As the whole model's."""
+        stage: Any = self.stage
+        return stage.around(**positions)  # type: ignore[no-any-return]
+
     def finish(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> the same shape; elsewhere than on the last stage unchanged"""
         stage: Any = self.stage

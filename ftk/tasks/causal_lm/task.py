@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftk.batch import Batch
 from ftk.data.batches.collate import Collater
@@ -14,6 +14,10 @@ from ftk.errors import UserError
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.causal_lm.samples import CausalDataset
+
+if TYPE_CHECKING:
+    from ftk.generation.engine.continuation import Continuation
+    from ftk.tokenizers.base import Tokenizer
 
 
 @dataclass(kw_only=True)
@@ -63,6 +67,13 @@ class CausalLMTask(Task):
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return Collater(self.tokenizer.special)
+
+    @classmethod
+    def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Continuation:
+        from ftk.generation.engine.continuation import Continuation
+
+        end = tokenizer.special.eos
+        return Continuation([] if end is None else [end], getattr(model_config, "max_positions", None))
 
     def complete_model_config(self, config: Any) -> Any:
         if self.config.seq_length > config.max_positions:

@@ -18,9 +18,9 @@ from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from ftk.tasks.glm_blank import BlankGenerator
+    from ftk.tasks.glm_blank.infill.fill import BlankFiller
+    from ftk.tasks.glm_blank.infill.framing import BlankFraming
+    from ftk.tokenizers.base import Tokenizer
 
 
 @dataclass(kw_only=True)
@@ -74,8 +74,14 @@ class GLMBlankTask(Task):
         samples = samples_to_show(documents, self.tokenizer, self.config, num_samples=num_samples or 3, **which)
         return show_html(list(samples), self.tokenizer, page)
 
-    def build_generator(self, model: nn.Module, **options: Any) -> BlankGenerator:
-        """A generator of the answers to blanks; `options` as for `ftk.generation.BlankGenerator`."""
-        from ftk.tasks.glm_blank import BlankGenerator
+    @classmethod
+    def framing(cls, tokenizer: Tokenizer, model_config: Any) -> BlankFraming:
+        from ftk.tasks.glm_blank.infill.framing import BlankFraming
 
-        return BlankGenerator(model, self.tokenizer.special, **options)
+        return BlankFraming(tokenizer.special, model_config)
+
+    @classmethod
+    def text_generator(cls) -> type[BlankFiller]:
+        from ftk.tasks.glm_blank.infill.fill import BlankFiller
+
+        return BlankFiller

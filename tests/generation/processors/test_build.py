@@ -12,11 +12,13 @@ from ftk.generation.processors import ProcessorConfig, build_processors
 from ftk.generation.processors.phrases import spellings
 from ftk.generation.processors.progress import UnorderedProgress
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
+from ftk.tasks.glm_blank.infill.blanks import end_ids
 from tests.generation.processors.helpers import Letters, allowed, run, state_of
 from tests.generation.slow import small_model
 from tests.tasks.glm_blank.infill.test_fill import own_tokenizer, tokenizer  # noqa: F401  (fixtures)
 
 LETTERS = Letters()
+ENDS = end_ids(LETTERS.special)
 COMMANDS = {0, 3, 4, 5}  # pad, sop, mask, cls; 2 and 6 end an answer, 1 is unknown
 
 
@@ -25,7 +27,7 @@ def ids(text):
 
 
 def chain(**options):
-    return build_processors(None, LETTERS, max_len=8, **options)
+    return build_processors(None, LETTERS, ends=ENDS, max_len=8, **options)
 
 
 def allowed_after(tokens, blank=0, **options):
@@ -85,7 +87,7 @@ def test_constraints_go_to_the_blanks_that_are_named():
         ({"min_lens": [-1]}, "min_lens holds -1"),
         ({"max_lens": [0]}, "max_lens holds 0; lengths are at least 1"),
         ({"max_lens": [9]}, "max_lens holds 9; it must be from min_len 0 to max_len 8"),
-        ({"min_lens": [5], "max_lens": [3]}, "blank 1: min_lens 5 is above max_lens 3"),
+        ({"min_lens": [5], "max_lens": [3]}, "answer 1: min_lens 5 is above max_lens 3"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be from 1e-06 to 1e+06"),
         ({"repetition_penalty_prompt": True}, "repetition_penalty_prompt needs a repetition_penalty"),
         ({"unk_penalty": float("nan")}, "unk_penalty is nan"),
@@ -101,7 +103,7 @@ def test_constraints_go_to_the_blanks_that_are_named():
         ({"constraints": ["abcde", "fghij"]}, "'abcde', 'fghij' need 10 tokens"),
         (
             {"constraints": ["abcd"], "max_lens": [8, 3]},
-            "constraints 'abcd' need 4 tokens, but blank 2 has room for 3; raise max_len (--max-len) or max_lens",
+            "constraints 'abcd' need 4 tokens, but answer 2 has room for 3; raise max_len (--max-len) or max_lens",
         ),
         ({"prefix": ["abcdefghi"]}, "prefix 'abcdefghi': it needs 9 tokens, but an answer has room for 8"),
         ({"prefix": ["abcde"], "constraints": ["fghi"]}, "prefix 'abcde': it and the constraints need 9 tokens"),
@@ -177,7 +179,9 @@ def test_everything_at_once_in_its_order():
         "unk_penalty": 2.0, "no_repeat_ngram_size": 2, "forbid_words": ["x"], "prefix": ["a"], "constraints": ["b"],
         "stop": ["zz"],
     }  # fmt: skip
-    items = build_processors(ProcessorConfig(**options), LETTERS, max_len=8, allowed_tokens=lambda *_: None).items
+    items = build_processors(
+        ProcessorConfig(**options), LETTERS, ends=ENDS, max_len=8, allowed_tokens=lambda *_: None
+    ).items
     assert [type(item).__name__ for item in items] == [
         "RepetitionPenalty", "UnknownPenalty", "ForbiddenTokens", "ForbiddenPhrases", "NoRepeatNgram", "MinLength",
         "AllowedTokens", "LexicalConstraints", "ForcedPrefix", "MaxLength", "StopStrings",
@@ -186,7 +190,9 @@ def test_everything_at_once_in_its_order():
 
 def filler(seed=0, allowed_tokens=None, search=None, **options):
     search = {"max_len": 8} | (search or {})
-    processors = build_processors(None, LETTERS, max_len=search["max_len"], allowed_tokens=allowed_tokens, **options)
+    processors = build_processors(
+        None, LETTERS, ends=ENDS, max_len=search["max_len"], allowed_tokens=allowed_tokens, **options
+    )
     model = small_model(vocab_size=70, seed=seed)
     return BlankFiller(LETTERS, BlankGenerator(model, LETTERS.special, processors=processors, **search))
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftk.generation.in_flight import InFlight
+from ftk.generation.engine.engine import Engine
 from ftk.generation.processors import penalties
 from ftk.generation.processors.base import Processors, index_of
 from ftk.generation.processors.length import MaxLength, MinLength
@@ -85,8 +85,8 @@ def test_the_tokens_of_a_prompt_are_gathered_once_however_many_searches_are_unde
     penalty = RepetitionPenalty(1.7, prompt=True)
     own = [Processors([MinLength([length]), MaxLength([length]), penalty]) for length in lengths]
     groups = []
-    step = InFlight._step
-    monkeypatch.setattr(InFlight, "_step", lambda self, done: (groups.append(len(self.groups)), step(self, done)))
+    step = Engine._advance
+    monkeypatch.setattr(Engine, "_advance", lambda self: (groups.append(len(self._groups)), step(self)))
     together = BlankGenerator(small_model(), SPECIAL, max_len=8, batch_size=4).fill_ids(contexts, processors=own)
     assert max(groups) > 1
     assert sorted(met) == sorted(contexts)

@@ -6,15 +6,19 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
 
 from ftk.errors import UserError
+from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
 from ftk.generation.search import Answer
-from ftk.generation.steering import PromptOptions, Steering, seed_of
-from ftk.generation.token_stream import told_at_once
+from ftk.generation.text import check_vocabulary
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
-from ftk.tasks.glm_blank.infill.generator import BlankGenerator
+from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer, told_at_once
 from ftk.tasks.glm_blank.infill.given_answers import encode_answers, encoded_with_answers
+from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tasks.glm_blank.infill.misspelt_blanks import refuse_misspelt_blanks
 from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FilledBlank, FillResult
 from ftk.tasks.glm_blank.infill.scoring import score_ids
@@ -23,7 +27,7 @@ from ftk.tasks.glm_blank.infill.truncation import truncate
 
 if TYPE_CHECKING:
     from ftk.generation.processors.base import Processors
-    from ftk.generation.token_stream import NewTokens
+    from ftk.tasks.glm_blank.infill.generator import NewTokens
     from ftk.tokenizers import Tokenizer
 
 _BLANKS = {"[MASK]": "mask", "[sMASK]": "smask", "[gMASK]": "gmask"}
@@ -43,16 +47,13 @@ class BlankFiller:
         UserError: tokenizer and model do not fit each other.
     """
 
+    config_class: ClassVar[type[FillConfig]] = FillConfig
+
     def __init__(self, tokenizer: Tokenizer, generator: BlankGenerator, steering: Steering | None = None) -> None:
         self.tokenizer = tokenizer
         self.generator = generator
         self.steering = steering
-        num_rows = getattr(getattr(generator.model, "config", None), "vocab_size", None)
-        if num_rows is not None and num_rows < tokenizer.vocab_size:
-            raise UserError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, but the model knows {num_rows}; "
-                "use the tokenizer that the model was trained with"
-            )
+        check_vocabulary(tokenizer, generator.model)
         special = tokenizer.special
         ids = {text: getattr(special, name) for text, name in _BLANKS.items()}
         self.blanks: dict[str, int] = {text: one for text, one in ids.items() if one is not None}
@@ -62,6 +63,33 @@ class BlankFiller:
         own_names = [tokenizer.token_text(one) for one in self.blanks.values()]
         self._names = {*self.blanks, *(token.text for token in tokenizer.command_tokens)}
         self._blank_pattern = re.compile("|".join(map(re.escape, {*self.blanks, *own_names})))
+
+    @classmethod
+    def assembled(
+        cls,
+        tokenizer: Tokenizer,
+        model: nn.Module,
+        framing: object,
+        config: FillConfig,
+        steering: Steering,
+        language_model: nn.Module | None = None,
+    ) -> BlankFiller:
+        """One of loaded parts, see `TextGenerator.assembled`; the generator makes its own framing."""
+        beside = None
+        if language_model is not None:
+            beside = LanguageModel(language_model, tokenizer.special, config.lm_weight, ends=config.lm_ends)
+        processors = steering.processors
+        generator = BlankGenerator(model, tokenizer.special, config, processors=processors, language_model=beside)
+        return cls(tokenizer, generator, steering)
+
+    @classmethod
+    def check_config(cls, config: FillConfig, model_config: Any) -> None:
+        """See `TextGenerator.check_config`."""
+        check_longest_answer(config, model_config)
+
+    def generate(self, prompts: Sequence[str], seeds: Sequence[int] | None = None, **options: Any) -> list[FillResult]:
+        """`fill`, under the name that it has for every task."""
+        return self.fill(prompts, seeds, **options)
 
     def fill(
         self,
@@ -80,7 +108,7 @@ class BlankFiller:
             seeds, progress: as for `BlankGenerator.fill_ids`.
             on_piece: called with each piece of an answer as it comes, see `stream`; what it raises ends the work.
             options: for each prompt its own, which take the place of those of the same name; see
-                `ftk.generation.steering.PROMPT_OPTIONS`.
+                `ftk.generation.processors.steering.PROMPT_OPTIONS`.
 
         Raises:
             UserError: a prompt is empty or too long, or has a blank that the tokenizer lacks or, unless
@@ -157,7 +185,7 @@ class BlankFiller:
         continued = len(pieces) == 1
         if continued:
             ids, pieces = [*ids, self._last_blank], [*pieces, ""]
-        if sum(token in self.generator.masks for token in ids) != len(pieces) - 1:
+        if sum(token in self.generator.framing.masks for token in ids) != len(pieces) - 1:
             raise UserError("the prompt holds a command token that counts as a blank here; remove it")
         if special.cls is not None and ids[0] != special.cls:
             ids = [special.cls, *ids]
@@ -165,7 +193,7 @@ class BlankFiller:
             ids = [*ids, special.eos]
         side, limit = self.generator.config.truncate, self.generator.longest_context(len(pieces) - 1)
         if side != "error" and limit is not None:
-            ids = truncate(ids, self.generator.masks, limit, side, (special.cls, special.eos))
+            ids = truncate(ids, self.generator.framing.masks, limit, side, (special.cls, special.eos))
         if check:
             self.generator.check(ids)
         if not options:
@@ -208,7 +236,7 @@ class BlankFiller:
         contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
         found = self.generator.fill_texts(contexts, self._seeds(prompts, seeds), progress, own)
         if on_piece is not None:
-            parts = told_at_once([fillings[0].answers for fillings in found])
+            parts = (part for number, one in enumerate(found) for part in told_at_once(number, one[0].answers))
             for piece in self._pieces([PromptStream(self, prompt) for prompt in prompts], parts):
                 on_piece(piece)
         results = []
@@ -307,13 +335,13 @@ class BlankFiller:
         self, context: Sequence[int], answers: Sequence[Answer], processors: Processors | None = None
     ) -> list[FilledBlank]:
         """Answers in words, each with the blank that it fills; `processors` if they are not the generator's."""
-        blanks = [token for token in context if token in self.generator.masks]
+        blanks = [token for token in context if token in self.generator.framing.masks]
         processors = self.generator.processors if processors is None else processors
         return [self._described(blank, answer, processors) for blank, answer in zip(blanks, answers, strict=True)]
 
     def describe_blank(self, prompt: EncodedPrompt, number: int, answer: Answer) -> FilledBlank:
         """As `describe`, for the blank of this number alone, counted from 0."""
-        blanks = [token for token in prompt.context if token in self.generator.masks]
+        blanks = [token for token in prompt.context if token in self.generator.framing.masks]
         return self._described(blanks[number], answer, self.processors_of(prompt))
 
     def _described(self, blank: int, answer: Answer, processors: Processors) -> FilledBlank:
@@ -339,7 +367,7 @@ class BlankFiller:
 
     def filled_text(self, prompt: EncodedPrompt) -> FilledText:
         """A prompt's text, none of its blanks filled yet."""
-        return FilledText(self.tokenizer, self.generator.masks, prompt, self.processors_of(prompt).cut)
+        return FilledText(self.tokenizer, self.generator.framing.masks, prompt, self.processors_of(prompt).cut)
 
     def result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> FillResult:
         """A prompt with its answers, from left to right."""

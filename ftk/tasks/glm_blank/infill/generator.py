@@ -3,43 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation.blanks import check_positions, end_ids, find_blanks, mask_ids
-from ftk.generation.config import GenerationConfig, generation_config
-from ftk.generation.decoder import CachedDecoder
-from ftk.generation.fusion import FusedDecoder
-from ftk.generation.hidden_states import HiddenStates
-from ftk.generation.in_flight import InFlight, Prompt
-from ftk.generation.language_model import LanguageModel
+from ftk.generation.engine.engine import Engine, engine_for
+from ftk.generation.engine.request import Request
+from ftk.generation.engine.scoring import score
 from ftk.generation.processors.base import Processor, Processors
 from ftk.generation.search import Answer, strategy
-from ftk.generation.token_stream import NewTokens, TokenStream, told_at_once
 from ftk.modules.evaluation_mode import evaluation_mode
+from ftk.tasks.glm_blank.infill.blanks import blank_numbers, check_positions
+from ftk.tasks.glm_blank.infill.config import FillConfig, fill_config
+from ftk.tasks.glm_blank.infill.framing import BlankFraming, BlankPrompt
 from ftk.tasks.glm_blank.infill.joint import Filling, fill_jointly, filling
-from ftk.tasks.glm_blank.infill.orders import blank_numbers, fill_in_rounds
+from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tasks.glm_blank.infill.scoring import score_ids
+
+
+class NewTokens(NamedTuple):
+    """A part of the answer to one blank. All parts of a blank, joined, are its answer.
+
+    Attributes:
+        prompt: number of the context, from 0 on, as they were given.
+        blank: number of the blank, from 0 on, from left to right.
+        tokens: ids, without the end token.
+        token_logprobs: natural logarithms of their probabilities; the end token's comes with the last part.
+        answer: the complete answer, with the last part. Where a stop string cuts it, tokens that came before it
+            was seen may be missing in it.
+    """
+
+    prompt: int
+    blank: int
+    tokens: Sequence[int]
+    token_logprobs: Sequence[float]
+    answer: Answer | None
 
 
 class BlankGenerator:
     """Answers the blanks of each context from left to right (Du et al. 2022, 2.1).
+
+        generator = BlankGenerator(model, tokenizer.special, beam=4, max_len=64)
+        generator.fill_ids([[2, 17, 4, 3, 9]])[0][0].tokens
 
     The context is read once. The start token and the answer of a filled blank stay visible to later blanks,
     its end token does not. An answer ends at the end-of-piece token, at the end-of-text token if `special`
     has one, or after max_len tokens.
 
     Args:
-        model: a module with `embed`, `layers`, `finish` and `head` (see `ftk.models.base.Backbone`); if it has a
-            `config` with `max_positions`, prompts are checked against it.
+        model: a GLM, or what is called as one (`ftk.models.base`); if it has a `config` with `max_positions`, prompts
+            are checked against it.
         special: has `sop`, `eop` and at least one of `mask`, `smask`, `gmask`; `eos` may be there.
         config: options; the defaults if None.
         processors: what changes the scores of tokens, in the order of application (`build_processors`).
         language_model: has a say in which tokens come (shallow fusion).
-        options: fields of `GenerationConfig`, instead of or on top of `config`.
+        options: fields of `FillConfig`, instead of or on top of `config`.
 
     Raises:
         UserError: a special token is missing, an option is unknown or not allowed, the language model has another
@@ -50,7 +71,7 @@ class BlankGenerator:
         self,
         model: nn.Module,
         special: Any,
-        config: GenerationConfig | None = None,
+        config: FillConfig | None = None,
         *,
         processors: Sequence[Processor] | Processors = (),
         language_model: LanguageModel | None = None,
@@ -58,19 +79,10 @@ class BlankGenerator:
     ) -> None:
         self.model: Any = model
         self.processors = processors if isinstance(processors, Processors) else Processors(processors)
-        self.config = generation_config(config, **options)
-        for name, meaning in (("sop", "start of piece"), ("eop", "end of piece")):
-            if getattr(special, name, None) is None:
-                raise UserError(f"the tokenizer has no {meaning} token ({name}); it cannot fill blanks")
-        self.sop: int = special.sop
-        self.ends = end_ids(special)
-        self.masks = mask_ids(special)
-        if not self.masks:
-            raise UserError("the tokenizer has no [MASK], [sMASK] or [gMASK] token; it cannot fill blanks")
-        self.strategy = strategy(self.config)
+        self.config = fill_config(config, **options)
         model_config = getattr(model, "config", None)
-        self.max_positions: int | None = getattr(model_config, "max_positions", None)
-        self.in_blocks: bool = getattr(model_config, "block_positions", True)
+        self.framing = BlankFraming(special, model_config)
+        target = strategy(self.config).target
         if self.config.lm_path is not None and language_model is None:
             raise UserError(
                 f"lm_path is {self.config.lm_path}; ftk.load_generator opens it, here give language_model="
@@ -79,8 +91,7 @@ class BlankGenerator:
         self.language_model = language_model
         if language_model is not None:
             # What is read ahead takes a place behind the longest answer.
-            longest = self.config.max_len + self.strategy.target.lookahead
-            language_model.check(getattr(model_config, "vocab_size", None), longest)
+            language_model.check(getattr(model_config, "vocab_size", None), self.config.max_len + target.lookahead)
 
     def fill_ids(
         self,
@@ -106,7 +117,11 @@ class BlankGenerator:
         Raises:
             UserError: a context is longer than the model's positions; nothing has been generated then.
         """
-        return _result(self._filled(contexts, seeds, progress, None, processors))
+        requests = self.requests(contexts, seeds, processors)
+        progress = progress or (lambda count: None)
+        if self.config.nbest_over == "text":
+            return [fillings[0].answers for fillings in fill_jointly(self, requests, progress)]
+        return self.filled(requests, progress)
 
     def fill_texts(
         self,
@@ -124,8 +139,7 @@ class BlankGenerator:
             per context up to `nbest` fillings with `nbest_over` "text"; else one, of the best answer to each blank.
         """
         if self.config.nbest_over == "text":
-            own = [None] * len(contexts) if processors is None else processors
-            return fill_jointly(self, contexts, self._checked(contexts, seeds), progress or (lambda count: None), own)
+            return fill_jointly(self, self.requests(contexts, seeds, processors), progress or (lambda count: None))
         penalty = self.config.length_penalty
         return [[filling(answers, penalty)] for answers in self.fill_ids(contexts, seeds, progress, processors)]
 
@@ -135,95 +149,53 @@ class BlankGenerator:
         seeds: Sequence[int] | None = None,
         progress: Callable[[int], object] | None = None,
         processors: Sequence[Processors | None] | None = None,
-    ) -> Generator[NewTokens, None, list[list[Answer]]]:
+    ) -> Generator[NewTokens, None, None]:
         """As `fill_ids`, but gives tokens as soon as they are there; closing the iterator ends the work.
 
-        A blank's tokens come one by one where they are settled one by one: with greedy search, a single sample and
-        contrastive search. Where hypotheses compete a blank has one part, its answer. Until the iterator has come to
-        its end, or is closed, the model is in evaluation mode.
+        A blank's tokens come one by one where they are settled one by one: with greedy search and a single sample.
+        Where hypotheses compete a blank has one part, its answer. Until the iterator has come to its end, or is closed,
+        the model is in evaluation mode.
 
         Args, Raises:
             as for `fill_ids`; what is wrong is said at once.
 
         Yields:
             parts of answers, those of contexts that are answered together in turn.
-
-        Returns:
-            what `fill_ids` returns.
         """
-        return self._filled(contexts, seeds, progress, TokenStream(self.ends), processors)
+        requests = self.requests(contexts, seeds, processors, token_by_token=True)
+        progress = progress or (lambda count: None)
+        if self.config.nbest_over == "text":
+            return self._filled_jointly(requests, progress)
+        return self._parts(requests, progress)
 
-    def _filled(
+    def requests(
         self,
         contexts: Sequence[Sequence[int]],
-        seeds: Sequence[int] | None,
-        progress: Callable[[int], object] | None,
-        stream: TokenStream | None,
-        processors: Sequence[Processors | None] | None,
-    ) -> Generator[NewTokens, None, list[list[Answer]]]:
-        """What `fill_ids` returns, at the end of an iterator over what `stream` has; checks before that."""
-        seeds = self._checked(contexts, seeds)
-        progress = progress or (lambda count: None)
-        processors = [None] * len(contexts) if processors is None else processors
-        if self.config.nbest_over == "text":
-            return self._filled_jointly(contexts, seeds, progress, stream, processors)
-        if self.config.reencode or self.config.blank_order == "confident":
-            return fill_in_rounds(self, contexts, seeds, progress, stream, processors)
-        return self._filled_at_once(contexts, seeds, progress, stream, processors)
+        seeds: Sequence[int] | None = None,
+        processors: Sequence[Processors | None] | None = None,
+        token_by_token: bool = False,
+    ) -> list[Request]:
+        """What the engine is asked for some contexts; arguments as for `fill_ids`.
 
-    def _checked(self, contexts: Sequence[Sequence[int]], seeds: Sequence[int] | None) -> Sequence[int]:
-        """A seed for each context; UserError where the numbers differ or a context does not fit."""
-        seeds = [self.config.seed] * len(contexts) if seeds is None else seeds
+        Raises:
+            UserError: the numbers of contexts and seeds differ, or a context does not fit.
+        """
+        config = self.config
+        seeds = [config.seed] * len(contexts) if seeds is None else seeds
         if len(seeds) != len(contexts):
             raise UserError(f"{len(seeds)} seeds for {len(contexts)} contexts; give one for each")
-        for context in contexts:
-            self.check(context)
-        return seeds
+        requests = []
+        for context, seed, own in zip(contexts, seeds, processors or [None] * len(contexts), strict=True):
+            prompt = self._prompt(context)
+            chosen = self.processors if own is None else own
+            requests.append(Request(prompt, config, chosen, seed, token_by_token))
+            self.framing.check(requests[-1])
+        return requests
 
-    def _filled_jointly(
-        self,
-        contexts: Sequence[Sequence[int]],
-        seeds: Sequence[int],
-        progress: Callable[[int], object],
-        stream: TokenStream | None,
-        processors: Sequence[Processors | None],
-    ) -> Generator[NewTokens, None, list[list[Answer]]]:
-        """The answers of the best filling of each context, which are known all at once."""
-        best = [fillings[0].answers for fillings in fill_jointly(self, contexts, seeds, progress, processors)]
-        if stream is not None:
-            yield from told_at_once(best)
-        return best
-
-    def _filled_at_once(
-        self,
-        contexts: Sequence[Sequence[int]],
-        seeds: Sequence[int],
-        progress: Callable[[int], object],
-        stream: TokenStream | None,
-        processors: Sequence[Processors | None],
-    ) -> Generator[NewTokens, None, list[list[Answer]]]:
-        """As `fill_in_rounds`, but each context is read once, and its blanks follow one another by themselves."""
-        prompts = []
-        for index, (context, seed, own) in enumerate(zip(contexts, seeds, processors, strict=True)):
-            order = blank_numbers(self.config.blank_order, len(find_blanks(context, self.masks)))
-            prompts.append(Prompt(list(map(int, context)), self.masks, seed, order, index=index, processors=own))
-        yield from self.fill_prompts(prompts, progress, stream)
-        return [prompt.answers_in_text for prompt in prompts]
-
-    def fill_prompts(
-        self,
-        prompts: Sequence[Prompt],
-        progress: Callable[[int], object] | None = None,
-        stream: TokenStream | None = None,
-    ) -> Iterator[NewTokens]:
-        """Fills the blanks that prompts ask for, in their order; each keeps its answers. Yields what `stream` has."""
-        # The longest work first, so that few rows stand idle at the end; alike prompts together, so that without
-        # `in_flight` little is padded.
-        waiting = sorted((p for p in prompts if p.blanks), key=lambda p: (len(p.blanks), len(p.context)), reverse=True)
-        models = [self.model, *([self.language_model.model] if self.language_model is not None else [])]
-        with evaluation_mode(*models):
-            if waiting:
-                yield from self._fill(waiting, progress or (lambda count: None), stream)
+    def engine(self, requests: Sequence[Request], batch_size: int | None = None) -> Engine:
+        """An engine of the generator's model that is large enough for some requests."""
+        size = self.config.batch_size if batch_size is None else batch_size
+        return engine_for(self.model, self.framing, requests, size, self.language_model)
 
     def score(
         self,
@@ -238,70 +210,121 @@ class BlankGenerator:
 
     def check(self, context: Sequence[int]) -> None:
         """Raises UserError, with the numbers, if a context does not fit the model's positions."""
-        num_blanks = len(find_blanks(context, self.masks))
-        if self.max_positions is not None and num_blanks:
-            # What is read ahead takes the place that a further blank's start would.
-            num_starts = num_blanks + self.strategy.target.lookahead
-            check_positions(len(context), num_starts, self.config.max_len, self.max_positions, self.in_blocks)
-            longest = self.longest_context(num_blanks)
-            if self.config.reencode and longest is not None and len(context) > longest:
-                raise UserError(
-                    f"the prompt is {len(context)} tokens long; with {num_blanks} answers of up to "
-                    f"{self.config.max_len} tokens written back the model has positions for {longest}; "
-                    "shorten it, or cut it with truncate (--truncate)"
-                )
+        self.framing.check(Request(self._prompt(context), self.config))
 
     def longest_context(self, num_blanks: int) -> int | None:
-        """Most tokens of a context with so many blanks; None where there is no limit.
+        """Most tokens of a context with so many blanks, see `BlankFraming.longest_context`."""
+        return self.framing.longest_context(num_blanks, self.config.max_len if self.config.reencode else None)
 
-        Raises:
-            UserError: with `reencode`, if so many answers take all positions by themselves.
-        """
-        if self.max_positions is None:
-            return None
-        num_rows = self.max_positions + 1 if self.in_blocks else self.max_positions
-        # With reencode each blank but the last grows to an answer before the context is read for the last time.
-        growth = (num_blanks - 1) * (self.config.max_len - 1) if self.config.reencode and num_blanks else 0
-        if growth and num_rows - growth < num_blanks:
-            most = 1 + (num_rows - num_blanks) // (num_blanks - 1)
-            lower = f"max_len (--max-len) can be at most {most}, or " if most >= 1 else ""
-            raise UserError(
-                f"{num_blanks} answers of up to {self.config.max_len} tokens, written back, do not fit the model's "
-                f"{num_rows} positions; {lower}ask for fewer at once"
-            )
-        return num_rows - growth
+    def filled(
+        self, requests: Sequence[Request], progress: Callable[[int], object] = lambda count: None
+    ) -> list[list[Answer]]:
+        """The answers to the blanks that each request asks for, from left to right."""
+        found: list[dict[int, Answer]] = [{} for _ in requests]
+        for part in self._parts(requests, progress):
+            if part.answer is not None:
+                found[part.prompt][part.blank] = part.answer
+        return [[own[blank] for blank in sorted(own)] for own in found]
 
-    @torch.inference_mode()
-    def _fill(
-        self, prompts: list[Prompt], progress: Callable[[int], object], stream: TokenStream | None
-    ) -> Iterator[NewTokens]:
-        """Answers prompts that have blanks, `batch_size` at a time."""
-        max_len = self.config.max_len
-        num_rows = min(self.config.batch_size, len(prompts))
-        capacity = max(prompt.capacity(max_len) for prompt in prompts)
-        branch_capacity = self.strategy.num_steps - 1
-        own = CachedDecoder(
-            self.model,
-            num_rows,
-            self.strategy.width,
-            capacity,
-            branch_capacity,
-            next(self.model.parameters()).device,
-            self.in_blocks,
-            HiddenStates(num_rows, capacity) if self.strategy.target.reads_states else None,
-            # Prompts that enter together are of any lengths; a batch is sorted, and read as the usual way is.
-            packed=self.config.in_flight,
-        )
-        decoder: CachedDecoder | FusedDecoder = own
-        if self.language_model is not None:
-            beside = max(self.language_model.capacity(prompt, max_len) for prompt in prompts)
-            decoder = FusedDecoder(own, self.language_model, beside, branch_capacity)
-        refill = self.config.in_flight
-        in_flight = InFlight(decoder, self.strategy, self.processors, self.ends, self.sop, refill, stream)
-        yield from in_flight.run(prompts, lambda prompt: progress(1))
+    def _prompt(self, context: Sequence[int]) -> BlankPrompt:
+        prompt = self.framing.prompt(context, reencode=self.config.reencode)
+        order = self.config.blank_order
+        return replace(prompt, order=tuple(blank_numbers("left" if order == "confident" else order, len(prompt.order))))
+
+    def _models(self) -> list[nn.Module]:
+        return [self.model, *([self.language_model.model] if self.language_model is not None else [])]
+
+    def _parts(
+        self, requests: Sequence[Request], progress: Callable[[int], object]
+    ) -> Generator[NewTokens, None, None]:
+        """The answers to all blanks that requests ask for, as they come."""
+        if self.config.blank_order == "confident":
+            return self._surest_first(requests, progress)
+        return self._in_order(requests, progress)
+
+    def _in_order(
+        self, requests: Sequence[Request], progress: Callable[[int], object]
+    ) -> Generator[NewTokens, None, None]:
+        """The loop of the engine."""
+        order = _longest_first(requests)
+        if not order:
+            return
+        with evaluation_mode(*self._models()):
+            engine = self.engine([requests[index] for index in order])
+            numbers = [engine.submit(requests[index]) for index in order]
+            index_of = dict(zip(numbers, order, strict=True))
+            with closing(engine.drain(numbers)) as events:
+                for event in events:
+                    if event.error is not None:
+                        raise event.error
+                    if event.kind == "done":
+                        progress(1)
+                    else:
+                        part = (event.number, event.tokens, event.logprobs, event.answer)
+                        yield NewTokens(index_of[event.request], *part)
+
+    def _surest_first(
+        self, requests: Sequence[Request], progress: Callable[[int], object]
+    ) -> Generator[NewTokens, None, None]:
+        """Round by round, since what was found decides which blank is next: the one that begins most surely."""
+        going = [_Going(index, request) for index, request in enumerate(requests) if request.prompt.order]
+        while going:
+            self._choose(going)
+            asked = [one.next_request() for one in going]
+            for part in self._in_order(asked, lambda count: None):
+                one = going[part.prompt]
+                if part.answer is not None:
+                    one.prompt = one.prompt.answered(part.blank, part.answer.tokens)
+                yield part._replace(prompt=one.index)
+            progress(sum(not one.prompt.order for one in going))
+            going = [one for one in going if one.prompt.order]
+
+    def _choose(self, going: Sequence[_Going]) -> None:
+        """Of each the blank whose answer begins most surely; of equally sure ones the first in the text."""
+        several = [one for one in going if len(one.prompt.order) > 1]
+        starts = [[{number: [self.framing.ends[0]]} for number in sorted(one.prompt.order)] for one in several]
+        with evaluation_mode(self.model):
+            found = score(self.model, self.framing, [one.whole_request() for one in several], starts)
+        for one in going:
+            one.number = one.prompt.order[0]
+        for one, scored in zip(several, found, strict=True):
+            sure = [start.best[0] for start in scored]
+            one.number = sorted(one.prompt.order)[max(range(len(sure)), key=sure.__getitem__)]
+
+    def _filled_jointly(
+        self, requests: Sequence[Request], progress: Callable[[int], object]
+    ) -> Generator[NewTokens, None, None]:
+        """The answers of the best filling of each context, which are known all at once."""
+        for prompt, fillings in enumerate(fill_jointly(self, requests, progress)):
+            yield from told_at_once(prompt, fillings[0].answers)
 
 
-def check_longest_answer(config: GenerationConfig, model_config: Any) -> None:
+@dataclass
+class _Going:
+    """A context with some blanks filled, and the blank that is next."""
+
+    index: int  # as contexts were given
+    request: Request
+    prompt: BlankPrompt = field(init=False)
+    number: int = -1
+
+    def __post_init__(self) -> None:
+        self.prompt = self.request.prompt
+
+    def whole_request(self) -> Request:
+        return replace(self.request, prompt=self.prompt)
+
+    def next_request(self) -> Request:
+        return replace(self.request, prompt=replace(self.prompt, order=(self.number,)))
+
+
+def told_at_once(prompt: int, answers: Sequence[Answer]) -> Iterator[NewTokens]:
+    """Answers of context number `prompt` that are all complete, from left to right, as parts of a stream."""
+    for blank, answer in enumerate(answers):
+        yield NewTokens(prompt, blank, answer.tokens, answer.token_logprobs, answer)
+
+
+def check_longest_answer(config: FillConfig, model_config: Any) -> None:
     """Raises UserError if answers of max_len tokens fit no prompt of a model with this config; needs no weights."""
     max_positions = getattr(model_config, "max_positions", None)
     if max_positions is not None:
@@ -309,11 +332,11 @@ def check_longest_answer(config: GenerationConfig, model_config: Any) -> None:
         check_positions(1, num_starts, config.max_len, max_positions, getattr(model_config, "block_positions", True))
 
 
-def _result(steps: Generator[Any, None, list[list[Answer]]]) -> list[list[Answer]]:
-    """What an iterator returns in the end."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: list[list[Answer]] = end.value
-            return found
+def _longest_first(requests: Sequence[Request]) -> list[int]:
+    """Places of the requests that ask for something, the longest work first: few rows stand idle at the end."""
+
+    def work(index: int) -> tuple[int, int]:
+        prompt = requests[index].prompt
+        return len(prompt.order), len(prompt.context)
+
+    return sorted((index for index, one in enumerate(requests) if one.prompt.order), key=work, reverse=True)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
-from ftk.generation.blanks import find_blanks
-from ftk.generation.in_flight import Prompt
-from ftk.generation.sampling import prompt_key
-from ftk.generation.search import strategy
+from ftk.generation.engine.request import Request
+from ftk.generation.search import Answer, strategy
 from ftk.generation.search.beam import BeamSearch
 from ftk.generation.search.diverse_beam import DiverseBeamSearch
-from ftk.tasks.glm_blank.infill.orders import blank_numbers
+from ftk.generation.search.random import prompt_key
+from ftk.tasks.glm_blank.infill.config import FillConfig
+from ftk.tasks.glm_blank.infill.framing import BlankPrompt
 
 if TYPE_CHECKING:
-    from ftk.generation.processors.base import Processors
-    from ftk.generation.search import Answer
     from ftk.tasks.glm_blank.infill.generator import BlankGenerator
 
 
@@ -29,7 +24,7 @@ class Filling:
     """All blanks of a context with their answers.
 
     Attributes:
-        answers: one a blank, from left to right.
+        answers: one per blank, from left to right.
         score: the sum of the processed scores of all their tokens / number of these ** length_penalty, end tokens
             counted: for one blank its answer's score.
     """
@@ -45,11 +40,7 @@ def filling(answers: Sequence[Answer], length_penalty: float) -> Filling:
 
 
 def fill_jointly(
-    generator: BlankGenerator,
-    contexts: Sequence[Sequence[int]],
-    seeds: Sequence[int],
-    progress: Callable[[int], object],
-    processors: Sequence[Processors | None],
+    generator: BlankGenerator, requests: Sequence[Request], progress: Callable[[int], object]
 ) -> list[list[Filling]]:
     """The n best fillings of each context.
 
@@ -59,7 +50,8 @@ def fill_jointly(
 
     Args:
         generator: does the searches; its `blank_order` and `reencode` hold.
-        contexts, seeds, progress, processors: as for `BlankGenerator.fill_ids`.
+        requests: for all blanks of each context.
+        progress: as for `BlankGenerator.fill_ids`.
 
     Returns:
         per context its fillings, best first, `nbest` at most. Their answers have no others.
@@ -67,112 +59,84 @@ def fill_jointly(
     Raises:
         UserError: the strategy neither keeps a beam nor draws.
     """
-    target = generator.strategy.target
-    if issubclass(target, BeamSearch | DiverseBeamSearch):
-        return _carry_beams(generator, contexts, seeds, progress, processors)
-    if generator.strategy.draws(len(generator.ends)) == 0:
+    chosen = strategy(generator.config)
+    if issubclass(chosen.target, BeamSearch | DiverseBeamSearch):
+        return _carry_beams(generator, requests, progress)
+    if chosen.draws(len(generator.framing.ends)) == 0:
         raise UserError(
             f"nbest_over is text, but {generator.config.strategy} search has one answer to a text; "
             "take a beam (--beam 4) or --sampling"
         )
-    return _draw(generator, contexts, seeds, progress, processors)
+    return _draw(generator, requests, progress)
 
 
 def _draw(
-    generator: BlankGenerator,
-    contexts: Sequence[Sequence[int]],
-    seeds: Sequence[int],
-    progress: Callable[[int], object],
-    processors: Sequence[Processors | None],
+    generator: BlankGenerator, requests: Sequence[Request], progress: Callable[[int], object]
 ) -> list[list[Filling]]:
     """`nbest` independent fillings of each context; the first is the one that is drawn alone."""
-    count = generator.config.nbest
-    found = _with_nbest(generator, 1).fill_ids(
-        [context for context in contexts for _ in range(count)],
-        [_own_seed(seed, number) for seed in seeds for number in range(count)],
-        processors=[own for own in processors for _ in range(count)],
-    )
-    fillings = [filling(answers, generator.config.length_penalty) for answers in found]
-    progress(len(contexts))
-    return [_best(fillings[first : first + count], count) for first in range(0, len(fillings), count)]
+    count, options = generator.config.nbest, _single(generator.config, 1)
+    samples = [
+        replace(request, options=options, seed=_own_seed(request.seed, number))
+        for request in requests
+        for number in range(count)
+    ]
+    found = [filling(answers, options.length_penalty) for answers in generator.filled(samples)]
+    progress(len(requests))
+    return [_best(found[first : first + count], count) for first in range(0, len(found), count)]
 
 
 def _carry_beams(
-    generator: BlankGenerator,
-    contexts: Sequence[Sequence[int]],
-    seeds: Sequence[int],
-    progress: Callable[[int], object],
-    processors: Sequence[Processors | None],
+    generator: BlankGenerator, requests: Sequence[Request], progress: Callable[[int], object]
 ) -> list[list[Filling]]:
     """One blank of all contexts a round."""
-    config, searching = generator.config, _with_nbest(generator, generator.config.beam)
-    blanks = [find_blanks(context, generator.masks) for context in contexts]
-    orders = [blank_numbers(config.blank_order, len(places)) for places in blanks]
-    going = [
-        [_Hypothesis(list(map(int, context)), dict(enumerate(places)), processors=own)]
-        for context, places, own in zip(contexts, blanks, processors, strict=True)
-    ]
-    for step in range(max(map(len, orders), default=0)):
-        there = [index for index, order in enumerate(orders) if len(order) > step]
-        prompts = [
-            [
-                one.prompt(orders[index][step], generator.masks, _own_seed(seeds[index], number))
-                for number, one in enumerate(going[index])
-            ]
-            for index in there
+    config, options = generator.config, _single(generator.config, generator.config.beam)
+    penalty = config.length_penalty
+    going = [[_Hypothesis(request.prompt)] for request in requests]
+    while open_ones := [index for index, row in enumerate(going) if row[0].prompt.order]:
+        asked = [
+            replace(
+                requests[index],
+                prompt=replace(one.prompt, order=one.prompt.order[:1]),
+                options=options,
+                seed=_own_seed(requests[index].seed, number),
+            )
+            for index in open_ones
+            for number, one in enumerate(going[index])
         ]
-        deque(searching.fill_prompts([prompt for group in prompts for prompt in group]), maxlen=0)
-        for index, group in zip(there, prompts, strict=True):
-            number = orders[index][step]
+        found = iter(generator.filled(asked))
+        for index in open_ones:
             continued = [
-                one.answered(number, answer, config.reencode)
-                for one, prompt in zip(going[index], group, strict=True)
-                for answer in (prompt.answers[0], *prompt.answers[0].others)
+                one.answered(answer)
+                for one, (best,) in zip(going[index], found, strict=False)
+                for answer in (best, *best.others)
             ]
-            continued.sort(key=lambda one: -one.filling(config.length_penalty).score)
+            continued.sort(key=lambda one: -one.filling(penalty).score)
             going[index] = continued[: config.beam]
-        progress(sum(len(orders[index]) == step + 1 for index in there))
-    return [_best([one.filling(config.length_penalty) for one in row], config.nbest) for row in going]
+        progress(sum(not going[index][0].prompt.order for index in open_ones))
+    return [_best([one.filling(penalty) for one in row], config.nbest) for row in going]
 
 
 @dataclass(frozen=True)
 class _Hypothesis:
     """A context with some of its blanks filled, one way among others."""
 
-    context: list[int]
-    places: Mapping[int, int]  # of all blanks that are open: number -> place in the context
-    filled: tuple[tuple[int, list[int]], ...] = ()  # place and answer, as they were filled
+    prompt: BlankPrompt
     answers: Mapping[int, Answer] = field(default_factory=dict)
-    processors: Processors | None = None
 
-    def prompt(self, number: int, masks: Sequence[int], seed: int) -> Prompt:
-        """The question for blank `number`."""
-        return Prompt(self.context, masks, seed, [number], self.filled, self.places, processors=self.processors)
-
-    def answered(self, number: int, answer: Answer, reencode: bool) -> _Hypothesis:
-        """Blank `number` has this answer, in its place (`reencode`) or behind the context."""
-        answer = dataclasses.replace(answer, others=())
-        answers, place = {**self.answers, number: answer}, self.places[number]
-        places = {other: at for other, at in self.places.items() if other != number}
-        if not reencode:
-            filled = (*self.filled, (place, answer.tokens))
-            return _Hypothesis(self.context, places, filled, answers, self.processors)
-        context = [*self.context[:place], *answer.tokens, *self.context[place + 1 :]]
-        shift = len(answer.tokens) - 1
-        places = {other: at + shift if at > place else at for other, at in places.items()}
-        return _Hypothesis(context, places, (), answers, self.processors)
+    def answered(self, answer: Answer) -> _Hypothesis:
+        """The next blank has this answer."""
+        number = self.prompt.order[0]
+        answers = {**self.answers, number: replace(answer, others=())}
+        return _Hypothesis(self.prompt.answered(number, answer.tokens), answers)
 
     def filling(self, length_penalty: float) -> Filling:
         """The answers so far, from left to right."""
         return filling([self.answers[number] for number in sorted(self.answers)], length_penalty)
 
 
-def _with_nbest(generator: BlankGenerator, count: int) -> BlankGenerator:
-    """The same generator, but for the n best of each blank."""
-    other = copy.copy(generator)
-    other.config = dataclasses.replace(generator.config, nbest=count, nbest_over="blank")
-    other.strategy = strategy(other.config)
-    return other
+def _single(config: FillConfig, count: int) -> FillConfig:
+    """The same search, for the n best of each blank."""
+    return replace(config, nbest=count, nbest_over="blank")
 
 
 def _own_seed(seed: int, number: int) -> int:

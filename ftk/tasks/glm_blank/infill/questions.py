@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ftk.errors import UserError
-from ftk.generation.blanks import find_blanks, mask_ids
 from ftk.tasks.glm_blank.command_tokens import sentinels
+from ftk.tasks.glm_blank.infill.blanks import find_blanks, mask_ids
 
 
 class Question(NamedTuple):

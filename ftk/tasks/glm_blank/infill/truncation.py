@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftk.errors import UserError
-from ftk.generation.blanks import find_blanks
+from ftk.tasks.glm_blank.infill.blanks import find_blanks
 
 SIDES = ("left", "right", "middle")
 

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from ftk.errors import UserError
-from ftk.generation import Answer, GenerationConfig
-from ftk.generation.blanks import find_blanks, mask_ids
+from ftk.generation import Answer
 from ftk.generation.processors import Processors
 from ftk.models import build_model
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
+from ftk.tasks.glm_blank.infill.blanks import find_blanks, mask_ids
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -24,10 +25,10 @@ class FixedGenerator:
     """Answers with given texts; remembers the contexts it saw."""
 
     def __init__(self, tokenizer, answers):
-        self.masks = mask_ids(tokenizer.special)
+        self.framing = SimpleNamespace(masks=mask_ids(tokenizer.special))
         self.model = SimpleNamespace()
         self.processors = Processors()
-        self.config = GenerationConfig()
+        self.config = FillConfig()
         self.answers = [tokenizer.encode(answer) for answer in answers]
         self.contexts = []
 
@@ -42,7 +43,7 @@ class FixedGenerator:
         return [
             [
                 Answer(ids, [-0.5] * (len(ids) + 1), -0.5)
-                for _, ids in zip(find_blanks(c, self.masks), self.answers, strict=False)
+                for _, ids in zip(find_blanks(c, self.framing.masks), self.answers, strict=False)
             ]
             for c in contexts
         ]

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation import GenerationConfig
-from ftk.generation.language_model import LanguageModel
 from ftk.generation.processors.stop_strings import StopStrings
 from ftk.tasks.glm_blank import BlankGenerator
-from ftk.tasks.glm_blank.infill.orders import blank_numbers
+from ftk.tasks.glm_blank.infill.blanks import blank_numbers
+from ftk.tasks.glm_blank.infill.config import FillConfig
+from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from tests.generation.slow import BLANKS, SPECIAL, next_logprobs, small_model
 from tests.generation.tables import TABLE_SPECIAL, SlowBeam
 from tests.generation.test_fusion import language_logprobs
@@ -173,7 +173,7 @@ def test_the_best_combination_is_not_made_of_the_best_answers():
     assert second.score == pytest.approx(math.log(0.6 * 0.5))
 
 
-@pytest.mark.parametrize("options", [{}, {"reencode": True}, {"blank_order": "3,1"}, {"in_flight": False}])
+@pytest.mark.parametrize("options", [{}, {"reencode": True}, {"blank_order": "3,1"}])
 @pytest.mark.parametrize("width", [2, 3])
 def test_narrow_beams_equal_the_slow_lists(width, options):
     model = small_model(seed=2)
@@ -295,12 +295,11 @@ def test_without_it_a_text_has_one_filling():
     ],
 )
 def test_what_does_not_fit_is_refused(options, message):
-    assert any(message in error for error in GenerationConfig(**options).validate())
+    assert any(message in error for error in FillConfig(**options).validate())
 
 
 def test_a_strategy_of_ones_own_that_has_one_answer_is_refused():
     generator = BlankGenerator(small_model(), SPECIAL, beam=2)
-    generator.config.nbest_over = "text"
-    generator.strategy = generator.strategy._replace(target=BlankGenerator(small_model(), SPECIAL).strategy.target)
+    generator.config.nbest_over, generator.config.search = "text", "greedy"
     with pytest.raises(UserError, match="has one answer to a text"):
         generator.fill_texts([[6, 3]])

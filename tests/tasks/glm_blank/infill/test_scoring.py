@@ -11,8 +11,8 @@ import torch
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
+from ftk.generation.engine import scoring
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
-from ftk.tasks.glm_blank.infill import scoring
 from ftk.tasks.glm_blank.infill.questions import question_of
 from ftk.tasks.glm_blank.infill.scoring import score_ids
 from ftk.tasks.glm_blank.samples.infilling import build_sample
@@ -217,7 +217,7 @@ def test_texts_are_scored_as_their_ids(filler):
 
 
 def find_masks(filler, prompt):
-    return [token for token in filler.encode(prompt).context if token in filler.generator.masks]
+    return [token for token in filler.encode(prompt).context if token in filler.generator.framing.masks]
 
 
 def test_wrong_numbers_of_answers_name_the_prompt(filler):

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,16 +15,15 @@ from hypothesis import strategies as st
 
 from ftk.errors import UserError
 from ftk.generation import Answer
-from ftk.generation.decoder import CachedDecoder
-from ftk.generation.in_flight import CHECK_EVERY, InFlight
-from ftk.generation.language_model import LanguageModel
+from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.processors import Processor, Processors
 from ftk.generation.processors.stop_strings import StopStrings
 from ftk.generation.search.independent import IndependentSearch
-from ftk.generation.token_stream import NewTokens, TokenStream
+from ftk.generation.streaming import AnswerText, whole_characters
 from ftk.models import build_model
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
-from ftk.tasks.glm_blank.infill.streaming import AnswerText, whole_characters
+from ftk.tasks.glm_blank.infill.generator import NewTokens
+from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.test_in_flight import STRATEGIES
@@ -72,10 +70,9 @@ def joined(parts):
 
 
 @pytest.mark.parametrize("options", STRATEGIES)
-@pytest.mark.parametrize("in_flight", [True, False])
-def test_parts_are_the_answers(model, options, in_flight):
+def test_parts_are_the_answers(model, options):
     contexts = random_contexts(21, 14)
-    generator = BlankGenerator(model, SPECIAL, max_len=6, batch_size=4, in_flight=in_flight, **options)
+    generator = BlankGenerator(model, SPECIAL, max_len=6, batch_size=4, **options)
     expected = generator.fill_ids(contexts)
     assert joined(generator.stream_ids(contexts)) == {
         (prompt, blank): (answer.tokens, answer.token_logprobs, answer)
@@ -109,7 +106,6 @@ def test_parts_are_the_answers_in_any_order_of_blanks(model, order):
     [
         ({}, True),
         ({"sampling": True}, True),
-        ({"search": "contrastive"}, True),
         ({"beam": 2}, False),
         ({"sampling": True, "nbest": 2}, False),
     ],
@@ -157,12 +153,17 @@ def test_nobody_is_asked_for_tokens_without_a_stream(model, monkeypatch):
         next(generator.stream_ids([[7, 3, 8]]))
 
 
-def test_only_a_stream_asks_a_device_that_is_no_cpu_at_every_step(model):
-    generator = BlankGenerator(model, SPECIAL, max_len=4)
-    decoder = SimpleNamespace(num_rows=2, device=torch.device("meta"))
-    arguments = (decoder, generator.strategy, Processors(), generator.ends, generator.sop, True)
-    streams = None, TokenStream(generator.ends)
-    assert [InFlight(*arguments, stream).check_every for stream in streams] == [CHECK_EVERY, 1]
+def test_only_a_stream_asks_a_device_that_is_no_cpu_at_every_step(model, monkeypatch):
+    generator = BlankGenerator(model, SPECIAL, max_len=4, min_len=4)
+    asked, finished = [], IndependentSearch.finished
+    monkeypatch.setattr(IndependentSearch, "finished", lambda self: asked.append(1) or finished(self))
+    for stream, count in ((False, 1), (True, 3)):  # once at the start, and then in each of two steps, but the last
+        asked.clear()
+        request = generator.requests([[7, 3, 8]], token_by_token=stream)[0]
+        engine = generator.engine([request])
+        engine.check_every = 8  # as on a GPU
+        engine.answers([request])
+        assert len(asked) == count
 
 
 def test_mistakes_are_said_before_the_first_part(model):

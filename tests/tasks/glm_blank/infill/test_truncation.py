@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftk.errors import UserError
-from ftk.generation import GenerationConfig
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.truncation import SIDES, truncate
 from tests.generation.slow import small_model
 from tests.tasks.glm_blank.infill.test_fill import own_tokenizer  # noqa: F401
@@ -93,6 +93,4 @@ def test_a_hundred_thousand_characters_are_cut(own_tokenizer):  # noqa: F811
 
 
 def test_a_side_that_is_none_is_refused():
-    assert list(GenerationConfig(truncate="up").validate()) == [
-        "truncate is 'up'; it is one of error, left, right, middle"
-    ]
+    assert list(FillConfig(truncate="up").validate()) == ["truncate is 'up'; it is one of error, left, right, middle"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor, device
+import numpy as np
+import torch
+from torch import Tensor
 
 
-def sent(tensor: Tensor, to: device) -> Tensor:
+def sent(tensor: Tensor, to: torch.device) -> Tensor:
     """A tensor of the host's on a device, without waiting for it.
 
     To a GPU it goes by page-locked memory, which PyTorch keeps for the next ones: from other memory the host would wait
@@ -14,3 +16,8 @@ def sent(tensor: Tensor, to: device) -> Tensor:
     if to.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(to, non_blocking=True)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array of the host's on a device, see `sent`."""
+    return sent(torch.from_numpy(np.ascontiguousarray(array)), device)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.generation.ranking import may_be_asked, stable_topk
+from ftk.generation.search.ranking import may_be_asked, stable_topk
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _LOOK_AT = (128, 1024)
@@ -167,7 +167,7 @@ def uniform_numbers(keys: Sequence[int], stream: int, count: int) -> np.ndarray:
 
     Args:
         keys: one 64-bit key per row (`prompt_key`).
-        stream: number of the blank, so that each blank has its own numbers.
+        stream: number of the answer, so that each has its own numbers.
         count: numbers per row.
 
     Returns:
@@ -185,9 +185,9 @@ def _mix(bits: np.ndarray) -> np.ndarray:
     return bits ^ (bits >> np.uint64(31))
 
 
-def step_numbers(keys: Sequence[int], blank: int, num_steps: int, draws: int) -> np.ndarray:
-    """The random numbers of one blank: float64 [len(keys), num_steps, draws].
+def step_numbers(keys: Sequence[int], answer: int, num_steps: int, draws: int) -> np.ndarray:
+    """The random numbers of one answer: float64 [len(keys), num_steps, draws].
 
-    Number (step, draw) is a function of key, blank, step and draw alone, however many there are of each.
+    Number (step, draw) is a function of key, answer, step and draw alone, however many there are of each.
     """
-    return np.stack([uniform_numbers(keys, (draw << 32) + blank, num_steps) for draw in range(draws)], axis=2)
+    return np.stack([uniform_numbers(keys, (draw << 32) + answer, num_steps) for draw in range(draws)], axis=2)

@@ -1,24 +1,40 @@
-"""Contrastive search."""
+"""Contrastive search (Su et al. 2022, arXiv:2202.06417)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from contrastive_search.hidden_states import HiddenStates
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
-from ftk.generation.ranking import stable_topk
 from ftk.generation.search.base import Answer, Lines, Move, Search, Task
+from ftk.generation.search.ranking import stable_topk
 from ftk.registry import register_search
 
 
-@register_search("contrastive")
+@dataclass(kw_only=True)
+class ContrastiveConfig:
+    candidates: int = field(default=4, metadata={"help": "compare this many likeliest tokens", "unit": "tokens"})
+    alpha: float = field(
+        default=0.6, metadata={"help": "weight of being unlike what was read, against probability, in [0, 1]"}
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.candidates < 1:
+            yield f"candidates is {self.candidates}; it must be at least 1"
+        if not 0.0 <= self.alpha <= 1.0:
+            yield f"alpha is {self.alpha}; it must be from 0 to 1"
+
+
+@register_search("contrastive", config=ContrastiveConfig)
 class ContrastiveSearch(Search):
     """Likely tokens that do not repeat what is there already (Su et al. 2022, eq. 5).
 
-    Of the `contrastive_candidates` likeliest tokens v the one is taken that has the greatest
+    Of the `candidates` likeliest tokens v the one is taken that has the greatest
 
         (1 - alpha) p(v) - alpha max_j cos(h_v, h_j),
 
@@ -29,10 +45,10 @@ class ContrastiveSearch(Search):
     """
 
     lookahead = 1
-    reads_states = True
+    observer = HiddenStates
 
     def __init__(
-        self, config: GenerationConfig, task: Task, processors: Processors | None = None, options: Any = None
+        self, config: GenerationConfig, task: Task, processors: Processors, options: ContrastiveConfig
     ) -> None:
         super().__init__(config, task, processors, options)
         self.lines = Lines(task, 1, config.max_len)
@@ -43,8 +59,8 @@ class ContrastiveSearch(Search):
         self.written: list[Tensor] = []  # hidden states [N, H] of the tokens of the answer, of length 1
 
     @staticmethod
-    def width(config: GenerationConfig) -> int:
-        return config.contrastive_candidates
+    def width(config: GenerationConfig, options: ContrastiveConfig) -> int:
+        return options.candidates
 
     def advance(self, logits: Tensor) -> Move:
         if self.tokens.numel() == 0:  # nothing was proposed yet
@@ -61,9 +77,9 @@ class ContrastiveSearch(Search):
     def _propose(self, logits: Tensor, sources: Tensor | None) -> Move:
         """The likeliest next tokens after logits [N, 1, V]."""
         scores, logprobs = self.scored(logits)
-        width = min(self.config.contrastive_candidates, scores.size(-1))
+        width = min(self.options.candidates, scores.size(-1))
         probabilities, tokens = stable_topk(scores[:, 0].softmax(-1), width)  # [N, W]
-        missing = self.config.contrastive_candidates - width
+        missing = self.options.candidates - width
         if missing > 0:  # more candidates than tokens: the first again, which changes nothing
             tokens = torch.cat((tokens, tokens[:, :1].expand(-1, missing)), dim=1)
             probabilities = torch.cat((probabilities, probabilities[:, :1].expand(-1, missing)), dim=1)
@@ -79,7 +95,7 @@ class ContrastiveSearch(Search):
         similarity = states.nearest  # [N, W]
         if self.written:
             similarity = torch.maximum(similarity, (candidates @ torch.stack(self.written, dim=2)).amax(-1))
-        alpha = self.config.contrastive_alpha
+        alpha = self.options.alpha
         merit = (1 - alpha) * self.probabilities - alpha * similarity
         # A token that is forbidden must not win by being unlike the rest.
         best = merit.masked_fill(self.probabilities == 0, float("-inf")).argmax(-1)  # [N]

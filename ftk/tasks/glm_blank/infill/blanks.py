@@ -1,19 +1,11 @@
-"""Where the blanks of a context are, and which tokens at which positions follow it when they are filled."""
+"""Where the blanks of a context are, in which order they are filled, and which tokens stand for them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ftk.errors import UserError
-
-
-class Chunk(NamedTuple):
-    """Tokens to be read by the model, with their 2-D positions: three lists of one length."""
-
-    tokens: list[int]
-    text_positions: list[int]
-    block_positions: list[int]
 
 
 def mask_ids(special: Any) -> tuple[int, ...]:
@@ -37,42 +29,17 @@ def find_blanks(context: Sequence[int], masks: Sequence[int]) -> list[int]:
     return [index for index, token in enumerate(context) if token in masks]
 
 
-def context_chunk(
-    context: Sequence[int],
-    sop: int,
-    blank: int,
-    filled: Sequence[tuple[int, Sequence[int]]] = (),
-    in_blocks: bool = True,
-) -> Chunk:
-    """The context, the answers that are there already, and the start of the next blank's answer.
+def blank_numbers(order: str, count: int) -> list[int]:
+    """The blanks' numbers, from 0 on, in the order in which they are filled.
 
     Args:
-        context: token ids.
-        sop: id of the start token.
-        blank: index of the next blank in the context.
-        filled: index of a blank and its answer, as they are read.
-        in_blocks: as for `next_chunk`.
+        order: "left", or numbers from 1 on with commas between: these first, as far as they are there, then the
+            others from left to right.
+        count: blanks there are.
     """
-    chunk = Chunk(list(context), [*range(len(context))], [0] * len(context))
-    for place, answer in [*filled, (blank, ())]:
-        chunk.tokens.extend([sop, *answer])
-        chunk.text_positions.extend([place] * (len(answer) + 1))
-        chunk.block_positions.extend(step + 1 if in_blocks else 1 for step in range(len(answer) + 1))
-    return chunk
-
-
-def next_chunk(answer: Sequence[int], previous: int, sop: int, blank: int, in_blocks: bool) -> Chunk:
-    """The answer that was found for one blank and the start of the next one's.
-
-    Args:
-        answer: tokens without the end token; their start token was read before.
-        previous: index of the blank they fill.
-        sop: id of the start token.
-        blank: index of the next blank.
-        in_blocks: whether places within a blank are counted (2-D positions) or always 1.
-    """
-    blocks = [step + 2 if in_blocks else 1 for step in range(len(answer))]
-    return Chunk([*answer, sop], [previous] * len(answer) + [blank], [*blocks, 1])
+    named = [] if order == "left" else [int(one) - 1 for one in order.split(",")]
+    first = dict.fromkeys(number for number in named if number < count)
+    return [*first, *(number for number in range(count) if number not in first)]
 
 
 def check_positions(context_length: int, num_blanks: int, max_len: int, max_positions: int, in_blocks: bool) -> None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation.blanks import Chunk, check_positions, context_chunk, end_ids
-from ftk.generation.decoder import CachedDecoder
-from ftk.generation.search.base import Fusion
-from ftk.generation.uncached_decoder import UncachedDecoder
-
-if TYPE_CHECKING:
-    from ftk.generation.in_flight import Prompt
+from ftk.generation.engine.request import Frame, Request
+from ftk.generation.search.base import Answer, Fusion
+from ftk.tasks.glm_blank.infill.blanks import check_positions
+from ftk.tasks.glm_blank.infill.framing import BlankFraming, BlankPrompt
 
 
 class LanguageModel:
@@ -30,8 +26,7 @@ class LanguageModel:
     al. 2015, 4.1; fairseq's --lm-path). Text that is longer than the language model's positions is cut at its left.
 
     Args:
-        model: a `ftk.models.base.Backbone`, which is decoded with keys and values of its own; or any module that is
-            called as `model(tokens, position_ids=..., context_length=...)`, whose whole input is read for each token.
+        model: decoded with keys and values of its own.
         special: as for `BlankGenerator`.
         weight: of its log-probabilities; 0: it is asked, but changes nothing.
         ends: whether it has a say in where an answer ends, too. It does not know what stands behind the blank, and one
@@ -50,12 +45,9 @@ class LanguageModel:
         self.model = model
         self.fusion = Fusion(weight, ends)
         self.mask: int = masks[0]
-        self.sop: int = special.sop
-        self.ends = end_ids(special)
         self._cls: int | None = getattr(special, "cls", None)
         config = getattr(model, "config", None)
-        self.in_blocks: bool = getattr(config, "block_positions", True)
-        self.max_positions: int | None = getattr(config, "max_positions", None)
+        self._blanks = BlankFraming(special, config)
         self.vocab_size: int | None = getattr(config, "vocab_size", None)
 
     def check(self, vocab_size: int | None, max_len: int) -> None:
@@ -73,54 +65,39 @@ class LanguageModel:
                 f"the language model has a vocabulary of {self.vocab_size} tokens, the model one of {vocab_size}; "
                 "both must have been trained with the same tokenizer"
             )
-        if self.max_positions is not None:
+        blanks = self._blanks
+        if blanks.max_positions is not None:
             try:
-                check_positions(2, 1, max_len, self.max_positions, self.in_blocks)
+                check_positions(2, 1, max_len, blanks.max_positions, blanks.in_blocks)
             except UserError as error:
                 raise UserError(f"language model: {error}") from None
 
-    def chunk(self, prompt: Prompt) -> Chunk:
-        """What it reads before the next blank of a prompt is answered."""
-        context = [*self._left_of_blank(prompt), self.mask]
-        return context_chunk(context, self.sop, len(context) - 1, in_blocks=self.in_blocks)
-
-    def capacity(self, prompt: Prompt, max_len: int) -> int:
-        """Most tokens that `chunk` will have, if no answer is longer than `max_len`."""
-        answers = sum(len(answer) for _, answer in prompt.filled) + (len(prompt.blanks) - 1) * max_len
+    def slots(self, request: Request) -> int:
+        """Most tokens that it will have read before an answer."""
+        prompt = request.prompt
+        answers = sum(len(answer) for _, answer in prompt.filled) + (len(prompt.order) - 1) * request.options.max_len
         longest = len(prompt.context) + answers
         return 1 + (longest if self._num_rows is None else min(longest, self._num_rows))
 
-    def decoder(
-        self,
-        num_rows: int,
-        width: int,
-        prefix_capacity: int,
-        branch_capacity: int,
-        device: torch.device,
-        packed: bool = False,
-    ) -> CachedDecoder | UncachedDecoder:
-        """A decoder of its own; arguments as for `CachedDecoder`."""
-        if hasattr(self.model, "layers") and hasattr(self.model, "embed"):
-            model: Any = self.model
-            return CachedDecoder(
-                model, num_rows, width, prefix_capacity, branch_capacity, device, self.in_blocks, packed=packed
-            )
-        return UncachedDecoder(self.model, num_rows, width, branch_capacity, device, self.in_blocks)
+    def next(self, request: Request, answers: Sequence[Answer]) -> Frame:
+        """What it reads before the next blank of a prompt is answered: the text left of it, from the beginning, since
+        with each answer that is another one."""
+        prompt: BlankPrompt = request.prompt
+        for number, answer in zip(prompt.order, answers, strict=False):
+            prompt = prompt.answered(number, answer.tokens)
+        place = prompt.places[prompt.order[0]]
+        filled = dict(prompt.filled)
+        tokens: list[int] = []
+        for at, token in enumerate(prompt.context[:place]):
+            tokens.extend(filled.get(at, (token,)))
+        context = [*self._cut(tokens), self.mask]
+        asked = BlankPrompt(context, (0,), {0: len(context) - 1})
+        return self._blanks.first(Request(asked))
 
     @property
     def _num_rows(self) -> int | None:
         """Most tokens of a context."""
-        return None if self.max_positions is None else self.max_positions + self.in_blocks
-
-    def _left_of_blank(self, prompt: Prompt) -> list[int]:
-        """The text before the blank that comes next, with the answers there are in their places."""
-        number = len(prompt.answers)
-        found = zip(prompt.blanks[:number], (answer.tokens for answer in prompt.answers), strict=True)
-        answers = {**dict(prompt.filled), **dict(found)}
-        tokens: list[int] = []
-        for place, token in enumerate(prompt.context[: prompt.blanks[number]]):
-            tokens.extend(answers.get(place, (token,)))
-        return self._cut(tokens)
+        return self._blanks.num_rows
 
     def _cut(self, tokens: Sequence[int]) -> list[int]:
         """The end of a text, with [CLS] before it if it was there, so that there is room for the blank."""

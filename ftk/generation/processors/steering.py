@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ftk.config.options import Option, options_of
-from ftk.errors import UserError, did_you_mean
+from ftk.errors import UserError, counted, did_you_mean
 from ftk.generation.processors.base import Processors
 from ftk.generation.processors.build import build_processors
 from ftk.generation.processors.config import ProcessorConfig
@@ -49,12 +49,13 @@ PromptOptions: TypeAlias = Mapping[str, Any]
 class Steering:
     """Processors for all prompts, and those for prompts with options of their own.
 
-        steering = Steering(ProcessorConfig(forbid_words=["bad"]), tokenizer, min_len=0, max_len=24)
-        steering.of({"constraints": ["art"], "max_len": 8}, num_blanks=1)
+        steering = Steering(ProcessorConfig(forbid_words=["bad"]), tokenizer, ends=(2,), min_len=0, max_len=24)
+        steering.of({"constraints": ["art"], "max_len": 8}, num_answers=1)
 
     Args:
         config: options of all prompts.
         tokenizer: the one of the model.
+        ends: tokens that end an answer (`Framing.ends`).
         min_len, max_len: limits of every answer, as in `GenerationConfig`.
         allowed_tokens: see `AllowedTokens`.
 
@@ -67,35 +68,37 @@ class Steering:
         config: ProcessorConfig,
         tokenizer: Tokenizer,
         *,
+        ends: Collection[int],
         min_len: int,
         max_len: int,
         allowed_tokens: AllowedTokensFunction | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
+        self.ends = ends
         self.min_len, self.max_len = min_len, max_len
         self.allowed_tokens = allowed_tokens
         self.processors = self._build(config)
         self._known: OrderedDict[str, Processors] = OrderedDict()
 
-    def of(self, options: PromptOptions, num_blanks: int) -> Processors | None:
+    def of(self, options: PromptOptions, num_answers: int) -> Processors | None:
         """The processors of a prompt; None where its options ask for no others than those of all.
 
         Args:
             options: some of `PROMPT_OPTIONS`; each takes the place of the option of all that has its name.
-            num_blanks: of the prompt.
+            num_answers: of the prompt.
 
         Raises:
             UserError: an unknown name, a wrong type, a value that is not allowed or contradicts another, or one that
-                is for a blank that the prompt does not have.
+                is for an answer that the prompt does not have.
         """
         values = _converted(options)
         values.pop(_SEED.name, None)
         if not values:
             return None
         _free_of_others(values)
-        self._limit(values, num_blanks)
-        _check_blanks(values, num_blanks)
+        self._limit(values, num_answers)
+        _check_numbers(values, num_answers)
         key = json.dumps(values, sort_keys=True)
         if key not in self._known:
             self._known[key] = self._build(dataclasses.replace(self.config, **values))
@@ -110,13 +113,14 @@ class Steering:
         return build_processors(
             config,
             self.tokenizer,
+            ends=self.ends,
             min_len=self.min_len,
             max_len=self.max_len,
             allowed_tokens=self.allowed_tokens,
         )
 
-    def _limit(self, values: dict[str, Any], num_blanks: int) -> None:
-        """Writes the limits of all answers as those of each blank, in place."""
+    def _limit(self, values: dict[str, Any], num_answers: int) -> None:
+        """Writes the limits of all answers as those of each answer, in place."""
         for name, better in (("min_len", max), ("max_len", min)):
             limit = values.pop(name, None)
             if limit is None:
@@ -126,7 +130,8 @@ class Steering:
                 raise UserError(f"{name} is {limit}; for a single prompt it can be from {low} to {self.max_len}")
             own = values.get(f"{name}s", getattr(self.config, f"{name}s"))
             values[f"{name}s"] = [
-                better(own[blank], limit) if blank < len(own) else limit for blank in range(max(num_blanks, len(own)))
+                better(own[number], limit) if number < len(own) else limit
+                for number in range(max(num_answers, len(own)))
             ]
 
 
@@ -162,12 +167,12 @@ def _free_of_others(values: dict[str, Any]) -> None:
         values.setdefault("repetition_penalty_prompt", False)
 
 
-def _check_blanks(values: Mapping[str, Any], num_blanks: int) -> None:
-    """Refuses what is meant for blanks that are not there."""
-    blanks = f"{num_blanks} blank{'s' * (num_blanks != 1)}"
+def _check_numbers(values: Mapping[str, Any], num_answers: int) -> None:
+    """Refuses what is meant for answers that are not there."""
+    answers = counted(num_answers, "answer")
     for name in ("prefix", "min_lens", "max_lens"):
-        if len(values.get(name, ())) > num_blanks:
-            raise UserError(f"{name} has {len(values[name])} entries, but the prompt has {blanks}")
+        if len(values.get(name, ())) > num_answers:
+            raise UserError(f"{name} has {len(values[name])} entries, but the prompt asks for {answers}")
     for number in values.get("constraint_blanks", ()):
-        if number > num_blanks:
-            raise UserError(f"constraint_blanks names blank {number}, but the prompt has {blanks}")
+        if number > num_answers:
+            raise UserError(f"constraint_blanks names answer {number}, but the prompt asks for {answers}")

@@ -1,26 +1,43 @@
-"""Two decoders in step: the model that fills blanks, and the language model that has a say in its choice."""
+"""Shallow fusion: a model, and a language model that has a say in which tokens come."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ftk.errors import UserError
-from ftk.generation.blanks import Chunk
-from ftk.generation.decoder import CachedDecoder
-from ftk.generation.language_model import LanguageModel
+from ftk.generation.engine.decoder import Asked, CachedDecoder
 from ftk.generation.search import Answer, Move
+from ftk.generation.search.base import Fusion
 
 if TYPE_CHECKING:
-    from ftk.generation.in_flight import Prompt
+    from ftk.generation.engine.request import Frame, Request
+
+
+class LanguageModel(Protocol):
+    """A model that has a say in which tokens come, and what it reads.
+
+    Attributes:
+        model: what is decoded.
+        fusion: how its log-probabilities count.
+    """
+
+    model: Any
+    fusion: Fusion
+
+    def slots(self, request: Request) -> int:
+        """Most tokens that it will have read before an answer."""
+
+    def next(self, request: Request, answers: Sequence[Answer]) -> Frame:
+        """What it reads, from the beginning, before each answer, the first one too."""
 
 
 class FusedDecoder:
-    """A decoder beside that of a language model, row by row and hypothesis by hypothesis the same.
+    """A decoder and that of a language model, row by row and hypothesis by hypothesis the same.
 
     Its logits have two parts side by side, [..., 2 V]: the model's own, and the log-probabilities of the language
     model. A search takes them apart again (`Search.scored`) and need not know of it where it picks rows and
@@ -28,58 +45,48 @@ class FusedDecoder:
 
     Args:
         decoder: of the model.
-        language_model: decoded in rows of its own, of the same number and width.
-        prefix_capacity: most tokens that the language model reads before an answer.
-        branch_capacity: as for `CachedDecoder`.
+        other: of the language model, with as many rows and hypotheses.
+        language_model: says what is read there, and how it counts.
     """
 
-    def __init__(
-        self, decoder: CachedDecoder, language_model: LanguageModel, prefix_capacity: int, branch_capacity: int
-    ) -> None:
-        self.decoder = decoder
+    def __init__(self, decoder: CachedDecoder, other: CachedDecoder, language_model: LanguageModel) -> None:
+        self.decoder, self.other = decoder, other
         self.language_model = language_model
-        self.other = language_model.decoder(
-            decoder.num_rows, decoder.width, prefix_capacity, branch_capacity, decoder.device, decoder.packed
-        )
-        self.num_rows, self.device = decoder.num_rows, decoder.device
-        self.in_blocks, self.states = decoder.in_blocks, decoder.states
+        self.fusion: Fusion | None = language_model.fusion
+        self.model = decoder.model
+        self.num_rows, self.width, self.device = decoder.num_rows, decoder.width, decoder.device
+        self.prefix_capacity, self.branch_capacity = decoder.prefix_capacity, decoder.branch_capacity
+        self.observer = decoder.observer
 
-    def enter(self, rows: Sequence[int], context_lengths: Sequence[int]) -> None:
-        """As `CachedDecoder.enter`."""
-        self.decoder.enter(rows, context_lengths)
-
-    def read(self, rows: Sequence[int], chunks: Sequence[Chunk]) -> Tensor:
-        """As `CachedDecoder.read`: the model's own logits [n, V]; `beside` is to follow."""
-        return self.decoder.read(rows, chunks)
-
-    def beside(self, logits: Tensor, rows: Sequence[int], prompts: Sequence[Prompt]) -> Tensor:
-        """Logits [n, V] of the model after the chunks of these prompts, with the language model's part: [n, 2 V].
-
-        The language model reads what is left of the blank from the beginning, since with each answer its context is
-        another one.
-        """
-        chunks = [self.language_model.chunk(prompt) for prompt in prompts]
-        self.other.enter(rows, [len(chunk.tokens) - 1 for chunk in chunks])
-        return self._joined(logits, self.other.read(rows, chunks))
+    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[Asked]) -> Tensor:
+        """See `Decoder.read`: logits [n, 2 V]."""
+        logits = self.decoder.read(rows, frames)
+        others = [self.language_model.next(request, answers) for request, answers in asked]
+        return self._joined(logits, self.other.read(rows, others))
 
     def step(self, tokens: Tensor) -> Tensor:
-        """As `CachedDecoder.step`: tokens [R, W] -> [R, W, 2 V]."""
+        """See `Decoder.step`: [R, W] -> [R, W, 2 V]."""
         return self._joined(self.decoder.step(tokens), self.other.step(tokens))
 
     def reorder(self, sources: Tensor) -> None:
-        """As `CachedDecoder.reorder`."""
+        """See `Decoder.reorder`."""
         self.decoder.reorder(sources)
         self.other.reorder(sources)
 
     def leave(self, rows: Sequence[int]) -> None:
-        """As `CachedDecoder.leave`."""
+        """See `Decoder.leave`."""
         self.decoder.leave(rows)
         self.other.leave(rows)
 
     def move(self, source: int, target: int) -> None:
-        """As `CachedDecoder.move`."""
+        """See `Decoder.move`."""
         self.decoder.move(source, target)
         self.other.move(source, target)
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        """See `Decoder.wipe`."""
+        self.decoder.wipe(rows)
+        self.other.wipe(rows)
 
     def _joined(self, logits: Tensor, other: Tensor) -> Tensor:
         if logits.size(-1) != other.size(-1):  # a module that does not say the size of its vocabulary

@@ -1,0 +1,87 @@
+"""How a causal language model is asked: it goes on behind the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import nn
+
+from ftk.errors import UserError
+from ftk.generation.engine.request import Branch, Frame, Framing, Request
+from ftk.generation.search.base import Answer, Fusion
+
+_ONE = np.array(1)
+
+
+class Continuation:
+    """Prompts are token ids, positions count from 0, and there is one answer, behind the prompt.
+
+    Args:
+        ends: tokens that end an answer.
+        max_positions: most tokens of a prompt and its answer; None: no limit.
+
+    Raises:
+        UserError: there is no end token.
+    """
+
+    def __init__(self, ends: Sequence[int], max_positions: int | None = None) -> None:
+        if not ends:
+            raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
+        self.ends = tuple(ends)
+        self.max_positions = max_positions
+
+    def check(self, request: Request) -> None:
+        """Raises UserError if the prompt is empty, or there are no positions for it and an answer of `max_len`."""
+        length, max_len = len(request.prompt), request.options.max_len
+        if length == 0:
+            raise UserError("the prompt is empty; write the beginning of a text")
+        # The last token of an answer is never read.
+        if self.max_positions is not None and length + max_len - 1 > self.max_positions:
+            room = self.max_positions + 1 - length
+            lower = f", or lower max_len to {room} or less" if room > 0 else ""
+            raise UserError(
+                f"the prompt is {length} tokens long; with an answer of up to {max_len} tokens it does not fit the "
+                f"model's {self.max_positions} positions; shorten it{lower}"
+            )
+
+    def slots(self, request: Request) -> int:
+        """The prompt's tokens."""
+        return len(request.prompt)
+
+    def first(self, request: Request) -> Frame:
+        """The prompt."""
+        tokens = request.prompt
+        return Frame(tokens, {"position_ids": np.arange(len(tokens))}, {"position_ids": _ONE}, context=tokens)
+
+    def next(self, request: Request, answers: Sequence[Answer]) -> Frame | None:
+        """Nothing: there is one answer."""
+        return None
+
+    def branch(self, request: Request, continuation: Sequence[int]) -> Branch:
+        """Token ids behind the prompt, an end token among them if it is to be scored."""
+        ids = list(continuation)
+        start = len(request.prompt)
+        positions = np.arange(start, start + max(len(ids) - 1, 0))
+        return Branch(ids[:-1], {"position_ids": positions}, ids, offset=-1)
+
+
+class PromptReader:
+    """A language model that reads what the model reads (`ftk.generation.engine.fusion.LanguageModel`).
+
+    Args:
+        model: decoded with keys and values of its own.
+        framing: of the model.
+        fusion: how its log-probabilities count.
+    """
+
+    def __init__(self, model: nn.Module, framing: Framing, fusion: Fusion) -> None:
+        self.model, self.framing, self.fusion = model, framing, fusion
+
+    def slots(self, request: Request) -> int:
+        """As many as the model."""
+        return self.framing.slots(request)
+
+    def next(self, request: Request, answers: Sequence[Answer]) -> Frame:
+        """The prompt, to which there is one answer."""
+        return self.framing.first(request)

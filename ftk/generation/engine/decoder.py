@@ -1,0 +1,326 @@
+"""Drives a model's layers with caches as their `attend`: tokens in, logits of the next token out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ftk.generation.engine.device import to_device
+from ftk.generation.engine.reading import Where, read_packed
+from ftk.modules.attention import Attend, fused_attention
+from ftk.modules.kv_cache import KeyValueCache, Places
+
+if TYPE_CHECKING:
+    from ftk.generation.engine.request import Frame, Request
+    from ftk.generation.search.base import Answer, Fusion
+
+Asked = tuple["Request", Sequence["Answer"]]
+"""What a frame is read for: a request, and its answers so far."""
+
+
+class Observer(Protocol):
+    """Looks at the final hidden states of what a decoder reads, for searches that compare tokens by them."""
+
+    def clear(self, rows: Sequence[int]) -> None:
+        """What was read in these rows is forgotten."""
+
+    def settle(self, hidden: Tensor, places: Places) -> None:
+        """A frame was read: [B, T, H], and where its real tokens are there and in the cache."""
+
+    def look(self, hidden: Tensor) -> None:
+        """A step was made: [R, W, H], the newest token of each hypothesis."""
+
+    def of(self, rows: Tensor) -> Any:
+        """What a search gets as `task.states`: that of some rows, int64 [N]."""
+
+
+class Decoder(Protocol):
+    """What the engine drives: rows, each for one request at a time, with W hypotheses.
+
+    Attributes:
+        model: what is decoded.
+        num_rows: requests at once.
+        width: W.
+        prefix_capacity: most tokens that a row can have settled: frames, and answers before the present one.
+        branch_capacity: most tokens of an answer that are read while it is written.
+        device: where tokens go.
+        observer: of hidden states; None where no search wants them.
+        fusion: how the second half of the logits counts, see `FusedDecoder`; None where there is none.
+    """
+
+    model: Any
+    num_rows: int
+    width: int
+    prefix_capacity: int
+    branch_capacity: int
+    device: torch.device
+    observer: Observer | None
+    fusion: Fusion | None
+
+    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[Asked]) -> Tensor:
+        """Settles a frame in each of n different rows; an answer begins behind it: logits [n, V] of its first token."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Reads one more token of each hypothesis of the first R rows: int64 [R, W] -> logits [R, W, V]."""
+
+    def reorder(self, sources: Tensor) -> None:
+        """In the first R rows hypothesis w of row r continues what was sources[r, w]: int64 [R, W]."""
+
+    def move(self, source: int, target: int) -> None:
+        """The request in row `source` goes on in row `target`."""
+
+    def leave(self, rows: Sequence[int]) -> None:
+        """The answers that these rows are writing are complete."""
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Overwrites keys and values that are not finite, which would spoil what is read there later."""
+
+
+def wraps_of(model: Any, inputs: Mapping[str, Any]) -> Callable[[Attend], Attend]:
+    """What a model puts around the attention of tokens with these inputs: nothing, if it does not say."""
+    around = getattr(model, "around", None)
+    return (lambda attend: attend) if around is None else around(position_ids=inputs.get("position_ids"))
+
+
+class CachedDecoder:
+    """Decodes requests, W hypotheses of each, without ever reading a token twice.
+
+    It has rows, each for one request at a time, with its own write position: requests come (`read`) and go
+    (`leave`) while others go on. A row's slots hold first what is settled, its frames and the answers between them: the
+    one copy that all its hypotheses see. Behind it stand the tokens of the present answer, those of all hypotheses
+    side by side, W a step; a mask says which of them a hypothesis descends from. Reordering hypotheses changes
+    the mask alone: no key and no value is ever moved. Memory in bytes, for values of b bytes:
+
+        2 b L H rows (prefix_capacity + W branch_capacity)
+
+    Args:
+        model: a `Backbone`, or what has its `embed`, `around`, `layers`, `finish` and `head`; each layer gets a cache
+            as its `attend`.
+        num_rows, width, prefix_capacity, branch_capacity: see `Decoder`. The caches are made at the first frame.
+        observer: of hidden states.
+    """
+
+    fusion: Fusion | None = None
+
+    def __init__(
+        self,
+        model: Any,
+        num_rows: int,
+        width: int,
+        prefix_capacity: int,
+        branch_capacity: int,
+        observer: Observer | None = None,
+    ) -> None:
+        self.model = model
+        self.num_rows = num_rows
+        self.width = width
+        self.prefix_capacity, self.branch_capacity = prefix_capacity, branch_capacity
+        self.capacity = prefix_capacity + width * branch_capacity
+        self.device: torch.device = next(model.parameters()).device
+        self.observer = observer
+        self.caches = [KeyValueCache(num_rows, self.capacity) for _ in model.layers]
+        # Of each row, on the host: nothing here waits for the device.
+        self.prefixes = np.zeros(num_rows, dtype=np.int64)  # leading tokens that all its tokens see
+        self.prefix_lengths = np.zeros(num_rows, dtype=np.int64)  # what is settled
+        self.branch_lengths = np.zeros(num_rows, dtype=np.int64)  # tokens of the present answer
+        self.live = np.zeros(num_rows, dtype=np.int64)  # 1 where an answer is being written
+        self.last_inputs: dict[str, np.ndarray] = {}  # name -> [rows, ..]: of the last settled token
+        self.strides: dict[str, np.ndarray] = {}  # name -> [rows, ..]
+        self._mask: Tensor | None = None  # [rows, W, capacity]: 0 for what a hypothesis sees, -inf elsewhere
+        self._pointers: _Pointers | None = None
+
+    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[Asked] = ()) -> Tensor:
+        """See `Decoder.read`.
+
+        Args:
+            rows: n different ones; other rows are left alone.
+            frames: n, of any lengths. One that is no restart stands behind what its row has already.
+            asked: not looked at.
+        """
+        index = np.asarray(rows)
+        new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
+        self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
+        self.prefix_lengths[new] = 0
+        if self.observer is not None and new:
+            self.observer.clear(new)
+        where = Where(index, self.prefix_lengths[index], self.prefixes[index])
+        reading = read_packed(frames, where, self.device)
+        hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
+        around = wraps_of(self.model, reading.inputs)
+        for layer, cache in zip(self.model.layers, self.caches, strict=True):
+            hidden = layer(hidden, around(reading.attend(cache)))
+        if self.observer is not None:
+            self.observer.settle(self.model.finish(hidden), reading.places)
+        hidden = hidden[reading.last]  # [n, H]
+
+        self.prefix_lengths[index] += [len(frame.tokens) for frame in frames]
+        self.branch_lengths[index] = 0
+        self._remember(index, frames)
+        self.live[index] = 1
+        self._pointers = None
+        self._see_settled(index)
+        return self.model.head(self.model.finish(hidden))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Decoder.step`; logits of rows that write no answer mean nothing."""
+        num_rows = tokens.size(0)
+        if self._pointers is None or self._pointers.num_rows != num_rows:
+            self._pointers = self._point(num_rows)
+        pointers = self._pointers
+        lengths = self.prefix_lengths[:num_rows] + self.width * (self.branch_lengths + self.live)[:num_rows]
+        length = int(lengths.max())
+        mask: Tensor | None = None
+        if self._mask is not None:
+            self._mask.view(-1).index_fill_(0, pointers.marks, 0.0)
+            if self.width > 1 or (lengths < length).any():
+                mask = self._mask[:num_rows, None, :, :length]  # [R, 1, W, S]
+        hidden = self.model.embed(tokens, **pointers.inputs)  # [R, W, H]
+        around = wraps_of(self.model, pointers.inputs)
+        for layer, cache in zip(self.model.layers, self.caches, strict=True):
+            hidden = layer(hidden, around(_StepAttention(cache, pointers.places, mask, length)))
+        self.branch_lengths += self.live
+        pointers.advance()
+        hidden = self.model.finish(hidden)  # [R, W, H]
+        if self.observer is not None:
+            self.observer.look(hidden)
+        return self.model.head(hidden)
+
+    def reorder(self, sources: Tensor) -> None:
+        """See `Decoder.reorder`."""
+        if self._mask is not None:
+            num_rows = sources.size(0)
+            rows = torch.arange(num_rows, device=self.device)[:, None]
+            self._mask[:num_rows] = self._mask[rows, sources]
+
+    def move(self, source: int, target: int) -> None:
+        """See `Decoder.move`."""
+        length = int(self.prefix_lengths[source] + self.width * self.branch_lengths[source])
+        for cache in self.caches:
+            cache.move(source, target, length)
+        if self._mask is not None:
+            self._mask[target] = self._mask[source]
+        columns = (self.prefixes, self.prefix_lengths, self.branch_lengths, self.live)
+        for column in (*columns, *self.last_inputs.values(), *self.strides.values()):
+            column[target] = column[source]
+        self.leave([source])
+
+    def leave(self, rows: Sequence[int]) -> None:
+        """See `Decoder.leave`."""
+        self.live[list(rows)] = 0
+        self.branch_lengths[list(rows)] = 0
+        self._pointers = None
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        """See `Decoder.wipe`."""
+        for cache in self.caches:
+            cache.wipe(rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all keys and values."""
+        return sum(cache.num_bytes for cache in self.caches)
+
+    def _remember(self, rows: np.ndarray, frames: Sequence[Frame]) -> None:
+        """The inputs of the tokens to come follow from these."""
+        for name, first in frames[0].stride.items():
+            if name not in self.strides:
+                shape = (self.num_rows, *first.shape)
+                self.last_inputs[name], self.strides[name] = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+            self.last_inputs[name][rows] = [frame.inputs[name][..., -1] for frame in frames]
+            self.strides[name][rows] = [frame.stride[name] for frame in frames]
+
+    def _see_settled(self, rows: np.ndarray) -> None:
+        """From now on the hypotheses of these rows see what is settled there, and nothing else."""
+        if not self.caches:
+            return
+        if self._mask is None:
+            shape = (self.num_rows, self.width, self.capacity)
+            self._mask = torch.full(shape, float("-inf"), dtype=self.caches[0].dtype, device=self.device)
+            self._mask[:, :, 0] = 0.0  # rows that were never entered must see something, or they hold NaN
+        unseen = np.arange(self.capacity) >= self.prefix_lengths[rows][:, None]  # [n, capacity]
+        lines = torch.zeros(unseen.shape, dtype=self._mask.dtype, device=self.device)
+        self._mask[self._to_device(rows)] = lines.masked_fill_(self._to_device(unseen), float("-inf"))[:, None]
+
+    def _point(self, num_rows: int) -> _Pointers:
+        """Where the next step reads and writes; it is kept up on the device until rows come or go."""
+        width, hypotheses = self.width, np.arange(self.width)
+        branch, live = self.branch_lengths[:num_rows], self.live[:num_rows]
+        slots = (self.prefix_lengths[:num_rows] + width * branch)[:, None] + hypotheses  # [R, W]
+        marks = (np.arange(num_rows)[:, None] * width + hypotheses) * self.capacity + slots
+        places = self.caches[0].step_index(self._to_device(slots)) if self.caches else None
+        steps = np.repeat(live[:, None], width, axis=1)  # [R, W]
+        num_heads = 1 if places is None else places.numel() // slots.size
+        inputs, strides = {}, {}
+        for name, stride in self.strides.items():
+            shape = (num_rows, *[1] * (stride.ndim - 1))
+            own = stride[:num_rows] * live.reshape(shape)
+            first = self.last_inputs[name][:num_rows] * live.reshape(shape) + own * (branch + 1).reshape(shape)
+            inputs[name], strides[name] = (
+                self._to_device(np.repeat(one[..., None], width, axis=-1)) for one in (first, own)
+            )
+        return _Pointers(
+            num_rows,
+            places,
+            self._to_device(marks.flatten()),
+            inputs,
+            self._to_device(np.repeat(steps[:, None] * width, num_heads, axis=1).flatten()),
+            self._to_device(steps.flatten() * width),
+            strides,
+        )
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return to_device(array, self.device)
+
+
+@dataclass
+class _Pointers:
+    """Where a step of R rows reads and writes, and how far that moves from step to step (not at all in rows that
+    write no answer, so that these overwrite one place again and again)."""
+
+    num_rows: int
+    places: Tensor | None  # [R K W], see `KeyValueCache.step_index`; None for a model without layers
+    marks: Tensor  # [R W]: into the mask, what each hypothesis writes and is to see
+    inputs: dict[str, Tensor]  # [R, .., W]
+    places_step: Tensor  # [R K W]
+    marks_step: Tensor  # [R W]
+    strides: dict[str, Tensor]  # [R, .., W]
+
+    def advance(self) -> None:
+        """On to the next step, in place."""
+        if self.places is not None:
+            self.places.add_(self.places_step)
+            self.marks.add_(self.marks_step)
+        for name, stride in self.strides.items():
+            self.inputs[name].add_(stride)
+
+
+class _StepAttention(NamedTuple):
+    """`attend` for one token of each hypothesis: the W of a row stand side by side as queries over its one buffer."""
+
+    cache: KeyValueCache
+    places: Tensor | None  # [R K W]
+    mask: Tensor | None  # [R, 1, W, S], added to the scores; None where all is seen
+    length: int  # S
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        """query [R, A, W, D], key, value [R, K, W, D] -> [R, A, W, D]"""
+        assert self.places is not None, "there are layers"
+        self.cache.write_at(key, value, self.places)
+        keys, values = self.cache.read(query.size(0), self.length)  # [R, K, S, D]
+        # One query a row is no work for the fused kernels of a CPU: 48 microseconds against 33 in float32 and 240
+        # against 125 in bfloat16 (12 heads of 64, 256 slots, one thread).
+        if query.device.type != "cpu" or (query.dtype != torch.float32 and query.size(2) > 1):
+            return fused_attention(query, keys, values, self.mask, bias=bias, scale=scale)
+        scores = (query * (query.size(-1) ** -0.5 if scale is None else scale)) @ keys.mT  # [R, A, W, S]
+        if self.mask is not None:
+            scores += self.mask
+        if bias is not None:
+            scores += bias
+        return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values

@@ -1,0 +1,107 @@
+"""How a decoder reads frames: one behind the other, without padding, each attended to by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ftk.generation.engine.device import to_device
+from ftk.modules.attention import fused_attention
+from ftk.modules.kv_cache import KeyValueCache, Places
+from ftk.modules.masks import Visibility
+
+if TYPE_CHECKING:
+    from ftk.generation.engine.request import Frame
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Where(NamedTuple):
+    """Where n frames go in a decoder's rows; three of int64 [n].
+
+    Attributes:
+        rows: of the decoder, n different ones.
+        starts: the slot of each frame's first token; those before hold what was read earlier.
+        prefixes: the leading slots of each row, which all its tokens see.
+    """
+
+    rows: Numbers
+    starts: Numbers
+    prefixes: Numbers
+
+
+class Reading(NamedTuple):
+    """Frames as the model reads them, T tokens in all.
+
+    Attributes:
+        tokens: int64 [1, T].
+        inputs: int64 [1, .., T], by name.
+        places: where the tokens are here and in the caches.
+        last: line (0) and column of the last token of each frame, int64 [n] each.
+        attend: makes the `attend` of a layer, given its cache.
+    """
+
+    tokens: Tensor
+    inputs: dict[str, Tensor]
+    places: Places
+    last: tuple[Tensor, Tensor]
+    attend: Callable[[KeyValueCache], PackedAttention]
+
+
+def read_packed(frames: Sequence[Frame], where: Where, device: torch.device) -> Reading:
+    """Frames one behind the other."""
+    rows, starts, prefixes = where
+    lengths = np.array([len(frame.tokens) for frame in frames], dtype=np.int64)
+    ends = np.cumsum(lengths)
+    members = np.repeat(np.arange(len(frames)), lengths)  # [T]
+    columns = np.arange(ends[-1])
+    slots = (starts - ends + lengths)[members] + columns
+    lines = np.zeros_like(columns)
+    places = Places(*(to_device(part, device) for part in (rows[members], slots, lines, columns)))
+    spans = []
+    own_prefixes = to_device(prefixes, device)[:, None]  # [n, 1]
+    for number, (row, start, length, end) in enumerate(zip(rows, starts, lengths, ends, strict=True)):
+        keys = torch.arange(int(start + length), device=device)  # [S]
+        mask = Visibility(prefix=own_prefixes[number]).boolean(keys[int(start) :], keys)  # [1, 1, length, S]
+        spans.append(_Span(int(row), slice(int(end - length), int(end)), mask))
+    inputs = {name: np.concatenate([frame.inputs[name] for frame in frames], axis=-1) for name in frames[0].inputs}
+    return Reading(
+        to_device(np.concatenate([np.asarray(frame.tokens, np.int64) for frame in frames])[None], device),
+        {name: to_device(array[None], device) for name, array in inputs.items()},
+        places,
+        (torch.zeros(len(frames), dtype=torch.int64, device=device), to_device(ends - 1, device)),
+        lambda cache: PackedAttention(cache, places, spans),
+    )
+
+
+class _Span(NamedTuple):
+    """A frame among packed ones."""
+
+    row: int  # of the cache
+    columns: slice
+    mask: Tensor  # bool [1, 1, t, S], t its length and S that of its row: what each token sees
+
+
+class PackedAttention(NamedTuple):
+    """`attend` for packed frames: writes them behind what their rows hold, then each by itself looks at its row."""
+
+    cache: KeyValueCache
+    places: Places
+    spans: list[_Span]
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        """query [1, A, T, D], key, value [1, K, T, D] -> [1, A, T, D]"""
+        assert bias is None, "each frame has keys of its own; a bias of positions is not told which"
+        self.cache.write(key, value, self.places)
+        attended = []
+        for row, columns, mask in self.spans:
+            keys, values = self.cache.row(row, mask.size(-1))  # [1, K, S, D]
+            attended.append(fused_attention(query[:, :, columns], keys, values, mask, scale=scale))
+        return torch.cat(attended, dim=2)

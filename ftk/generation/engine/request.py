@@ -1,0 +1,125 @@
+"""What is asked of the engine, what it reports, and how a task says what a model reads for a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ftk.generation.config import GenerationConfig
+from ftk.generation.processors.base import Processors
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ftk.generation.search import Answer
+
+NOT_SCORED = -1
+"""Among the targets of a branch: what follows this token is not asked."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt and all that decides its answers.
+
+    Attributes:
+        prompt: what the framing of the engine's task understands, e.g. token ids.
+        options: of the search; those of requests that run at the same time may differ.
+        processors: of scores.
+        seed: of random numbers.
+        stream: whether tokens are reported one by one, where the search settles them so.
+    """
+
+    prompt: Any
+    options: GenerationConfig = field(default_factory=GenerationConfig)
+    processors: Processors = field(default_factory=Processors)
+    seed: int = 1
+    stream: bool = False
+
+
+class Event(NamedTuple):
+    """Something that has happened to a request.
+
+    Attributes:
+        request: its number, as `Engine.submit` gave it.
+        kind: "token", "answer" (one is complete; a request may have several), "done" or "error". The last two come
+            once, and nothing follows them.
+        number: of the answer that it is about, as the framing counts them.
+        tokens: ids that have not been reported yet, without the end token.
+        logprobs: natural logarithms of their probabilities; the end token's comes with the answer.
+        answer: the complete answer. Where a stop string cuts it, it may lack tokens that were reported.
+        error: why there are no more answers.
+    """
+
+    request: int
+    kind: str
+    number: int = 0
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    answer: Answer | None = None
+    error: Exception | None = None
+
+
+class Frame(NamedTuple):
+    """What a model reads before it writes an answer, which begins behind the last token.
+
+    Attributes:
+        tokens: T ids, at least one.
+        inputs: what else `model.embed` takes, by name: int64 [.., T].
+        stride: by the same names, int64 [..]: what is added to the last token's input for each further token.
+        prefix: leading tokens that all tokens see, if `restart`.
+        restart: whether what was read for the request so far is forgotten; else this comes behind it.
+        number: of the answer that begins here, which has random numbers and options of its own.
+        context: token ids that random numbers and processors go by.
+    """
+
+    tokens: Sequence[int]
+    inputs: Mapping[str, NDArray[np.int64]]
+    stride: Mapping[str, NDArray[np.int64]]
+    prefix: int = 0
+    restart: bool = True
+    number: int = 0
+    context: Sequence[int] = ()
+
+
+class Branch(NamedTuple):
+    """A given continuation of a request's first frame, as it is read to be scored.
+
+    Attributes:
+        tokens: T ids.
+        inputs: as in `Frame`, of these tokens.
+        targets: what follows, or `NOT_SCORED`.
+        offset: 0: the branch stands in the place of the frame's last token, and target i follows token i. -1: it stands
+            behind the frame; target 0 follows the frame's last token, target i + 1 token i.
+    """
+
+    tokens: Sequence[int]
+    inputs: Mapping[str, NDArray[np.int64]]
+    targets: Sequence[int]
+    offset: int = 0
+
+
+class Framing(Protocol):
+    """How prompts of a task are read: functions of a request and its answers, without state.
+
+    Attributes:
+        ends: tokens that end an answer; the first is the one that ends it where nothing else can.
+    """
+
+    ends: tuple[int, ...]
+
+    def check(self, request: Request) -> None:
+        """Raises UserError, with the numbers, if the model cannot answer it."""
+
+    def slots(self, request: Request) -> int:
+        """The most tokens that all its frames, and the answers between them, take in a cache."""
+
+    def first(self, request: Request) -> Frame:
+        """What is read for its first answer."""
+
+    def next(self, request: Request, answers: Sequence[Answer]) -> Frame | None:
+        """What is read after these answers; None where they are all."""
+
+    def branch(self, request: Request, continuation: Any) -> Branch:
+        """A continuation of the first frame that is given instead of searched for."""

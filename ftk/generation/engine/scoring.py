@@ -1,0 +1,200 @@
+"""Scores continuations that are given instead of found: the log-probability of each token, in one forward."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ftk.generation.engine.decoder import wraps_of
+from ftk.generation.engine.device import to_device
+from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request
+from ftk.generation.search import not_finite
+from ftk.modules.attention import MaskedAttention
+from ftk.modules.masks import Visibility
+
+MAX_TOKENS = 8192
+"""Tokens, padding counted, that go through the model at once; a longer row goes alone."""
+
+MAX_PAIRS = 2**25
+"""Pairs of tokens in the masks of a batch: what bounds a batch of long rows."""
+
+LOGITS_AT_ONCE = 512
+"""Rows of the output layer at a time, so that memory does not grow with the vocabulary times the answers."""
+
+
+class Scored(NamedTuple):
+    """The targets of one continuation that are scored, in their order.
+
+    Attributes:
+        logprobs: natural logarithms of their probabilities.
+        best: the same of the likeliest tokens in their places.
+    """
+
+    logprobs: list[float]
+    best: list[float]
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether greedy search would have found it: each target is as likely as the likeliest."""
+        return self.logprobs == self.best
+
+
+@torch.inference_mode()
+def score(
+    model: Any,
+    framing: Framing,
+    requests: Sequence[Request],
+    continuations: Sequence[Sequence[Any]],
+    progress: Callable[[int], object] = lambda count: None,
+) -> list[list[Scored]]:
+    """Log-probabilities of continuations, as an engine would have found them on the way there.
+
+    The continuations of one request stand side by side behind one copy of its first frame, seeing it and themselves, as
+    long as they have no more tokens than the frame: beyond that the pairs of tokens that do not see each other would
+    cost more than they save.
+
+    Args:
+        model: in evaluation mode.
+        framing: reads requests and continuations.
+        requests: N; their options and processors are not used.
+        continuations: for each request any number, as `Framing.branch` understands them.
+        progress: called with the number of requests that have been scored since the last call.
+
+    Returns:
+        what was found for each request and continuation.
+
+    Raises:
+        UserError: a log-probability is NaN or infinite; as `Framing.branch`.
+    """
+    rows: list[_Row] = []
+    for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
+        rows += _rows(number, framing.first(request), [framing.branch(request, one) for one in own])
+    scored = [[Scored([], []) for _ in own] for own in continuations]
+    waiting = Counter(row.request for row in rows)
+    progress(len(requests) - len(waiting))  # those without a continuation
+    for batch in _batches(rows):
+        values = zip(*_target_logprobs(model, batch), strict=True)
+        for row in batch:
+            for number, branch in zip(row.numbers, row.branches, strict=True):
+                for _ in _scored_places(branch):
+                    logprob, best = next(values)
+                    scored[row.request][number].logprobs.append(logprob)
+                    scored[row.request][number].best.append(best)
+            waiting[row.request] -= 1
+        progress(sum(waiting[number] == 0 for number in {row.request for row in batch}))
+    return scored
+
+
+@dataclass
+class _Row:
+    """A frame, or all but its last token, with branches behind it."""
+
+    request: int
+    frame: Frame
+    num_shared: int  # tokens of the frame
+    numbers: list[int]  # of the continuations
+    branches: list[Branch]
+
+    @property
+    def length(self) -> int:
+        return self.num_shared + sum(len(branch.tokens) for branch in self.branches)
+
+
+def _rows(number: int, frame: Frame, branches: Sequence[Branch]) -> Iterator[_Row]:
+    """The continuations of one request, dealt to rows."""
+    if not branches:
+        return
+    num_shared = len(frame.tokens) - 1 - branches[0].offset
+    row = _Row(number, frame, num_shared, [], [])
+    for index, branch in enumerate(branches):
+        if row.branches and row.length + len(branch.tokens) > 2 * num_shared:
+            yield row
+            row = _Row(number, frame, num_shared, [], [])
+        row.numbers.append(index)
+        row.branches.append(branch)
+    yield row
+
+
+def _batches(rows: list[_Row]) -> Iterator[list[_Row]]:
+    """Rows of like length together, the longest first."""
+    batch: list[_Row] = []
+    for row in sorted(rows, key=lambda row: row.length, reverse=True):
+        longest = batch[0].length if batch else row.length
+        size = len(batch) + 1
+        if batch and (size * longest > MAX_TOKENS or size * longest**2 > MAX_PAIRS):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _scored_places(branch: Branch) -> list[int]:
+    """Which of its targets are scored."""
+    return [place for place, target in enumerate(branch.targets) if target != NOT_SCORED]
+
+
+def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], list[float]]:
+    """Log-probabilities of all scored targets, row by row, as they stand there, and of the likeliest tokens."""
+    length, device = rows[0].length, next(model.parameters()).device
+    tokens = np.zeros((len(rows), length), np.int64)
+    shapes = {name: array.shape[:-1] for name, array in rows[0].frame.inputs.items()}
+    inputs = {name: np.zeros((len(rows), *shape, length), np.int64) for name, shape in shapes.items()}
+    owners = np.full((len(rows), length), -1, np.int64)  # 0: the frame, which all see; -1: padding
+    places: list[int] = []
+    targets: list[int] = []
+    for line, row in enumerate(rows):
+        start = row.num_shared
+        parts = [(row.frame.tokens[:start], row.frame.inputs), *((one.tokens, one.inputs) for one in row.branches)]
+        end = 0
+        for owner, (own_tokens, own_inputs) in enumerate(parts):
+            part = slice(end, end + len(own_tokens))
+            end = part.stop
+            tokens[line, part] = own_tokens
+            owners[line, part] = owner
+            for name, array in own_inputs.items():
+                inputs[name][line, ..., part] = array[..., : len(own_tokens)]
+        for branch in row.branches:
+            for place in _scored_places(branch):
+                # The first target of a branch that stands behind the whole frame follows the frame's last token.
+                follows = row.num_shared - 1 if place + branch.offset < 0 else start + place + branch.offset
+                places.append(line * length + follows)
+                targets.append(branch.targets[place])
+            start += len(branch.tokens)
+    prefix = np.array([row.frame.prefix for row in rows])
+    visibility = Visibility(prefix=to_device(prefix, device), branches=to_device(owners, device))
+    on_device = {name: to_device(array, device) for name, array in inputs.items()}
+    hidden = _read(model, to_device(tokens, device), on_device, visibility).flatten(0, 1)  # [B T, H]
+    hidden = hidden[to_device(np.array(places, np.int64), device)]
+    ids = to_device(np.array(targets, np.int64), device)
+    found = [
+        _logprobs(model.head(part), own)
+        for part, own in zip(hidden.split(LOGITS_AT_ONCE), ids.split(LOGITS_AT_ONCE), strict=True)
+    ]
+    logprobs, best = torch.cat(found, dim=1).tolist()
+    if not all(map(math.isfinite, logprobs)):
+        raise not_finite()
+    return logprobs, best
+
+
+def _read(model: Any, tokens: Tensor, inputs: dict[str, Tensor], visibility: Visibility) -> Tensor:
+    """Final hidden states [B, T, H] of int64 [B, T]."""
+    places = torch.arange(tokens.size(1), device=tokens.device)
+    attend = wraps_of(model, inputs)(MaskedAttention(visibility.boolean(places, places)))
+    hidden = model.embed(tokens, **inputs)  # [B, T, H]
+    for layer in model.layers:
+        hidden = layer(hidden, attend)
+    return model.finish(hidden)  # type: ignore[no-any-return]
+
+
+def _logprobs(logits: Tensor, ids: Tensor) -> Tensor:
+    """Logits [n, V], ids [n] -> float32 [2, n]: of the given token, and of the likeliest."""
+    logprobs = logits.float().log_softmax(-1)
+    return torch.stack((logprobs.gather(1, ids[:, None])[:, 0], logprobs.amax(-1)))

@@ -1,0 +1,92 @@
+"""The options of filling blanks: those of every generation, and which blank is filled when; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ftk.generation.config import GenerationConfig, checked_config
+
+
+@dataclass(kw_only=True)
+class BlankConfig:
+    """In which order blanks are filled, and what is read of a text and its answers."""
+
+    group_title: ClassVar[str] = "blanks"
+
+    blank_order: str = field(
+        default="left",
+        metadata={
+            "help": "which blank is filled first: left (to right), confident (the one that begins most surely), "
+            "or numbers from 1 on such as 3,1 (these first, then the others from left to right)"
+        },
+    )
+    reencode: bool = field(
+        default=False,
+        metadata={"help": "each answer takes its blank's place and the text is read anew; else answers stay behind it"},
+    )
+    truncate: str = field(
+        default="error",
+        metadata={
+            "help": "prompts longer than the model's positions: an error, or cut at the left, the right, or both sides "
+            "(middle) as far as the blanks",
+            "choices": ("error", "left", "right", "middle"),
+        },
+    )
+    misspelt_blanks: str = field(
+        default="refuse",
+        metadata={
+            "help": "prompts with what is nearly a blank, [mask], <mask>, 【MASK】: refused, or read as text",
+            "choices": ("refuse", "text"),
+        },
+    )
+
+    nbest_over: str = field(
+        default="blank",
+        metadata={
+            "help": "the n best answers to each blank, given the best ones to those before it, or the n best ways to "
+            "fill the text as a whole: beams are carried from blank to blank",
+            "choices": ("blank", "text"),
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.nbest_over not in ("blank", "text"):
+            yield f"nbest_over is {self.nbest_over!r}; it is blank or text"
+        if self.truncate not in ("error", "left", "right", "middle"):
+            yield f"truncate is {self.truncate!r}; it is one of error, left, right, middle"
+        if self.misspelt_blanks not in ("refuse", "text"):
+            yield f"misspelt_blanks is {self.misspelt_blanks!r}; it is one of refuse, text"
+        if self.blank_order not in ("left", "confident"):
+            numbers = [one.strip() for one in self.blank_order.split(",")]
+            if not all(one.isdecimal() and len(one) < 10 and int(one) > 0 for one in numbers):
+                yield f"blank_order is {self.blank_order!r}; it is left, confident, or numbers from 1 on, e.g. 2,1,3"
+            elif len({int(one) for one in numbers}) < len(numbers):
+                yield f"blank_order is {self.blank_order!r}; it names a blank twice"
+
+
+@dataclass(kw_only=True)
+class FillConfig(GenerationConfig, BlankConfig):
+    """How answers to blanks are searched for. Greedy unless `beam` is above 1 or `sampling` is on."""
+
+    def validate(self) -> Iterator[str]:
+        found = list(super().validate())
+        yield from found
+        # Where something else is wrong with these, one message is enough.
+        if self.nbest_over == "text" and self.blank_order == "confident" and self.beam > 1 and not found:
+            yield "nbest_over is text, whose beams compare answers to the same blanks; name the blank_order"
+
+    @classmethod
+    def groups(cls) -> tuple[Any, ...]:
+        return (*super().groups(), BlankConfig)
+
+    @classmethod
+    def users(cls) -> dict[str, tuple[str, ...]]:
+        users = super().users()
+        return {**users, "nbest_over": users["nbest"]}
+
+
+def fill_config(config: FillConfig | None = None, **options: Any) -> FillConfig:
+    """`config`, or the defaults, with the options given by keyword; see `ftk.generation.config.checked_config`."""
+    return checked_config(FillConfig() if config is None else config, **options)

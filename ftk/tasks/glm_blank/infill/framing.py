@@ -1,0 +1,192 @@
+"""How a GLM is asked to fill blanks: what it reads, at which positions, before each answer (Du et al. 2022, 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ftk.errors import UserError
+from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Request
+from ftk.generation.ensemble import check_alike
+from ftk.generation.search import strategy
+from ftk.generation.search.base import Answer
+from ftk.tasks.glm_blank.infill.blanks import check_positions, end_ids, find_blanks, mask_ids
+
+
+@dataclass(frozen=True)
+class BlankPrompt:
+    """A context whose blanks are to be filled; what a `Request` of this task asks.
+
+    Attributes:
+        context: token ids.
+        order: numbers of the blanks that are to be filled, in this order; the answers come so, too.
+        places: number of each open blank -> its place in the context.
+        filled: place and answer of blanks that were filled before, as they are read behind the context.
+        reencode: whether an answer takes its blank's place, and the context is read anew.
+    """
+
+    context: Sequence[int]
+    order: Sequence[int]
+    places: Mapping[int, int]
+    filled: tuple[tuple[int, Sequence[int]], ...] = ()
+    reencode: bool = field(default=False)
+
+    def answered(self, number: int, tokens: Sequence[int]) -> BlankPrompt:
+        """With an answer to blank `number`, which is asked no more: in its place, or behind the context."""
+        place = self.places[number]
+        order = tuple(one for one in self.order if one != number)
+        places = {other: at for other, at in self.places.items() if other != number}
+        if not self.reencode:
+            return BlankPrompt(self.context, order, places, (*self.filled, (place, tokens)))
+        context = [*self.context[:place], *tokens, *self.context[place + 1 :]]
+        shift = len(tokens) - 1
+        places = {other: at + shift if at > place else at for other, at in places.items()}
+        return BlankPrompt(context, order, places, self.filled, reencode=True)
+
+
+class BlankFraming:
+    """Reads the context, which all see, then the start token of the first blank, at whose place in the text its answer
+    stands; then that answer and the next blank's start token, and so on. The end token of an answer is not read.
+
+    Args:
+        special: has `sop`, `eop` and at least one of `mask`, `smask`, `gmask`; `eos` may be there.
+        model_config: of the model; what it says of `max_positions` and `block_positions` holds, if it says it.
+
+    Raises:
+        UserError: a special token is missing; the models of an ensemble differ in their kind of positions.
+    """
+
+    def __init__(self, special: Any, model_config: Any = None) -> None:
+        for name, meaning in (("sop", "start of piece"), ("eop", "end of piece")):
+            if getattr(special, name, None) is None:
+                raise UserError(f"the tokenizer has no {meaning} token ({name}); it cannot fill blanks")
+        self.sop: int = special.sop
+        self.ends = end_ids(special)
+        self.masks = mask_ids(special)
+        if not self.masks:
+            raise UserError("the tokenizer has no [MASK], [sMASK] or [gMASK] token; it cannot fill blanks")
+        check_alike(getattr(model_config, "members", ()), "block_positions")
+        self.max_positions: int | None = getattr(model_config, "max_positions", None)
+        self.in_blocks: bool = getattr(model_config, "block_positions", True)
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of the tables of positions in the text: the most tokens of a context; None: no limit."""
+        return None if self.max_positions is None else self.max_positions + self.in_blocks
+
+    def prompt(self, context: Sequence[int], order: Sequence[int] | None = None, reencode: bool = False) -> BlankPrompt:
+        """All blanks of a context, from left to right if no order is given."""
+        places = find_blanks(context, self.masks)
+        chosen = tuple(range(len(places)) if order is None else order)
+        return BlankPrompt(list(map(int, context)), chosen, dict(enumerate(places)), reencode=reencode)
+
+    def check(self, request: Request) -> None:
+        """Raises UserError, with the numbers, if a context does not fit the model's positions."""
+        prompt, options = request.prompt, request.options
+        num_blanks, length = len(prompt.places), len(prompt.context)
+        if self.max_positions is None or not num_blanks:
+            return
+        # What is read ahead takes the place that a further blank's start would.
+        num_starts = num_blanks + strategy(options).target.lookahead
+        check_positions(length, num_starts, options.max_len, self.max_positions, self.in_blocks)
+        longest = self.longest_context(num_blanks, options.max_len if prompt.reencode else None)
+        if prompt.reencode and longest is not None and length > longest:
+            raise UserError(
+                f"the prompt is {length} tokens long; with {num_blanks} answers of up to "
+                f"{options.max_len} tokens written back the model has positions for {longest}; "
+                "shorten it, or cut it with truncate (--truncate)"
+            )
+
+    def longest_context(self, num_blanks: int, written_back: int | None = None) -> int | None:
+        """Most tokens of a context with so many blanks; None where there is no limit.
+
+        Args:
+            num_blanks: that are to be filled.
+            written_back: greatest length of answers that take their blanks' places; None where none do.
+
+        Raises:
+            UserError: such answers take all positions by themselves.
+        """
+        num_rows = self.num_rows
+        if num_rows is None:
+            return None
+        # Each blank but the last grows to an answer before the context is read for the last time.
+        growth = (num_blanks - 1) * (written_back - 1) if written_back is not None and num_blanks else 0
+        if growth and num_rows - growth < num_blanks:
+            most = 1 + (num_rows - num_blanks) // (num_blanks - 1)
+            lower = f"max_len (--max-len) can be at most {most}, or " if most >= 1 else ""
+            raise UserError(
+                f"{num_blanks} answers of up to {written_back} tokens, written back, do not fit the model's "
+                f"{num_rows} positions; {lower}ask for fewer at once"
+            )
+        return num_rows - growth
+
+    def slots(self, request: Request) -> int:
+        """The context, with what was filled before, and an answer of the greatest length in each blank but the last."""
+        prompt, max_len = request.prompt, request.options.max_len
+        read = len(prompt.context) + sum(len(answer) + 1 for _, answer in prompt.filled)
+        return read + (len(prompt.order) - 1) * (max_len - 1 if prompt.reencode else max_len + 1) + 1
+
+    def first(self, request: Request) -> Frame:
+        """The context, the answers that are there already, and the start of the first blank's answer."""
+        return self._whole(request.prompt)
+
+    def next(self, request: Request, answers: Sequence[Answer]) -> Frame | None:
+        """The answer that was just found, and the start of the next blank's; with `reencode` everything anew."""
+        prompt, done = request.prompt, len(answers)
+        if done == len(prompt.order):
+            return None
+        number = prompt.order[done]
+        if prompt.reencode:
+            for filled, answer in zip(prompt.order, answers, strict=False):
+                prompt = prompt.answered(filled, answer.tokens)
+            return self._whole(prompt)
+        words = answers[-1].tokens
+        place, following = prompt.places[prompt.order[done - 1]], prompt.places[number]
+        # Its start token was read before it.
+        positions = np.concatenate((self._block(place, len(words) + 1)[:, 1:], self._block(following, 1)), axis=1)
+        return self._frame([*words, self.sop], positions, number, prompt.context, restart=False)
+
+    def branch(self, request: Request, continuation: Mapping[int, Sequence[int]]) -> Branch:
+        """Answers by the numbers of their blanks, in the order in which they are read.
+
+        An answer whose last token ends it is scored with that token; else its end is not asked.
+
+        Raises:
+            UserError: an answer holds an end token before its end.
+        """
+        tokens: list[int] = []
+        targets: list[int] = []
+        blocks = [np.zeros((2, 0), np.int64)]
+        for number, answer in continuation.items():
+            words = answer[:-1] if answer and answer[-1] in self.ends else answer
+            if any(token in self.ends for token in words):
+                raise UserError(f"an answer to blank {number + 1} holds an end token before its end; remove it")
+            tokens += [self.sop, *words]
+            targets += answer if len(answer) > len(words) else [*answer, NOT_SCORED]
+            blocks.append(self._block(request.prompt.places[number], len(words) + 1))
+        return Branch(tokens, {"position_ids": np.concatenate(blocks, axis=1)}, targets)
+
+    def _whole(self, prompt: BlankPrompt) -> Frame:
+        tokens = [*prompt.context]
+        blocks = [np.stack((np.arange(len(tokens)), np.zeros(len(tokens), np.int64)))]
+        number = prompt.order[0] if prompt.order else 0
+        place = prompt.places[number] if prompt.order else 0
+        for at, answer in (*prompt.filled, (place, ())):
+            tokens += [self.sop, *answer]
+            blocks.append(self._block(at, len(answer) + 1))
+        return self._frame(tokens, np.concatenate(blocks, axis=1), number, prompt.context)
+
+    def _frame(
+        self, tokens: list[int], positions: np.ndarray, number: int, context: Sequence[int], restart: bool = True
+    ) -> Frame:
+        stride = {"position_ids": np.array((0, int(self.in_blocks)))}
+        return Frame(tokens, {"position_ids": positions}, stride, len(context), restart, number, context)
+
+    def _block(self, place: int, length: int) -> np.ndarray:
+        """Positions of a start token and what follows it: int64 [2, length], in the text and within the blank."""
+        within = np.arange(1, length + 1) if self.in_blocks else np.ones(length, np.int64)
+        return np.stack((np.full(length, place), within))
