@@ -34,7 +34,7 @@ class CausalLMConfig:
         default=128,
         metadata={
             "max": 10**6,
-            "help": "the vocabulary is padded to a multiple of this; 1 to go on with a model that was not padded",
+            "help": "the vocabulary is padded to a multiple of this; 1 to continue a model that was not padded",
             "unit": "tokens",
         },
     )
