@@ -186,8 +186,7 @@ def body(argv: list[str]) -> int:
     from ftk.checkpoint.layout import MANIFEST
     from ftk.model_parallel.collective import check_same_files
     from ftk.model_parallel.same_start import options_by_flag
-    from ftk.model_parallel.world import open_world
-    from ftk.trainer.device import resolve_device
+    from ftk.model_parallel.world import open_world, resolve_device
     from ftk_cli.fill_prompts import fill_prompts
     from ftk_cli.fill_subset import fill_subset
     from ftk_cli.progress import say
