@@ -46,7 +46,7 @@ def load_model(
     Args:
         path: a checkpoint folder, or a run's folder (its best checkpoint, else its last).
         device: where to put it, as for `torch.device`.
-        ema: with the moving average of its weights, which training kept with them (`--ema-decay`).
+        ema: with the moving average of its weights, which training kept with them (`ema_decay`).
         dtype: of its weights and of what is computed, e.g. torch.bfloat16; as they were saved if None (ftk saves
             float32). Weights in int8 or int4 stay what they are.
         user_dir: the plugin that registers the model, where it is none of ftk's. What a checkpoint says of its
@@ -248,7 +248,7 @@ def _check_pipeline(config: GenerationConfig, num_models: int) -> None:
         (strategy(config).target.observer is not None, "a search that compares hidden states"),
     ):
         if is_asked:
-            raise UserError(f"{what} does not go with a pipeline; use --tensor-parallel-size alone")
+            raise UserError(f"{what} does not go with a pipeline; use `tensor_parallel_size` alone")
 
 
 def _load_together(

@@ -1,4 +1,4 @@
-"""Plugins: code outside ftk that registers parts. `--user-dir PATH`, or the entry-point group `ftk.plugins`."""
+"""Plugins: code outside ftk that registers parts. `user_dir` PATH, or the entry-point group `ftk.plugins`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def import_user_dir(path: str | Path) -> None:
     try:
         place = Path(expand_home(path)).resolve()
     except ValueError as error:
-        raise UserError(f"--user-dir {path}: {error}") from error
+        raise UserError(f"`user_dir` {path}: {error}") from error
     if place.is_file() and place.suffix == ".py":
         files = [place]
     elif (place / "__init__.py").is_file():
@@ -39,9 +39,9 @@ def import_user_dir(path: str | Path) -> None:
     elif place.is_dir():
         files = sorted(file for file in place.glob("*.py"))
     else:
-        raise UserError(f"--user-dir {path}: no such folder or Python file")
+        raise UserError(f"`user_dir` {path}: no such folder or Python file")
     if not files:
-        raise UserError(f"--user-dir {path}: there is no Python file in this folder")
+        raise UserError(f"`user_dir` {path}: there is no Python file in this folder")
     for file in files:
         _import_file(file)
 
@@ -71,7 +71,7 @@ def import_plugins(user_dir: str | Path | None = None) -> None:
         import_user_dir(user_dir)
 
 
-def refuse_recorded(file: str | Path, tree: Mapping[Any, Any], how: str = "--user-dir ") -> None:
+def refuse_recorded(file: str | Path, tree: Mapping[Any, Any], how: str = "`user_dir` ") -> None:
     """Refuse a configuration that names a plugin when none was given: what a file says is never imported by itself.
 
     Args:
@@ -104,7 +104,7 @@ def naming_plugin(recorded: object) -> Iterator[None]:
         if recorded is None:
             raise
         raise UserError(
-            f"{error}\nthe checkpoint was made with the plugin {shown(recorded)}; give it with --user-dir "
+            f"{error}\nthe checkpoint was made with the plugin {shown(recorded)}; give it with `user_dir` "
             f"(in Python: user_dir=...)"
         ) from error
 
@@ -117,7 +117,7 @@ def _import_file(file: Path) -> None:
         if _source(loaded) == file:
             return
         raise UserError(
-            f"--user-dir: the module name {name!r} of {file} is taken by {_source(loaded) or 'Python'}; "
+            f"`user_dir`: the module name {name!r} of {file} is taken by {_source(loaded) or 'Python'}; "
             f"rename the folder or file"
         )
     spec = importlib.util.spec_from_file_location(

@@ -65,7 +65,7 @@ class Registry:
         """A decorator that registers a class or function under `name`.
 
         Args:
-            name: public name, as in `--task NAME`.
+            name: public name, as in `task` NAME.
             config: dataclass of the options; an instance is the first argument when the part is built.
             model: for architectures, the model whose config the decorated function returns.
             task: for models, the task where none is chosen.

@@ -121,10 +121,10 @@ def convert_to(
     source, output = layout.resolve_checkpoint(source), Path(output)
     if output.exists():
         if not overwrite:
-            raise UserError(f"{output}: exists; replace it with --overwrite or choose another name")
+            raise UserError(f"{output}: exists; replace it with `overwrite` or choose another name")
         if not output.is_dir() or (any(output.iterdir()) and not form.recognises(output)):
-            raise UserError(f"{output}: exists and is no checkpoint as --to {name} writes it; it is not replaced")
-    refuse_quantized(source, f"--to {name}")
+            raise UserError(f"{output}: exists and is no checkpoint as `to` {name} writes it; it is not replaced")
+    refuse_quantized(source, f"`to` {name}")
     contents = _read_checkpoint(source, ema)
     _check_tensors(contents, source)
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -145,7 +145,7 @@ def export_onnx(model: nn.Module, output: str | Path, *, overwrite: bool = False
     """
     missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"--format onnx needs {' and '.join(missing)}: pip install 'ftk[export]'")
+        raise UserError(f"`format` onnx needs {' and '.join(missing)}: pip install 'ftk[export]'")
     program = _program(model)
     size = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
     external = size > _ONNX_MAX_BYTES
@@ -224,7 +224,7 @@ def refuse_file(output: str | Path, overwrite: bool, ending: str) -> None:
     if output.is_dir():
         raise UserError(f"{output}: is a folder; it is not replaced")
     if output.exists() and not overwrite:
-        raise UserError(f"{output}: exists; replace it with --overwrite or choose another name")
+        raise UserError(f"{output}: exists; replace it with `overwrite` or choose another name")
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class HuggingFaceConfig:
     max_shard_size: str = field(
         default="5GB",
         metadata={
-            "help": "--to: largest file of weights; a model read from this form gets back the files it had",
+            "help": "`to`: largest file of weights; a model read from this form gets back the files it had",
             "metavar": "SIZE",
         },
     )

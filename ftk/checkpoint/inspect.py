@@ -111,7 +111,7 @@ def render(summary: Summary) -> str:
     lines.append(f"tokenizer  {summary.tokenizer or 'none: this checkpoint cannot read text'}")
     lines.append(f"optimizer  {'kept: training can continue' if summary.has_optimizer else 'none'}")
     for name, size in summary.extra.items():
-        what = "moving average of the weights, taken with --ema" if name == layout.EMA else "further tensors"
+        what = "moving average of the weights, taken with `ema`" if name == layout.EMA else "further tensors"
         lines.append(f"{name:<10} {what} ({size_text(size)})")
     for key, value in summary.trainer_state.items():
         lines.append(f"trainer    {key} {value}")

@@ -219,7 +219,7 @@ def extra_tensor_names(folder: str | Path) -> list[str]:
 def check_ema(folder: Path, hashes: bool, world: World | None = None) -> None:
     if f"{layout.EMA}/index.json" not in check_files(folder, prefix=f"{layout.EMA}/", hashes=hashes, world=world):
         raise UserError(
-            f"{folder}: has no averaged weights (its run had no --ema-decay); take the trained ones, without --ema"
+            f"{folder}: has no averaged weights (its run had no `ema_decay`); take the trained ones, without `ema`"
         )
 
 

@@ -132,7 +132,7 @@ def refuse_to_replace(folder: Path, *, overwrite: bool) -> None:
     if not (folder.exists() or folder.is_symlink()):
         return
     if not overwrite:
-        raise UserError(f"{folder}: exists; replace it with --overwrite or choose another name")
+        raise UserError(f"{folder}: exists; replace it with `overwrite` or choose another name")
     if folder.is_symlink():
         raise UserError(f"{folder}: is a link; give the name of the folder it is to replace")
     if layout.is_checkpoint(folder) or layout.is_remains(folder):

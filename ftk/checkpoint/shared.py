@@ -37,7 +37,7 @@ def check_shared(folder: Path, world: World) -> None:
         while not (folder / name).is_dir():
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"--save-dir: {folder.absolute()} is not the same folder for process {world.rank} on "
+                    f"`save_dir`: {folder.absolute()} is not the same folder for process {world.rank} on "
                     f"{socket.gethostname()} as for process 0 on {host}; name one on a file system that all machines "
                     "share"
                 )

@@ -167,13 +167,13 @@ def _refuse(
     if unexpected:
         reasons.append(f"it has, and the model has not: {some_names(unexpected)}")
     if wrong:
-        hint = " (a vocabulary of another size: --finetune-vocabulary common)" if only_rows_differ else ""
+        hint = " (a vocabulary of another size: `finetune_vocabulary` common)" if only_rows_differ else ""
         reasons.append(f"{'; '.join(wrong[:4])}{hint}")
     if idle:
         reasons.append(f"no name is like {', '.join(idle)}")
     if reasons:
         raise UserError(
-            f"{folder}: its weights do not fit: {'; '.join(reasons)}; --finetune-skip 'PATTERN' leaves names out"
+            f"{folder}: its weights do not fit: {'; '.join(reasons)}; `finetune_skip` 'PATTERN' leaves names out"
         )
 
 

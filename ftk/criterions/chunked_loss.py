@@ -104,9 +104,9 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError("the chunked loss has no second derivative; use --loss-form plain")
+            raise RuntimeError("the chunked loss has no second derivative; use `loss_form` plain")
         if ctx.grads is None:
-            raise RuntimeError("the chunked loss goes backward only once; use --loss-form plain for more")
+            raise RuntimeError("the chunked loss goes backward only once; use `loss_form` plain for more")
         grads, ctx.grads = ctx.grads, None
         # In place: they are ours alone, and memory for a second [V, H] costs more than the multiplication.
         factor = grad_total / ctx.scale

@@ -52,8 +52,8 @@ def output_loss(
         return token_losses(head(hidden), targets, config.label_smoothing, weights)
     if weight is None:
         raise UserError(
-            f"--loss-form {form} needs a model whose output layer is one matrix, and this model's is not; "
-            f"use --loss-form plain"
+            f"`loss_form` {form} needs a model whose output layer is one matrix, and this model's is not; "
+            f"use `loss_form` plain"
         )
     smoothing, chunk = config.label_smoothing, config.loss_chunk_tokens
     if form == "chunked":
@@ -78,7 +78,7 @@ def linear_loss(
     """
     if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         raise UserError(
-            f"--loss-form linear needs torch 2.13 or newer, this is {torch.__version__}; use --loss-form chunked"
+            f"`loss_form` linear needs torch 2.13 or newer, this is {torch.__version__}; use `loss_form` chunked"
         )
     dtype = matmul_dtype(weight)  # autocast knows nothing of this operator
     hidden, weight = hidden.to(dtype), weight.to(dtype)
@@ -107,8 +107,8 @@ def _sharded_loss(
     form = _cheaper_form(hidden, weight) if config.loss_form == "auto" else config.loss_form
     if form == "linear":
         raise UserError(
-            "--loss-form linear needs the whole vocabulary on each process, which tensor parallel processes share; "
-            "use --loss-form chunked"
+            "`loss_form` linear needs the whole vocabulary on each process, which tensor parallel processes share; "
+            "use `loss_form` chunked"
         )
     if form == "chunked":
         return chunked_loss(hidden, weight, targets, config.label_smoothing, config.loss_chunk_tokens, shard, weights)

@@ -1,1 +1,1 @@
-"""Scorers of generated answers against references; each is registered under a name (`--scoring NAME`)."""
+"""Scorers of generated answers against references; each is registered under a name (`scoring` NAME)."""

@@ -39,7 +39,7 @@ class GenerationConfig(AnswerConfig, BeamConfig, SamplingConfig, LanguageModelCo
         default=None,
         metadata={
             "help": "strategy: greedy, beam, diverse_beam, sampling, beam_sampling, or a plugin's as "
-            "'NAME option=value ...'; if not given --beam and --sampling say it",
+            "'NAME option=value ...'; if not given `beam` and `sampling` say it",
             "metavar": "NAME",
         },
     )
@@ -76,7 +76,7 @@ class GenerationConfig(AnswerConfig, BeamConfig, SamplingConfig, LanguageModelCo
         if self.sampling and name != "sampling":
             yield f"search is {name} and sampling is on; choose one of them"
         if self.sampling and self.beam > 1:
-            yield f"beam is {self.beam} and sampling is on; choose one of them, or --search beam_sampling for both"
+            yield f"beam is {self.beam} and sampling is on; choose one of them, or `search` beam_sampling for both"
         elif name in _BUILT_IN:
             for option, users in self.users().items():
                 value, default = getattr(self, option), type(self).__dataclass_fields__[option].default
@@ -84,7 +84,7 @@ class GenerationConfig(AnswerConfig, BeamConfig, SamplingConfig, LanguageModelCo
                     yield f"{option} is {value}, but {name} search does not use it; {_turn_on(option, users)}"
         if name in _BEAMS and not refused & {"beam", "nbest", "diverse_groups"}:
             if self.beam == 1:
-                yield f"search is {name}, but beam is 1; give it more hypotheses, e.g. --beam 4"
+                yield f"search is {name}, but beam is 1; give it more hypotheses, e.g. `beam` 4"
             elif self.nbest > self.beam:
                 yield f"nbest is {self.nbest}, but beam is {self.beam}; a beam has no more answers than hypotheses"
             if name == "diverse_beam" and self.beam % self.diverse_groups:
@@ -96,8 +96,8 @@ _BUILT_IN = frozenset(BUILTIN_MODULES["search"])
 
 def _turn_on(option: str, users: tuple[str, ...]) -> str:
     if option in FILTERS:
-        return "sampling is off; turn it on by --sampling, or --search beam_sampling"
-    return f"it goes with --search {' or '.join(users)}"
+        return "sampling is off; turn it on by `sampling`, or `search` beam_sampling"
+    return f"it goes with `search` {' or '.join(users)}"
 
 
 Config = TypeVar("Config", bound=GenerationConfig)

@@ -62,7 +62,7 @@ class BeamConfig:
     early_stopping: str = field(
         default="true",
         metadata={
-            "help": "beams: a prompt is finished when it has --beam answers (true), when moreover no hypothesis is "
+            "help": "beams: a prompt is finished when it has `beam` answers (true), when moreover no hypothesis is "
             "better at its present length (false), or could become so at any length (never)",
             "choices": ("true", "false", "never"),
         },
@@ -148,20 +148,20 @@ class LanguageModelConfig:
         },
     )
     lm_weight: float = field(
-        default=0.2, metadata={"help": "what --lm-path counts: score = log p + this * log p of the language model"}
+        default=0.2, metadata={"help": "what `lm_path` counts: score = log p + this * log p of the language model"}
     )
     lm_ends: bool = field(
         default=True,
-        metadata={"help": "--lm-path has a say in where answers end, too; off: only in which words they have"},
+        metadata={"help": "`lm_path` has a say in where answers end, too; off: only in which words they have"},
     )
 
     def validate(self) -> Iterator[str]:
         if not 0.0 <= self.lm_weight <= _GREATEST_WEIGHT:
             yield f"lm_weight is {self.lm_weight}; it must be from 0 to {_GREATEST_WEIGHT:g}"
         elif self.lm_path is None and self.lm_weight != type(self).__dataclass_fields__["lm_weight"].default:
-            yield f"lm_weight is {self.lm_weight}, but there is no language model; name one by --lm-path"
+            yield f"lm_weight is {self.lm_weight}, but there is no language model; name one by `lm_path`"
         if self.lm_path is None and not self.lm_ends:
-            yield "lm_ends is off, but there is no language model; name one by --lm-path"
+            yield "lm_ends is off, but there is no language model; name one by `lm_path`"
 
 
 @dataclass(kw_only=True)

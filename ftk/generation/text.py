@@ -122,7 +122,7 @@ class TextGenerator:
         max_positions = getattr(model_config, "max_positions", None)
         if max_positions is not None and config.max_len > max_positions:
             raise UserError(
-                f"max_len is {config.max_len}, but the model has {max_positions} positions; lower it (--max-len)"
+                f"max_len is {config.max_len}, but the model has {max_positions} positions; lower it (`max_len`)"
             )
 
     def generate(

@@ -64,6 +64,6 @@ def _check_torch(model: nn.Module) -> None:
     regions = (getattr(part, "tensor_region", None) for part in model.modules())
     if torch.__version__ < "2.13" and any(region is not None and region.sequence_parallel for region in regions):
         raise UserError(
-            f"--compile with --sequence-parallel needs torch 2.13 or newer: {torch.__version__} may compute wrong "
+            f"`compile` with `sequence_parallel` needs torch 2.13 or newer: {torch.__version__} may compute wrong "
             "gradients; leave out one of the two"
         )

@@ -43,7 +43,7 @@ class ParallelConfig:
         default_factory=list,
         metadata={
             "help": "layers of each pipeline stage, first to last, e.g. 6,6,5,7; with several per process stage i "
-            "is on process i modulo --pipeline-parallel-size; default: even, the first stages get what is over",
+            "is on process i modulo `pipeline_parallel_size`; default: even, the first stages get what is over",
             "unit": "layers",
         },
     )
@@ -56,7 +56,7 @@ class ParallelConfig:
         metadata={
             "max": 10**6,
             "help": "processes that share parameters, gradients and optimizer state of the same layers, each with "
-            "data of its own (FSDP, ZeRO); default: what the other sizes leave if --data-parallel-replicate-size is "
+            "data of its own (FSDP, ZeRO); default: what the other sizes leave if `data_parallel_replicate_size` is "
             "given, else 1",
         },
     )
@@ -71,7 +71,7 @@ class ParallelConfig:
     zero_stage: int = field(
         default=3,
         metadata={
-            "help": "what is sharded over --data-parallel-shard-size: 1: optimizer state; 2: and gradients; 3: and "
+            "help": "what is sharded over `data_parallel_shard_size`: 1: optimizer state; 2: and gradients; 3: and "
             "parameters, each block whole only while it is computed (Rajbhandari et al. 2020). With m micro-batches "
             "an update 1 sends 2 numbers per parameter, 2 sends 1 + m and 3 sends 3 m",
             "choices": (1, 2, 3),
@@ -92,7 +92,7 @@ class ParallelConfig:
         default="auto",
         metadata={
             "help": "type in which sharded parameters are gathered and computed with; auto: bf16 on GPUs with "
-            "--precision bf16, else fp32",
+            "`precision` bf16, else fp32",
             "choices": ("auto", "fp32", "bf16"),
         },
     )
@@ -134,7 +134,7 @@ class ParallelConfig:
             if size is not None and size < 1:
                 yield f"{name} is {size}; it must be 1 or more"
         if self.sequence_parallel and self.tensor_parallel_size == 1:
-            yield "sequence_parallel shares sequences over tensor parallel processes; give --tensor-parallel-size too"
+            yield "sequence_parallel shares sequences over tensor parallel processes; give `tensor_parallel_size` too"
         if not 0 < self.collective_timeout_minutes <= 10080:
             yield f"collective_timeout_minutes is {self.collective_timeout_minutes}; it must be above 0, at most 10080"
         yield from self._validate_pipeline()
@@ -152,14 +152,14 @@ class ParallelConfig:
             if given:
                 needs = "needs" if len(given) == 1 else "need"
                 yield (
-                    f"{' and '.join(given)} {needs} more than one pipeline process; give --pipeline-parallel-size too"
+                    f"{' and '.join(given)} {needs} more than one pipeline process; give `pipeline_parallel_size` too"
                 )
         elif self.pipeline_schedule == "interleaved" and stages == 1:
             yield "pipeline_schedule interleaved needs pipeline_stages_per_rank 2 or more; with 1 it is 1f1b"
         elif self.pipeline_schedule in ("1f1b", "gpipe") and (stages or 1) > 1:
             yield (
                 f"pipeline_schedule {self.pipeline_schedule} has one stage per process, pipeline_stages_per_rank is "
-                f"{stages}; give --pipeline-schedule interleaved or zero-bubble"
+                f"{stages}; give `pipeline_schedule` interleaved or zero-bubble"
             )
 
     def _validate_sharding(self) -> Iterator[str]:
@@ -168,7 +168,7 @@ class ParallelConfig:
         if self.zero_stage not in (1, 2, 3):
             yield f"zero_stage is {self.zero_stage}; it must be 1, 2 or 3"
         elif self.zero_stage != 3 and one_shard:
-            yield f"zero_stage {self.zero_stage} shards over processes; give --data-parallel-shard-size too"
+            yield f"zero_stage {self.zero_stage} shards over processes; give `data_parallel_shard_size` too"
         if self.prefetch_blocks < 0:
             yield f"prefetch_blocks is {self.prefetch_blocks}; it must be 0 or more"
 
@@ -177,7 +177,7 @@ class ParallelConfig:
         if self.gradient_compression != "none" and (max(sizes) > 1 or self.cpu_offload):
             yield (
                 f"gradient_compression {self.gradient_compression} is for whole copies of the model alone; leave out "
-                "the other parallel sizes and --cpu-offload"
+                "the other parallel sizes and `cpu_offload`"
             )
 
 
@@ -247,7 +247,7 @@ class EngineConfig:
         if self.checkpoint_every > 1 and self.activation_checkpointing == "none":
             yield (
                 f"checkpoint_every is {self.checkpoint_every} without activation checkpointing; "
-                f"give --activation-checkpointing too"
+                f"give `activation_checkpointing` too"
             )
 
 

@@ -78,7 +78,7 @@ def require_gradients(model: nn.Module) -> None:
         others = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise UserError(
             f"{', '.join(missing[:3])}{others} had no part in the loss and no gradient; give "
-            f"--find-unused-parameters, or --freeze what is not to be trained"
+            f"`find_unused_parameters`, or `freeze` what is not to be trained"
         )
 
 

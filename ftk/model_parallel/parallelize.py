@@ -197,7 +197,7 @@ def parallelize_training(
         assert world.mesh is not None
         data_mesh = world.mesh["replicate", "shard"] if world.sizes.replicate > 1 else world.mesh["shard"]
     elif parallel.cpu_offload:
-        logger.warning("--cpu-offload needs more than one process (torchrun); all stays on %s", world.device)
+        logger.warning("`cpu_offload` needs more than one process (torchrun); all stays on %s", world.device)
     finishers = _spread(
         module,
         model,

@@ -85,9 +85,9 @@ def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
     """
     tensor, pipeline = config.tensor_parallel_size, config.pipeline_parallel_size
     shard, replicate = config.data_parallel_shard_size, config.data_parallel_replicate_size
-    given = [("--tensor-parallel-size", tensor), ("--pipeline-parallel-size", pipeline)]
-    given += [("--data-parallel-shard-size", shard)] if shard is not None else []
-    given += [("--data-parallel-replicate-size", replicate)] if replicate is not None else []
+    given = [("`tensor_parallel_size`", tensor), ("`pipeline_parallel_size`", pipeline)]
+    given += [("`data_parallel_shard_size`", shard)] if shard is not None else []
+    given += [("`data_parallel_replicate_size`", replicate)] if replicate is not None else []
     product = 1
     for _, size in given:
         product *= size
@@ -333,7 +333,7 @@ def refuse_shared_gpus(gpus: Sequence[str]) -> None:
         if first[gpu] != rank:
             raise UserError(
                 f"processes {first[gpu]} and {rank} have the same GPU; start as many processes on a machine as it has "
-                "GPUs (torchrun --nproc-per-node; with another launcher LOCAL_RANK numbers them), or give --device cpu"
+                "GPUs (torchrun --nproc-per-node; with another launcher LOCAL_RANK numbers them), or give `device` cpu"
             )
 
 
@@ -385,14 +385,14 @@ def _own_device(device: torch.device, world_size: int) -> torch.device:
         return device
     if device.index is not None:
         raise UserError(
-            f"--device {device} is one GPU, but {world_size} processes were started; with --device cuda each takes its "
+            f"`device` {device} is one GPU, but {world_size} processes were started; with `device` cuda each takes its "
             "own (CUDA_VISIBLE_DEVICES chooses among those of a machine)"
         )
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= count > 1:
         raise UserError(
             f"process {local} of this machine finds {count} GPUs; start one process per GPU "
-            f"(torchrun --nproc-per-node {count}), or give --device cpu"
+            f"(torchrun --nproc-per-node {count}), or give `device` cpu"
         )
     own = torch.device("cuda", local if count > 1 else 0)  # Slurm may show each process none but its own
     torch.cuda.set_device(own)
@@ -411,7 +411,7 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if count == 0:
-            raise UserError(f"--device {name}: PyTorch {torch.__version__} finds no GPU; use --device cpu")
+            raise UserError(f"`device` {name}: PyTorch {torch.__version__} finds no GPU; use `device` cpu")
         if device.index is not None and device.index >= count:
-            raise UserError(f"--device {name}: there are {count} GPUs, cuda:0 to cuda:{count - 1}")
+            raise UserError(f"`device` {name}: there are {count} GPUs, cuda:0 to cuda:{count - 1}")
     return device

@@ -72,7 +72,7 @@ class TransformerConfig:
         if self.attention == "flex" and self.attention_dropout > 0.0:
             yield (
                 f"attention is flex, which has no dropout, and attention_dropout is {self.attention_dropout}; "
-                f"give --attention-dropout 0 or --attention auto"
+                f"give `attention_dropout` 0 or `attention` auto"
             )
         for name in ("layer_norm_eps", "init_std"):
             if not getattr(self, name) > 0.0:

@@ -158,11 +158,11 @@ class FlexAttention(NamedTuple):
     ) -> Tensor:
         if not query.is_cuda:
             raise UserError(
-                f"--attention flex trains on CUDA only, this is {query.device.type}; use --attention auto, or "
+                f"`attention` flex trains on CUDA only, this is {query.device.type}; use `attention` auto, or "
                 "torch.no_grad() where nothing is trained"
             )
         if bias is not None:
-            raise UserError("--attention flex takes no bias of positions; use --attention sdpa")
+            raise UserError("`attention` flex takes no bias of positions; use `attention` sdpa")
         return _compiled_flex_attention()(query, key, value, block_mask=self.mask, scale=scale)
 
 

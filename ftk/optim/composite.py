@@ -1,6 +1,6 @@
 """Groups of parameters by name, each with an optimizer, options and, if wanted, a learning rate schedule of its own.
 
---optimizer composite --lr 3e-4 --groups 'layers.*.weight = muon lr=0.02 lr_scheduler=cosine' '* = adamw'
+`optimizer` composite `lr` 3e-4 `groups` 'layers.*.weight = muon lr=0.02 lr_scheduler=cosine' '* = adamw'
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class CompositeConfig(OptimizerConfig):
                 yield f"groups {text!r}: {error}"
                 continue
             if rule.schedule is None and rule.lr != self.lr and not self.lr > 0.0:
-                yield f"groups {text!r}: a rate that follows the schedule of --lr needs a --lr above 0"
+                yield f"groups {text!r}: a rate that follows the schedule of `lr` needs a `lr` above 0"
             if rule.weight_decay and not self.weight_decay > 0.0:
-                yield f"groups {text!r}: weight_decay needs a --weight-decay above 0; it selects what decays"
+                yield f"groups {text!r}: weight_decay needs a `weight_decay` above 0; it selects what decays"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Rule:
 class Composite(JoinedOptimizer):
     """One optimizer made of several: each parameter belongs to the first group whose pattern matches its name.
 
-    A group's `lr` follows the run's schedule in proportion to `--lr`, or the group's own schedule. Its
+    A group's `lr` follows the run's schedule in proportion to `lr`, or the group's own schedule. Its
     `weight_decay` counts for those of its parameters that are decayed at all, so never for biases and norms.
 
     Args:
@@ -140,7 +140,7 @@ def parse_rule(text: str, config: CompositeConfig) -> Rule:
     """The group that `PATTERN = OPTIMIZER option=value ...` describes, its options checked.
 
     Args:
-        text: one item of `--groups`.
+        text: one item of `groups`.
         config: for the rate and the decay where the text gives none.
 
     Raises:
@@ -189,12 +189,12 @@ def _check_rules(rules: list[Rule], names: Sequence[str]) -> None:
             continue
         if any(rule.takes(name) for name in names):
             reason = "groups before it take all that it matches; put it further to the front"
-            raise UserError(f"--groups {rule.patterns!r}: {reason}")
-        raise UserError(f"--groups {rule.patterns!r} matches no trained parameter; {examples(rule.patterns, names)}")
+            raise UserError(f"`groups` {rule.patterns!r}: {reason}")
+        raise UserError(f"`groups` {rule.patterns!r} matches no trained parameter; {examples(rule.patterns, names)}")
     left = [name for name, taker in takers.items() if taker is None]
     if left:
         shown = ", ".join(left[:_NAMES_SHOWN]) + (f" and {len(left) - _NAMES_SHOWN} more" * (len(left) > _NAMES_SHOWN))
-        raise UserError(f"--groups: no group takes {shown}; add one for the rest at the end, such as '* = adamw'")
+        raise UserError(f"`groups`: no group takes {shown}; add one for the rest at the end, such as '* = adamw'")
 
 
 def _rates(rule: Rule, group: dict[str, Any], config: CompositeConfig) -> dict[str, Any]:

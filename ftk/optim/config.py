@@ -34,7 +34,7 @@ class ParametersConfig(Checked):
     )
     gradient_multipliers: list[str] = option(
         [],
-        "factor on the gradient before it is measured and clipped, written as for --lr-scales",
+        "factor on the gradient before it is measured and clipped, written as for `lr_scales`",
         several=True,
         metavar="PATTERN=X",
     )
@@ -47,7 +47,7 @@ class ParametersConfig(Checked):
                 if not pattern or not math.isfinite(factor):
                     yield f"{name}: {rule!r} must be a pattern, '=' and a number, e.g. 'layers.0=0.5'"
                 elif name == "lr_scales" and factor <= 0.0:
-                    yield f"{name}: the factor of {rule!r} must be above 0; --freeze keeps parameters as they are"
+                    yield f"{name}: the factor of {rule!r} must be above 0; `freeze` keeps parameters as they are"
 
 
 def split_rule(rule: str) -> tuple[str, float]:
@@ -61,7 +61,7 @@ def split_rule(rule: str) -> tuple[str, float]:
 
 @dataclass(kw_only=True)
 class LossScaleConfig(Checked):
-    """How the loss is scaled so that small gradients survive fp16 (`--precision fp16`)."""
+    """How the loss is scaled so that small gradients survive fp16 (`precision` fp16)."""
 
     fp16_init_scale: float = option(65536.0, "factor on the loss at the start", "(0, inf)", max=2.0**127)
     fp16_scale_window: int = option(
@@ -100,7 +100,7 @@ class EMAConfig(Checked):
     def validate(self) -> Iterator[str]:
         yield from super().validate()
         if not self.ema_decay and (self.ema_start_update > 0 or self.ema_interval > 1):
-            yield "ema_start_update and ema_interval go with --ema-decay: ema_decay is 0, so that no average is kept"
+            yield "ema_start_update and ema_interval go with `ema_decay`: ema_decay is 0, so that no average is kept"
 
     def decay_at(self, num_updates: int) -> float:
         """The decay of the average after `num_updates` updates, at least 1."""

@@ -43,7 +43,7 @@ class MuonConfig(AdamWConfig):
         "matrices that AdamW updates, by name or by module; shell patterns",
         metavar="PATTERNS",
     )
-    adamw_lr_ratio: float = option(1.0, "the rate of the AdamW part as a multiple of --lr", "(0, inf)")
+    adamw_lr_ratio: float = option(1.0, "the rate of the AdamW part as a multiple of `lr`", "(0, inf)")
 
 
 @register_optimizer("muon", config=MuonConfig)

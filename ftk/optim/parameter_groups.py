@@ -18,7 +18,7 @@ Names = dict[nn.Parameter, list[str]]  # all names of each parameter, the first 
 
 
 def apply_freeze(model: nn.Module, config: ParametersConfig) -> None:
-    """Switch `requires_grad` off for parameters that `--freeze` matches; before the optimizer is built.
+    """Switch `requires_grad` off for parameters that `freeze` matches; before the optimizer is built.
 
     Args:
         model: any module, also on the meta device.
@@ -29,10 +29,10 @@ def apply_freeze(model: nn.Module, config: ParametersConfig) -> None:
     """
     names = _names(model)
     for pattern in config.freeze:
-        for parameter in _matching(names, pattern, "--freeze"):
+        for parameter in _matching(names, pattern, "`freeze`"):
             parameter.requires_grad_(False)
     if config.freeze and not any(parameter.requires_grad for parameter in names):
-        raise UserError(f"--freeze {' '.join(config.freeze)}: nothing is left to train; freeze less")
+        raise UserError(f"`freeze` {' '.join(config.freeze)}: nothing is left to train; freeze less")
 
 
 def parameter_groups(
@@ -109,7 +109,7 @@ def parameter_rules(model: nn.Module, weight_decay: float, config: ParametersCon
     config = config or ParametersConfig()
     names, embeddings = _names(model), _embeddings(model)
     scales = _layer_scales(model, names, embeddings, config.layer_lr_decay)
-    for parameter, factor in _factors(names, config.lr_scales, "--lr-scales").items():
+    for parameter, factor in _factors(names, config.lr_scales, "`lr_scales`").items():
         scales[parameter] *= factor
     groups: dict[tuple[bool, float], dict[str, Any]] = {}
     for parameter, (name, *_) in names.items():
@@ -128,13 +128,13 @@ def parameter_rules(model: nn.Module, weight_decay: float, config: ParametersCon
 
 
 def gradient_multipliers(model: nn.Module, config: ParametersConfig) -> list[tuple[float, list[nn.Parameter]]]:
-    """The trained parameters whose gradients `--gradient-multipliers` multiply, by factor.
+    """The trained parameters whose gradients `gradient_multipliers` multiply, by factor.
 
     Raises:
         UserError: a pattern matches nothing.
     """
     by_factor: dict[float, list[nn.Parameter]] = {}
-    for parameter, factor in _factors(_names(model), config.gradient_multipliers, "--gradient-multipliers").items():
+    for parameter, factor in _factors(_names(model), config.gradient_multipliers, "`gradient_multipliers`").items():
         if parameter.requires_grad:
             by_factor.setdefault(factor, []).append(parameter)
     return list(by_factor.items())
@@ -190,7 +190,7 @@ def _layer_scales(
             depths[block[0]] = max(depths.get(block[0], 0), block[1] + 1)
     if not blocks:
         raise UserError(
-            f"--layer-lr-decay {decay}: the model has no numbered blocks, such as layers.0; use --lr-scales instead"
+            f"`layer_lr_decay` {decay}: the model has no numbered blocks, such as layers.0; use `lr_scales` instead"
         )
     for parameter, (path, index) in blocks.items():
         scales[parameter] = decay ** (depths[path] - index)

@@ -28,10 +28,10 @@ class LRSchedulerConfig(Checked):
     """Options of every schedule."""
 
     warmup_updates: int = option(0, "the rate rises linearly over this many updates", "[0, inf)", unit="updates")
-    warmup_ratio: float = option(0.0, "warm-up as a share of the whole run; instead of --warmup-updates", "[0, 1)")
+    warmup_ratio: float = option(0.0, "warm-up as a share of the whole run; instead of `warmup_updates`", "[0, 1)")
     warmup_init_lr: float = option(0.0, "rate from which the warm-up rises", "[0, inf)")
     min_lr: float = option(0.0, "floor of the rate after the warm-up", "[0, inf)")
-    min_lr_ratio: float = option(0.0, "floor as a share of --lr; instead of --min-lr", "[0, 1]")
+    min_lr_ratio: float = option(0.0, "floor as a share of `lr`; instead of `min_lr`", "[0, 1]")
 
     def validate(self) -> Iterator[str]:
         yield from super().validate()
@@ -59,7 +59,7 @@ class LRScheduler(ABC):
 
     Args:
         config: the schedule's options.
-        base_lr: the peak, `--lr`.
+        base_lr: the peak, `lr`.
         total_updates: length of the run where it is known.
 
     Raises:
@@ -101,9 +101,9 @@ class LRScheduler(ABC):
         """Called with the metric after each validation; schedules that depend on it store it.
 
         Args:
-            metric: what ranks checkpoints, `--best-metric`.
+            metric: what ranks checkpoints, `best_metric`.
             num_updates: updates done before the validation; None if that is not known.
-            maximize: whether larger is better, `--maximize-best-metric`.
+            maximize: whether larger is better, `maximize_best_metric`.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,8 +117,8 @@ class LRScheduler(ABC):
         """The length of the run, which `what` needs."""
         if self.total_updates is None:
             raise UserError(
-                f"lr_scheduler: {what} needs the length of the run; give --max-update or --max-epoch, or the "
-                f"numbers of updates themselves (--warmup-updates, --decay-updates)"
+                f"lr_scheduler: {what} needs the length of the run; give `max_update` or `max_epoch`, or the "
+                f"numbers of updates themselves (`warmup_updates`, `decay_updates`)"
             )
         return self.total_updates
 
@@ -181,7 +181,7 @@ class ExponentialConfig(DecayConfig):
     """Options of the exponential schedule."""
 
     decay_rate: float = option(
-        0.1, "factor by which the rate has fallen after --decay-updates updates, in (0, 1]", "(0, 1]"
+        0.1, "factor by which the rate has fallen after `decay_updates` updates, in (0, 1]", "(0, 1]"
     )
 
 
@@ -195,7 +195,7 @@ class Exponential(LRScheduler):
 
 @register_lr_scheduler("inverse_sqrt", config=LRSchedulerConfig)
 class InverseSqrt(LRScheduler):
-    """base_lr * sqrt(W / n) after W warm-up updates: the peak is `--lr` (as in fairseq)."""
+    """base_lr * sqrt(W / n) after W warm-up updates: the peak is `lr` (as in fairseq)."""
 
     def decayed(self, num_decayed: int) -> float:
         start = max(1, self.warmup_updates)
@@ -211,7 +211,7 @@ class NoamConfig(LRSchedulerConfig):
     def validate(self) -> Iterator[str]:
         yield from super().validate()
         if self.warmup_updates < 1 and not self.warmup_ratio:
-            yield f"warmup_updates is {self.warmup_updates}; noam needs a warm-up, e.g. --warmup-updates 4000"
+            yield f"warmup_updates is {self.warmup_updates}; noam needs a warm-up, e.g. `warmup_updates` 4000"
         if self.warmup_init_lr:
             yield f"warmup_init_lr is {self.warmup_init_lr}; the warm-up of noam always rises from 0"
 
@@ -220,7 +220,7 @@ class NoamConfig(LRSchedulerConfig):
 class Noam(LRScheduler):
     """lr * d^-0.5 * min(s^-0.5, s * W^-1.5) at step s = n + 1 (Vaswani et al. 2017, eq. 3).
 
-    Here `--lr` is a factor (2.0, say), not the peak; the peak is lr * (d * W)^-0.5.
+    Here `lr` is a factor (2.0, say), not the peak; the peak is lr * (d * W)^-0.5.
     """
 
     def __init__(self, config: NoamConfig, *, base_lr: float, total_updates: int | None = None) -> None:
@@ -239,10 +239,10 @@ class StepConfig(LRSchedulerConfig):
     """Options of step."""
 
     step_updates: int = option(
-        0, "updates from one drop to the next; instead of --milestones", "[0, inf)", unit="updates"
+        0, "updates from one drop to the next; instead of `milestones`", "[0, inf)", unit="updates"
     )
     milestones: list[int] = option(
-        [], "the rate drops at these numbers of updates; instead of --step-updates", "(0, inf)", unit="updates"
+        [], "the rate drops at these numbers of updates; instead of `step_updates`", "(0, inf)", unit="updates"
     )
     gamma: float = option(0.1, "factor of each drop, in (0, 1]", "(0, 1]")
 
@@ -250,7 +250,7 @@ class StepConfig(LRSchedulerConfig):
         yield from super().validate()
         if bool(self.step_updates) == bool(self.milestones):
             given = f"step_updates is {self.step_updates} and milestones {self.milestones}"
-            yield f"{given}; give one of them, --step-updates 10000 or --milestones 10000,15000"
+            yield f"{given}; give one of them, `step_updates` 10000 or `milestones` 10000,15000"
         if any(low >= high for low, high in pairwise(self.milestones)):
             yield f"milestones is {self.milestones}; it must be rising numbers"
 
@@ -273,7 +273,7 @@ class TriStageConfig(DecayConfig):
     phase_ratio: list[float] = option(
         [], "shares of the run that warm-up, hold and decay take, e.g. 0.1,0.4,0.5; instead of their updates"
     )
-    final_lr_scale: float = option(0.01, "rate at the end of the decay as a share of --lr, in (0, 1]", "(0, 1]")
+    final_lr_scale: float = option(0.01, "rate at the end of the decay as a share of `lr`, in (0, 1]", "(0, 1]")
 
     def validate(self) -> Iterator[str]:
         yield from super().validate()
@@ -309,7 +309,7 @@ class WarmupStableDecayConfig(DecayConfig):
     """Options of warm-up-stable-decay."""
 
     decay_updates: int = option(
-        0, "updates of the decay at the end of the run; 0: from --decay-ratio", "[0, inf)", unit="updates"
+        0, "updates of the decay at the end of the run; 0: from `decay_ratio`", "[0, inf)", unit="updates"
     )
     decay_ratio: float = option(0.1, "the decay as a share of the run, in (0, 1]", "(0, 1]")
     decay_shape: str = option("linear", "form of the decay", choices=tuple(SHAPES))
@@ -321,7 +321,7 @@ class WarmupStableDecay(Annealing):
     https://arxiv.org/abs/2404.06395).
 
     While the rate is constant the length of the run has no influence: a run may be continued with a larger
-    --max-update, and its checkpoints may be decayed on their own.
+    `max_update`, and its checkpoints may be decayed on their own.
 
     Raises:
         UserError: warm-up and decay are longer than the run.
@@ -335,7 +335,7 @@ class WarmupStableDecay(Annealing):
         if self.stable_updates < 0:
             raise UserError(
                 f"lr_scheduler: a warm-up of {self.warmup_updates} and a decay of {self.decay_updates} updates do not "
-                f"fit into the run's {total}; shorten one of them, or raise --max-update"
+                f"fit into the run's {total}; shorten one of them, or raise `max_update`"
             )
 
     def decayed(self, num_decayed: int) -> float:
@@ -350,13 +350,13 @@ class OneCycleConfig(DecayConfig):
     """Options of one-cycle."""
 
     warmup_ratio: float = option(
-        0.0, f"the rise as a share of the run; if neither it nor --warmup-updates is given: {DEFAULT_RISE}", "[0, 1)"
+        0.0, f"the rise as a share of the run; if neither it nor `warmup_updates` is given: {DEFAULT_RISE}", "[0, 1)"
     )
     div_factor: float = option(
-        25.0, "the rise starts at --lr divided by this, unless --warmup-init-lr is given", "[1, inf)"
+        25.0, "the rise starts at `lr` divided by this, unless `warmup_init_lr` is given", "[1, inf)"
     )
     final_div_factor: float = option(
-        1e4, "the fall ends at the start's rate divided by this, unless --min-lr(-ratio) is given", "[1, inf)"
+        1e4, "the fall ends at the start's rate divided by this, unless `min_lr`(-ratio) is given", "[1, inf)"
     )
     three_phase: bool = option(False, "fall back to the beginning's rate as fast as it rose, and from there to the end")
     anneal: str = option("cosine", "form of rise and fall", choices=("cosine", "linear"))
@@ -382,7 +382,7 @@ class OneCycle(LRScheduler):
         if config.three_phase and self.decay_updates <= self.warmup_updates:
             raise UserError(
                 f"lr_scheduler: the fall of {self.decay_updates} updates must be longer than the rise of "
-                f"{self.warmup_updates} with three_phase; give a smaller --warmup-ratio"
+                f"{self.warmup_updates} with three_phase; give a smaller `warmup_ratio`"
             )
 
     def rising(self, progress: float) -> float:
@@ -417,7 +417,7 @@ class ReduceOnPlateauConfig(LRSchedulerConfig):
 class ReduceOnPlateau(LRScheduler):
     """base_lr * lr_shrink ** (drops until now), the rule of torch's ReduceLROnPlateau.
 
-    Observes `--best-metric` after each validation, the larger the better with `--maximize-best-metric`.
+    Observes `best_metric` after each validation, the larger the better with `maximize_best_metric`.
     Validations during the warm-up do not count, as in fairseq. Without a validation the rate never drops.
     """
 
@@ -470,7 +470,7 @@ class GroupSchedules:
     """The schedules of a run as one: the run's main schedule and those that parameter groups have of their own.
 
     Args:
-        main: the schedule of `--lr-scheduler`.
+        main: the schedule of `lr_scheduler`.
         own: the others, by the name that parameter groups give as `schedule`.
     """
 

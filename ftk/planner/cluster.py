@@ -106,7 +106,7 @@ class ClusterConfig:
     peak_tflops: float | None = field(
         default=None,
         metadata={
-            "help": "dense matrix products of a GPU in --precision; the preset's if not given",
+            "help": "dense matrix products of a GPU in `precision`; the preset's if not given",
             "unit": "TFLOP/s",
         },
     )
@@ -140,7 +140,7 @@ class ClusterConfig:
             yield f"memory_reserve is {self.memory_reserve}; it must be in [0, 1)"
         per_node = self.gpus_per_node or PRESETS[self.cluster].gpus_per_node
         if self.gpus >= 1 and per_node >= 1 and self.gpus > per_node and self.gpus % per_node:
-            yield f"gpus is {self.gpus}; more than one node must be whole nodes of {per_node} (--gpus-per-node)"
+            yield f"gpus is {self.gpus}; more than one node must be whole nodes of {per_node} (`gpus_per_node`)"
 
     def build(self) -> Cluster:
         """The preset with what was given instead; `memory_bytes` is what a run may use, the reserve taken off."""

@@ -19,7 +19,7 @@ from ftk.planner.layout import Layout, Workload
 from ftk.planner.model_shape import ModelShape
 
 MASTER_BYTES = 4
-"""Weights, their gradients and the optimizer's moments are float32 under every --precision."""
+"""Weights, their gradients and the optimizer's moments are float32 under every `precision`."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def embedding_activations(layout: Layout, shape: ModelShape, work: Workload) -> 
 
 
 def gather_bytes(layout: Layout, work: Workload) -> int:
-    """Of a number of a block's gathered parameter: --gather-dtype auto on a GPU. What is in no block stays float32, and
+    """Of a number of a block's gathered parameter: `gather_dtype` auto on a GPU. What is in no block stays float32, and
     so does all where a schedule goes backward in two passes."""
     return work.value_bytes if work.precision == "bf16" and layout.schedule != "zero-bubble" else MASTER_BYTES
 

@@ -26,7 +26,7 @@ class WorkConfig:
         metadata={"max": 10**9, "help": "samples of an update, over all GPUs", "unit": "samples"}
     )
     seq_length: int | None = field(
-        default=None, metadata={"help": "of a sample, padding included; default: --max-positions", "unit": "tokens"}
+        default=None, metadata={"help": "of a sample, padding included; default: `max_positions`", "unit": "tokens"}
     )
     loss_share: float = field(
         default=0.18, metadata={"help": "of the places of a batch, those that carry loss, in (0, 1]"}
@@ -38,7 +38,7 @@ class WorkConfig:
     precision: str = field(
         default="bf16", metadata={"help": "of matrix products, over fp32 weights", "choices": ("fp32", "bf16", "fp16")}
     )
-    ema: bool = field(default=False, metadata={"help": "a moving average of the weights is kept (--ema-decay)"})
+    ema: bool = field(default=False, metadata={"help": "a moving average of the weights is kept (`ema_decay`)"})
     matmul_efficiency: float = field(
         default=0.65, metadata={"help": "of a GPU's peak, what its matrix products reach, in (0, 1]"}
     )

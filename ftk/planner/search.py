@@ -90,10 +90,10 @@ def check_sizes(gpus: int, limits: Limits) -> None:
         UserError: with the numbers.
     """
     sizes = {
-        "--tensor-parallel-size": limits.tensor,
-        "--pipeline-parallel-size": limits.pipeline,
-        "--data-parallel-shard-size": limits.shard,
-        "--data-parallel-replicate-size": limits.replicate,
+        "`tensor_parallel_size`": limits.tensor,
+        "`pipeline_parallel_size`": limits.pipeline,
+        "`data_parallel_shard_size`": limits.shard,
+        "`data_parallel_replicate_size`": limits.replicate,
     }
     given = {flag: size for flag, size in sizes.items() if size is not None}
     product = math.prod(given.values())
@@ -101,7 +101,7 @@ def check_sizes(gpus: int, limits: Limits) -> None:
         return
     text = " x ".join(f"{flag} {size}" for flag, size in given.items()) + (f" = {product}" if len(given) > 1 else "")
     if len(given) == len(sizes):
-        raise UserError(f"{text} is not the number of GPUs, {gpus}; leave out one size, or give --gpus {product}")
+        raise UserError(f"{text} is not the number of GPUs, {gpus}; leave out one size, or give `gpus` {product}")
     raise UserError(f"{text} does not divide the number of GPUs, {gpus}; give sizes that do")
 
 

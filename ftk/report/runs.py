@@ -86,7 +86,7 @@ def read_run(path: str | Path) -> Run:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise UserError(f"{path}: no such folder; give the --save-dir of a run")
+        raise UserError(f"{path}: no such folder; give the `save_dir` of a run")
     metrics, config = folder / "metrics.jsonl", folder / "config.yaml"
     if not metrics.is_file() and not config.is_file():
         raise UserError(f"{path} is no run: there is neither metrics.jsonl nor config.yaml in it")

@@ -120,12 +120,12 @@ class Task(ABC):
             UserError: the task draws no page, or there is no such sample.
         """
         if page is not None:
-            raise UserError(f"--html: {type(self).__name__} draws no page of its samples; leave it out for text")
+            raise UserError(f"`html`: {type(self).__name__} draws no page of its samples; leave it out for text")
         samples, collater, spelled = self.load_split(split), self.collater(), self.tokenizer.token_text
         lines = []
         for index in range(which["index"], which["index"] + (num_samples or 1)):
             if index >= len(samples):
-                raise UserError(f"--index {index}: the split {split} has {len(samples)} samples, from 0 on")
+                raise UserError(f"`index` {index}: the split {split} has {len(samples)} samples, from 0 on")
             batch = collater([samples.sample(1 + which["draw"], index)])
             read = [spelled(token) for token in batch.inputs["tokens"].flatten().tolist()]  # [T]
             learned = ["·"] * len(read)
@@ -143,5 +143,5 @@ class Task(ABC):
         return ()
 
     def describe(self) -> Iterator[str]:
-        """Lines for --dry-run: what a reader should know about the data."""
+        """Lines for `dry_run`: what a reader should know about the data."""
         yield f"tokenizer: {self.tokenizer.name}, {self.tokenizer.vocab_size} tokens"

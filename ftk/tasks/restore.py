@@ -60,8 +60,8 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
     if task.tokenizer.fingerprint != trained_with.fingerprint:
         raise UserError(
             f"{data} was made with another tokenizer ({task.tokenizer.name}, {task.tokenizer.vocab_size} tokens) than "
-            f"{path} ({trained_with.name}, {trained_with.vocab_size} tokens); preprocess the text again with the "
-            f"checkpoint's: ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path {folder}/tokenizer ..."
+            f"{path} ({trained_with.name}, {trained_with.vocab_size} tokens); preprocess the text again by "
+            f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path {folder}/tokenizer ..."
         )
     return task, parts
 

@@ -2,7 +2,7 @@
 
 A layout is read from top to bottom with a counter that starts at the size of the text vocabulary. A row either takes
 the id of a token of the vocabulary (`in_vocab`) or the counter's value, which then moves on. Layouts are registered
-under the names of `--special-tokens`:
+under the names of `special_tokens`:
 
     @register_special_tokens("mine", config=MineConfig)
     def my_layout(config: MineConfig, *, tokenizer: str, vocab: Mapping[str, int]) -> Layout: ...

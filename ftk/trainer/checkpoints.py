@@ -179,7 +179,7 @@ class Checkpoints:
         """Fill model and optimizer from a checkpoint and return where its run stood.
 
         A checkpoint that holds only weights (a converted or averaged one) gives the state of a new run. What the
-        run's options have begin anew (--reset-optimizer ...) is not taken, and empty in the state.
+        run's options have begin anew (`reset_optimizer` ...) is not taken, and empty in the state.
 
         Args:
             folder: what `find` returned.
@@ -213,7 +213,7 @@ class Checkpoints:
         if values.get("tokenizer") not in (None, tokenizer):
             raise UserError(
                 f"{folder} was trained with another tokenizer than the data's; take data made with "
-                f"{folder / 'tokenizer'}, or another --save-dir"
+                f"{folder / 'tokenizer'}, or another `save_dir`"
             )
         state = _state_in(folder, values)
         if state is None:
@@ -257,7 +257,7 @@ class Checkpoints:
             logger.info("%s: %d of %d rows are taken, the others begin anew", name, taken, rows)
         for names, what in ((done.skipped, "begin anew"), (done.unused, "are left out")):
             if names:
-                logger.info("%s %s (--finetune-skip)", ", ".join(names), what)
+                logger.info("%s %s (`finetune_skip`)", ", ".join(names), what)
 
     def _weights_to_take(self, tokenizer: str | None) -> Path:
         """The folder that `finetune_from` names, if its tokenizer goes with ours."""
@@ -267,8 +267,8 @@ class Checkpoints:
         if read_trainer_state(folder).get("tokenizer") not in (None, tokenizer):
             if not common:
                 raise UserError(
-                    f"--finetune-from {folder} was trained with another tokenizer than the data's: its embeddings are "
-                    f"of other tokens; if yours only adds tokens to it, give --finetune-vocabulary common"
+                    f"`finetune_from` {folder} was trained with another tokenizer than the data's: its embeddings are "
+                    f"of other tokens; if yours only adds tokens to it, give `finetune_vocabulary` common"
                 )
             logger.warning("%s has another tokenizer; row by row its embeddings are taken for yours", folder)
         return folder
@@ -337,10 +337,10 @@ class Checkpoints:
         if not names:
             return
         where = ", ".join(names[:_NAMES_SHOWN]) + (" and others" if len(names) > _NAMES_SHOWN else "")
-        way = "begin again with a lower --lr"
+        way = "begin again with a lower `lr`"
         if self.last_saved is not None:
             last = self.folder / checkpoint_name(self.last_saved)
-            way = f"the same command with a lower --lr and --reset-lr-scheduler goes on from {last}, which is finite"
+            way = f"the same command with a lower `lr` and `reset_lr_scheduler` goes on from {last}, which is finite"
         raise NotFinite(f"after update {num_updates} there is NaN or infinity in {where}; it is not saved, and {way}")
 
     def collect(self, *, wait: bool) -> Saved | None:

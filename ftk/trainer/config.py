@@ -66,7 +66,7 @@ class TrainingConfig:
         metadata={
             "resume": "free",
             "help": "validate every so many updates; 0: do not (the end of a run is validated in any case, unless "
-            "--valid-subset is none)",
+            "`valid_subset` is none)",
             "unit": "updates",
         },
     )
@@ -179,7 +179,7 @@ class CheckpointConfig:
     finetune_skip: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "names of --finetune-from that may be missing or differ, e.g. 'head.*': they begin anew",
+            "help": "names of `finetune_from` that may be missing or differ, e.g. 'head.*': they begin anew",
             "several": True,
             "metavar": "PATTERN",
         },
@@ -187,7 +187,7 @@ class CheckpointConfig:
     finetune_vocabulary: str = field(
         default="equal",
         metadata={
-            "help": "common: where --finetune-from has another number of rows (a vocabulary of another size), take "
+            "help": "common: where `finetune_from` has another number of rows (a vocabulary of another size), take "
             "those that both have",
             "choices": ("equal", "common"),
         },
@@ -206,7 +206,7 @@ class CheckpointConfig:
         if self.finetune_from is not None and self.restore_from is not None:
             yield "finetune_from and restore_from: a run begins with weights alone or with a whole state; give one"
         if self.finetune_from is None and (self.finetune_skip or self.finetune_vocabulary != "equal"):
-            yield "finetune_skip and finetune_vocabulary go with --finetune-from"
+            yield "finetune_skip and finetune_vocabulary go with `finetune_from`"
 
 
 def _not_negative(config: object, *names: str) -> Iterator[str]:
@@ -265,4 +265,4 @@ class TrainConfig:
         """What concerns several sections at once."""
         limits = (self.training.max_update, self.training.max_epoch)
         if limits == (None, None) and not self.lr_range.lr_range_test:  # which has a length of its own
-            yield "the run has no end; give --max-update or --max-epoch"
+            yield "the run has no end; give `max_update` or `max_epoch`"

@@ -31,8 +31,8 @@ def train_iterator(
         sizes = dataset.sizes(1)
         if len(sizes) and sizes.min() == sizes.max():
             logger.warning(
-                "all samples are counted as %d tokens: --bucket-window and --curriculum-updates change nothing "
-                "(packed samples all fill --seq-length; with --sample-one-document they are as long as documents)",
+                "all samples are counted as %d tokens: `bucket_window` and `curriculum_updates` change nothing "
+                "(packed samples all fill `seq_length`; with `sample_one_document` they are as long as documents)",
                 sizes[0],
             )
     return batch_iterator(config, common, task, dataset, shuffle=True, update_freq=update_freq, rank=rank, ranks=ranks)

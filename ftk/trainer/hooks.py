@@ -99,7 +99,7 @@ class Hook:
         """The validation splits are about to be gone through."""
 
     def after_validation(self, step: StepInfo, results: dict[str, Record]) -> None:
-        """They have been: split -> figures. Figures that are added can rank checkpoints (--best-metric).
+        """They have been: split -> figures. Figures that are added can rank checkpoints (`best_metric`).
 
         On several ranks those of the main one count.
         """
@@ -146,9 +146,9 @@ def _is_of_others(hook: Hook) -> bool:
 
 
 def build_hooks(lines: list[str]) -> list[Hook]:
-    """The hooks that `--hooks` names, e.g. ["print_norms interval=10"].
+    """The hooks that `hooks` names, e.g. ["print_norms interval=10"].
 
     Raises:
         UserError: an unknown name or option.
     """
-    return [choice(line, HOOKS, "--hooks").build() for line in lines]
+    return [choice(line, HOOKS, "`hooks`").build() for line in lines]

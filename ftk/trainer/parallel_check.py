@@ -31,7 +31,7 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
         task: builds the model, on the meta device.
 
     Returns:
-        How many processes there are along each dimension; for --dry-run alone as many as the options need.
+        How many processes there are along each dimension; for `dry_run` alone as many as the options need.
 
     Raises:
         UserError: sizes do not go with the number of processes, heads, layers, schedule or micro-batches, or an option
@@ -70,12 +70,12 @@ def _check_offload(config: TrainConfig) -> None:
         return
     if config.training.precision == "fp16":
         raise UserError(
-            "--cpu-offload keeps gradients on the host, where fp16's loss scale is not; use --precision bf16"
+            "`cpu_offload` keeps gradients on the host, where fp16's loss scale is not; use `precision` bf16"
         )
     if config.optimizer.name in ("muon", "composite"):
         raise UserError(
-            f"--cpu-offload keeps parameters on the host, --optimizer {config.optimizer.name} needs them whole on the "
-            f"GPU; use --optimizer adamw"
+            f"`cpu_offload` keeps parameters on the host, `optimizer` {config.optimizer.name} needs them whole on the "
+            f"GPU; use `optimizer` adamw"
         )
 
 
@@ -97,24 +97,24 @@ def _check_that_all_counts(parallel: ParallelConfig, sizes: Sizes) -> None:
     if of_copies and not copies:
         raise UserError(
             f"{of_copies[0]} is for copies of the whole model, and the processes are {mesh}; leave it out, or give "
-            f"--data-parallel-replicate-size {sizes.world}"
+            f"`data_parallel_replicate_size` {sizes.world}"
         )
     if of_shares and (copies or (sizes.data == 1 and not parallel.cpu_offload)):
         raise UserError(
             f"{of_shares[0]} is for parameters that are shared out, and the processes are {mesh}; leave it out, or "
-            f"give --data-parallel-shard-size"
+            f"give `data_parallel_shard_size`"
         )
     if sizes.pipeline > 1 and sizes.shard > 1 and parallel.zero_stage != 1:
         if parallel.zero_stage == 2:
-            raise UserError("--zero-stage 2: a pipeline keeps whole gradients until an update ends; use --zero-stage 1")
-        logger.info("in a pipeline only the optimizer's state stays shared out during an update, as by --zero-stage 1")
+            raise UserError("`zero_stage` 2: a pipeline keeps whole gradients until an update ends; use `zero_stage` 1")
+        logger.info("in a pipeline only the optimizer's state stays shared out during an update, as by `zero_stage` 1")
 
 
 def _given_for_copies(parallel: ParallelConfig) -> Iterator[str]:
     if parallel.gradient_compression != "none":
-        yield f"--gradient-compression {parallel.gradient_compression}"
+        yield f"`gradient_compression` {parallel.gradient_compression}"
     if parallel.find_unused_parameters:
-        yield "--find-unused-parameters"
+        yield "`find_unused_parameters`"
 
 
 def _given_for_shares(parallel: ParallelConfig) -> Iterator[str]:
@@ -137,6 +137,6 @@ def _check_that_all_train(config: TrainConfig, model: nn.Module, layout: Pipelin
         if not any(parameter.requires_grad for parameter in cut_model(model, layout, rank).model.parameters()):
             layers = ", ".join(str(layer) for stage in layout.stages_of(rank) for layer in layout.layers_of(stage))
             raise UserError(
-                f"--freeze leaves process {rank} of the pipeline, with the layers {layers}, nothing to train; give it "
-                f"others too by --pipeline-layers, or take fewer processes"
+                f"`freeze` leaves process {rank} of the pipeline, with the layers {layers}, nothing to train; give it "
+                f"others too by `pipeline_layers`, or take fewer processes"
             )

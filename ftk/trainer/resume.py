@@ -96,7 +96,7 @@ def describe_stretch(
     return (
         f"the schedule ends with the run, now at update {lengths[1]} and not {lengths[0]}: the learning rate after "
         f"update {num_updates} is {now:.4g}, it was to be {was:.4g} "
-        f"(--decay-updates {lengths[0]} --reset-lr-scheduler keep it)"
+        f"(`decay_updates` {lengths[0]} `reset_lr_scheduler` keep it)"
     )
 
 
@@ -134,9 +134,9 @@ def _with_processes(changes: Sequence[Change], update_freq: int, before: int, no
     others = [change for change in changes if change.key != key]
     if old * before == update_freq * now:
         return others
-    wanted = f"; --update-freq {old * before // now} keeps them" if old * before % now == 0 else ""
+    wanted = f"; `update_freq` {old * before // now} keeps them" if old * before % now == 0 else ""
     new = f"{update_freq * now}{wanted}"
-    return [*others, Change("batches of an update (--update-freq x data parallel)", old * before, new, "dataloader")]
+    return [*others, Change("batches of an update (`update_freq` x data parallel)", old * before, new, "dataloader")]
 
 
 def _refusal(folder: Path, refused: Sequence[Change], others: Sequence[Change]) -> str:
@@ -148,8 +148,8 @@ def _refusal(folder: Path, refused: Sequence[Change], others: Sequence[Change]) 
         lines.append("these, given as well, could be taken:")
         lines += [f"  {change}" for change in others]
     lines.append(
-        f"give the old values (they are in {folder / 'config.yaml'}), the flags named above, or another --save-dir, "
-        f"with --finetune-from {folder} for its weights"
+        f"give the old values (they are in {folder / 'config.yaml'}), the flags named above, or another `save_dir`, "
+        f"with `finetune_from` {folder} for its weights"
     )
     return "\n".join(lines)
 

@@ -110,7 +110,7 @@ class Run:
         logger.info("%s an epoch, %s; run folder %s", per_epoch, length, self.checkpoints.folder)
         _warn_of_short_updates(self)
         if precision == "fp16" and self.device.type == "cpu":
-            logger.warning("fp16 is slow on a CPU, several times slower than fp32; --precision bf16 is faster")
+            logger.warning("fp16 is slow on a CPU, several times slower than fp32; `precision` bf16 is faster")
         logger.info("losses are in nats (natural logarithm) per target token; ppl is exp(loss)")
 
 
@@ -152,7 +152,7 @@ def build_run(
     try:
         valid_iterators = dataloading.valid_iterators(config.dataloader, config.common, task, **share)
     except NoSplit as error:
-        raise NoSplit(f"{error} (--valid-subset none trains without validation)") from None
+        raise NoSplit(f"{error} (`valid_subset` none trains without validation)") from None
     updates_per_epoch = dataloading.updates_per_epoch(train_iterator, update_freq)
     total_updates = dataloading.total_updates(config.training, updates_per_epoch)
 
@@ -290,7 +290,7 @@ def _hooks(config: TrainConfig, task: Task, update: Update) -> Hooks:
     """The hooks of reports and of the section `debug`, the watch for skipped updates, the task's and the user's.
 
     Raises:
-        UserError: an `--inspect` pattern or a name of `--hooks` matches nothing, or a package is missing.
+        UserError: an `inspect` pattern or a name of `hooks` matches nothing, or a package is missing.
     """
     debug, world = config.debug, update.world
     hooks: list[Hook] = [*report_hooks(config.report, world), SkippedUpdates(update.scaler)]
@@ -312,7 +312,7 @@ def _hooks(config: TrainConfig, task: Task, update: Update) -> Hooks:
 
 
 def _fill(run: Run, folder: Path | None) -> None:
-    """Take weights and state from a checkpoint, or weights alone from --finetune-from.
+    """Take weights and state from a checkpoint, or weights alone from `finetune_from`.
 
     Args:
         run: new.
@@ -355,7 +355,7 @@ def _take_average(folder: Path, ema: EMA | None, world: World) -> None:
     if "ema" not in extra_tensor_names(folder):
         return
     if ema is None:
-        logger.warning("%s has averaged weights; without --ema-decay they are not kept on", folder)
+        logger.warning("%s has averaged weights; without `ema_decay` they are not kept on", folder)
         return
     # Other parameters may be frozen than before (--reset-optimizer).
     new = load_extra_tensors(folder, "ema", ema.state_dict(), strict=False, world=world)
@@ -378,7 +378,7 @@ def _check_best_metric(run: Run) -> None:
     known = with_averages(figures_to_come(run.update.runner, run.model, first, world=run.world), averages)
     if metric in known:
         return
-    text = f"--best-metric {metric} is none of the validation's figures: {', '.join(known)}"
+    text = f"`best_metric` {metric} is none of the validation's figures: {', '.join(known)}"
     if not run.hooks.may_add_figures():
         raise UserError(text)
     logger.warning("%s; if no hook adds it, the run ends at its first validation", text)
@@ -391,7 +391,7 @@ def _warn_of_short_updates(run: Run) -> None:
     batches = run.config.training.update_freq * run.world.sizes.data
     if batch_size is None or batch_size * batches <= available or max(run.updates_per_epoch) > 1:
         return
-    asked = f"--batch-size {batch_size}" + (f" in {batches} batches" if batches > 1 else "")
+    asked = f"`batch_size` {batch_size}" + (f" in {batches} batches" if batches > 1 else "")
     logger.warning(
         "an update is to have %d samples (%s), and there are %d to train on: an epoch is one update of %s",
         batch_size * batches, asked, available, counted(available, "sample"),

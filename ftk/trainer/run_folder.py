@@ -31,7 +31,7 @@ LOCK_WAIT_SECONDS = 12.0  # data workers of a run that was killed hold its lock 
 
 
 class RunFolder:
-    """`--save-dir`; the main rank alone uses it."""
+    """`save_dir`; the main rank alone uses it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,9 +47,9 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
-            raise UserError(f"--save-dir {self.path}: a file is in the way; name a folder") from error
+            raise UserError(f"`save_dir` {self.path}: a file is in the way; name a folder") from error
         except FileNotFoundError as error:  # /proc/run, say
-            raise UserError(f"--save-dir {self.path}: no folder can be made there") from error
+            raise UserError(f"`save_dir` {self.path}: no folder can be made there") from error
         except OSError as error:
             raise _not_writable(self.path, error) from error
         self.claim()
@@ -69,7 +69,7 @@ class RunFolder:
             UserError: it is a data folder, another process trains in it, or it cannot be written to.
         """
         if (self.path / RECORD).exists():
-            raise UserError(f"--save-dir {self.path}: it holds data, of which {RECORD} says all; name another folder")
+            raise UserError(f"`save_dir` {self.path}: it holds data, of which {RECORD} says all; name another folder")
         if self._lock is not None or fcntl is None:
             return
         try:
@@ -86,7 +86,7 @@ class RunFolder:
                     continue
                 os.close(lock)
                 raise UserError(
-                    f"--save-dir {self.path}: another ftk-train is running in it; name another folder"
+                    f"`save_dir` {self.path}: another ftk-train is running in it; name another folder"
                 ) from error
             except OSError as error:  # a file system without locks
                 logger.warning("%s: cannot be locked (%s); do not train in it twice", self.path, error.strerror)
@@ -105,9 +105,9 @@ class RunFolder:
 def _not_writable(path: Path, error: OSError) -> Exception:
     """What is to be raised: the user's mistake, or the world's failure with the file's name."""
     if isinstance(error, PermissionError):
-        return UserError(f"--save-dir {path}: no permission to write there")
+        return UserError(f"`save_dir` {path}: no permission to write there")
     if error.errno in (errno.EROFS, errno.ELOOP, errno.EISDIR, errno.EINVAL):
-        return UserError(f"--save-dir: {path} cannot be written ({reason(error)})")
+        return UserError(f"`save_dir`: {path} cannot be written ({reason(error)})")
     return OSError(error.errno, reason(error), str(path))
 
 

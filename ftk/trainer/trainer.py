@@ -144,7 +144,7 @@ class Trainer:
         iterator, config = self.run.train_iterator, self.run.config
         self.info = dataclasses.replace(self.info, epoch=iterator.epoch)
         if iterator.state_dict()["samples_consumed"] == 0 and iterator.batches_left() == 0:
-            raise UserError(f"split {config.dataloader.train_subset!r} gives no batch; is --max-tokens too small?")
+            raise UserError(f"split {config.dataloader.train_subset!r} gives no batch; is `max_tokens` too small?")
         self.run.model.train()
         groups = dataloading.in_groups(iterator.batches(), config.training.update_freq)
         while True:
@@ -311,7 +311,7 @@ class Trainer:
         metric = options.best_metric
         if metric not in figures:
             known = ", ".join(figures)
-            raise UserError(f"--best-metric {metric} is none of the validation's figures: {known}")
+            raise UserError(f"`best_metric` {metric} is none of the validation's figures: {known}")
         maximize = options.maximize_best_metric
         self.run.schedule.observe(figures[metric], num_updates=self.state.num_updates, maximize=maximize)
         return self.state.rank(metric, figures[metric], maximize)
@@ -329,14 +329,14 @@ class Trainer:
         if scaler is not None and scaler.overflows_at_floor():
             floor = self.run.config.loss_scale.fp16_min_scale
             raise NoProgress(
-                f"gradients overflow though the loss scale is at its floor of {floor:g}; lower --lr, "
-                f"lengthen --warmup-updates, or take --precision bf16"
+                f"gradients overflow though the loss scale is at its floor of {floor:g}; lower `lr`, "
+                f"lengthen `warmup_updates`, or take `precision` bf16"
             )
         limit = self.run.config.training.max_nonfinite_updates
         if limit and in_a_row >= limit:
             raise NoProgress(
-                f"the last {in_a_row} updates were all skipped, loss or gradient is not finite; lower --lr, "
-                f"lengthen --warmup-updates, or go on from an older checkpoint"
+                f"the last {in_a_row} updates were all skipped, loss or gradient is not finite; lower `lr`, "
+                f"lengthen `warmup_updates`, or go on from an older checkpoint"
             )
 
     def _write(self, record: Record) -> None:

@@ -45,7 +45,7 @@ def validate_splits(
         if figures is None:
             return None
         if not figures["num_targets"]:
-            raise UserError(f"split {split!r} has no target token; choose another --valid-subset")
+            raise UserError(f"split {split!r} has no target token; choose another `valid_subset`")
         results[split] = {**figures, "num_batches": num_batches}
     return results
 

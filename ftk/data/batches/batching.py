@@ -34,18 +34,18 @@ def batch_by_size(
         UserError: no limit is given, a limit is below 1, or a sample alone is beyond max_tokens.
     """
     if batch_size is None and max_tokens is None:
-        raise UserError("batches need a limit: give --batch-size or --max-tokens")
+        raise UserError("batches need a limit: give `batch_size` or `max_tokens`")
     for flag, value in (
-        ("--batch-size", batch_size),
-        ("--max-tokens", max_tokens),
-        ("--required-batch-size-multiple", required_batch_size_multiple),
+        ("`batch_size`", batch_size),
+        ("`max_tokens`", max_tokens),
+        ("`required_batch_size_multiple`", required_batch_size_multiple),
     ):
         if value is not None and value < 1:
             raise UserError(f"{flag} {value}: it must be at least 1")
     sizes = np.ascontiguousarray(sizes, dtype=np.int32)
     if max_tokens is not None and len(sizes) and sizes.max() > max_tokens:
         raise UserError(
-            f"--max-tokens {max_tokens}: a sample can have {sizes.max()} tokens; give at least that, "
-            f"or a smaller --seq-length"
+            f"`max_tokens` {max_tokens}: a sample can have {sizes.max()} tokens; give at least that, "
+            f"or a smaller `seq_length`"
         )
     return batch_bounds(sizes, batch_size or 0, max_tokens or 0, required_batch_size_multiple)

@@ -208,7 +208,7 @@ class EpochBatchIterator:
             self.dropped = plan.dropped
             if self.dropped and self.rank == 0:
                 logger.warning(
-                    "epoch %d leaves out %d of %d samples, which are longer than --max-tokens %s",
+                    "epoch %d leaves out %d of %d samples, which are longer than `max_tokens` %s",
                     self.epoch,
                     self.dropped,
                     self.dropped + len(plan.indices),
@@ -253,7 +253,7 @@ class EpochBatchIterator:
                 at = self._was_at(number - 1)
                 if worker.exitcode is not None and worker.exitcode < 0:
                     how = f"killed by {signal.Signals(-worker.exitcode).name}"
-        hint = "; if memory ran out, fewer workers (--num-workers) or smaller batches help" if "KILL" in how else ""
+        hint = "; if memory ran out, fewer workers (`num_workers`) or smaller batches help" if "KILL" in how else ""
         return RuntimeError(f"data worker {which}(pid {found.group(1)}) died{at}: {how}{hint}")
 
     def _was_at(self, worker: int) -> str:
@@ -416,7 +416,7 @@ def _starting_workers() -> Iterator[None]:
         _end_half_made(error)
         limits = {errno.EMFILE: "ulimit -n", errno.ENFILE: "fs.file-max", errno.EAGAIN: "ulimit -u"}
         need = f"more files or processes ({limits[error.errno]})" if error.errno in limits else _SHARED_MEMORY
-        what = f"the data workers cannot start ({error.strerror}): they need {need}; --num-workers 0 does without them"
+        what = f"the data workers cannot start ({error.strerror}): they need {need}; `num_workers` 0 does without them"
         raise OSError(error.errno, what) from error
 
 

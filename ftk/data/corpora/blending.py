@@ -228,10 +228,10 @@ def shares_of(weights: Sequence[float], count: int) -> NDArray[np.float64]:
         UserError: not one weight for each corpus, one is negative or not finite, or all are zero.
     """
     if len(weights) != count:
-        raise UserError(f"--data-weights has {len(weights)} weights for {count} corpora; give one for each")
+        raise UserError(f"`data_weights` has {len(weights)} weights for {count} corpora; give one for each")
     shares = np.asarray(weights, dtype=np.float64)
     if not np.all(np.isfinite(shares)) or shares.min() < 0 or shares.sum() <= 0:
-        raise UserError(f"--data-weights {','.join(f'{w:g}' for w in weights)}: not below 0, and one above 0")
+        raise UserError(f"`data_weights` {','.join(f'{w:g}' for w in weights)}: not below 0, and one above 0")
     return shares / shares.sum()
 
 

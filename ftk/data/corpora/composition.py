@@ -37,7 +37,7 @@ class CompositionConfig:
     data_temperature: float = field(
         default=1.0,
         metadata={
-            "help": "several corpora without --data-weights: shares in proportion to size^(1/T); 1: as much as each "
+            "help": "several corpora without `data_weights`: shares in proportion to size^(1/T); 1: as much as each "
             "holds, above 1: more of the small ones"
         },
     )
@@ -49,7 +49,7 @@ class CompositionConfig:
     )
     split_seed: int = field(
         default=1234,
-        metadata={"max": 2**63 - 1, "help": "of --split-ratios; the run's own --seed does not change the division"},
+        metadata={"max": 2**63 - 1, "help": "of `split_ratios`; the run's own `seed` does not change the division"},
     )
     index_cache: str | None = field(
         default=DEFAULT_FOLDER,
@@ -90,7 +90,7 @@ class ComposedCorpus:
         weights = config.data_weights
         if weights is not None and len(weights) != len(self.names):
             raise UserError(
-                f"--data-weights {_listed(weights)} are {len(weights)} weights, {data} names {len(self.names)} "
+                f"`data_weights` {_listed(weights)} are {len(weights)} weights, {data} names {len(self.names)} "
                 f"{'corpus' if len(self.names) == 1 else 'corpora'}; give one weight for each"
             )
         self.corpora = [[open_corpus(path) for path in shards] for shards in self.names]
@@ -147,7 +147,7 @@ class ComposedCorpus:
                 raise UserError(
                     f"{path} and {other_path} were made by different tokenizers ({tokenizer.name} "
                     f"{tokenizer.fingerprint[:12]}, {other.name} {other.fingerprint[:12]}); preprocess one of them "
-                    f"again with the other's: --tokenizer {tokenizer.name} --tokenizer-path {path}/tokenizer"
+                    f"again with the other's: `tokenizer` {tokenizer.name} `tokenizer_path` {path}/tokenizer"
                 )
         return tokenizer
 
@@ -181,7 +181,7 @@ class ComposedCorpus:
         made = split_documents(corpus.documents(splits[0]), ratios, self.config.split_seed, self.index_cache)
         if split not in made:
             there = ", ".join(made)
-            raise UserError(f"--split-ratios {_listed(ratios)} leave no document for split {split!r} (there: {there})")
+            raise UserError(f"`split_ratios` {_listed(ratios)} leave no document for split {split!r} (there: {there})")
         return made[split]
 
 

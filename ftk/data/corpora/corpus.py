@@ -165,7 +165,7 @@ class IndexedFolder:
         else:
             raise UserError(
                 f"{self.folder} holds no tokenizer (neither tokenizer/ nor fairseq's dict.txt); "
-                "give the one that made the ids by --tokenizer-folder"
+                "give the one that made the ids by `tokenizer_folder`"
             )
         made_with = self._recorded_fingerprint()
         if made_with is not None and made_with != tokenizer.fingerprint:

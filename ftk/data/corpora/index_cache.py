@@ -85,7 +85,7 @@ class IndexCache:
                 locked = stack.enter_context(_locked(path.with_suffix(".lock"), self.timeout_seconds))
             except OSError as error:
                 logger.warning(
-                    "index cache %s cannot be used (%s); choose another by --index-cache", self.folder, error
+                    "index cache %s cannot be used (%s); choose another by `index_cache`", self.folder, error
                 )
                 return build()
             if locked:

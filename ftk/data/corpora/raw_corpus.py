@@ -164,7 +164,7 @@ class RawCorpus:
             if read > limit:
                 raise UserError(
                     f"{', '.join(self._files(split))}: more than {self.config.raw_limit} MB of text, which "
-                    "--dataset raw would tokenise in every run; run ftk-preprocess, or raise --raw-limit"
+                    "`dataset` raw would tokenise in every run; run ftk-preprocess, or raise `raw_limit`"
                 )
             yield text
 

@@ -117,7 +117,7 @@ def read_layout(path: Path) -> IndexLayout:
     with open_regular(path) as file:
         header = file.read(SIZES_AT)
     if header[:8] == b"TNTIDX\x00\x00":
-        raise UserError(f"{path}: fairseq's older format; make it again with --dataset-impl mmap")
+        raise UserError(f"{path}: fairseq's older format; make it again with `dataset_impl` mmap")
     if header[: len(MAGIC)] != MAGIC[: len(header)]:
         found = header[: len(MAGIC)]
         raise UserError(f"{path}: not the index of an indexed dataset (starts with {found!r}, not {MAGIC!r})")

@@ -28,13 +28,13 @@ def check_destination(destination: Path, overwrite: bool, name: str | None = Non
     Args:
         destination: the folder.
         overwrite: whether it may exist.
-        name: what it is called in messages; `--destdir ...` by default.
+        name: what it is called in messages; `destdir` ... by default.
 
     Raises:
         UserError: it is a file, it is not empty and `overwrite` is off, or it holds files that its
             `preprocess.json` does not list.
     """
-    name = f"--destdir {destination}" if name is None else name
+    name = f"`destdir` {destination}" if name is None else name
     if not destination.exists() and not destination.is_symlink():
         for parent in destination.parents:
             if parent.exists() and not parent.is_dir():
@@ -45,7 +45,7 @@ def check_destination(destination: Path, overwrite: bool, name: str | None = Non
     if not any(destination.iterdir()):
         return
     if not overwrite:
-        raise UserError(f"{name}: exists already; choose another, or replace it with --overwrite")
+        raise UserError(f"{name}: exists already; choose another, or replace it with `overwrite`")
     foreign = foreign_files(destination)
     if foreign:
         shown = ", ".join(foreign[:3]) + (" ..." if len(foreign) > 3 else "")

@@ -129,7 +129,7 @@ def send_result(connection: Connection, function: Callable[..., Any], *arguments
 def death(process: BaseProcess) -> RuntimeError:
     """The error that says how a child ended."""
     process.join(timeout=5)
-    hint = "; killed, perhaps for want of memory: try fewer --workers" if process.exitcode == -9 else ""
+    hint = "; killed, perhaps for want of memory: try fewer `workers`" if process.exitcode == -9 else ""
     return RuntimeError(f"a worker process ended with exit code {process.exitcode}{hint}")
 
 

@@ -139,7 +139,7 @@ def expand_paths(files: str, separator: str = "line") -> list[str]:
         else:
             raise UserError(
                 f"{name}: a folder, not a file; name its files, separated by commas, "
-                "or make each file in it a document with --document-separator file"
+                "or make each file in it a document with `document_separator` file"
             )
     if not paths:
         raise UserError(f"{files!r} names no file")
@@ -281,8 +281,8 @@ def read_part(part: Part, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Block
 def too_large(source: str, line: int, offset: int, max_document_bytes: int) -> Problem:
     """The problem of a document that is too large to be read."""
     message = (
-        f"a document of more than {max_document_bytes:,} bytes; cut it, raise --max-document-bytes, "
-        "or skip such documents with --on-error skip"
+        f"a document of more than {max_document_bytes:,} bytes; cut it, raise `max_document_bytes`, "
+        "or skip such documents with `on_error` skip"
     )
     return Problem(TOO_LARGE, source, line, offset, message)
 

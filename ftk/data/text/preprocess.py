@@ -150,18 +150,18 @@ def preprocess(
 
 
 def _check_text_key(inputs: InputConfig, paths: Iterable[str]) -> None:
-    """Refuses a --text-key where no file has fields."""
+    """Refuses a `text_key` where no file has fields."""
     is_default = inputs.text_key == InputConfig.text_key
     if not is_default and all(kind_of(path, inputs.format) != "jsonl" for path in paths):
         raise UserError(
-            f"text_key is {inputs.text_key!r}, but no input is read as JSON lines; give --format jsonl, "
-            "or leave --text-key out"
+            f"text_key is {inputs.text_key!r}, but no input is read as JSON lines; give `format` jsonl, "
+            "or leave `text_key` out"
         )
 
 
 def _end_token(tokenizer: Tokenizer) -> int:
     if tokenizer.special.eos is None:
-        raise UserError(f"--append-eos: the tokenizer {tokenizer.name} has no end token; leave it out")
+        raise UserError(f"`append_eos`: the tokenizer {tokenizer.name} has no end token; leave it out")
     return tokenizer.special.eos
 
 
@@ -174,7 +174,7 @@ def _train_tokenizer(
 ) -> Path:
     assert training.vocab_size is not None
     if "train" not in files:
-        raise UserError("--vocab-size trains a model on the training text; give --trainpref")
+        raise UserError("`vocab_size` trains a model on the training text; give `trainpref`")
     return train_sentencepiece(
         _training_texts(inputs, documents, files["train"]),
         folder,
@@ -322,7 +322,7 @@ def _table(reports: dict[str, SplitReport], destination: Path) -> str:
         f"next:    ftk-data stats {destination}",
     ]
     if "train" in reports:
-        validation = "" if "valid" in reports else " --valid-subset none"
+        validation = "" if "valid" in reports else " `valid_subset` none"
         lines.append(f"         ftk-train {destination} --task TASK --arch ARCH{validation} --save-dir run")
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ NORMAL_FORMS = ("none", "nfc", "nfkc")
 
 @dataclass(kw_only=True)
 class TextConfig:
-    """How documents are read from text files, by ftk-preprocess and by `--dataset raw`."""
+    """How documents are read from text files, by ftk-preprocess and by `dataset` raw."""
 
     document_separator: str = field(
         default="line",

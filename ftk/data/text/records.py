@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from ftk.data.text.files import MAX_DOCUMENT_BYTES, Block, Problem, kind_of, read_blocks, too_large
 from ftk.errors import UserError
 
-_SKIP = "or skip such documents with --on-error skip"
+_SKIP = "or skip such documents with `on_error` skip"
 _JSON_TYPES = {
     type(None): "null",
     bool: "a boolean",
@@ -190,10 +190,10 @@ def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int)
         return problem("not_an_object", f'{what}; write {{"{key}": "..."}} on each line')
     if key not in value:
         fields = ", ".join(f'"{name}"' for name in list(value)[:8]) or "none"
-        return problem("missing_key", f'no field "{key}" (fields: {fields}); choose one with --text-key')
+        return problem("missing_key", f'no field "{key}" (fields: {fields}); choose one with `text_key`')
     text = value[key]
     if not isinstance(text, str):
-        return problem("wrong_type", f'field "{key}" is {_json_type(text)}, not a string; choose one with --text-key')
+        return problem("wrong_type", f'field "{key}" is {_json_type(text)}, not a string; choose one with `text_key`')
     if "\0" in text:
         return problem("nul", f'field "{key}" holds a NUL character, which text does not; take it out')
     if "\\u" in line_text and not _is_well_formed(text):

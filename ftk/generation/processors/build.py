@@ -151,7 +151,7 @@ class _Plan:
         lists = " or max_lens" if self.config.max_lens else ""
         leave = ", or leave some out" if what.startswith("constraints") else ""
         return UserError(
-            f"{what}, but {_name(number)} has room for {self._room(number)}; raise max_len (--max-len){lists}{leave}"
+            f"{what}, but {_name(number)} has room for {self._room(number)}; raise `max_len`{lists}{leave}"
         )
 
     def _prefix(self, number: int) -> list[Spelling]:

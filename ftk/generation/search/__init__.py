@@ -53,5 +53,5 @@ def strategy(config: GenerationConfig) -> Strategy:
     Raises:
         UserError: no such strategy, or an option that it does not take.
     """
-    chosen = choice(config.search or config.strategy, SEARCHES, "--search")
+    chosen = choice(config.search or config.strategy, SEARCHES, "`search`")
     return Strategy(chosen.entry.target, config, chosen.config)  # type: ignore[arg-type]

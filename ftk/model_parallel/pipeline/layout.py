@@ -54,19 +54,19 @@ def pipeline_layout(num_layers: int, config: ParallelConfig) -> PipelineLayout:
     size = config.pipeline_parallel_size
     per_rank = config.pipeline_stages_per_rank or (2 if config.pipeline_schedule == "interleaved" else 1)
     num_stages = size * per_rank
-    stages = f"--pipeline-parallel-size {size}" + (f" with {per_rank} stages a process" if per_rank > 1 else "")
+    stages = f"`pipeline_parallel_size` {size}" + (f" with {per_rank} stages a process" if per_rank > 1 else "")
     if num_layers == 0:
         raise UserError(f"{stages}: the model has no list of layers to be cut; train it without")
     if config.pipeline_layers:
         given = config.pipeline_layers
         if len(given) != num_stages:
             raise UserError(
-                f"--pipeline-layers {_joined(given)} has {len(given)} stages, {stages} needs {num_stages}; "
+                f"`pipeline_layers` {_joined(given)} has {len(given)} stages, {stages} needs {num_stages}; "
                 f"give as many numbers"
             )
         if sum(given) != num_layers:
             raise UserError(
-                f"--pipeline-layers {_joined(given)} is {sum(given)} layers, the model has {num_layers}; "
+                f"`pipeline_layers` {_joined(given)} is {sum(given)} layers, the model has {num_layers}; "
                 f"change it, or leave it out"
             )
         return PipelineLayout(tuple(given), size)
@@ -103,8 +103,8 @@ def check_pipeline(config: ParallelConfig, engine: EngineConfig, num_layers: int
     layout = pipeline_layout(num_layers, config)
     if engine.compile == "model":
         raise UserError(
-            f"--compile model is for whole models, --pipeline-parallel-size {config.pipeline_parallel_size} cuts it "
-            f"into stages; use --compile block"
+            f"`compile` model is for whole models, `pipeline_parallel_size` {config.pipeline_parallel_size} cuts it "
+            f"into stages; use `compile` block"
         )
     if config.pipeline_schedule == "zero-bubble":
         _check_zero_bubble(config, engine)
@@ -116,21 +116,21 @@ def _check_zero_bubble(config: ParallelConfig, engine: EngineConfig) -> None:
     """Gradients of inputs and of weights are computed apart, which not everything can."""
     wrong = []
     if engine.compile == "block":
-        wrong.append("--compile block computes gradients of weights together with the others")
+        wrong.append("`compile` block computes gradients of weights together with the others")
     if engine.activation_checkpointing in NOT_ZERO_BUBBLE:
         mode = engine.activation_checkpointing
-        wrong.append(f"--activation-checkpointing {mode} has what it keeps for one pass (use full or none)")
+        wrong.append(f"`activation_checkpointing` {mode} has what it keeps for one pass (use full or none)")
     if wrong:
         raise UserError(
-            f"--pipeline-schedule zero-bubble goes backward through a layer twice, the second time for the weights: "
-            f"{', and '.join(wrong)}; leave {'it' if len(wrong) == 1 else 'both'} out, or use --pipeline-schedule "
+            f"`pipeline_schedule` zero-bubble goes backward through a layer twice, the second time for the weights: "
+            f"{', and '.join(wrong)}; leave {'it' if len(wrong) == 1 else 'both'} out, or use `pipeline_schedule` "
             f"interleaved"
         )
     # FSDP2 brings gradients to the type in which they are summed by a hook that the second pass does not call.
     if "bf16" in (config.gather_dtype, config.reduce_dtype):
         raise UserError(
-            "--pipeline-schedule zero-bubble has gradients in fp32 only; leave out --gather-dtype and --reduce-dtype, "
-            "or use --pipeline-schedule interleaved"
+            "`pipeline_schedule` zero-bubble has gradients in fp32 only; leave out `gather_dtype` and `reduce_dtype`, "
+            "or use `pipeline_schedule` interleaved"
         )
 
 
@@ -142,17 +142,17 @@ def check_micro_batches(schedule: str, layout: PipelineLayout, count: int) -> No
     """
     if micro_batches_fit(schedule, layout.num_stages, layout.num_ranks, count):
         return
-    named = f"--pipeline-schedule {schedule} over {layout.num_stages} stages"
+    named = f"`pipeline_schedule` {schedule} over {layout.num_stages} stages"
     if schedule == "1f1b":
         raise UserError(
-            f"{named} needs {layout.num_stages} micro-batches an update or more, --update-freq is {count}; "
-            f"take --pipeline-schedule gpipe, or raise it (with a smaller --batch-size)"
+            f"{named} needs {layout.num_stages} micro-batches an update or more, `update_freq` is {count}; "
+            f"take `pipeline_schedule` gpipe, or raise it (with a smaller `batch_size`)"
         )
     ranks = layout.num_ranks
     below, above = max(ranks, count // ranks * ranks), (count // ranks + 1) * ranks
     numbers = f"{below} or {above}" if below != above else f"{below}"
     raise UserError(
-        f"{named} on {ranks} processes sends micro-batches in rounds of {ranks}, --update-freq is {count}; "
+        f"{named} on {ranks} processes sends micro-batches in rounds of {ranks}, `update_freq` is {count}; "
         f"take {numbers}"
     )
 

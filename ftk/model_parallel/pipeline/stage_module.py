@@ -77,7 +77,7 @@ class Stage(StepModule):
         if not criterion.is_single_pass():
             raise UserError(
                 f"{type(criterion).__name__} takes the model through more than one pass, and a pipeline takes a batch "
-                f"through once; choose another --criterion, or --pipeline-parallel-size 1"
+                f"through once; choose another `criterion`, or `pipeline_parallel_size` 1"
             )
         self.index = index
         self.is_first = index == 0

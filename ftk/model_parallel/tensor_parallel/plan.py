@@ -48,9 +48,9 @@ def plan_of(model: nn.Module, size: int) -> Plan:
     plan: Plan | None = getattr(model, "tensor_parallel_plan", None)
     if plan is None:
         raise UserError(
-            f"--tensor-parallel-size {size}: {type(model).__name__} has no plan for tensor parallel; offer one as its "
-            f"property tensor_parallel_plan, or leave the size at 1: --data-parallel-shard-size shards the "
-            f"parameters of any model in training, --pipeline-parallel-size layers also in generation"
+            f"`tensor_parallel_size` {size}: {type(model).__name__} has no plan for tensor parallel; offer one as its "
+            f"property tensor_parallel_plan, or leave the size at 1: `data_parallel_shard_size` shards the "
+            f"parameters of any model in training, `pipeline_parallel_size` layers also in generation"
         )
     return plan
 
@@ -180,7 +180,7 @@ def _sequence_mistakes(model: nn.Module, found: Mapping[str, Style], partial: bo
     """Plans that would silently give wrong values or gradients: nothing sharded, nothing gathered, a missing norm."""
     styles = list(found.values())
     mistakes = [
-        f"{name or _ROOT} has parameters of its own and no style; with --sequence-parallel every such "
+        f"{name or _ROOT} has parameters of its own and no style; with `sequence_parallel` every such "
         f'module needs one: "sequence" if it works on a part of the sequence, "replicated" if on the whole'
         for name, module in model.named_modules()
         if name not in found and any(parameter is not None for parameter in module._parameters.values())
@@ -193,9 +193,9 @@ def _sequence_mistakes(model: nn.Module, found: Mapping[str, Style], partial: bo
         )
         gathers = any(isinstance(style, Sequence) and style.gather_output for style in styles)
         if not cuts:
-            mistakes.append('--sequence-parallel: nothing shares the sequence; give a "sequence" style scatter_input')
+            mistakes.append('`sequence_parallel`: nothing shares the sequence; give a "sequence" style scatter_input')
         if not gathers:
-            mistakes.append("--sequence-parallel: nothing gathers the sequence; give the last norm gather_output")
+            mistakes.append("`sequence_parallel`: nothing gathers the sequence; give the last norm gather_output")
         if not any(isinstance(style, Column | Row) for style in styles):
-            mistakes.append("--sequence-parallel: the plan has no column and row layers")
+            mistakes.append("`sequence_parallel`: the plan has no column and row layers")
     return mistakes

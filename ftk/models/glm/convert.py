@@ -110,7 +110,7 @@ def check_num_parts(state_dict: StateDict, num_heads: int, num_parts: int) -> No
     common = math.gcd(*sizes.values())
     *others, largest = [str(number) for number in range(1, common + 1) if common % number == 0]
     would = f"{', '.join(others)} or {largest} would" if others else f"{largest} alone would"
-    raise UserError(f"--model-parallel-size {num_parts} does not divide {' nor '.join(wrong)} ({would})")
+    raise UserError(f"`model_parallel_size` {num_parts} does not divide {' nor '.join(wrong)} ({would})")
 
 
 def in_original_order(state_dict: StateDict) -> dict[str, Tensor]:

@@ -48,15 +48,15 @@ class OriginalGLMConfig:
         default=None,
         metadata={
             "flag": "--arch",
-            "help": "--from: architecture, e.g. glm_large; the original does not store its number of heads",
+            "help": "`from`: architecture, e.g. glm_large; the original does not store its number of heads",
             "metavar": "NAME",
         },
     )
-    num_attention_heads: int | None = field(default=None, metadata={"help": "--from: attention heads, if not --arch"})
-    model_parallel_size: int = field(default=1, metadata={"help": "--to: number of mp_rank_XX files"})
+    num_attention_heads: int | None = field(default=None, metadata={"help": "`from`: attention heads, if not `arch`"})
+    model_parallel_size: int = field(default=1, metadata={"help": "`to`: number of mp_rank_XX files"})
     copy_gmask_row: bool = field(
         default=False,
-        metadata={"help": "--from, for GLM-10B-Chinese: copy row 50007 to 50009, the [gMASK] of --fix-command-token"},
+        metadata={"help": "`from`, for GLM-10B-Chinese: copy row 50007 to 50009, the [gMASK] of `fix_command_token`"},
     )
 
     def validate(self) -> Iterator[str]:
@@ -80,7 +80,7 @@ class OriginalGLM:
     def read(self, source: Path) -> Contents:
         options = self.config
         if (options.num_attention_heads is None) == (options.architecture is None):
-            raise UserError("the original does not store its number of heads; give --arch or --num-attention-heads")
+            raise UserError("the original does not store its number of heads; give `arch` or `num_attention_heads`")
         preset = _preset(options.architecture) if options.architecture is not None else None
         heads = preset.num_attention_heads if preset is not None else options.num_attention_heads
         assert heads is not None
@@ -221,7 +221,7 @@ def _read_part(path: Path) -> dict[str, Any]:
 def _preset(arch: str) -> GLMConfig:
     model_name, preset = model_config(arch)
     if model_name != "glm" or not isinstance(preset, GLMConfig):
-        raise UserError(f"--arch {arch} is of model {model_name!r}; an original GLM checkpoint is a 'glm'")
+        raise UserError(f"`arch` {arch} is of model {model_name!r}; an original GLM checkpoint is a 'glm'")
     return preset
 
 
@@ -232,8 +232,8 @@ def _with_preset(shape: GLMConfig, preset: GLMConfig | None, arch: str | None, f
     for name in ("num_layers", "hidden_size", "inner_size", "block_positions"):
         if getattr(shape, name) != getattr(preset, name):
             raise UserError(
-                f"{folder}: has {name} {getattr(shape, name)}, --arch {arch} has {getattr(preset, name)};"
-                " choose another --arch, or give --num-attention-heads instead"
+                f"{folder}: has {name} {getattr(shape, name)}, `arch` {arch} has {getattr(preset, name)};"
+                " choose another `arch`, or give `num_attention_heads` instead"
             )
     return dataclasses.replace(preset, vocab_size=shape.vocab_size, max_positions=shape.max_positions)
 
@@ -243,7 +243,7 @@ def _with_gmask_row(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tenso
     if embedding.size(0) <= CHINESE_GMASK_ROW:
         raise UserError(
             f"{folder}: its vocabulary of {embedding.size(0)} has no row {CHINESE_GMASK_ROW};"
-            " --copy-gmask-row is for GLM-10B-Chinese alone"
+            " `copy_gmask_row` is for GLM-10B-Chinese alone"
         )
     embedding = embedding.clone()
     embedding[CHINESE_GMASK_ROW] = embedding[CHINESE_SHARED_ROW]

@@ -70,8 +70,8 @@ class CausalLMTask(Task):
     def complete_model_config(self, config: Any) -> Any:
         if self.config.seq_length > config.max_positions:
             raise UserError(
-                f"--seq-length {self.config.seq_length} is beyond the model's {config.max_positions} positions; "
-                f"lower --seq-length or raise --max-positions"
+                f"`seq_length` {self.config.seq_length} is beyond the model's {config.max_positions} positions; "
+                f"lower `seq_length` or raise `max_positions`"
             )
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         return dataclasses.replace(config, vocab_size=vocab_size)

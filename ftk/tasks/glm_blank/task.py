@@ -59,8 +59,8 @@ class GLMBlankTask(Task):
         needed = self.config.seq_length + (self.config.sentinel_tokens and not self.config.block_positions)
         if needed > config.max_positions:
             raise UserError(
-                f"--seq-length {self.config.seq_length} is beyond the model's {config.max_positions} positions; "
-                f"lower --seq-length or raise --max-positions"
+                f"`seq_length` {self.config.seq_length} is beyond the model's {config.max_positions} positions; "
+                f"lower `seq_length` or raise `max_positions`"
             )
         return dataclasses.replace(config, vocab_size=vocab_size, block_positions=self.config.block_positions)
 

@@ -1,4 +1,4 @@
-"""`--log-file`: the lines of the log and every record, as text, in a file; and what was said before it was open."""
+"""`log_file`: the lines of the log and every record, as text, in a file; and what was said before it was open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LogFile:
         UserError: the file cannot be written.
     """
 
-    def __init__(self, path: str | None, total_updates: int | None, flag: str = "--log-file") -> None:
+    def __init__(self, path: str | None, total_updates: int | None, flag: str = "`log_file`") -> None:
         self.total_updates = total_updates
         self._handler: _Appending | None = None
         if path is None:

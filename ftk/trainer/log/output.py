@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class RunOutput:
     """Where a run's log lines and records go; entered, log files are open.
 
-    The main process writes for all. With `--log-all-ranks DIR` each process, the main one too, keeps its own log lines
+    The main process writes for all. With `log_all_ranks` DIR each process, the main one too, keeps its own log lines
     in `DIR/rank_N.log`.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a run tells about itself while it goes on: `--report`, the page of ftk-report in the run's folder."""
+"""What a run tells about itself while it goes on: `report`, the page of ftk-report in the run's folder."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class WandbSink:
             self._run = wandb.init(**options)
         except Exception as error:  # no key, no network: wandb's errors have no common class in all its versions
             cause = " ".join(str(error).split())
-            raise UserError(f"--wandb-project {project}: {cause}; WANDB_MODE=offline needs no account") from error
+            raise UserError(f"`wandb_project` {project}: {cause}; WANDB_MODE=offline needs no account") from error
         write_whole(known, json.dumps({"project": project, "id": self._run.id}) + "\n")
         self._run.define_metric("num_updates")
         self._run.define_metric("*", step_metric="num_updates")
@@ -170,7 +170,7 @@ def _tensorboard() -> Any:
         return importlib.import_module("torch.utils.tensorboard")
     except ImportError as error:
         raise UserError(
-            "--tensorboard-dir needs the package tensorboard; install it by: pip install 'ftk[tensorboard]'"
+            "`tensorboard_dir` needs the package tensorboard; install it by: pip install 'ftk[tensorboard]'"
         ) from error
 
 
@@ -178,7 +178,7 @@ def _wandb() -> Any:
     try:
         return importlib.import_module("wandb")
     except ImportError as error:
-        raise UserError("--wandb-project needs the package wandb; install it by: pip install 'ftk[wandb]'") from error
+        raise UserError("`wandb_project` needs the package wandb; install it by: pip install 'ftk[wandb]'") from error
 
 
 def _read_id(path: Path, project: str) -> str | None:

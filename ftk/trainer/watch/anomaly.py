@@ -1,4 +1,4 @@
-"""`--detect-anomaly`: which module first made something that is not finite, in the forward or the backward pass."""
+"""`detect_anomaly`: which module first made something that is not finite, in the forward or the backward pass."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class DebugConfig:
     inspect: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "names of parameters and modules that --inspect-interval shows, e.g. 'layers.0.*'; default: all",
+            "help": "names of parameters and modules that `inspect_interval` shows, e.g. 'layers.0.*'; default: all",
             "several": True,
             "metavar": "PATTERN",
         },
@@ -50,7 +50,7 @@ class DebugConfig:
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; it must be 0 or more"
         if self.inspect and not self.inspect_interval:
-            yield "inspect goes with --inspect-interval, which says how often"
+            yield "inspect goes with `inspect_interval`, which says how often"
 
 
 @dataclass(kw_only=True)

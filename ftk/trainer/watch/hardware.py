@@ -55,7 +55,7 @@ def peak_flops(
     """The rate that MFU is a share of.
 
     Args:
-        option: as `--peak-tflops`: a number of TFLOP/s, auto or measure.
+        option: as `peak_tflops`: a number of TFLOP/s, auto or measure.
         device: where the run computes.
         precision: fp32, bf16 or fp16.
         name: of the device; None: torch is asked.
@@ -67,7 +67,7 @@ def peak_flops(
     if option == "measure":
         return measured_flops(device, precision), f"measured for {precision} products on this machine"
     if option != "auto":
-        return float(option) * 1e12, "as given by --peak-tflops"
+        return float(option) * 1e12, "as given by `peak_tflops`"
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device) if name is None else name

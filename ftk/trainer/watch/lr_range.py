@@ -71,7 +71,7 @@ def range_config(config: TrainConfig) -> TrainConfig:
     """The configuration of a run's range test: in a folder of its own, without validation, checkpoints and schedule.
 
     Nothing of it goes to the run's TensorBoard or Weights & Biases, and no moving average is kept. It starts with the
-    weights of --restore-from or --finetune-from, with new ones otherwise.
+    weights of `restore_from` or `finetune_from`, with new ones otherwise.
     """
     checkpoint = config.checkpoint
     return dataclasses.replace(
@@ -121,7 +121,7 @@ def lr_range_test(trainer: Trainer) -> LRRange:
         while len(rates) < num_updates and not diverged:
             if run.train_iterator.batches_left() == 0:
                 split = run.config.dataloader.train_subset
-                raise UserError(f"split {split!r} gives no batch; is --max-tokens too small?")
+                raise UserError(f"split {split!r} gives no batch; is `max_tokens` too small?")
             for micro_batches in in_groups(run.train_iterator.batches(), run.config.training.update_freq):
                 trainer.train_step(micro_batches)
                 loss = trainer.figures.record()["loss"]
@@ -141,7 +141,7 @@ def lr_range_test(trainer: Trainer) -> LRRange:
         run.checkpoints.release()
     if len(losses) < 3:
         raise UserError(
-            f"--lr-range-test: the loss was not finite after {counted(len(losses), 'update')}; lower --lr-range-start"
+            f"`lr_range_test`: the loss was not finite after {counted(len(losses), 'update')}; lower `lr_range_start`"
         )
     return LRRange(rates, losses, diverged)
 
@@ -162,9 +162,9 @@ def describe_range(found: LRRange) -> Iterator[str]:
     if found.diverged:
         yield f"the loss explodes after {found.rates[-1]:.2e}"
     if found.suggestion is None:
-        yield "the loss does not fall: no rate can be suggested; try a larger --lr-range-end or more updates"
+        yield "the loss does not fall: no rate can be suggested; try a larger `lr_range_end` or more updates"
         return
     yield f"lowest loss    at {found.rates[int(np.argmin(smoothed))]:.2e}"
-    yield f"suggestion     --lr {found.suggestion:.1e} (as the peak of a schedule with warm-up)"
+    yield f"suggestion     `lr` {found.suggestion:.1e} (as the peak of a schedule with warm-up)"
     if not found.diverged:
-        yield "the loss has not exploded by the last rate; a larger --lr-range-end shows more"
+        yield "the loss has not exploded by the last rate; a larger `lr_range_end` shows more"

@@ -1,4 +1,4 @@
-"""`--inspect-interval N`: parameters, gradients, changes and activations in numbers, every N updates."""
+"""`inspect_interval` N: parameters, gradients, changes and activations in numbers, every N updates."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Inspection(Hook):
         known = list(dict.fromkeys(name for names in self.world.gather_json([*named, *modules]) for name in names))
         for pattern in patterns:
             if not any(matches(name, pattern) for name in known):
-                raise UserError(f"--inspect {pattern!r}: no such parameter or module; {did_you_mean(pattern, known)}")
+                raise UserError(f"`inspect` {pattern!r}: no such parameter or module; {did_you_mean(pattern, known)}")
 
         def is_chosen(name: str) -> bool:
             return not patterns or any(matches(name, pattern) for pattern in patterns)
@@ -83,7 +83,7 @@ class Inspection(Hook):
         opaque = {inner for module in whole for inner in module.modules()}
         self.modules = {name: module for name, module in modules.items() if is_chosen(name) and module not in opaque}
         if opaque:
-            logger.info("--inspect-interval: what modules return inside of compiled code is not shown")
+            logger.info("`inspect_interval`: what modules return inside of compiled code is not shown")
         self._file: RecordFile | None = None
         self._is_due = False
         self._handles: list[RemovableHandle] = []

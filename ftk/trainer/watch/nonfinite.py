@@ -110,7 +110,7 @@ def _lines(known: Sequence[tuple[_Remembered, bool]], count: int) -> Iterator[st
     were = "was" if count == 1 else "were"
     yield f"{counted(count, 'update')} {were} skipped, loss or gradient was infinite or not a number:"
     if count > len(known):
-        yield f"  {count - len(known)} of them too long ago to know their samples (a smaller --log-interval helps)"
+        yield f"  {count - len(known)} of them too long ago to know their samples (a smaller `log_interval` helps)"
     for update, bad_loss in known[:_UPDATES_SHOWN]:
         what = "loss" if bad_loss else "gradient"
         yield f"  update {update.num_updates}, epoch {update.epoch}: {what}; {name_samples(update.sample_ids)}"

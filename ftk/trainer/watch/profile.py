@@ -1,4 +1,4 @@
-"""`--profile N`: what the time of some updates goes to, by torch.profiler."""
+"""`profile` N: what the time of some updates goes to, by torch.profiler."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Profile(Hook):
 
     def after_train(self, step: StepInfo, summary: Summary) -> None:
         if self._done <= self._start:
-            logger.warning("--profile: nothing was profiled, the run ended before; lower --profile-start")
+            logger.warning("`profile`: nothing was profiled, the run ended before; lower `profile_start`")
         self._finish(step)
 
     def _finish(self, step: StepInfo) -> None:

@@ -23,7 +23,7 @@ class Throughput(Hook):
     up, and memory is that of the one that has most.
 
     Args:
-        peak: as `--peak-tflops`.
+        peak: as `peak_tflops`.
     """
 
     def __init__(self, peak: str = "auto") -> None:

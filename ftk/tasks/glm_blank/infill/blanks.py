@@ -59,16 +59,16 @@ def check_positions(context_length: int, num_blanks: int, max_len: int, max_posi
     if context_length > num_rows:
         raise UserError(
             f"the prompt is {context_length} tokens long, but the model has {num_rows} positions; "
-            "shorten the prompt, or cut it with truncate (--truncate)"
+            "shorten the prompt, or cut it with `truncate`"
         )
     last = max_len + (1 if num_blanks > 1 else 0)  # a full answer is read whole only if another blank follows
     if in_blocks and last >= num_rows:
         raise UserError(
             f"answers of {max_len} tokens need {last + 1} positions within a blank, but the model has "
-            f"{num_rows}; max_len (--max-len) can be at most {max_len - (last + 1 - num_rows)}"
+            f"{num_rows}; `max_len` can be at most {max_len - (last + 1 - num_rows)}"
         )
     if max_len > num_rows:  # no table ends there, but memory would
         raise UserError(
             f"answers of {max_len} tokens are longer than all {num_rows} positions of the model; "
-            f"max_len (--max-len) can be at most {num_rows}"
+            f"`max_len` can be at most {num_rows}"
         )

@@ -97,7 +97,7 @@ class BlankFraming:
             raise UserError(
                 f"the prompt is {length} tokens long; with {num_blanks} answers of up to "
                 f"{options.max_len} tokens written back the model has positions for {longest}; "
-                "shorten it, or cut it with truncate (--truncate)"
+                "shorten it, or cut it with `truncate`"
             )
 
     def longest_context(self, num_blanks: int, written_back: int | None = None) -> int | None:
@@ -117,7 +117,7 @@ class BlankFraming:
         growth = (num_blanks - 1) * (written_back - 1) if written_back is not None and num_blanks else 0
         if growth and num_rows - growth < num_blanks:
             most = 1 + (num_rows - num_blanks) // (num_blanks - 1)
-            lower = f"max_len (--max-len) can be at most {most}, or " if most >= 1 else ""
+            lower = f"`max_len` can be at most {most}, or " if most >= 1 else ""
             raise UserError(
                 f"{num_blanks} answers of up to {written_back} tokens, written back, do not fit the model's "
                 f"{num_rows} positions; {lower}ask for fewer at once"

@@ -65,7 +65,7 @@ def fill_jointly(
     if chosen.draws(len(generator.framing.ends)) == 0:
         raise UserError(
             f"nbest_over is text, but {generator.config.strategy} search has one answer to a text; "
-            "take a beam (--beam 4) or --sampling"
+            "take a beam (`beam` 4) or `sampling`"
         )
     return _draw(generator, requests, progress)
 

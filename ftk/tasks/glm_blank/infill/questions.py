@@ -45,8 +45,8 @@ def question_of(sample: Mapping[str, Any], special: Any) -> Question:
     length = int(sample["context_length"])
     if any(mask in sample["tokens"][:length] for mask, _ in sentinels(special)):
         raise UserError(
-            "samples with numbered masks (--sentinel-tokens) cannot be answered: generation fills blanks "
-            "one after the other, each at its own place; train without --sentinel-tokens for that"
+            "samples with numbered masks (`sentinel_tokens`) cannot be answered: generation fills blanks "
+            "one after the other, each at its own place; train without `sentinel_tokens` for that"
         )
     context = np.asarray(sample["tokens"])[:length].tolist()
     text_positions = np.asarray(sample["position_ids"])[0]

@@ -98,7 +98,7 @@ def _checked(
     if len(prompt.context) > num_rows:
         raise UserError(
             f"the prompt is {len(prompt.context)} tokens long, but the model has {num_rows} positions; "
-            "shorten the prompt, or cut it with truncate (--truncate)"
+            "shorten the prompt, or cut it with `truncate`"
         )
     longest = max((len(_words(framing, one)) for answers in given for one in answers.values()), default=0)
     if framing.in_blocks and longest + 1 >= num_rows:

@@ -165,13 +165,13 @@ def treat_long_documents(documents: Documents, config: BlankInfillingConfig) -> 
     if not long:
         return documents
     what = (
-        f"{long} of {len(fits)} documents have more than the {room} tokens that --seq-length {config.seq_length} holds"
+        f"{long} of {len(fits)} documents have more than the {room} tokens that `seq_length` {config.seq_length} holds"
     )
     if config.long_documents == "cut":
-        logger.info("%s; a sample gets a part of one (--long-documents drop leaves them out)", what)
+        logger.info("%s; a sample gets a part of one (`long_documents` drop leaves them out)", what)
         return documents
     if long == len(fits):
-        raise UserError(f"{what}, and --long-documents drop leaves nothing; raise --seq-length or cut them")
+        raise UserError(f"{what}, and `long_documents` drop leaves nothing; raise `seq_length` or cut them")
     logger.info("%s and are dropped", what)
     return DocumentSubset(documents, np.flatnonzero(fits))
 
@@ -183,15 +183,15 @@ def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> 
     if missing:
         raise UserError(
             f"the tokenizer {tokenizer.name} has no {', '.join(missing)}, which blank infilling needs; "
-            f"preprocess with --special-tokens glm and --block-symbols"
+            f"preprocess with `special_tokens` glm and `block_symbols`"
         )
     if config.needs_decoder_mask and special.dblock is None:
         raise UserError(
-            "--block-mask-prob and --context-mask-ratio need the command token [dBLOCK]; preprocess with --decoder-mask"
+            "`block_mask_prob` and `context_mask_ratio` need the command token [dBLOCK]; preprocess with `decoder_mask`"
         )
     numbered = max_blanks(config) - 1
     if config.sentinel_tokens and len(sentinels(special)) < numbered:
         raise UserError(
-            f"--sentinel-tokens needs {numbered} numbered masks for --seq-length {config.seq_length}; "
+            f"`sentinel_tokens` needs {numbered} numbered masks for `seq_length` {config.seq_length}; "
             f"the tokenizer {tokenizer.name} has {len(sentinels(special))}"
         )

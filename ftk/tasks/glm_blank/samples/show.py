@@ -77,7 +77,7 @@ def samples_to_show(
         whole = [(objective, GLMBlankDataset(documents, tokenizer, only, seed)) for objective, only in _single(config)]
         last = min(index + num_samples, len(whole[0][1]))
         if index >= last:
-            raise UserError(f"--index {index}: there are {last} packed samples, 0 to {last - 1}")
+            raise UserError(f"`index` {index}: there are {last} packed samples, 0 to {last - 1}")
         for number in range(index, last):
             for _, dataset in whole:
                 yield _shown(number, dataset, 1 + draw, number, packed=True)
@@ -100,9 +100,9 @@ def _check_index(documents: Documents, index: int, packed: bool) -> None:
         return
     if not 0 <= index < len(documents):
         there = f"there {'is' if len(documents) == 1 else 'are'} {counted(len(documents), 'document')}"
-        raise UserError(f"--index {index}: {there}, 0 to {len(documents) - 1}")
+        raise UserError(f"`index` {index}: {there}, 0 to {len(documents) - 1}")
     if len(documents[index]) == 0:
-        raise UserError(f"--index {index}: this document is empty")
+        raise UserError(f"`index` {index}: this document is empty")
 
 
 def _shown(index: int, dataset: GLMBlankDataset, epoch: int, number: int, *, packed: bool) -> Shown:
