@@ -18,8 +18,8 @@ OTHERS = ("--help", "--version", "--traceback", "--nproc-per-node", "--no-python
 """Flags of every command, of torchrun and of fairseq."""
 
 
-def messages(tree: ast.AST) -> Iterator[ast.Constant]:
-    """The strings of errors, log lines, help texts and what `validate` yields."""
+def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Errors, log lines, help texts and what `validate` yields, with their lines."""
     for node in ast.walk(tree):
         shown: ast.AST | None = None
         if isinstance(node, ast.Call):
@@ -28,8 +28,14 @@ def messages(tree: ast.AST) -> Iterator[ast.Constant]:
         elif isinstance(node, ast.Yield):
             shown = node.value
         for part in ast.walk(shown) if shown is not None else ():
-            if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                yield part
+            if isinstance(part, (ast.JoinedStr, ast.Constant)):
+                yield part.lineno, text_of(part)
+
+
+def text_of(node: ast.AST) -> str:
+    """A string without what a format puts into it."""
+    constants = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    return "".join(value for value in constants if isinstance(value, str))
 
 
 def test_messages_of_the_library_spell_no_flags():
@@ -38,11 +44,13 @@ def test_messages_of_the_library_spell_no_flags():
         name = path.relative_to(ROOT).as_posix()
         if name.startswith(ABOUT_FLAGS):
             continue
-        for part in messages(ast.parse(path.read_text(encoding="utf-8"))):
-            found = [flag for flag in FLAG.findall(part.value) if flag not in OTHERS]
+        lines: dict[int, str] = {}  # the whole of a formatted text comes before its parts
+        for line, text in messages(ast.parse(path.read_text(encoding="utf-8"))):
+            text = lines.setdefault(line, text)
+            found = [flag for flag in FLAG.findall(text) if flag not in OTHERS]
             # A flag's own definition, and a command line to type.
-            if found and not FLAG.fullmatch(part.value) and not re.search(r"\bftk-[a-z]+|torchrun ", part.value):
-                spelled.append(f"{name}:{part.lineno}: {', '.join(found)}")
+            if found and not FLAG.fullmatch(text) and not re.search(r"\bftk-[a-z]+|torchrun ", text):
+                spelled.append(f"{name}:{line}: {', '.join(found)}")
     assert not spelled, "write the field in backticks, commands show it as their flag"
 
 
