@@ -27,8 +27,11 @@ def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
             shown = node if name in ("UserError", "warning", "info", "field", "option") else None
         elif isinstance(node, ast.Yield):
             shown = node.value
-        for part in ast.walk(shown) if shown is not None else ():
-            if isinstance(part, (ast.JoinedStr, ast.Constant)):
+        parts = list(ast.walk(shown)) if shown is not None else []
+        whole = [part for part in parts if isinstance(part, ast.JoinedStr)]
+        pieces = {id(piece) for part in whole for piece in part.values}
+        for part in parts:
+            if isinstance(part, (ast.JoinedStr, ast.Constant)) and id(part) not in pieces:
                 yield part.lineno, text_of(part)
 
 
@@ -44,9 +47,7 @@ def test_messages_of_the_library_spell_no_flags():
         name = path.relative_to(ROOT).as_posix()
         if name.startswith(ABOUT_FLAGS):
             continue
-        lines: dict[int, str] = {}  # the whole of a formatted text comes before its parts
         for line, text in messages(ast.parse(path.read_text(encoding="utf-8"))):
-            text = lines.setdefault(line, text)
             found = [flag for flag in FLAG.findall(text) if flag not in OTHERS]
             # A flag's own definition, and a command line to type.
             if found and not FLAG.fullmatch(text) and not re.search(r"\bftk-[a-z]+|torchrun ", text):
