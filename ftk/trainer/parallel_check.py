@@ -121,7 +121,7 @@ def _given_for_shares(parallel: ParallelConfig) -> Iterator[str]:
     usual = ParallelConfig()
     for name in ("zero_stage", "gather_dtype", "reduce_dtype", "prefetch_blocks"):
         if (value := getattr(parallel, name)) != getattr(usual, name):
-            yield f"--{name.replace('_', '-')} {value}"
+            yield f"`{name}` {value}"
 
 
 def _check_that_all_train(config: TrainConfig, model: nn.Module, layout: PipelineLayout) -> None:

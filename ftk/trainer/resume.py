@@ -148,11 +148,11 @@ def _refusal(folder: Path, refused: Sequence[Change], others: Sequence[Change]) 
         lines.append("these, given as well, could be taken:")
         lines += [f"  {change}" for change in others]
     lines.append(
-        f"give the old values (they are in {folder / 'config.yaml'}), the flags named above, or another `save_dir`, "
+        f"give the old values (they are in {folder / 'config.yaml'}), the options named above, or another `save_dir`, "
         f"with `finetune_from` {folder} for its weights"
     )
     return "\n".join(lines)
 
 
 def _flag(kind: str) -> str:
-    return f"--reset-{kind.replace('_', '-')}"
+    return f"`reset_{kind}`"

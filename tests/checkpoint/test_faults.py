@@ -337,7 +337,7 @@ def test_saving_over_a_checkpoint_replaces_it_and_over_anything_else_is_refused(
     folder = small(tmp_path / "checkpoint_1", 1)
     small(folder, 2)
     assert read_trainer_state(folder) == {"value": 2}
-    with pytest.raises(UserError, match="exists; replace it with --overwrite"):
+    with pytest.raises(UserError, match="exists; replace it with `overwrite`"):
         save_checkpoint(folder, model={}, trainer_state={}, config={}, overwrite=False)
     (folder / "manifest.json").unlink()
     assert verify(small(folder, 3)) == []  # the remains of one, as a run meets them that goes on from the one before

@@ -211,7 +211,7 @@ OPTIONS: list[tuple[str, str | None]] = [
     ("--batch-size 0", "--batch-size: batch_size is 0; it must be at least 1"),
     ("--constraints fox --forbid-words fox", "must come, but 'fox' in it is forbidden"),
     ("--constraints fox --stop o", "constraints 'fox' holds 'o', at which an answer stops"),
-    ("--constraints lettersofoldfriends --max-len 3", "tokens, but an answer has room for 3; raise max_len"),
+    ("--constraints lettersofoldfriends --max-len 3", "tokens, but an answer has room for 3; raise --max-len"),
     ("--prefix letters --constraints friends --max-len 8", "it and the constraints need"),
     ("--min-lens 2 --max-lens 1", "min_lens 2 is above max_lens 1"),
     ("--beam 1000000000", "--beam: beam is 1000000000; it must be at most 10000"),

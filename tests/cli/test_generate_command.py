@@ -233,7 +233,7 @@ def test_prompts_from_a_file_keep_their_own_text(ask, place):
         (["data-bin", "--path", "run", "--scoring", "bleu"], "scoring is 'bleu'; there are: exact_match"),
         (["--path", "run", "--input", "text", "--scoring", "token_f1"], "needs reference answers"),
         (["data-bin", "--path", "run", "--top-k", "5"], "sampling is off"),
-        (["data-bin", "--path", "run", "--max-len", "500"], "max_len (--max-len) can be at most 12"),
+        (["data-bin", "--path", "run", "--max-len", "500"], "--max-len can be at most 12"),
         (["data-bin", "--path", "run", "--bean", "5"], "did you mean --beam"),
         (["data-bin"], "--path"),
     ],
@@ -267,7 +267,7 @@ def test_answers_longer_than_the_positions_are_refused_before_weights_are_read(a
     code, out, err = ask(main, *paths, *source, "--max-len", "5000", stdin=b"the [MASK]\n")
     assert (code, out, len(err)) == (2, [], 1)
     assert "answers of 5000 tokens need 5001 positions within a blank, but the model has 129" in err[0]
-    assert err[0].endswith("max_len (--max-len) can be at most 128")
+    assert err[0].endswith("--max-len can be at most 128")
 
 
 def test_a_checkpoint_without_a_tokenizer_is_named(ask, place):

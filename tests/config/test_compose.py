@@ -328,7 +328,7 @@ def test_a_files_own_plugin_is_imported_only_when_it_is_given(tmp_path, recipe):
     plugin, file = tmp_path / f"stranger_{len(recipe)}.py", tmp_path / "stranger.yaml"
     plugin.write_text(STRANGER.format(marker=str(marker)))
     file.write_text(f"{recipe}common: {{user_dir: {plugin}}}\npart: {{_name: nobody_knows}}\n")
-    how = f"names the plugin '{plugin}', which is not imported by itself.*give --user-dir PATH to import it"
+    how = f"names the plugin '{plugin}', which is not imported by itself.*give `user_dir` PATH to import it"
     for argv in ([], ["--dry-run"], ["--part", "ball"], ["--help"]):
         with pytest.raises(UserError, match=how):
             compose(CommonRoot, "prog", "A test.", ["--config", str(file), *argv])

@@ -195,11 +195,11 @@ def test_a_frozen_output_layer_gets_no_gradient() -> None:
 def test_a_second_backward_is_refused_in_words() -> None:
     hidden, weight, targets = inputs(5)
     total = chunked_loss(hidden, weight, targets).total
-    with pytest.raises(RuntimeError, match="no second derivative; use --loss-form plain"):
+    with pytest.raises(RuntimeError, match="no second derivative; use `loss_form` plain"):
         torch.autograd.grad(total, hidden, create_graph=True)
     total = chunked_loss(hidden, weight, targets).total
     total.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="goes backward only once; use --loss-form plain"):
+    with pytest.raises(RuntimeError, match="goes backward only once; use `loss_form` plain"):
         total.backward()
 
 
@@ -269,7 +269,7 @@ def test_a_model_without_a_head_keeps_the_plain_form() -> None:
     assert torch.equal(auto.loss, plain.loss)
     with pytest.raises(
         UserError,
-        match=r"--loss-form chunked needs a model whose output layer is one matrix, .*; use --loss-form plain",
+        match=r"`loss_form` chunked needs a model whose output layer is one matrix, .*; use `loss_form` plain",
     ):
         CrossEntropy(CrossEntropyConfig(loss_form="chunked"))(model, batch)
 
@@ -292,7 +292,7 @@ def test_auto_takes_chunks_for_many_logits(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_linear_names_the_torch_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions", raising=False)
-    with pytest.raises(UserError, match=r"--loss-form linear needs torch 2.13 or newer"):
+    with pytest.raises(UserError, match=r"`loss_form` linear needs torch 2.13 or newer"):
         linear_loss(*inputs(3))
 
 

@@ -178,7 +178,7 @@ def test_names_of_many_corpora_are_longer_than_that_of_a_file():
 
 
 def test_as_many_weights_as_corpora():
-    with pytest.raises(UserError, match="--data-weights 1,2,3 are 3 weights, 1-train,2-train names 2 corpora"):
+    with pytest.raises(UserError, match="`data_weights` 1,2,3 are 3 weights, 1-train,2-train names 2 corpora"):
         compose("1-train,2-train", data_weights=[1, 2, 3])
 
 
@@ -282,7 +282,7 @@ def test_long_documents_are_cut_or_dropped_and_counted(caplog):
     options = {"seq_length": 16, "sample_one_document": True}
     dropped = GLMBlankDataset(documents, NumberTokenizer(), BlankInfillingConfig(**options, long_documents="drop"), 1)
     assert dropped.packer.total_tokens == 25
-    assert "2 of 5 documents have more than the 14 tokens that --seq-length 16 holds and are dropped" in caplog.text
+    assert "2 of 5 documents have more than the 14 tokens that `seq_length` 16 holds and are dropped" in caplog.text
     cut = GLMBlankDataset(documents, NumberTokenizer(), BlankInfillingConfig(**options), 1)
     assert cut.packer.total_tokens == 80
     assert "a sample gets a part of one" in caplog.text

@@ -196,7 +196,7 @@ def test_other_data_is_named_by_its_first_bytes(tmp_path, start, message):
 def test_a_byte_that_is_not_text_is_placed(tmp_path, content, place, message, separator):
     found = refusal(write(tmp_path, content), separator=separator)
     assert found.startswith(f":{place}{message}")
-    assert "--on-error skip" in found
+    assert "`on_error` skip" in found
 
 
 def test_the_byte_is_placed_behind_carriage_returns_too(tmp_path):

@@ -381,7 +381,7 @@ def test_no_process_ever_holds_the_whole_model(further):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"zero_stage": 2}, "zero_stage 2 shards over processes; give --data-parallel-shard-size too"),
+        ({"zero_stage": 2}, "zero_stage 2 shards over processes; give `data_parallel_shard_size` too"),
         ({"zero_stage": 4}, "it must be 1, 2 or 3"),
         ({"prefetch_blocks": -1}, "prefetch_blocks is -1"),
         ({"gradient_compression": "bf16", **SHARES}, "whole copies of the model alone"),

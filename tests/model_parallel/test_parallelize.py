@@ -539,7 +539,7 @@ def test_offloading_on_one_process_is_said_to_be_left_out(caplog):
     model = Network()
     spread = parallelize_training(model, World.single(), ParallelConfig(cpu_offload=True), EngineConfig())
     assert spread == (model, ())
-    assert "--cpu-offload needs more than one process" in caplog.text
+    assert "`cpu_offload` needs more than one process" in caplog.text
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
 
 

@@ -228,7 +228,7 @@ def changed(**entries: Any) -> Plan:
             changed(final_norm=None),
             2,
             True,
-            "final_norm has parameters of its own and no style; with --sequence-parallel",
+            "final_norm has parameters of its own and no style; with `sequence_parallel`",
         ),
         (changed(final_norm="sequence"), 2, True, "nothing gathers the sequence; give the last norm gather_output"),
         (

@@ -129,7 +129,7 @@ def test_the_warm_up_is_linear_and_the_floor_holds(name):
     "name", ["linear", "cosine", "polynomial", "exponential", "tri_stage", "one_cycle", "warmup_stable_decay"]
 )
 def test_a_decay_without_a_length_is_refused(name):
-    with pytest.raises(UserError, match="--max-update"):
+    with pytest.raises(UserError, match="`max_update`"):
         build(name, {}, 1.0, None)
 
 

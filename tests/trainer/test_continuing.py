@@ -109,18 +109,18 @@ def test_an_option_that_an_older_ftk_did_not_know_had_its_default():
         ({"common__seed": 6}, "common.seed 5 -> 6", "another model or run"),
         ({"criterion__label_smoothing": 0.1}, "criterion.label_smoothing 0.0 -> 0.1", "another model or run"),
         ({"model__dropout": 0.3}, "model.dropout 0.1 -> 0.3", "another model or run"),
-        ({"optimizer__": "sgd"}, "optimizer._name adamw -> sgd", "--reset-optimizer lets its state begin anew"),
-        ({"optimizer__weight_decay": 0.5}, "optimizer.weight_decay 0.1 -> 0.5", "--reset-optimizer"),
-        ({"optimizer__lr": 0.5}, "optimizer.lr 0.01 -> 0.5", "--reset-lr-scheduler"),
-        ({"lr_scheduler__": "cosine"}, "lr_scheduler._name linear -> cosine", "--reset-lr-scheduler"),
-        ({"lr_scheduler__warmup_updates": 1}, "lr_scheduler.warmup_updates 3 -> 1", "--reset-lr-scheduler"),
-        ({"dataloader__batch_size": 2}, "dataloader.batch_size 4 -> 2", "--reset-dataloader"),
-        ({"dataloader__max_tokens": 9}, "dataloader.max_tokens none -> 9", "--reset-dataloader"),
-        ({"training__update_freq": 2}, "training.update_freq 1 -> 2", "--reset-dataloader"),
-        ({"task__seq_length": 64}, "task.seq_length 512 -> 64", "--reset-dataloader"),
-        ({"dataset__data": "elsewhere"}, "dataset.data nowhere -> elsewhere", "--reset-dataloader"),
-        ({"checkpoint__best_metric": "ppl"}, "checkpoint.best_metric loss -> ppl", "--reset-meters"),
-        ({"dataloader__valid_subset": None}, "dataloader.valid_subset valid -> none", "--reset-meters"),
+        ({"optimizer__": "sgd"}, "optimizer._name adamw -> sgd", "`reset_optimizer` lets its state begin anew"),
+        ({"optimizer__weight_decay": 0.5}, "optimizer.weight_decay 0.1 -> 0.5", "`reset_optimizer`"),
+        ({"optimizer__lr": 0.5}, "optimizer.lr 0.01 -> 0.5", "`reset_lr_scheduler`"),
+        ({"lr_scheduler__": "cosine"}, "lr_scheduler._name linear -> cosine", "`reset_lr_scheduler`"),
+        ({"lr_scheduler__warmup_updates": 1}, "lr_scheduler.warmup_updates 3 -> 1", "`reset_lr_scheduler`"),
+        ({"dataloader__batch_size": 2}, "dataloader.batch_size 4 -> 2", "`reset_dataloader`"),
+        ({"dataloader__max_tokens": 9}, "dataloader.max_tokens none -> 9", "`reset_dataloader`"),
+        ({"training__update_freq": 2}, "training.update_freq 1 -> 2", "`reset_dataloader`"),
+        ({"task__seq_length": 64}, "task.seq_length 512 -> 64", "`reset_dataloader`"),
+        ({"dataset__data": "elsewhere"}, "dataset.data nowhere -> elsewhere", "`reset_dataloader`"),
+        ({"checkpoint__best_metric": "ppl"}, "checkpoint.best_metric loss -> ppl", "`reset_meters`"),
+        ({"dataloader__valid_subset": None}, "dataloader.valid_subset valid -> none", "`reset_meters`"),
     ],
 )
 def test_a_change_that_would_change_the_results_is_refused_with_its_way_out(tmp_path, options, line, way):
@@ -130,7 +130,7 @@ def test_a_change_that_would_change_the_results_is_refused_with_its_way_out(tmp_
     [said] = [one for one in text.splitlines() if line in one]
     assert way in said
     assert "these, given as well, could be taken:\n  training.max_update 4 -> 6\n" in text
-    assert f"--finetune-from {tmp_path / 'run' / 'checkpoint_4'}" in text
+    assert f"`finetune_from` {tmp_path / 'run' / 'checkpoint_4'}" in text
     assert (tmp_path / "run" / "config.yaml").read_text() == config_before
 
 
@@ -179,7 +179,7 @@ def test_a_longer_run_says_what_becomes_of_its_schedule(tmp_path, caplog):
     toy_trainer(tmp_path, training__max_update=5, **options).train()
     longer = toy_trainer(tmp_path, training__max_update=10, **options)
     assert "now at update 10 and not 5: the learning rate after update 5 is" in caplog.text
-    assert "it was to be 0 (--decay-updates 5 --reset-lr-scheduler keep it)" in caplog.text
+    assert "it was to be 0 (`decay_updates` 5 `reset_lr_scheduler` keep it)" in caplog.text
     longer.run.checkpoints.release()
     caplog.clear()
     kept = toy_trainer(tmp_path, training__max_update=5, **options)
@@ -361,7 +361,7 @@ def test_names_that_differ_are_named_and_left_out_by_pattern(tmp_path):
     text = str(caught.value)
     assert "the model has, and it has not: head.weight, head.bias" in text
     assert "it has, and the model has not: output.bias, output.weight" in text
-    assert "--finetune-skip" in text
+    assert "`finetune_skip`" in text
     with pytest.raises(UserError, match=r"no name is like wrong\.\*"):
         transfer_weights(folder, target, skip=["head.*", "output.*", "wrong.*"])
     assert all(torch.equal(before[name], tensor) for name, tensor in target.state_dict().items())
@@ -399,7 +399,7 @@ def test_weights_of_another_tokenizer_are_refused_unless_only_rows_were_added(tm
     task = ToyTask(tmp_path)
     task.tokenizer.fingerprint = "another"
     options = {"checkpoint__finetune_from": str(tmp_path / "run"), "save_dir": "new", "task": task}
-    with pytest.raises(UserError, match="--finetune-vocabulary common"):
+    with pytest.raises(UserError, match="`finetune_vocabulary` common"):
         toy_trainer(tmp_path, **options)
     trainer = toy_trainer(tmp_path, **options, checkpoint__finetune_vocabulary="common")
     assert "has another tokenizer" in caplog.text
@@ -412,8 +412,8 @@ def test_weights_of_another_tokenizer_are_refused_unless_only_rows_were_added(tm
     ("options", "message"),
     [
         ({"finetune_from": "a", "restore_from": "b"}, "weights alone or with a whole state"),
-        ({"finetune_skip": "head.*"}, "go with --finetune-from"),
-        ({"finetune_vocabulary": "common"}, "go with --finetune-from"),
+        ({"finetune_skip": "head.*"}, "go with `finetune_from`"),
+        ({"finetune_vocabulary": "common"}, "go with `finetune_from`"),
         ({"finetune_from": "a", "finetune_vocabulary": "all"}, "must be one of equal, common"),
     ],
 )
@@ -453,8 +453,8 @@ def test_the_batch_of_an_update_is_that_of_all_processes(tmp_path):
     assert agree(1, 1, freq) == set()
     assert agree(4, 2, 2 * freq) == set()
     with pytest.raises(
-        UserError, match=rf"{2 * freq} -> {freq}; --update-freq {2 * freq} keeps them .*--reset-dataloader"
+        UserError, match=rf"{2 * freq} -> {freq}; `update_freq` {2 * freq} keeps them .*`reset_dataloader`"
     ):
         agree(2, 1, freq)
-    with pytest.raises(UserError, match=rf"{freq} -> {4 * freq} .*--reset-dataloader"):
+    with pytest.raises(UserError, match=rf"{freq} -> {4 * freq} .*`reset_dataloader`"):
         agree(1, 4, freq)

@@ -67,7 +67,7 @@ def test_the_peak_is_that_of_the_precision(precision, tf32, rate):
 
 
 def test_a_given_peak_wins_and_a_cpu_has_none():
-    assert peak_flops("1.5", CPU, "fp32") == (1.5e12, "as given by --peak-tflops")
+    assert peak_flops("1.5", CPU, "fp32") == (1.5e12, "as given by `peak_tflops`")
     assert peak_flops("auto", CPU, "fp32") is None
 
 

@@ -85,7 +85,7 @@ def test_another_metric_can_rank_and_be_maximised(tmp_path):
 
 
 def test_an_unknown_metric_is_refused_with_the_known_ones_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match=r"--best-metric bleu is none .*: loss, ppl, accuracy"):
+    with pytest.raises(UserError, match=r"`best_metric` bleu is none .*: loss, ppl, accuracy"):
         toy_trainer(tmp_path, criterion=Scripted([1.0]), checkpoint__best_metric="bleu", **EACH)
     assert not (tmp_path / "run").exists()
 
@@ -98,7 +98,7 @@ def test_a_metric_that_a_hook_may_add_is_wondered_at_and_refused_at_the_first_va
     task = WithHooks(tmp_path, Bleu())
     trainer = toy_trainer(tmp_path, task=task, checkpoint__best_metric="bleu", **EACH)
     assert "if no hook adds it, the run ends at its first validation" in caplog.text
-    with pytest.raises(UserError, match=r"--best-metric bleu is none .*, blue"):
+    with pytest.raises(UserError, match=r"`best_metric` bleu is none .*, blue"):
         trainer.train()
 
 
@@ -216,7 +216,7 @@ def test_a_batch_larger_than_the_training_set_is_said(tmp_path, caplog):
     caplog.set_level("INFO")
     toy_trainer(tmp_path, dataloader__batch_size=1000, training__max_update=1, training__update_freq=2).train()
     size = len(ToyTask(tmp_path).load_split("train"))
-    said = f"an update is to have 2000 samples (--batch-size 1000 in 2 batches), and there are {size} to train on: "
+    said = f"an update is to have 2000 samples (`batch_size` 1000 in 2 batches), and there are {size} to train on: "
     assert f"{said}an epoch is one update of {size} samples" in caplog.text
     assert "1 update an epoch, up to 1 update;" in caplog.text
     assert "stopped: max_update 1 is reached (1 update, epoch 1" in caplog.text
@@ -233,7 +233,7 @@ def test_the_log_file_has_the_log_and_the_figures(tmp_path, caplog):
     text = path.read_text()
     for part in ("| train | update 2/4 |", "| valid | update 4/4 |", "continuing after 4 updates", "next: ftk-"):
         assert part in text
-    with pytest.raises(UserError, match=r"--log-file .*: cannot be written"):
+    with pytest.raises(UserError, match=r"`log_file` .*: cannot be written"):
         toy_trainer(tmp_path, logging__log_file=str(tmp_path))
 
 
@@ -254,14 +254,14 @@ def test_every_valid_subset_is_validated_and_the_first_one_ranks(tmp_path):
 
 def test_a_file_in_the_place_of_the_run_folder_is_named(tmp_path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(UserError, match=r"--save-dir .*run: a file is in the way"):
+    with pytest.raises(UserError, match=r"`save_dir` .*run: a file is in the way"):
         toy_trainer(tmp_path)
 
 
 def test_a_data_folder_is_no_run_folder(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "preprocess.json").write_text("{}")
-    with pytest.raises(UserError, match=r"--save-dir .*run: it holds data"):
+    with pytest.raises(UserError, match=r"`save_dir` .*run: it holds data"):
         toy_trainer(tmp_path)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["preprocess.json"]
 
@@ -273,7 +273,7 @@ def test_a_run_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("ftk.trainer.run_folder.open_lock", refuse)
-    with pytest.raises(UserError, match=r"--save-dir .*run/\.lock: no permission to write there"):
+    with pytest.raises(UserError, match=r"`save_dir` .*run/\.lock: no permission to write there"):
         toy_trainer(tmp_path)
 
 

@@ -487,7 +487,7 @@ def test_what_is_not_finite_is_never_saved_and_ends_the_run(tmp_path, name, find
 def test_a_run_without_checkpoints_ends_as_badly(tmp_path):
     criterion = Spoiling(lambda trainer: trainer.run.model.norm.weight, float("nan"))
     criterion.trainer = toy_trainer(tmp_path, criterion=criterion, checkpoint__save=False)
-    with pytest.raises(NotFinite, match="model norm.weight; it is not saved, and begin again with a lower --lr"):
+    with pytest.raises(NotFinite, match="model norm.weight; it is not saved, and begin again with a lower `lr`"):
         criterion.trainer.train()
 
 

@@ -103,7 +103,7 @@ def test_constraints_go_to_the_blanks_that_are_named():
         ({"constraints": ["abcde", "fghij"]}, "'abcde', 'fghij' need 10 tokens"),
         (
             {"constraints": ["abcd"], "max_lens": [8, 3]},
-            "constraints 'abcd' need 4 tokens, but answer 2 has room for 3; raise max_len (--max-len) or max_lens",
+            "constraints 'abcd' need 4 tokens, but answer 2 has room for 3; raise `max_len` or max_lens",
         ),
         ({"prefix": ["abcdefghi"]}, "prefix 'abcdefghi': it needs 9 tokens, but an answer has room for 8"),
         ({"prefix": ["abcde"], "constraints": ["fghi"]}, "prefix 'abcde': it and the constraints need 9 tokens"),
@@ -127,7 +127,7 @@ def test_overlapping_constraints_fit_where_one_behind_the_other_would_not():
     chain(constraints=["abcdef", "defghh"[:5]])
 
 
-LIMIT = "has room for 8; raise max_len"
+LIMIT = "has room for 8; raise `max_len`"
 
 
 @pytest.mark.parametrize(

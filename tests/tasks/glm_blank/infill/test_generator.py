@@ -182,9 +182,9 @@ def test_a_prompt_as_long_as_the_positions_is_answered_and_a_longer_one_refused(
 def test_answers_beyond_the_block_positions_are_refused(model):
     assert BlankGenerator(model, SPECIAL, max_len=64).fill_ids([[7, 3]])[0]
     assert BlankGenerator(model, SPECIAL, max_len=63, min_len=63).fill_ids([[7, 3, 4]])[0]
-    with pytest.raises(UserError, match=r"max_len \(--max-len\) can be at most 64"):
+    with pytest.raises(UserError, match=r"`max_len` can be at most 64"):
         BlankGenerator(model, SPECIAL, max_len=70).fill_ids([[7, 3]])
-    with pytest.raises(UserError, match=r"max_len \(--max-len\) can be at most 63"):
+    with pytest.raises(UserError, match=r"`max_len` can be at most 63"):
         BlankGenerator(model, SPECIAL, max_len=64).fill_ids([[7, 3, 4]])
 
 

@@ -30,7 +30,7 @@ def test_a_misspelt_blank_is_named_with_its_place_and_the_right_spelling(word, m
     shown, _, remedy = str(caught.value).partition(" is no blank; ")
     assert remedy == (
         f"write {meant} (this tokenizer has [MASK], [sMASK], [gMASK]), "
-        "or have it read as text with misspelt_blanks (--misspelt-blanks text)"
+        "or have it read as text with `misspelt_blanks` text"
     )
     whole, begin = text.format(word), int(shown.split()[-1]) - 1
     assert text.index("{}") <= begin < text.index("{}") + len(word)

@@ -170,7 +170,7 @@ def test_mistakes_are_said_before_the_first_part(model):
     generator = BlankGenerator(model, SPECIAL, max_len=4)
     with pytest.raises(UserError, match="3 seeds for 1 contexts"):
         generator.stream_ids([[7, 3]], seeds=[1, 2, 3])
-    with pytest.raises(UserError, match=r"shorten the prompt, or cut it with truncate \(--truncate\)"):
+    with pytest.raises(UserError, match=r"shorten the prompt, or cut it with `truncate`"):
         generator.stream_ids([[7] * 70 + [3]])
 
 
