@@ -1,4 +1,4 @@
-"""ftk: a registry-based sequence-modeling toolkit; its first task is GLM, autoregressive blank infilling.
+"""ftk: a registry-based sequence-modeling toolkit.
 
 Importing this package imports nothing heavy. What stands in `__all__` is loaded when it is first used.
 """

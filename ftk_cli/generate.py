@@ -69,9 +69,7 @@ class GenerateConfig:
             "metavar": "PATH",
         }
     )
-    gen_subset: str | None = field(
-        default=None, metadata={"help": "split of DATA to answer; valid if not given"}
-    )
+    gen_subset: str | None = field(default=None, metadata={"help": "split of DATA to answer; valid if not given"})
     input: str | None = field(
         default=None, metadata={"help": "text file with one prompt per line, - for standard input", "metavar": "FILE"}
     )

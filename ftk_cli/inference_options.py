@@ -151,9 +151,7 @@ def open_generator(
     if device.num_threads is not None:
         torch.set_num_threads(device.num_threads)
     dtype = torch.bfloat16 if device.precision == "bf16" else None
-    options = {
-        one.name: getattr(config, one.name) for config in (generation, processors) for one in fields(config)
-    }
+    options = {one.name: getattr(config, one.name) for config in (generation, processors) for one in fields(config)}
     options["lm_path"] = checkpoints.language_model
     return load_generator(
         checkpoints.model, str(resolve_device(device.device)), ema=device.ema, dtype=dtype, world=world, **options

@@ -63,7 +63,7 @@ def body(argv: list[str]) -> int:
 
 
 def _with_path(argv: list[str]) -> list[str]:
-    """The arguments with an empty --tokenizer-path where a model is to be trained and none is given."""
+    """The arguments with an empty --tokenizer-path, where none is given and a model will be trained."""
     given = {flag: value for flag, value in zip(argv, (*argv, "")[1:], strict=True) if "=" not in flag}
     given |= dict(argument.split("=", 1) for argument in argv if "=" in argument)
     if given.get("--tokenizer", "sentencepiece") != "sentencepiece" or "--tokenizer-path" in given:

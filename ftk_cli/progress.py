@@ -1,4 +1,4 @@
-"""What commands that answer many prompts tell meanwhile: a bar, rates, and lines that keep out of the bar's way."""
+"""The progress of commands that answer many prompts: a bar, rates, and lines that do not break the bar."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ftk_cli.results import ResultsFile
 
 
-_WIDTH = 80  # columns of a bar on a terminal that does not know its own
+_WIDTH = 80  # columns of a bar on a terminal that reports no width
 
 BATCHES_AT_ONCE = 8
 """Prompts of so many batches are sorted by length together, and held in memory. At the end of each block rows stand
@@ -68,7 +68,7 @@ def progress_bar(total: int | None, done: int, unit: str = "prompt") -> Any:
 
 
 def _has_a_width(stream: TextIO) -> bool:
-    """Whether a terminal knows how wide it is; one that says 0 would be shown a bar of no characters."""
+    """Whether a terminal reports its width; with a width of 0 the bar would be empty."""
     try:
         return os.get_terminal_size(stream.fileno()).columns > 0
     except (OSError, ValueError):
@@ -87,7 +87,7 @@ def tell(text: str, end: str = "\n") -> None:
     """Prints to stdout at once.
 
     Raises:
-        BrokenPipeError: nobody reads it any more.
+        BrokenPipeError: the reader has closed the pipe.
         OSError: it cannot be written; names stdout.
     """
     if sys.stdout is None and text:
@@ -113,7 +113,7 @@ def _print(lines: Iterable[str], stream: TextIO | None) -> None:
 
 
 def say(prog: str, message: str) -> None:
-    """A line on stderr, behind what was printed before; of several processes the first one says it."""
+    """Print a line on stderr, after the output so far; only rank 0 prints it."""
     if ranks.rank() != 0:
         return
     tell("", end="")

@@ -109,7 +109,7 @@ class Lines(Source):
             self.stream = sys.stdin.buffer
         else:
             try:
-                self.stream = open(self.path, "rb")  # `close` closes it
+                self.stream = open(self.path, "rb")  # noqa: SIM115  (`close` closes it)
             except OSError as error:
                 raise UserError(f"--input {self.path}: {error.strerror}; give a text file or -") from None
         super().__init__(prompt_lines(self.stream, self.name), options.max_samples)

@@ -67,7 +67,9 @@ class Given:
         if old.likeliest is not None:
             self._add(*old.likeliest)
 
-    def add(self, index: int, prompt: Any, candidates: Sequence[Sequence[Any]], tokenizer: Any) -> tuple[list[str], int]:
+    def add(
+        self, index: int, prompt: Any, candidates: Sequence[Sequence[Any]], tokenizer: Any
+    ) -> tuple[list[str], int]:
         """A prompt with the answers of each candidate: its lines, and how many tokens were scored."""
         totals = [sum(answer.logprob for answer in answers) for answers in candidates]
         best = max(range(len(totals)), key=totals.__getitem__)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ftk.trainer.runner import Runner
 
 DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
-perplexity, and the same for each objective. Several processes (torchrun) share the batches, and the model if it is
+perplexity, and the same for each objective. The ranks of a run (torchrun) share the batches, and the model if it is
 given sizes.
 Examples: ftk-validate data-bin --path run;
 torchrun --nproc-per-node 4 --no-python ftk-validate data-bin --path run --tensor-parallel-size 2"""

@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def drawn(cases: list[Case], count: int, chance: random.Random) -> list[Case]:
-    """So many cases of each room, or all that it has."""
+    """The first cases of each room, or all."""
     rooms: dict[str, list[Case]] = {}
     for case in cases:
         rooms.setdefault(case.name.split("/")[0], []).append(case)

@@ -73,7 +73,7 @@ def lose_and_return(data: Path, run: Path, play: Play) -> dict[str, Any]:
 
     Args:
         data: folder written by ftk-preprocess.
-        run: its --save-dir; logs of the agents are put beside it.
+        run: its --save-dir; logs of the agents are written next to it.
         play: what is played.
     """
     with machines(data, run, play) as start:
@@ -115,7 +115,7 @@ class Start:
         self.command = [*torchrun, *train, *play.flags]
 
     def __call__(self, name: str) -> subprocess.Popen[bytes]:
-        """A machine's torchrun, with one process; what it says goes into a file of that name beside the run."""
+        """A machine's torchrun, with one process; its output goes into a file of that name next to the run."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         # Else an agent that has stayed tells its address in the first round alone, and one that is new in a later round
         # waits for it in vain (torch 2.13, DynamicRendezvousHandler.next_rendezvous).

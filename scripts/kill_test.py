@@ -1,5 +1,5 @@
 """Kills a training run with SIGKILL at many random moments, restarts it each time, and compares its end with that of
-a run that nobody disturbed: parameters, optimizer, moving average, state and figures must be equal bit for bit.
+an undisturbed run: parameters, optimizer, moving average, state and figures must be equal bit for bit.
 
     python scripts/kill_test.py DATA --kills 40 [--updates 160] [--seed 1] [--fresh] [--num-workers 1]
 
@@ -122,7 +122,7 @@ def start(options: argparse.Namespace, run: Path, log: Path) -> int:
 
 
 def wait_for_moment(process: int, run: Path, moment: str, moments: random.Random) -> bool:
-    """Sleeps until the process is to be killed; False if it has ended before."""
+    """Sleeps until the process must be killed; False if it has ended before."""
     before = newest(run)
     deadline = time.monotonic() + ATTEMPT_SECONDS
     if moment == "at the start":

@@ -1,5 +1,5 @@
 """Trains the same few updates in every arrangement of up to four processes, through the command line, and compares the
-records with those of one process; then lets runs that stopped in one arrangement go on in another.
+records with those of one process; then continues runs that stopped in one arrangement in another.
 
     python scripts/parallel_matrix.py DATA [--updates 10] [--only T2 P2 ...] [--json FILE]
 
@@ -41,7 +41,7 @@ class Case:
 
     Attributes:
         name: such as "T2xS2".
-        options: beside those of the arrangement, for this run and the one process that it is compared with.
+        options: in addition to those of the arrangement, for this run and the one process that it is compared with.
         parallel: options for this run alone.
         limit: relative, for every figure of every update.
     """
@@ -94,7 +94,7 @@ CASES = [
     *(Case(name, ("--precision", "bf16"), limit=BF16, note="bf16") for name in ("T2", "S2", "P2", "R2", "T2xS2")),
 ]
 CHAIN = ["T2", "one", "S4", "T2xP2", "R2", "P4", "T2xS2", "S2xR2", "P2", "one"]
-"""A run stops after some updates in each, and goes on in the next."""
+"""A run stops after some updates in each, and continues in the next."""
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Runs:
         """The records of a run, also of what it did before if it continues.
 
         Raises:
-            RuntimeError: it failed; with the end of what it said.
+            RuntimeError: it failed; with the end of its output.
         """
         command = [sys.executable, "-m", "ftk_cli.train"]
         if case.processes > 1:
@@ -180,8 +180,8 @@ def row(runs: Runs, case: Case, number: int) -> dict[str, Any]:
         records = runs.train(case, runs.updates, f"run{number}")
         found = differences(records, runs.reference(case.options))
     except (RuntimeError, subprocess.TimeoutExpired) as error:
-        return said(case, {"failed": str(error)}, began)
-    return said(case, found, began)
+        return report(case, {"failed": str(error)}, began)
+    return report(case, found, began)
 
 
 def chain(runs: Runs) -> list[dict[str, Any]]:
@@ -189,7 +189,7 @@ def chain(runs: Runs) -> list[dict[str, Any]]:
     rows = []
     whole = runs.train(Case(""), 2 * len(CHAIN), "chain-one")
     for place, name in enumerate(CHAIN):
-        case = Case("" if name == "one" else name, note=f"goes on after {2 * place} updates")
+        case = Case("" if name == "one" else name, note=f"continues after {2 * place} updates")
         began = time.perf_counter()
         try:
             records = runs.train(case, 2 * (place + 1), "chain")
@@ -197,9 +197,9 @@ def chain(runs: Runs) -> list[dict[str, Any]]:
             trained = [[r for r in side if r["event"] == "train"] for side in (records, whole[: len(whole)])]
             found = differences(trained[0], trained[1][: len(trained[0])])
         except (RuntimeError, subprocess.TimeoutExpired) as error:
-            rows.append(said(case, {"failed": str(error)}, began))
+            rows.append(report(case, {"failed": str(error)}, began))
             break
-        rows.append(said(case, found, began))
+        rows.append(report(case, found, began))
     return rows
 
 
@@ -217,7 +217,7 @@ def differences(records: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> 
     return found
 
 
-def said(case: Case, found: dict[str, Any], began: float) -> dict[str, Any]:
+def report(case: Case, found: dict[str, Any], began: float) -> dict[str, Any]:
     """A row of the table, printed."""
     worst = max((value for value in found.values() if isinstance(value, float)), default=float("inf"))
     ok = "failed" not in found and worst <= case.limit

@@ -76,13 +76,13 @@ def convert_from(
 
     model = {"_name": contents.model} | ({"arch": contents.arch} if contents.arch is not None else {})
     output.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(output.with_name(f"{output.name}.tokenizer")) as beside:
+    with temporary_folder(output.with_name(f"{output.name}.tokenizer")) as extra:
         folders = {}
         if tokenizer is not None:
-            folders[layout.TOKENIZER] = beside / layout.TOKENIZER
+            folders[layout.TOKENIZER] = extra / layout.TOKENIZER
             tokenizer.save(folders[layout.TOKENIZER])
         if contents.source_files:
-            folders[layout.SOURCE] = beside / layout.SOURCE
+            folders[layout.SOURCE] = extra / layout.SOURCE
             folders[layout.SOURCE].mkdir()
             for name, content in contents.source_files.items():
                 (folders[layout.SOURCE] / name).write_bytes(content)
@@ -147,8 +147,9 @@ def _read_checkpoint(folder: Path, ema: bool) -> Contents:
         refuse_non_finite({name: tensor}, folder)
         return tensor
 
-    check_files(folder, prefix=f"{layout.SOURCE}/")
-    source_files = folder / layout.SOURCE
+    for part in (layout.SOURCE, layout.TOKENIZER):
+        check_files(folder, prefix=f"{part}/")
+    source_files, tokenizer = folder / layout.SOURCE, folder / layout.TOKENIZER
     return Contents(
         model=str(model.get("_name")),
         config=build_options("model", config_type, options) if config_type is not None else None,
@@ -159,6 +160,7 @@ def _read_checkpoint(folder: Path, ema: bool) -> Contents:
         place=folder,
         adam=None if ema else read_checkpoint_part(folder),  # its moments are not of the averaged weights
         source_files={path.name: path.read_bytes() for path in sorted(source_files.glob("*"))},
+        tokenizer=tokenizer if tokenizer.is_dir() else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -25,8 +26,10 @@ from ftk.checkpoint.storage import read_index, safetensors_header, tensor_bytes
 from ftk.errors import UserError
 from ftk.files import naming, new_file_for_torch, sync_folder, sync_tree, temporary_folder
 
-INPUTS = ("tokens", "position_ids", "context_length")
 OUTPUT = "logits"
+
+_OF_PACKED_ROWS = ("document_ids",)
+"""Inputs that are left out: in training several texts may share a row, a row of an export is one text."""
 
 _ONNX_MAX_BYTES = 1_900_000_000  # of weights in one file: a protobuf ends at 2 GiB
 _ONNX_PACKAGES = ("onnx", "onnxscript")
@@ -34,20 +37,29 @@ _NOISY = ("torch.onnx", "onnxscript", "onnx_ir", "torch._inductor", "torch._dyna
 
 
 class Step(nn.Module):
-    """What is exported: the whole forward pass, with positional arguments.
+    """What is exported: the whole forward pass, int64 inputs -> [B, T, V], with arguments in the order of `inputs`.
 
     Args:
-        model: a model of ftk's (`ftk.models.base.LanguageModel`).
+        model: a `ftk.models.base.Backbone`, or one that reads tokens alone.
+
+    Attributes:
+        inputs: names and axes, as the model's `INPUTS`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        declared: Mapping[str, str] = getattr(model, "INPUTS", {"tokens": "B T"})
+        self.inputs = {name: axes for name, axes in declared.items() if name not in _OF_PACKED_ROWS}
 
-    def forward(self, tokens: Tensor, position_ids: Tensor, context_length: Tensor) -> Tensor:
-        """tokens [B, T], position_ids [B, 2, T], context_length [B], all int64 -> logits [B, T, V]"""
-        logits: Tensor = self.model(tokens, position_ids=position_ids, context_length=context_length)
-        return logits
+        def forward(*given: Tensor) -> Tensor:
+            logits: Tensor = model(**dict(zip(self.inputs, given, strict=True)))
+            return logits
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        # An exported program names its arguments by the signature of what was exported.
+        forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in self.inputs])  # type: ignore[attr-defined]
+        self.forward = forward
 
 
 def write_safetensors(
@@ -138,8 +150,9 @@ def export_onnx(model: nn.Module, output: str | Path, *, overwrite: bool = False
     size = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
     external = size > _ONNX_MAX_BYTES
     with _new_file(output, overwrite, ".onnx") as temporary, _quiet():
+        names = list(program.graph_signature.user_inputs)
         written = torch.onnx.export(
-            program, dynamo=True, input_names=list(INPUTS), output_names=[OUTPUT], verbose=False, optimize=True
+            program, dynamo=True, input_names=names, output_names=[OUTPUT], verbose=False, optimize=True
         )
         assert written is not None
         written.save(str(temporary), external_data=external)
@@ -150,18 +163,17 @@ def _program(model: nn.Module) -> torch.export.ExportedProgram:
     config = getattr(model, "config", None)
     if dataclasses.is_dataclass(config) and not isinstance(config, type) and hasattr(config, "attention"):
         model.config = dataclasses.replace(config, attention="sdpa")  # type: ignore[assignment,type-var]
-    num_batch, num_tokens = 2, 8
-    example = (
-        torch.zeros(num_batch, num_tokens, dtype=torch.int64),
-        torch.zeros(num_batch, 2, num_tokens, dtype=torch.int64),
-        torch.ones(num_batch, dtype=torch.int64),
-    )
-    batch = torch.export.Dim("batch", min=1)
+    step = Step(model).eval()
     # Not bounded by max_positions: a context may have so many tokens, and answers, whose places repeat, come behind it.
-    length = torch.export.Dim("length", min=1)
-    shapes = ({0: batch, 1: length}, {0: batch, 2: length}, {0: batch})
+    sizes = {"B": (2, torch.export.Dim("batch", min=1)), "T": (8, torch.export.Dim("length", min=1))}
+    example, shapes = [], []
+    for axes in map(str.split, step.inputs.values()):
+        example.append(
+            torch.zeros([sizes[axis][0] if axis in sizes else int(axis) for axis in axes], dtype=torch.int64)
+        )
+        shapes.append({place: sizes[axis][1] for place, axis in enumerate(axes) if axis in sizes})
     with torch.no_grad(), _quiet():
-        return torch.export.export(Step(model).eval(), example, dynamic_shapes=shapes)
+        return torch.export.export(step, tuple(example), dynamic_shapes=tuple(shapes))
 
 
 def _write_safetensors(

@@ -25,6 +25,7 @@ from ftk.files import naming, parse_json, read_bytes, read_json
 from ftk.models.conversion import Contents, Converter, LazyTensors, renamed
 from ftk.models.torch_file import read_tensor_file
 from ftk.registry import HF_MODELS, register_converter
+from ftk.tokenizers import load_tokenizer
 
 CONFIG = "config.json"
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -102,7 +103,12 @@ class HuggingFace:
         else:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
-            kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | dtype))
+            tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
+            files_of_tokenizer = tokenizer.files if tokenizer else ()
+            kept = {file.path.name: file.path.read_bytes() for file in files_of_tokenizer} | kept
+            end = tokenizer.special.eos if tokenizer else None
+            ends = {"bos_token_id": end, "eos_token_id": end}  # theirs where none is given are of another vocabulary
+            kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | ends | dtype))
             files, index = self._shards(theirs.described)
             kept |= index
         prefixed = any(name.startswith(converter.prefix) for each in files.values() for name in each["names"])

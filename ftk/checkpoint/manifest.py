@@ -107,17 +107,17 @@ class Abandoned(Exception):
     """The writing thread was asked to stop."""
 
 
-def stop_writing_when(told: Callable[[], bool]) -> None:
-    """Have `write_file` in this thread raise `Abandoned` once `told()` is true."""
-    _this_thread.told = told
+def stop_writing_when(stopped: Callable[[], bool]) -> None:
+    """Make `write_file` in this thread raise `Abandoned` once `stopped()` is true."""
+    _this_thread.stopped = stopped
 
 
 _this_thread = threading.local()
 
 
 def _stop_if_told() -> None:
-    told = getattr(_this_thread, "told", None)
-    if told is not None and told():
+    stopped = getattr(_this_thread, "stopped", None)
+    if stopped is not None and stopped():
         raise Abandoned
 
 

@@ -253,7 +253,7 @@ def open_safetensors(path: Path) -> Iterator[Any]:
 
 
 def _as_boxes(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as DCP is to see it: of fused layers a process has several boxes of what the model calls its whole."""
+    """A tensor as DCP sees it: of fused layers one process has several boxes of the whole parameter."""
     if fused_of(tensor) is None or not isinstance(tensor, DTensor):
         return tensor
     part, pieces = tensor.to_local().detach(), own_pieces(tensor)

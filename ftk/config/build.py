@@ -22,8 +22,8 @@ def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None) -> 
     Args:
         root: root dataclass (see `ftk.config.root`).
         tree: section key -> values; what is absent takes its default, or its architecture's value.
-        in_file: keys of the options whose values come from a YAML file: what is wrong with them is said by their keys,
-            with others by their flags. None: there is no command line, all are said by their keys.
+        in_file: keys of the options whose values come from a YAML file: mistakes in them are reported by their keys,
+            mistakes in others by their flags. None: there is no command line, all are reported by their keys.
 
     Raises:
         UserError: unknown sections, options or names, values of a wrong type or out of range, options that

@@ -41,7 +41,7 @@ class Change:
 def find_changes(before: Tree, config: Any) -> list[Change]:
     """The options that changed, in the order of the configuration.
 
-    An option that the older tree does not know (it was written by an older ftk) had its default; one that is gone
+    An option that is missing in the older tree (written by an older ftk) had its default; one that was removed
     is left out.
 
     Args:

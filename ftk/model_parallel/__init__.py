@@ -1,1 +1,1 @@
-"""How one model runs on many devices: the only room that knows process groups."""
+"""How one model runs on many devices: the only room with process groups."""

@@ -24,7 +24,7 @@ _KEPT = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_attention_math",
 )
-"""Operators whose results selective checkpointing keeps: dear to compute, and their results are small beside that."""
+"""Operators whose results selective checkpointing keeps: expensive to compute, with small results."""
 
 _KEPT_MESSAGES = ("all_reduce", "reduce_scatter_tensor")
 """Of tensor parallel layers: sums are not sent twice. A gathered sequence is, as in Korthikanti et al. 2022: the part
@@ -41,7 +41,7 @@ def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
         model: with a list of blocks (`ftk.model_parallel.blocks`), its tensor parallel plan already put on.
         mode: "none"; "full": a block keeps its input alone; "selective": and the results of matrix products and
             attention, so that only cheap operators are computed again.
-        every: of so many blocks one, the first included.
+        every: checkpoint every N-th block, the first included.
 
     Raises:
         UserError: the model has no list of blocks.
@@ -97,7 +97,7 @@ def _contexts_with_lengths(
 class _WithLengths(AbstractContextManager[None]):
     """What is computed again finds the lengths of sequences that there are now: another forward pass may have been.
 
-    It is entered again for each backward pass through the block.
+    It is entered for each backward pass through the block.
     """
 
     def __init__(self, inner: AbstractContextManager[Any], regions: list[Any]) -> None:

@@ -21,7 +21,7 @@ def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if container is None:
         return []
     parts = list(_parts(name, container))
-    if isinstance(container, nn.ModuleDict) and all(_has_list(part) for _, part in parts):  # towers beside each other
+    if isinstance(container, nn.ModuleDict) and all(_has_list(part) for _, part in parts):  # parallel towers
         parts = [(f"{path}.{inner}", block) for path, part in parts for inner, block in blocks_of(part)]
     once: dict[nn.Module, str] = {}
     for path, part in parts:
@@ -75,7 +75,7 @@ def _largest(named: list[tuple[str, nn.Module]]) -> tuple[str, nn.Module | None]
 
 
 def _parts(name: str, container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """What is called one after the other: no list, which nobody can call, and nothing without parameters."""
+    """The modules called one after the other: no lists, which cannot be called, and nothing without parameters."""
     for place, part in container.named_children():  # a stage has not all of them
         path = f"{name}.{place}" if name else place
         if _only_holds(part):

@@ -1,4 +1,4 @@
-"""Data parallel: processes take batches of their own and sum the gradients; copies of the model, or shares of it."""
+"""Data parallel: each process takes batches of its own, gradients are summed; copies of the model, or shards."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _sum_as(dtype: torch.dtype | None) -> Any:
     """A hook of DDP that sums gradients instead of averaging them; dtype: in which they are sent, None: their own."""
 
     # Torch's own bf16 hook averages, and DDP refuses it on gloo, which can sum bf16. DDP checks annotations, and takes
-    # no strings for them: so there are none.
+    # no strings for them; so this hook has no annotations.
     def hook(group, bucket):  # type: ignore[no-untyped-def]
         work = dist.all_reduce(bucket.buffer().to(dtype or bucket.buffer().dtype), group=group, async_op=True)
         return work.get_future().then(lambda future: bucket.buffer().copy_(future.value()[0]))
@@ -83,7 +83,7 @@ def require_gradients(model: nn.Module) -> None:
 
 
 def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
-    """Share out a module's parameters over processes, in place; see `shard_fully`.
+    """Shard a module's parameters over processes, in place; see `shard_fully`.
 
     Args:
         module: as it is called in the step; on the meta device, or with equal values on all processes.
@@ -125,7 +125,7 @@ def only_dense_gradients(module: nn.Module) -> None:
 
 def _cast_inputs_of_norms(block: nn.Module) -> None:
     """On a GPU autocast has norms computed in float32, whatever they are given; on a CPU it leaves them alone, where
-    the kernels take no float32 beside weights in bf16."""
+    the kernels take no float32 with weights in bf16."""
     for norm in block.modules():
         if isinstance(norm, nn.LayerNorm | nn.GroupNorm) and norm.weight is not None:
             norm.register_forward_pre_hook(_to_weight_dtype)

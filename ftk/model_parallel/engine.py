@@ -23,7 +23,7 @@ def prepare_process(config: EngineConfig) -> None:
     if config.deterministic:
         # cuBLAS gives the same bits only with a workspace of its own for each stream.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if config.activation_checkpointing == "full":  # whoever asks for it is short of memory
+    if config.activation_checkpointing == "full":  # it is used where memory is short
         return_freed_memory()
     else:
         keep_freed_memory()

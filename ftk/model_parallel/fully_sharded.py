@@ -1,4 +1,4 @@
-"""FSDP2: parameters, gradients and optimizer state shared out over processes, whole only where they are needed."""
+"""FSDP2: parameters, gradients and optimizer state sharded over processes, whole only where they are needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shard_fully(
     under_autocast: bool = False,
     is_step: bool = False,
 ) -> None:
-    """Share out a module's parameters over processes, in place: they become DTensors, cut along their first dimension.
+    """Shard a module's parameters over processes, in place: they become DTensors, cut along their first dimension.
 
     A block's parameters are gathered before it is computed; what is in no block is gathered around the module's own
     forward pass and its backward. Gradients are summed, not averaged. What an update of m micro-batches sends, as
@@ -48,7 +48,7 @@ def shard_fully(
         blocks: its parts that are gathered one after the other, in the order in which they are computed.
         mesh: of one dimension, over which is sharded; or of two, the first of which holds copies (HSDP).
         zero_stage: 1, 2 or 3, see above.
-        prefetch_blocks: of so many blocks to come parameters are gathered ahead.
+        prefetch_blocks: the number of blocks whose parameters are gathered ahead.
         cpu_offload: shares live on the host, where the optimizer computes.
         gather_dtype: in which parameters are gathered and computed with; None: their own.
         reduce_dtype: in which gradients are summed; None: that of the gathered parameters.
@@ -69,7 +69,7 @@ def shard_fully(
         root_policy = dataclasses.replace(root_policy, param_dtype=None)
     options: dict[str, Any] = {
         "mesh": mesh,
-        # Memory is pinned for a device; without one there is nothing to pin it for, and torch refuses.
+        # Memory is pinned for a device; without one torch refuses to pin it.
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if cpu_offload else OffloadPolicy(),
     }
     for block in blocks:
@@ -83,7 +83,7 @@ def shard_fully(
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
         if mesh.device_type == "cpu":
-            # Without streams only a collective that is not waited for runs beside the computation.
+            # Without streams only an asynchronous collective overlaps with the computation.
             part._set_unshard_async_op(True)
     if prefetch_blocks:
         _prefetch(module, blocks, prefetch_blocks)
@@ -110,7 +110,7 @@ def accumulate(module: FSDPModule, last: bool) -> None:
 
 
 def check_dimensions(module: nn.Module) -> None:
-    """Refuse parameters that cannot be shared out.
+    """Refuse parameters that cannot be sharded.
 
     Raises:
         UserError: one is a single number without a dimension to be cut along.

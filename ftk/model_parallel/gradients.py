@@ -61,8 +61,8 @@ class GlobalGradients:
     """The gradients of a model as one vector, wherever its parts lie.
 
     A parameter that is sharded over some dimensions of the mesh is counted once in the sum over them; what is equal
-    on several processes is counted on each of them alone and not summed. Stages of a pipeline hold different
-    parameters. One small sum over each dimension that has more than one process is all that is told.
+    on more than one process is counted on each of them alone and not summed. Stages of a pipeline hold different
+    parameters. The only message is one small sum over each dimension that has more than one process.
 
     Args:
         model: the inner one.

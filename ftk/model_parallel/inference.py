@@ -40,7 +40,7 @@ def distribute_for_inference(
     from ftk.model_parallel.tensor_parallel.plan import plan_of
 
     assert world.mesh is not None
-    assert world.sizes.shard == 1, "parameters are shared out in training only"
+    assert world.sizes.shard == 1, "parameters are sharded in training only"
     with torch.device("meta"):
         model = build()
     own, part, stages = model, None, world.sizes.pipeline

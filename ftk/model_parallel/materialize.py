@@ -22,7 +22,7 @@ def materialize(
     """Give a module on the meta device memory for what is this process's of it, and the initial values.
 
     As a value is a function of name and shape, it is the same however the model is spread. One whole parameter at a
-    time exists, on the CPU, beside this process's share of the model.
+    time exists, on the CPU, in addition to this process's share of the model.
 
     Args:
         module: sharded, or not, in its final form; all of it on the meta device.
@@ -56,7 +56,7 @@ def fill_unsaved(model: nn.Module) -> None:
         model: with memory, which has `initial_value(name, shape, seed)` if it has such buffers.
 
     Raises:
-        UserError: it has not, so that nobody knows what is to be in them.
+        UserError: it has not, so that their values are unknown.
     """
     buffers = dict(named_tensors(model))
     for name in sorted(non_persistent_buffers(model)):
@@ -65,7 +65,7 @@ def fill_unsaved(model: nn.Module) -> None:
         initial_value: Any = getattr(model, "initial_value", None)
         if initial_value is None:
             raise UserError(
-                f"{type(model).__name__}: the buffer {name} is in no checkpoint, and several processes build the model "
+                f"{type(model).__name__}: the buffer {name} is in no checkpoint, and all processes build the model "
                 f"without values; register it with persistent=True, or give the model initial_value(name, shape, seed)"
             )
         copy_whole_into(buffers[name], initial_value(name, tuple(buffers[name].shape), seed=0))

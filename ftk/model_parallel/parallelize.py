@@ -1,4 +1,4 @@
-"""A model spread over processes, from outside: one order for all that is done to it."""
+"""Parallelises a model from outside: one order for all steps."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def parallelize(
     gather_dtype: str = "auto",
     initial_value: Callable[[str, Sequence[int]], Tensor] | None = None,
 ) -> nn.Module:
-    """Spread any model over processes, in place: its code, and the names of its parameters, stay as they are.
+    """Parallelise any model, in place: its code, and the names of its parameters, stay as they are.
 
-    Without a plan its list of blocks is found, the blocks are checkpointed, and their parameters shared out by FSDP2;
-    a model without one is shared out as a whole. With a plan layers are cut by tensor parallel; over further dimensions
-    of the mesh parameters are shared out too. Parameters become DTensors. Backward passes sum gradients over the
+    Without a plan its list of blocks is found, the blocks are checkpointed, and their parameters sharded by FSDP2;
+    a model without one is sharded as a whole. With a plan layers are cut by tensor parallel; over further dimensions
+    of the mesh parameters are sharded too. Parameters become DTensors. Backward passes sum gradients over the
     processes of data parallel, as over one large batch: divide the loss by the size of the whole batch.
 
     Several backward passes before the optimizer's step add up. With `zero_stage` 1, and with copies, gradients need be
@@ -64,14 +64,14 @@ def parallelize(
         mesh: of one dimension, or with those of the names "replicate", "shard" and "tensor" that are wanted, in this
             order.
         plan: for tensor parallel, patterns of module names with their styles (`ftk.model_parallel.tensor_parallel`).
-        sequence_parallel: between the layers that the plan cuts, sequences are shared out. Then
-            `ftk.model_parallel.tensor_parallel.apply.sum_sequence_gradients(model)` is to be called once per update,
+        sequence_parallel: between the layers that the plan cuts, sequences are sharded. Then
+            `ftk.model_parallel.tensor_parallel.apply.sum_sequence_gradients(model)` must be called once per update,
             after its last backward pass: the gradients of what works on parts of a sequence are partial until then.
         activation_checkpointing: what blocks keep for the backward pass: "full": their input; "selective": and results
             of matrix products; "none": all; "auto": as "full" where there are blocks. A model that caches keys and
             values must not do so in training.
         compile: "none", "block" or "model".
-        zero_stage: what is shared out: 1: optimizer state, 2: and gradients, 3: and parameters.
+        zero_stage: what is sharded: 1: optimizer state, 2: and gradients, 3: and parameters.
         cpu_offload: parameters and what the optimizer keeps stay on the host.
         gather_dtype: in which shared-out parameters are gathered and computed with: "auto": their own type; "fp32" or
             "bf16". Gradients are summed in float32.
@@ -98,7 +98,7 @@ def parallelize(
     changed = [f.name for f in dataclasses.fields(ParallelConfig) if sharing.get(f.name, f.default) != f.default]
     if changed and data_mesh is None and not {"replicate", "shard"} & set(mesh.mesh_dim_names or ()):
         raise UserError(
-            f"{changed[0]}={sharing[changed[0]]!r} is for parameters that are shared out, and this mesh is all for "
+            f"{changed[0]}={sharing[changed[0]]!r} is for parameters that are sharded, and this mesh is all for "
             f'tensor parallel; leave it out, or give the mesh a dimension "shard", too'
         )
     if activation_checkpointing == "auto":
@@ -132,7 +132,7 @@ def parallelize(
 
 
 class Spread(NamedTuple):
-    """What there is to call of a model that is spread over processes.
+    """The functions of a parallelised model that a training loop calls.
 
     Attributes:
         module: what is called in the step: the one that was given, or where there are copies, DDP around it.
@@ -160,17 +160,17 @@ def parallelize_training(
     seed: int | None = None,
     fill: bool = True,
 ) -> Spread:
-    """Make of a model on one process this process's part of it, ready to be trained.
+    """Turn a model into this process's part of it, ready for training.
 
     The order: tensor parallel by the plan, activation checkpointing, compilation, data parallel, and, of a model on
-    the meta device, memory and initial values at last. Which parameters are frozen is to be settled before; the
-    optimizer is to be built after, from the parameters of the inner model (`StepModule.model`), whose names stay.
+    the meta device, memory and initial values at last. Freeze parameters before this call, and build the
+    optimizer after it, from the parameters of the inner model (`StepModule.model`), whose names stay.
 
     Args:
-        module: a `StepModule`, or the stage of a pipeline. Of several processes that shard it, best on the meta
+        module: a `StepModule`, or the stage of a pipeline. With more than one process best on the meta
             device; otherwise with values that are equal on all.
         world: of this process.
-        parallel: how parameters are shared out.
+        parallel: how parameters are sharded.
         engine: activation checkpointing and compilation.
         precision: of the run.
         plan: of tensor parallel, for worlds that have it; `model.tensor_parallel_plan` if not given.
@@ -197,7 +197,7 @@ def parallelize_training(
         assert world.mesh is not None
         data_mesh = world.mesh["replicate", "shard"] if world.sizes.replicate > 1 else world.mesh["shard"]
     elif parallel.cpu_offload:
-        logger.warning("--cpu-offload is for several processes (torchrun); this one keeps all on %s", world.device)
+        logger.warning("--cpu-offload needs more than one process (torchrun); all stays on %s", world.device)
     finishers = _spread(
         module,
         model,
@@ -234,13 +234,13 @@ def _spread(
     fill: bool = True,
     partial: bool = False,
 ) -> tuple[Callable[[], None], ...]:
-    """The one order in which a model is spread, in place: tensor parallel, checkpointing and compilation, shares, and
+    """The one order in which a model is parallelised, in place: tensor parallel, checkpointing, compile, shards, and
     at last memory and values for what has none; what has some goes to the device.
 
     Args:
         module: what is called in the step: the model, or a `StepModule` around it.
         model: whose layers are cut, checkpointed and compiled, and whose parameters have their names.
-        tensor_mesh, data_mesh: over which the plan cuts layers, and over which parameters are shared out; None: none.
+        tensor_mesh, data_mesh: over which the plan cuts layers, and over which parameters are sharded; None: none.
         partial: the model is one stage of that which the plan is for.
 
     Returns:
@@ -276,7 +276,7 @@ def _own_initial_value(model: nn.Module, seed: int | None) -> Callable[[str, Seq
 
 
 def _check_new(model: nn.Module) -> None:
-    """Refuse a model that was spread over processes already, or has such a part."""
+    """Refuse a model that is parallelised already, or has such a part."""
     for name, part in model.named_modules():
         by_plan = any(map(is_distributed, part._parameters.values()))
         if by_plan or hasattr(part, "set_requires_gradient_sync"):  # the latter: FSDP2
@@ -302,7 +302,7 @@ def _check_options(**given: Any) -> None:
 
 
 def _split_mesh(mesh: DeviceMesh, plan: Any) -> tuple[DeviceMesh | None, DeviceMesh | None]:
-    """A user's mesh: what data parallel shares parameters out over, and what tensor parallel cuts them over."""
+    """A user's mesh: the dimensions over which data parallel and tensor parallel shard parameters."""
     from torch.distributed.device_mesh import DeviceMesh  # where it is not needed, it is not loaded
 
     if not isinstance(mesh, DeviceMesh):
@@ -340,7 +340,7 @@ def _with_shards_of_one(mesh: DeviceMesh) -> DeviceMesh:
     from torch.distributed.device_mesh import DeviceMesh
 
     names: tuple[str, ...] = mesh.mesh_dim_names or ()
-    # Groups are made, in which all processes must take part; a slice of a mesh does not know of the others.
+    # Making groups is a collective of all processes, and a slice of a mesh does not contain all of them.
     if mesh.size() != dist.get_world_size():
         raise UserError(
             f"a mesh of {tuple(mesh.shape)} with the names {names} over some of {dist.get_world_size()} processes; "

@@ -98,7 +98,7 @@ def _say(store: dist.Store, rank: int, size: int, seconds: float) -> list[int] |
     Returns:
         The ranks without a report; None: the store does not answer.
     """
-    heard: list[list[int]] = []
+    answers: list[list[int]] = []
 
     def say_and_hear() -> None:
         def silent() -> list[int]:
@@ -108,13 +108,13 @@ def _say(store: dist.Store, rank: int, size: int, seconds: float) -> list[int] |
             store.append("failed", f"{rank} ")  # type: ignore[attr-defined]  # absent from its stubs
             if seconds > 0:
                 _comes(lambda: not silent(), seconds)
-                heard.append(silent())
+                answers.append(silent())
 
     # In a thread of its own: a connection to a lost machine may block for many minutes.
     thread = threading.Thread(target=say_and_hear, daemon=True)
     thread.start()
     thread.join(seconds + 2.0)
-    return heard[0] if heard else None
+    return answers[0] if answers else None
 
 
 def _missing(silent: Iterable[int] | None, timeout_seconds: float) -> str:

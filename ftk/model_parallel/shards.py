@@ -1,4 +1,4 @@
-"""Tensors that may lie on several processes: this one's part of them, and what all parts are together."""
+"""Tensors that may be sharded: this process's part, and the whole of all parts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _dimension(mesh: Any, place: int) -> str:
 
 
 def sum_over_shards(values: Tensor, tensors: Sequence[Any]) -> Tensor:
-    """For each tensor the sum of what the processes know of their parts of it.
+    """For each tensor the sum of the values that the processes computed from their parts of it.
 
     Args:
         values: [N], one of each tensor's local part, such as a sum of squares.

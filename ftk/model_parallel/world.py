@@ -124,7 +124,7 @@ class World:
         rank: 0 to size - 1.
         sizes: of the mesh.
         device: of this process's tensors.
-        mesh: over all processes, with the dimensions `DIMENSIONS`; None for a process alone.
+        mesh: over all processes, with the dimensions `DIMENSIONS`; None for a single process.
         host_group: for collectives on the host; None: the default group.
         timeout_seconds: how long a process waits for others before it fails.
         store: of the rendezvous; None: the process group was made elsewhere, or there is one process.
@@ -140,7 +140,7 @@ class World:
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> World:
-        """The world of a process alone."""
+        """The world of a single process."""
         return cls(0, Sizes(), torch.device(device))
 
     def with_own_host_group(self) -> World:
@@ -152,7 +152,7 @@ class World:
 
     @property
     def own_host_group(self) -> dist.ProcessGroup | None:
-        """The host group that `with_own_host_group` has made; None for a process alone."""
+        """The host group that `with_own_host_group` has made; None for a single process."""
         assert self.mesh is None or self.host_group is not None, "with_own_host_group() makes one"
         return self.host_group
 
@@ -196,7 +196,7 @@ class World:
         return self.is_last_stage and self.tensor_rank == 0
 
     def group(self, dimension: str) -> dist.ProcessGroup | None:
-        """The processes that differ from this one along one dimension alone; None for a process alone."""
+        """The processes that differ from this one along one dimension only; None for a single process."""
         return None if self.mesh is None else self.mesh.get_group(dimension)
 
     # -- collectives on the host: they wait for no device ------------------------------------------------------
@@ -263,7 +263,7 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
 
     Args:
         config: the sizes that were asked for, and how long processes wait for each other.
-        device: as `resolve_device` found it; of several processes each takes the GPU of its local rank.
+        device: as `resolve_device` found it; each rank takes the GPU of its local rank.
         facts: what this process was started with (`options_by_flag`), which must be the same on all.
 
     Raises:

@@ -17,8 +17,8 @@ __all__ = ["build_model", "model_config"]
 def build_model(name: str, **overrides: Any) -> nn.Module:
     """A new model with initial weights drawn from torch's current seed.
 
-        build_model("glm_large", vocab_size=30592)
-        build_model("glm", num_layers=2, hidden_size=64, num_attention_heads=4)
+        build_model("gpt2_medium", vocab_size=50304)
+        build_model("gpt2", num_layers=2, hidden_size=64, num_attention_heads=4)
 
     Args:
         name: an architecture or a model, as registered.

@@ -204,6 +204,7 @@ class Contents:
         adam: the optimizer's state.
         source_files: name -> content of small files (configuration, tokenizer) that lay next to the weights: kept
             with the checkpoint, so that they are written back as they were.
+        tokenizer: folder of the one in an ftk checkpoint.
     """
 
     model: str
@@ -215,6 +216,7 @@ class Contents:
     place: Path | None = None
     adam: AdamState | None = None
     source_files: Mapping[str, bytes] = field(default_factory=dict)
+    tokenizer: Path | None = None
 
 
 class FileFormat(Protocol):

@@ -1,1 +1,4 @@
-"""Building blocks of models, each usable alone; nothing here knows of parallelism, precision or caching."""
+"""Building blocks of models, each usable alone: layers and heads, masks and caches, initial values, rounded weights.
+
+Nothing here knows a model family, a process group or a file.
+"""

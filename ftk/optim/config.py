@@ -23,7 +23,7 @@ class ParametersConfig(Checked):
     )
     decay_embeddings: bool = option(True, "weight decay on embeddings too")
     layer_lr_decay: float = option(
-        1.0, "each block learns by this factor slower than the one above it, embeddings slowest; 1: all alike", "(0, 1]"
+        1.0, "each block learns slower by this factor than the one above, embeddings slowest; 1: all equally", "(0, 1]"
     )
     lr_scales: list[str] = option(
         [],

@@ -13,7 +13,7 @@ from ftk.optim.foreach import unscale
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
-    """One optimizer to whoever schedules, steps, saves and loads; each parameter is updated by its own one.
+    """One optimizer for scheduling, stepping, saving and loading; each parameter is updated by its own member.
 
     `param_groups` are the members' own group dicts one after another, `state` is one mapping that all share, so
     that a rate set here, or a state loaded here, is the member's.
@@ -50,7 +50,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
         return loss
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes back what `load_state_dict` or a copy gives: new groups and a new state, for the members too."""
+        """Restores what `load_state_dict` or a copy gives: new groups and a new state, for the members too."""
         super().__setstate__(state)
         self._share()
 

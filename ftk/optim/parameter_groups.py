@@ -66,7 +66,7 @@ def parameter_groups(
 class ParameterRules:
     """The rules for each trained parameter of a model, by its name.
 
-    Made of the whole model and asked for any part of it: a process may hold some of the parameters only, or others in
+    Made from the whole model and applied to any part of it: a process may hold some of the parameters, or others in
     their place under the same names.
 
     Attributes:

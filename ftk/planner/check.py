@@ -1,4 +1,4 @@
-"""A plan held against PyTorch: a process of a world that does not exist lays out the model, which has no memory."""
+"""Compares a plan with PyTorch: a process of a fake world lays out the model on the meta device."""
 
 from __future__ import annotations
 

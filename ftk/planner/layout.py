@@ -109,7 +109,7 @@ class Layout:
 
 
 class Place(NamedTuple):
-    """A process in the mesh, as far as it matters: data ranks of one shard rank are alike."""
+    """A place in the mesh: data ranks of one shard rank count as one."""
 
     pipeline: int = 0
     tensor: int = 0

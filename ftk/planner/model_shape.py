@@ -68,7 +68,7 @@ def chunk_size(rows: int, ranks: int, rank: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ModelShape:
-    """A transformer with one list of blocks, as GLM is.
+    """A transformer with one list of blocks.
 
     Attributes:
         parameters: in the order of the model.
@@ -118,8 +118,8 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     cut into stages, is planned without.
 
     Args:
-        model: with a list of blocks (`ftk.model_parallel.blocks.blocks_of`).
-        config: its options; those of `WIDTHS` are read, and the rates of dropout.
+        model: a `ftk.models.base.Backbone` with `training_flops`.
+        config: the model's; what `WIDTHS` names is read, and the rates of dropout.
 
     Raises:
         UserError: the model has no list of `num_layers` blocks, or its options no such widths.
@@ -130,7 +130,8 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     if missing or not hasattr(model, "training_flops"):
         wanted = missing[0] if missing else "training_flops"
         raise UserError(
-            f"{type(model).__name__} cannot be planned: it has no {wanted}; GLM's options name what is needed"
+            f"{type(model).__name__} cannot be planned: it has no {wanted}; a plan takes a "
+            f"ftk.models.base.Backbone with training_flops, whose config has {', '.join(WIDTHS)}"
         )
     blocks = {f"{name}.": place for place, (name, _) in enumerate(blocks_of(model))}
     if len(blocks) != config.num_layers:

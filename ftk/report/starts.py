@@ -33,7 +33,7 @@ class Starts:
         """Append a start of this process.
 
         Args:
-            num_updates: where the run stands.
+            num_updates: updates done so far.
         """
         start = {
             "time": _now(),

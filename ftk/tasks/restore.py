@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftk.builtins import DEFAULT_TASK
 from ftk.checkpoint import read_config, resolve_checkpoint
 from ftk.config import Chosen, slot
 from ftk.config.build import as_mapping, build, build_options
@@ -22,7 +23,7 @@ from ftk.tokenizers import load_tokenizer
 class RestoredTask:
     """The section of a checkpoint's config.yaml that names its task; one converted from elsewhere has the default."""
 
-    task: Chosen = slot(TASKS, flag="--task", default="glm_blank")
+    task: Chosen = slot(TASKS, flag="--task", default=DEFAULT_TASK)
 
 
 @dataclass(kw_only=True)

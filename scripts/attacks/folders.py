@@ -1,4 +1,4 @@
-"""Checkpoints and data folders: every file damaged in every way, and values changed with the manifest made anew."""
+"""Checkpoints and data folders: every file damaged in every way, and values changed with a new manifest."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_cases(chance: random.Random) -> None:
 
 
 def renew_manifest(checkpoint: Path) -> None:
-    """As an attacker does who knows the format: sizes and digests fit what is there now."""
+    """As an attacker who knows the format: sizes and digests match the new content."""
     path = checkpoint / "manifest.json"
     manifest = json.loads(path.read_bytes())
     for name, entry in manifest["files"].items():

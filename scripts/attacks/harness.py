@@ -123,7 +123,7 @@ def case(
         says: regular expression that the error output matches.
         check: returns a further fault.
         seconds: after which it counts as hanging.
-        lines: most of a message; several errors of a configuration are said at once.
+        lines: most of a message; all errors of a configuration are reported at once.
     """
 
     def add(make: Callable[[Place], list[str]]) -> None:
@@ -133,7 +133,7 @@ def case(
 
 
 def start(words: list[str], output: Path, prepare: Callable[[], object] = lambda: None) -> int:
-    """Run another command beside the case's own; its process id, of which `os.waitpid` tells the end.
+    """Run another command next to the case's own; returns its process id, for `os.waitpid`.
 
     Args:
         output: what it prints goes there, and its exit code to OUTPUT.code.

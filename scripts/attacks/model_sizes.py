@@ -1,4 +1,4 @@
-"""Checkpoints whose configuration asks for a model that is far larger than the tensors beside it."""
+"""Checkpoints whose configuration asks for a model that is far larger than its stored tensors."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Command = Callable[[Place, "list[str]", "list[str]", bool], "list[str]"]
 def add_options(
     room: str, root: type, command: Command, chance: random.Random, *, values: int, numbers_only: bool = False
 ) -> None:
-    """Add a case for each option of a configuration and some of the nonsense, drawn anew with each seed.
+    """Add a case for each option of a configuration and some of the nonsense, drawn again with each seed.
 
     Args:
         room: what the cases' names begin with.

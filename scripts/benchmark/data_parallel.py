@@ -1,4 +1,4 @@
-"""Data parallel on the cores of this machine: an update by several processes against the same update by one.
+"""Data parallel on the cores of this machine: an update on several processes against the same update on one.
 
     python scripts/benchmark/data_parallel.py --json out.json
     python scripts/benchmark/data_parallel.py --ways "FSDP2 ZeRO-1" --micro-batches 8 --batch-size 4
@@ -53,7 +53,7 @@ ANSWER_SECONDS = 600
 
 @dataclass(frozen=True)
 class Way:
-    """So many processes, with these options of ftk."""
+    """A number of processes, with these options of ftk."""
 
     name: str
     processes: int
@@ -117,7 +117,7 @@ class Updates:
 
 
 def serve(way: Way, options: argparse.Namespace, rank: int, port: int, pipe: Connection) -> None:
-    """What a process does: says its losses, then seconds and processor seconds for each count that it is given."""
+    """One process: sends its losses, then seconds and processor seconds for each count that it receives."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(way.processes))
     torch.set_num_threads(1)
     if way.processes > 1:
@@ -156,7 +156,7 @@ class Runner:
         self.losses: list[float] = self._answers()[0]
 
     def seconds(self, count: int) -> tuple[float, float]:
-        """An update's seconds and processor seconds, of so many, of the slowest process."""
+        """Seconds and processor seconds per update, of the slowest process."""
         for pipe in self.pipes:
             pipe.send(count)
         answers = self._answers()
@@ -206,7 +206,7 @@ def parse() -> argparse.Namespace:
     names = [way.name for way in all_ways(2)[1:]]
     add("--size", choices=SIZES, default="small", help="of the model, as in train_step.py: small is 4 layers of 512")
     add("--processes", type=int, default=2, help="of the ways that have several (default 2)")
-    add("--ways", nargs="+", choices=names, default=names, help="beside one process; default: all")
+    add("--ways", nargs="+", choices=names, default=names, help="in addition to one process; default: all")
     add("--micro-batches", type=int, help="of an update, over all processes; default: one per process")
     add("--batch-size", type=int, help="samples of a micro-batch; default: 4 times train_step.py's (small 16)")
     add("--precision", choices=TOLERANCE, default="fp32")

@@ -9,7 +9,7 @@ fp16/fp16.py), one process. What is kept of the original's way:
 - logits in float32 at every position, [B * T, V], whether there is loss or not;
 - cross entropy from small operators: maximum, subtraction, exponential, sum, gather, logarithm;
 - gradients clipped, and Adam stepped, one parameter after the other, without fused or foreach kernels;
-- in fp16 the whole model in half precision beside float32 master weights, and a loss scale.
+- in fp16 the whole model in half precision with float32 master weights, and a loss scale.
 
 Parameters have the original's names, so that `ftk.models.glm.convert.to_original` fills them. Dropout sits where the
 original has it.

@@ -3,7 +3,7 @@
     python scripts/benchmark/preprocess.py --workers 1 2 --json out.json
     python scripts/benchmark/preprocess.py --quick
 
-The library: so many processes, each with its share of the texts in memory as strings and its tokenizer loaded,
+The library: as many processes, each with its share of the texts in memory as strings and its tokenizer loaded,
 call `SentencePieceProcessor.encode` (one thread) or `Tokenizer.encode_batch_fast(...)` and `.ids` on 128 KiB of
 text at a time (with 1 MiB it is slower); the time is from the moment that all are ready to the moment that the
 last is done. Nothing is read, parsed, filtered, written or checked.

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 import ftk
 from ftk.models import build_model
+from ftk.modules.few_rows import prepare
 from ftk.modules.quantization import Quantization, quantize_model
 from ftk.tasks.glm_blank import BlankGenerator
 
@@ -81,6 +82,8 @@ def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     special = SimpleNamespace(cls=1, eos=2, eop=3, sop=4, mask=5, gmask=None, smask=None, pad=0)
     prompt = [1, *(10 + i % 1000 for i in range(arguments.context - 3)), 5, 2]
     models = {name: variant(original, name) for name in VARIANTS}
+    for model in models.values():
+        prepare(model)
     counts = (2, 2 + arguments.tokens)  # the difference is that of the tokens alone
     best = {name: [math.inf, math.inf] for name in models}
     for _ in range(arguments.rounds):

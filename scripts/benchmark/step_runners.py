@@ -39,7 +39,7 @@ class Runner(Protocol):
     memory_mb: float
 
     def seconds(self, count: int) -> float:
-        """Seconds an update, of so many."""
+        """Seconds per update, over a number of updates."""
 
     def close(self) -> None:
         """Give its memory back."""
@@ -91,7 +91,7 @@ class InItsOwnProcess:
         arguments: of `train_step.py`, which say size, batch and threads.
 
     Raises:
-        RuntimeError: the process failed; what it said last.
+        RuntimeError: the process failed; with its last output.
     """
 
     def __init__(self, way: Way, arguments: Sequence[str]) -> None:
@@ -149,7 +149,7 @@ def serve(way: Way, build: Callable[[], tuple[Any, Batches]], warm_up: Callable[
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process now; where the system does not tell, the most it has had."""
+    """Resident memory of this process now; where the system does not report it, the peak."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     except OSError:

@@ -236,7 +236,7 @@ def make_batches(config: GLMConfig, batch_size: int, num_tokens: int, count: int
 
 
 def cut(sample: dict[str, np.ndarray], num_tokens: int) -> dict[str, np.ndarray]:
-    """The sample with exactly so many places: what is beyond is left out, what is missing is padding."""
+    """The sample cut or padded to an exact length."""
     missing = max(0, num_tokens - len(sample["tokens"]))
     fitted = {}
     for name, array in sample.items():

@@ -115,7 +115,7 @@ def parse() -> argparse.Namespace:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """What a reader must know beside the figures."""
+    """Notes for the reader of the figures."""
     machine: dict[str, Any] = {"host": platform.machine(), "threads": torch.get_num_threads()}
     if device.type == "cuda":
         machine["gpu"] = torch.cuda.get_device_name(device)
@@ -196,10 +196,10 @@ def measure(size: str, batch_size: int, options: argparse.Namespace, device: tor
 
 
 def arguments(size: str, batch_size: int, options: argparse.Namespace) -> list[str]:
-    """What a way's own process is told."""
-    told = {"size": size, "batch-size": batch_size, "dropout": options.dropout, "check-steps": options.check_steps}
-    told |= {"device": "cpu", "threads": torch.get_num_threads()}
-    return [word for name, value in told.items() for word in (f"--{name}", str(value))]
+    """The arguments of a variant's own process."""
+    sent = {"size": size, "batch-size": batch_size, "dropout": options.dropout, "check-steps": options.check_steps}
+    sent |= {"device": "cpu", "threads": torch.get_num_threads()}
+    return [word for name, value in sent.items() for word in (f"--{name}", str(value))]
 
 
 def check_losses(row: dict[str, Any], expected: list[float]) -> None:

@@ -22,6 +22,8 @@ from ftk.models.conversion import LazyTensors, renamed
 from ftk.registry import HF_MODELS
 from ftk_cli.checkpoint import main
 
+from .test_merging import Held
+
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
 
@@ -158,17 +160,33 @@ def test_older_files_load_as_the_newer(theirs, published, ours, tmp_path, family
 
 
 @pytest.mark.parametrize("size", ["5GB", "20KB"])
-def test_a_model_of_ftk_is_one_of_transformers(ours, tmp_path, size) -> None:
-    options = {name: value for name, value in read_config(ours)["model"].items() if name != "_name"}
-    model = build_model(read_config(ours)["model"]["_name"], **options).eval()
-    config = {"model": read_config(ours)["model"]}
-    save_checkpoint(tmp_path / "trained", model=model, trainer_state={}, config=config)
-    folder = convert_back(tmp_path / "trained", tmp_path / "hf", size)
+def test_a_model_of_ftk_is_one_of_transformers(ours, data_bin, tmp_path, size) -> None:
+    tokenizer = ftk.load_tokenizer(data_bin)
+    config = {"model": read_config(ours)["model"] | {"vocab_size": tokenizer.padded_vocab_size()}}
+    options = {name: value for name, value in config["model"].items() if name != "_name"}
+    model = build_model(config["model"]["_name"], **options).eval()
+    trained = tmp_path / "trained"
+    save_checkpoint(trained, model=model, trainer_state={}, config=config, tokenizer_folder=data_bin / "tokenizer")
+    folder = convert_back(trained, tmp_path / "hf", size)
     assert len(list(folder.glob("*.safetensors"))) == (1 if size == "5GB" else 8)
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == tokenizer.special.eos
+    for file in tokenizer.files:
+        assert (folder / file.path.name).read_bytes() == file.path.read_bytes()
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         torch.testing.assert_close(loaded.eval()(tokens()).logits, model(tokens()))
+
+
+def test_tensors_go_over_one_at_a_time(published, tmp_path) -> None:
+    sizes = [tensor.nbytes for tensor in load_file(published / "model.safetensors").values()]
+    for step in (
+        lambda: convert(published, tmp_path / "ours"),
+        lambda: convert_back(tmp_path / "ours", tmp_path / "b"),
+    ):
+        with Held() as held:
+            step()
+        assert max(sizes) <= held.peak <= 4 * max(sizes) < sum(sizes)  # as it is read, turned round, as bytes
 
 
 class Evil:
@@ -212,7 +230,7 @@ def pickled(folder: Path) -> None:
 MISTAKES = [
     (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
     (lambda folder: (folder / "config.json").write_text("[]"), "config.json: is not a mapping"),
-    (edited(model_type="megalodon"), "model_type 'megalodon' is of no family known here"),
+    (edited(model_type="megalodon"), "model_type 'megalodon' is of an unknown family"),
     (edited(tie_word_embeddings=False), "tie_word_embeddings is False; ftk's model has True"),
     (edited(surprise=3), "surprise is not known here (3)"),
     (with_tensors(lambda t: first(t, lambda tensor: None)), " is missing"),

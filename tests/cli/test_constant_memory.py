@@ -51,7 +51,7 @@ class Counting:
         self.prompts.append(weakref.ref(encoded))
         return encoded
 
-    def fill_encoded(self, prompts, progress):
+    def generate_encoded(self, prompts, progress):
         self.most_ahead = max(self.most_ahead, self.pipe.given - self.answered)
         self.answered += len(prompts)
         results = [FillResult(prompt.prompt, "the red fox", []) for prompt in prompts]

@@ -50,13 +50,13 @@ def test_cut_anywhere_the_same_prompts_are_answered_together_and_the_bytes_are_t
     strategy,
 ):
     """A number's last digits may show who stood beside it in the batch: a block of prompts is begun anew as a whole."""
-    blocks, original = [], BlankFiller.fill_encoded
+    blocks, original = [], BlankFiller.generate_encoded
 
     def recorded(self, given, *arguments, **options):
         blocks.append([prompt.prompt for prompt in given])
         return original(self, given, *arguments, **options)
 
-    monkeypatch.setattr(BlankFiller, "fill_encoded", recorded)
+    monkeypatch.setattr(BlankFiller, "generate_encoded", recorded)
     path = tmp_path / "results"
     whole_command = (generate.main, *command, *STRATEGIES[strategy], "--results-path", str(path))
     assert ask(*whole_command)[0] == 1

@@ -84,7 +84,7 @@ def test_an_interruption_leaves_whole_records_and_the_rest_is_answered_once(
     generated(*command)
     whole = (tmp_path / "results").read_bytes()
     (tmp_path / "results").unlink()
-    answered, original = [], BlankFiller.fill_encoded
+    answered, original = [], BlankFiller.generate_encoded
 
     def interrupted(self, prompts, *arguments, **options):
         if answered:
@@ -92,7 +92,7 @@ def test_an_interruption_leaves_whole_records_and_the_rest_is_answered_once(
         answered.extend(prompts)
         return original(self, prompts, *arguments, **options)
 
-    monkeypatch.setattr(BlankFiller, "fill_encoded", interrupted)
+    monkeypatch.setattr(BlankFiller, "generate_encoded", interrupted)
     code, _, err = generated(*command)
     assert (code, err[-1]) == (1, "ftk-generate: interrupted")
     assert err[-2].endswith("results keeps the answers so far; the same command goes on behind them")
@@ -107,7 +107,7 @@ def test_an_interruption_leaves_whole_records_and_the_rest_is_answered_once(
     answered.clear()
     code, _, err = generated(*command, "--overwrite-results")
     assert err[-2].endswith("the same command without --overwrite-results goes on behind them")
-    monkeypatch.setattr(BlankFiller, "fill_encoded", original)
+    monkeypatch.setattr(BlankFiller, "generate_encoded", original)
     _, _, err = generated(*command)
     assert (tmp_path / "results").read_bytes() == whole
     assert f"filled {15 - len(answered)} prompts" in err[-2]

@@ -505,7 +505,7 @@ def test_a_plan_halves_what_it_names(two, name):
         (7, "is parallelized already; give ftk.parallelize the whole model, once"),
         (8, "0 is parallelized already; give ftk.parallelize the whole model, once"),
         (9, "sequence_parallel=True is for layers that a plan cuts"),
-        (10, "zero_stage=1 is for parameters that are shared out, and this mesh is all for tensor parallel"),
+        (10, "zero_stage=1 is for parameters that are sharded, and this mesh is all for tensor parallel"),
         (11, "factor is a parameter without dimensions, of shape []"),
         (12, 'compile goes by blocks; keep its layers in one, or give compile="none"'),
     ],
@@ -539,7 +539,7 @@ def test_offloading_on_one_process_is_said_to_be_left_out(caplog):
     model = Network()
     spread = parallelize_training(model, World.single(), ParallelConfig(cpu_offload=True), EngineConfig())
     assert spread == (model, ())
-    assert "--cpu-offload is for several processes" in caplog.text
+    assert "--cpu-offload needs more than one process" in caplog.text
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
 
 

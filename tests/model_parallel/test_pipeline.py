@@ -151,7 +151,7 @@ def test_only_the_last_stage_reports_a_loss(found):
 
 def test_a_users_error_in_a_stage_stays_one(found):
     assert [rank["refused"] for rank in found] == [
-        "the batch has the inputs pixels, which neither embed nor attend of GLM takes; a pipeline calls only these"
+        "GLM takes no pixels; its inputs are tokens, position_ids, context_length, document_ids"
     ] * 2
 
 

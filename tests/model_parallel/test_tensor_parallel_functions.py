@@ -276,7 +276,7 @@ def test_calls_that_would_be_silently_wrong_are_refused(two: list[dict[str, Any]
         "label_smoothing is 1.5; it must be in [0, 1]",
         "the mask is torch.float32 [2, 5]; it must be torch.bool [2, 5], True where there is loss",
         "the mask is torch.bool [5]; it must be torch.bool [2, 5]",
-        "logits [2, 5, 19] and targets [5] do not go together",
+        "logits [2, 5, 19] and targets [5] do not match",
         "logits are torch.float32 and targets torch.int32",
         "logits are torch.int64 and targets torch.int64",
         "a mesh of (1, 2) with the names None; the vocabulary is shared over one dimension",

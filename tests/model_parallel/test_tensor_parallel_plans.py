@@ -257,28 +257,28 @@ QKV = "layers.*.attention.qkv"
     [
         ("column", "'column' is no mapping from patterns of module names to styles"),
         ([QKV], f"['{QKV}'] is no mapping from patterns of module names to styles"),
-        ({3: "column"}, "3 is to be a pattern of module names, in text"),
-        ({QKV: None}, f"'{QKV}' has None, which is to be the name of a style, or {{\"style\": name, option: value}}"),
-        ({QKV: ["column"]}, f"'{QKV}' has ['column'], which is to be the name of a style"),
+        ({3: "column"}, "3 must be a pattern of module names, a string"),
+        ({QKV: None}, f"'{QKV}' has None, which must be the name of a style, or {{\"style\": name, option: value}}"),
+        ({QKV: ["column"]}, f"'{QKV}' has ['column'], which must be the name of a style"),
         ({QKV: {"style": ["column"]}}, f"'{QKV}' has the style ['column'], which does not exist"),
         ({QKV: {"style": None}}, f"'{QKV}' has the style None, which does not exist"),
         (
             {QKV: {"style": "column", "units": 0}},
-            f"'{QKV}' gives 'column' the option 'units' as 0; it is to be a whole number of 1 or more, or None",
+            f"'{QKV}' gives 'column' the option 'units' as 0; it must be a whole number of 1 or more, or None",
         ),
-        ({QKV: {"style": "column", "units": "4"}}, "the option 'units' as '4'; it is to be a whole number of 1"),
-        ({QKV: {"style": "column", "fused": 0}}, "the option 'fused' as 0; it is to be a whole number of 1 or more"),
-        ({QKV: {"style": "column", "fused": -1}}, "the option 'fused' as -1; it is to be a whole number of 1 or more"),
-        ({QKV: {"style": "column", "fused": True}}, "the option 'fused' as True; it is to be a whole number"),
-        ({QKV: {"style": "column", "gather_output": "no"}}, "'gather_output' as 'no'; it is to be true or false"),
-        ({QKV: {"style": "column", "unit_name": 3}}, "'unit_name' as 3; it is to be text"),
-        ({QKV: {"style": "column", "divide": "out_features"}}, "'divide' as 'out_features'; it is to be a list of"),
-        ({QKV: {"style": "column", "divide": 7}}, "'divide' as 7; it is to be a list of names"),
+        ({QKV: {"style": "column", "units": "4"}}, "the option 'units' as '4'; it must be a whole number of 1"),
+        ({QKV: {"style": "column", "fused": 0}}, "the option 'fused' as 0; it must be a whole number of 1 or more"),
+        ({QKV: {"style": "column", "fused": -1}}, "the option 'fused' as -1; it must be a whole number of 1 or more"),
+        ({QKV: {"style": "column", "fused": True}}, "the option 'fused' as True; it must be a whole number"),
+        ({QKV: {"style": "column", "gather_output": "no"}}, "'gather_output' as 'no'; it must be true or false"),
+        ({QKV: {"style": "column", "unit_name": 3}}, "'unit_name' as 3; it must be text"),
+        ({QKV: {"style": "column", "divide": "out_features"}}, "'divide' as 'out_features'; it must be a list of"),
+        ({QKV: {"style": "column", "divide": 7}}, "'divide' as 7; it must be a list of names"),
         (
             {QKV: {"style": "column", "units": 0, "fused": 0}, "final_norm": 7},
-            f"tensor parallel plan: '{QKV}' gives 'column' the option 'units' as 0; it is to be a whole number of 1 or "
-            "more, or None; it gives 'column' the option 'fused' as 0; it is to be a whole number of 1 or more\n"
-            "  'final_norm' has 7, which is to be the name of a style",
+            f"tensor parallel plan: '{QKV}' gives 'column' the option 'units' as 0; it must be a whole number of 1 or "
+            "more, or None; it gives 'column' the option 'fused' as 0; it must be a whole number of 1 or more\n"
+            "  'final_norm' has 7, which must be the name of a style",
         ),
     ],
 )
@@ -328,7 +328,7 @@ def mistakes_in_a_group() -> list[str]:
     messages.append(str(raised.value))
     model = nn.ModuleDict({"one": nn.Linear(4, 8, bias=False), "other": nn.Linear(4, 8, bias=False)})
     model["other"].weight = model["one"].weight
-    with pytest.raises(UserError, match=r"one\.weight and other\.weight are one parameter, but are not cut alike"):
+    with pytest.raises(UserError, match=r"one\.weight and other\.weight are one parameter, but are not sharded"):
         apply_plan(model, {"one": {"style": "column", "fused": 2}, "other": "column"}, mesh["tensor"])
     # A stage of a pipeline holds a part of what the plan names.
     stage = glm().to_empty(device="cpu").layers
@@ -350,6 +350,6 @@ def mistakes_in_a_group() -> list[str]:
 def test_tied_parameters_that_are_cut_differently_and_stages() -> None:
     for messages in run_ranks(mistakes_in_a_group, 2):
         assert messages == [
-            "tensor parallel plan: embedding.weight and output.weight are one parameter, but are not cut alike; give "
-            "both modules styles that go together, such as vocab_embedding and vocab_output"
+            "tensor parallel plan: embedding.weight and output.weight are one parameter, but are not sharded "
+            "the same way; give both modules matching styles, such as vocab_embedding and vocab_output"
         ]

@@ -62,7 +62,7 @@ class PipelineRunner:
         self._group = group
         self._device = device
         self._token_shards = token_shards
-        self._axes: Mapping[str, str] = getattr(part.model, "INPUTS", {"tokens": "B T"})
+        self._axes: Mapping[str, str] = part.model.INPUTS  # type: ignore[assignment]
         self._hidden_dtype = hidden_dtype
         self._schedules: OrderedDict[int, Schedule] = OrderedDict()
         self._sends: deque[tuple[Any, Tensor]] = deque()
@@ -122,9 +122,10 @@ class PipelineRunner:
         return micro_batch.outputs[0] if micro_batch.outputs else None
 
     def _prepare(self, batches: Sequence[Batch]) -> None:
-        """Before the first message, so that a batch which one stage refuses is refused everywhere."""
+        """Before the first message, so that a batch with inputs that the model does not take is refused everywhere."""
+        model: Any = self.part.model
         for batch in batches:
-            self.stages[0].check(batch)
+            model.split_inputs(batch.inputs)
         for stage in self.stages:
             stage.train(self.part.model.training)  # frames of stages are not in the model's tree
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,10 +40,6 @@ class MicroBatch:
     shape: Shape
     room: int
     outputs: list[Any] = field(default_factory=list)
-
-    def inputs(self, names: Collection[str]) -> dict[str, Any]:
-        """Those of the batch's inputs that have one of these names."""
-        return {name: value for name, value in self.batch.inputs.items() if name in names}
 
 
 class Stage(StepModule):
@@ -91,8 +86,6 @@ class Stage(StepModule):
         self._hidden_dtype = hidden_dtype
         self._loss_apart = loss_apart
         self._coming: Iterator[MicroBatch] = iter(())
-        self._embed_inputs = inspect.signature(self.model.embed).parameters.keys()  # type: ignore[arg-type]
-        self._attend_inputs = inspect.signature(self.model.attend).parameters.keys()  # type: ignore[arg-type]
 
     def begin(self, micro_batches: Iterable[MicroBatch]) -> None:
         """What the next forward passes are for, one after the other.
@@ -101,18 +94,6 @@ class Stage(StepModule):
         in all of them.
         """
         self._coming = iter(micro_batches)
-
-    def check(self, batch: Batch) -> None:
-        """Refuse a batch for a model with inputs besides those of `embed` and `attend`, which stages call.
-
-        Raises:
-            UserError: the batch has such inputs.
-        """
-        if unknown := batch.inputs.keys() - self._embed_inputs - self._attend_inputs:
-            raise UserError(
-                f"the batch has the inputs {', '.join(sorted(unknown))}, which neither embed nor attend of "
-                f"{type(self.model).__name__} takes; a pipeline calls only these"
-            )
 
     def forward(self, received: Tensor) -> Tensor:  # type: ignore[override]
         """What is handed on of the next micro-batch (`begin`).
@@ -125,12 +106,12 @@ class Stage(StepModule):
         """
         micro_batch = next(self._coming)
         model: Any = self.model
+        inputs = dict(micro_batch.batch.inputs)
+        tokens = inputs.pop("tokens")  # [B, T]
+        for_embed, for_attend = model.split_inputs(inputs)
         with self._autocast(received.device):
-            if self.is_first:
-                hidden = model.embed(**micro_batch.inputs(self._embed_inputs))
-            else:
-                hidden = _unpacked(received, micro_batch)
-            attend = model.attend(**micro_batch.inputs(self._attend_inputs))
+            hidden = model.embed(tokens, **for_embed) if self.is_first else _unpacked(received, micro_batch)
+            attend = model.attend(tokens, **for_attend)
             for layer in model.layers:
                 hidden = layer(hidden, attend)
             hidden = model.finish(hidden) if self.is_last else hidden.to(self._hidden_dtype)

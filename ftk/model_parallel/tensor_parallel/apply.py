@@ -1,4 +1,4 @@
-"""Applying a plan to a model, and what a planned model is asked for afterwards."""
+"""Applies a plan to a model, and gives access to the result: its state dict and sequence gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def apply_plan(
 
     Every parameter becomes a DTensor on `mesh`, cut or whole as the plan says; tied ones stay tied. The model is called
     as before, with the same inputs on every process, and gives the same outputs on every process. Under
-    `sequence_parallel` the gradients of what works on parts of the sequence are to be summed once per update, after the
+    `sequence_parallel` the gradients of what works on parts of the sequence must be summed once per update, after the
     last backward pass: by `sum_sequence_gradients(model)`.
 
     Args:
@@ -61,8 +61,8 @@ def apply_plan(
             first_name, first = cut.setdefault(parameter, (f"{name}.{own_name}", how))
             if first != how:
                 raise UserError(
-                    f"tensor parallel plan: {first_name} and {name}.{own_name} are one parameter, but are not cut "
-                    f"alike; give both modules styles that go together, such as vocab_embedding and vocab_output"
+                    f"tensor parallel plan: {first_name} and {name}.{own_name} are one parameter, but are not sharded "
+                    f"the same way; give both modules matching styles, such as vocab_embedding and vocab_output"
                 )
     for name, module in modules:
         if name in styles or any(parameter is not None for parameter in module._parameters.values()):
@@ -107,13 +107,13 @@ def _subclass(cls: type, behaviour: type, names: tuple[str, ...]) -> type:
 
 
 def _local_parameter(name: str) -> property:
-    """A property that gives this process's part of a parameter, as the module's forward pass wants it."""
+    """A property that gives this process's part of a parameter to the module's forward pass."""
 
     def read(module: Styled) -> Tensor | None:
         if name not in module._parameters:
             raise AttributeError(name)
         parameter = module._parameters[name]
-        # One that is shared out further is not for the forward pass, but asked for by FSDP2, which wants it itself.
+        # A parameter that FSDP2 shards further is read by FSDP2 itself, not by the forward pass.
         if isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1:
             return module.seen(name, parameter)
         return parameter
@@ -146,7 +146,7 @@ def sum_sequence_gradients(model: nn.Module) -> None:
 
 
 def set_sequence_length(model: nn.Module, length: int) -> None:
-    """Tell a stage that holds no embedding how long the sequences are that it gets parts of, [B, n, H].
+    """Give a stage without an embedding the length of the sequences of which it gets parts, [B, n, H].
 
     Needed only if the length is no multiple of the number of processes.
     """
@@ -157,7 +157,7 @@ def set_sequence_length(model: nn.Module, length: int) -> None:
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict that the model would have on one process, on every process; all of them must ask.
+    """The state dict that the model would have on one process; all processes must call this.
 
     Fused layers lie as the model's class has them. Memory: the whole model.
     """

@@ -1,4 +1,4 @@
-"""What styled modules do in their forward pass; each class is mixed into the class of the module."""
+"""The forward passes of styled modules; each class is mixed into the class of the module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Styled(nn.Module):
     tensor_region: TensorRegion
 
     def seen(self, name: str, parameter: DTensor) -> Tensor:
-        """What the module's own code sees of a parameter."""
+        """The part of a parameter that the module's own code reads."""
         return parameter.to_local()
 
 
@@ -153,7 +153,7 @@ def first_row(weight: DTensor, rank: int) -> int:
 
 
 class _FirstRankOnly(torch.autograd.Function):
-    """What is to be added on one process alone, before a sum over all: zeros on the others.
+    """A value that only the first process adds to a sum over all: zeros on the others.
 
     The gradient is that of the sum, which is the same on every process.
     """

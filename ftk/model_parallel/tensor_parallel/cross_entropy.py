@@ -1,4 +1,4 @@
-"""Cross entropy of logits of which each process has a part of the vocabulary: [N, V] is on no process."""
+"""Cross entropy of logits that are sharded over the vocabulary: no process holds [N, V]."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class VocabShard(NamedTuple):
         return cls(group, group.rank() * part_size(vocab_size, group.size()), vocab_size)
 
     def enter(self, hidden: Tensor) -> Tensor:
-        """What is the same on every process, into the output layer: gradients are summed."""
+        """Hidden states, the same on every process, into the output layer: gradients are summed."""
         return copy_to_region(hidden, self.group)
 
 
@@ -80,7 +80,7 @@ def vocab_parallel_cross_entropy(
 
     Raises:
         UserError: shapes, types or sizes do not go together, or a target is out of range (on a CPU). Nothing is sent to
-            find that out: a process whose part alone is wrong raises alone, and the others wait for it.
+            find that out: a single process with a wrong part raises, and the others wait for it.
     """
     group = _group_of(group)
     _check_call(logits, targets, label_smoothing, mask)
@@ -163,7 +163,7 @@ def _group_of(group: dist.ProcessGroup | DeviceMesh) -> dist.ProcessGroup:
 
 
 def _check_call(logits: Tensor, targets: Tensor, label_smoothing: float, mask: Tensor | None) -> None:
-    """Refuse what can be refused without reading a tensor's values."""
+    """Check types and shapes, without reading a tensor's values."""
     if not logits.is_floating_point() or targets.dtype != torch.int64:
         raise UserError(
             f"{_NAME}: logits are {logits.dtype} and targets {targets.dtype}; they must be of a floating type and "
@@ -171,7 +171,7 @@ def _check_call(logits: Tensor, targets: Tensor, label_smoothing: float, mask: T
         )
     if logits.dim() == 0 or targets.shape != logits.shape[:-1]:
         raise UserError(
-            f"{_NAME}: logits {list(logits.shape)} and targets {list(targets.shape)} do not go together; there must be "
+            f"{_NAME}: logits {list(logits.shape)} and targets {list(targets.shape)} do not match; there must be "
             f"one target, the number of a row, for each row of logits"
         )
     if mask is not None and (mask.dtype != torch.bool or mask.shape != targets.shape):

@@ -34,7 +34,7 @@ def scatter_to_region(values: Tensor, group: dist.ProcessGroup, dim: int) -> Ten
 
 
 def gather_from_region(values: Tensor, group: dist.ProcessGroup, dim: int, length: int | None = None) -> Tensor:
-    """The whole of parts along `dim`, [.., n, ..] -> [.., T, ..], for what every process then does alike: each takes
+    """The whole of parts along `dim`, [.., n, ..] -> [.., T, ..], for the same work on every process: each takes
     its part of the gradient.
 
     Args:
@@ -132,7 +132,7 @@ def _all_gather(values: Tensor, group: dist.ProcessGroup, dim: int, length: int 
     gathered = ops.wait_tensor(ops.all_gather_into_tensor(values.contiguous(), size, group.group_name))
     if dim:  # parts come one after the other along the first dimension
         gathered = gathered.view(size, *values.shape).movedim(0, dim).flatten(dim, dim + 1)
-    # Contiguous, as what a process alone has: modules take views of it.
+    # Contiguous, as on a single process: modules take views of it.
     return gathered if length is None else gathered.narrow(dim, 0, length).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""A plan of tensor parallelism: data that lies beside a model, from patterns of module names to styles.
+"""A plan of tensor parallelism: data next to a model, from patterns of module names to styles.
 
     {"layers.*.feed_forward.inner": "column",
      "layers.*.attention.qkv": {"style": "column", "units": 16, "unit_name": "attention heads"}}
@@ -49,7 +49,7 @@ def plan_of(model: nn.Module, size: int) -> Plan:
     if plan is None:
         raise UserError(
             f"--tensor-parallel-size {size}: {type(model).__name__} has no plan for tensor parallel; offer one as its "
-            f"property tensor_parallel_plan, or leave the size at 1: --data-parallel-shard-size shares out the "
+            f"property tensor_parallel_plan, or leave the size at 1: --data-parallel-shard-size shards the "
             f"parameters of any model in training, --pipeline-parallel-size layers also in generation"
         )
     return plan
@@ -103,13 +103,13 @@ def match_plan(
 
 
 def _entry_mistakes(plan: Any) -> list[str]:
-    """What is no plan whatever the model: one message for each pattern."""
+    """Mistakes that do not depend on the model: one message for each pattern."""
     if not isinstance(plan, Mapping):
         return [f"{plan!r} is no mapping from patterns of module names to styles"]
     found = []
     for pattern, entry in plan.items():
         if not isinstance(pattern, str):
-            found.append(f"{pattern!r} is to be a pattern of module names, in text")
+            found.append(f"{pattern!r} must be a pattern of module names, a string")
         elif isinstance(entry, str):
             found += _style_mistakes(pattern, entry, {})
         elif isinstance(entry, Mapping):
@@ -117,7 +117,7 @@ def _entry_mistakes(plan: Any) -> list[str]:
             found += _style_mistakes(pattern, options.pop("style", None), options)
         else:
             found.append(
-                f'{pattern!r} has {entry!r}, which is to be the name of a style, or {{"style": name, option: value}}'
+                f'{pattern!r} has {entry!r}, which must be the name of a style, or {{"style": name, option: value}}'
             )
     return found
 
@@ -134,7 +134,7 @@ def _style_mistakes(pattern: str, name: Any, options: Mapping[Any, Any]) -> list
             continue
         allowed, fits = _KINDS[types[option]]
         if not fits(value):
-            wrong.append(f"gives {name!r} the option {option!r} as {value!r}; it is to be {allowed}")
+            wrong.append(f"gives {name!r} the option {option!r} as {value!r}; it must be {allowed}")
     return [f"{pattern!r} {'; it '.join(wrong)}"] if wrong else []
 
 
@@ -166,7 +166,7 @@ def _no_match(pattern: str, names: list[str], model: nn.Module) -> str:
 
 
 def _dropout_mistakes(model: nn.Module, found: Mapping[str, Style]) -> list[str]:
-    """Inside a sharded module nobody but the plan knows whether dropout comes before the row layer or behind it."""
+    """Inside a sharded module only the plan's author knows whether dropout comes before or after the row layer."""
     inside = tuple(f"{name}." for name, style in found.items() if isinstance(style, Sharded) and style.own_random)
     return [
         f'{name} is dropout inside a sharded module and has no style; give it "sharded" if each process has a part of '
@@ -177,7 +177,7 @@ def _dropout_mistakes(model: nn.Module, found: Mapping[str, Style]) -> list[str]
 
 
 def _sequence_mistakes(model: nn.Module, found: Mapping[str, Style], partial: bool) -> list[str]:
-    """What would give wrong values or gradients silently: nothing that cuts, nothing that gathers, a norm forgotten."""
+    """Plans that would silently give wrong values or gradients: nothing sharded, nothing gathered, a missing norm."""
     styles = list(found.values())
     mistakes = [
         f"{name or _ROOT} has parameters of its own and no style; with --sequence-parallel every such "

@@ -1,7 +1,7 @@
 """Random numbers: the same on all tensor parallel processes where values are whole, each its own where they are shared.
 
 All processes of a batch seed torch alike, step by step; that is the common stream. A dropout of what is shared, such as
-the attention weights of some heads, must differ from process to process: it draws from a stream that is seeded by one
+the attention weights of some heads, must differ between processes: it draws from a stream that is seeded by one
 number of the common stream and the rank. Nothing is kept from one use to the next, so that whatever restores the common
 stream (a resumed run, activation checkpointing before it computes again) restores all.
 """
@@ -29,7 +29,7 @@ class RandomStreams:
 
     @contextmanager
     def own(self, device: torch.device) -> Iterator[None]:
-        """Draw different numbers on every process. The common stream goes on by one number, however many are drawn."""
+        """Draw different numbers on every process. The common stream advances by one number, however many are drawn."""
         if self._common:
             yield
             return
@@ -66,7 +66,7 @@ def _generator(device: torch.device) -> torch.Generator:
 
 
 def _next_number(generator: torch.Generator) -> int:
-    """A number that the generator gives once. Of a GPU's only the counter is read: nobody waits for the device."""
+    """A number that the generator gives once. Of a GPU's only the counter is read, without waiting for the device."""
     if generator.device.type == "cpu":
         return int(torch.randint(2**62, (), generator=generator).item())
     offset = generator.get_offset()

@@ -1,4 +1,4 @@
-"""What the layers of one model know of the processes that share them."""
+"""The tensor parallel processes, as the layers of a model see them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TensorRegion:
         self.random = RandomStreams(self.rank)
 
     def __deepcopy__(self, memo: Any) -> TensorRegion:
-        return self  # process groups are no values; a copied model talks to the same processes
+        return self  # process groups cannot be copied; a copied model uses the same processes
 
     @property
     def shares_sequence(self) -> bool:

@@ -20,7 +20,7 @@ def distributed_parameter(whole: nn.Parameter, mesh: DeviceMesh, dim: int | None
         whole: the same on every process, or on the meta device.
         mesh: over the processes.
         dim: along which each process gets a part; None: all of it.
-        fused: so many layers of one shape lie in `whole` behind each other along `dim`, each of which is cut
+        fused: the number of equal layers concatenated in `whole` along `dim`, each of which is cut
             (`ftk.model_parallel.shards.Fused`).
     """
     values = whole.detach()

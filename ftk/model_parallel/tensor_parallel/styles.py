@@ -70,7 +70,7 @@ class Sharded(Style):
     """A module whose inside lies between column and row layers, such as attention on some of the heads.
 
     Options:
-        own_random: it draws random numbers, which must differ from process to process.
+        own_random: it draws random numbers, which must differ between processes.
     """
 
     own_random: bool = True
@@ -118,7 +118,7 @@ class Column(_Linear):
     """A linear layer of whose outputs each process makes a part; the input is whole (Shoeybi et al. 2019, 3).
 
     Options: those of `_Linear`, and
-        fused: so many layers, such as query, key and value, lie behind each other in the weight.
+        fused: the number of layers, such as query, key and value, concatenated in the weight.
         gather_output: what follows wants all outputs.
     """
 

@@ -1,0 +1,262 @@
+"""The engine: who enters when, requests with options of their own side by side, and one that fails fails alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ftk.errors import UserError
+from ftk.generation.config import GenerationConfig
+from ftk.generation.engine.continuation import Continuation, PromptReader
+from ftk.generation.engine.decoder import CachedDecoder
+from ftk.generation.engine.engine import Engine, engine_for
+from ftk.generation.engine.request import Request
+from ftk.generation.engine.scoring import score
+from ftk.generation.processors import Processor, Processors
+from ftk.generation.processors.length import MinLength
+from ftk.generation.search.base import Fusion
+from ftk.models import build_model
+
+END = 1
+FRAMING = Continuation([END], 64)
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14], [15, 5], [6, 7, 8, 9, 10], [11, 12], [13], [14, 15, 5, 6]]
+OPTIONS = [
+    {},
+    {"beam": 3, "nbest": 2},
+    {"sampling": True, "top_k": 8},
+    {"max_len": 4},
+    {"beam": 2, "length_penalty": 0.5},
+    {"sampling": True, "nbest": 3},
+    {"min_len": 3},
+    {"search": "diverse_beam", "beam": 4},
+]
+
+
+def causal_model(seed=0):
+    """A random GPT-2 whose distributions are far from flat."""
+    shape = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 64, "vocab_size": 20}
+    torch.manual_seed(seed)
+    model = build_model("gpt2", **shape).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(12.0 if "embedding" in name else 6.0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return causal_model()
+
+
+def request(prompt, processors=(), seed=1, stream=False, **options):
+    return Request(prompt, GenerationConfig(**{"max_len": 6, **options}), Processors(processors), seed, stream)
+
+
+def engine(model, num_rows=4, width=4, **options):
+    return Engine(CachedDecoder(model, num_rows, width, 16, 40), FRAMING, **options)
+
+
+def drained(engine):
+    """What is left of the work: number of a request -> its events."""
+    found = {}
+    while engine.is_busy:
+        for event in engine.step():
+            found.setdefault(event.request, []).append(event)
+    return found
+
+
+def assert_alike(answer, expected):
+    for one, other in zip((answer, *answer.others), (expected, *expected.others), strict=True):
+        assert one.tokens == other.tokens
+        assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-5)
+        assert one.score == pytest.approx(other.score, abs=1e-5)
+
+
+def alone(model, one):
+    ((answer,),) = engine_for(model, FRAMING, [one], 1).answers([one])
+    return answer
+
+
+def slow_greedy(model, prompt, max_len):
+    """Tokens and log-probabilities with the end, the whole text being read for each."""
+    tokens, logprobs = [], []
+    while len(logprobs) < max_len and tokens[-1:] != [END]:
+        with torch.no_grad():
+            own = model(torch.tensor([[*prompt, *tokens]]))[0, -1].log_softmax(-1)
+        tokens.append(int(own.argmax()))
+        logprobs.append(float(own.max()))
+    return tokens, logprobs
+
+
+def test_a_causal_model_goes_on_as_if_all_were_read_for_each_token(model):
+    requests = [request(prompt) for prompt in PROMPTS]
+    for prompt, (answer,) in zip(PROMPTS, engine_for(model, FRAMING, requests, 3).answers(requests), strict=True):
+        tokens, logprobs = slow_greedy(model, prompt, 6)
+        assert answer.tokens + [END] * answer.ended == tokens
+        assert answer.token_logprobs == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_requests_with_other_options_run_side_by_side_as_they_would_alone(model):
+    requests = [request(prompt, seed=n, **own) for n, (prompt, own) in enumerate(zip(PROMPTS, OPTIONS, strict=True))]
+    together = engine(model)
+    numbers = [together.submit(one) for one in requests]
+    found = drained(together)
+    for number, one in zip(numbers, requests, strict=True):
+        *_, answered, done = found[number]
+        assert (answered.kind, done.kind) == ("answer", "done")
+        assert_alike(answered.answer, alone(model, one))
+
+
+def test_a_lone_arrival_enters_at_once_and_a_patient_engine_waits_for_company(model):
+    for patience, expected in ((0, 1), (10**6, 1)):  # all that wait can enter: nobody waits
+        busy = engine(model, enter_after_steps=patience)
+        busy.submit(request(PROMPTS[0], min_len=30, max_len=30))
+        for _ in range(5):
+            busy.step()
+        arrived = busy.submit(request(PROMPTS[1], stream=True))
+        steps = next(n for n in range(1, 40) if any(event.request == arrived for event in busy.step()))
+        assert steps == expected
+    for patience, expected in ((0, 4), (7, 11)):
+        crowded = engine(model, num_rows=8, enter_after_steps=patience)
+        for prompt in PROMPTS[:7]:
+            crowded.submit(request(prompt, min_len=30, max_len=30))
+        crowded.submit(request(PROMPTS[7], min_len=3, max_len=3))
+        arrived = [crowded.submit(request(prompt, stream=True)) for prompt in PROMPTS[:2]]
+        steps = next(n for n in range(1, 60) if any(event.request in arrived for event in crowded.step()))
+        assert steps == expected  # a row is free behind the third step, for one of the two that wait
+
+
+class Raises(Processor):
+    """Fails where the answer has some tokens."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def __call__(self, state, scores):
+        scores[:] = 0.0
+        if state.step == self.step:
+            raise ValueError("of a processor")
+        return state.fresh_scores()
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 2}, {"sampling": True}])
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_processor_that_raises_ends_its_request_and_no_other(model, step, options, is_shared):
+    class Sometimes(Raises):
+        def __call__(self, state, scores):
+            if any(context == PROMPTS[2] for context in state.contexts):
+                return super().__call__(state, scores)
+            return scores
+
+    shared = [Sometimes(step), MinLength([4])]
+    requests = [request(p, shared if is_shared else [Sometimes(step), MinLength([4])], **options) for p in PROMPTS[:4]]
+    if is_shared:
+        for one in requests:
+            one.processors = requests[0].processors
+    together = engine(model)
+    numbers = [together.submit(one) for one in requests]
+    found = drained(together)
+    for number, prompt in zip(numbers, PROMPTS, strict=False):
+        last = found[number][-1]
+        if prompt == PROMPTS[2]:
+            assert (last.kind, str(last.error)) == ("error", "of a processor")
+        else:
+            assert last.kind == "done"
+            assert_alike(found[number][-2].answer, alone(model, request(prompt, [MinLength([4])], **options)))
+    again = together.submit(request(PROMPTS[2]))
+    assert_alike(drained(together)[again][-2].answer, alone(model, request(PROMPTS[2])))
+    with pytest.raises(ValueError, match="of a processor"):
+        engine_for(model, FRAMING, requests, 4).answers(requests)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logits_that_are_not_finite_end_their_request_and_spoil_no_row(stream):
+    broken = causal_model(seed=1)
+    with torch.no_grad():
+        broken.token_embedding.weight[17] = float("nan")  # read in one prompt
+    broken.head = torch.nn.Linear(16, 17, bias=False)  # and never written
+    together = engine(broken, num_rows=2)
+    # The third takes the row of the first, beside one that is longer: what was left there is looked at, and masked.
+    prompts = [[5, 17, 6, 7], [7, 8, 9, 10], [5], [11, 12, 13, 14, 15]]
+    numbers = [together.submit(request(prompt, min_len=6, stream=stream)) for prompt in prompts]
+    found = drained(together)
+    assert [found[number][-1].kind for number in numbers] == ["error", "done", "done", "done"]
+    assert "not finite" in str(found[numbers[0]][-1].error)
+    for number, prompt in zip(numbers[1:], prompts[1:], strict=True):
+        assert_alike(found[number][-2].answer, alone(broken, request(prompt, min_len=6)))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_what_is_cancelled_leaves_its_row_to_others(model, steps):
+    together = engine(model, num_rows=2)
+    first, second, third = (together.submit(request(p, min_len=6, stream=True)) for p in PROMPTS[:3])
+    for _ in range(steps):
+        together.step()
+    together.cancel(first)
+    together.cancel(99)
+    found = drained(together)
+    assert first not in found
+    assert_alike(found[second][-2].answer, alone(model, request(PROMPTS[1], min_len=6)))
+    assert_alike(found[third][-2].answer, alone(model, request(PROMPTS[2], min_len=6)))
+
+
+def test_tokens_are_reported_before_the_answer_where_they_are_settled(model):
+    together = engine(model)
+    number = together.submit(request(PROMPTS[0], stream=True, min_len=6))
+    silent = together.submit(request(PROMPTS[1]))
+    found = drained(together)
+    assert [event.kind for event in found[number]] == [*["token"] * 6, "answer", "done"]
+    tokens = [token for event in found[number] for token in event.tokens]
+    assert tokens == found[number][-2].answer.tokens
+    assert [event.kind for event in found[silent]] == ["answer", "done"]
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (request([5], beam=5), "beam is 5, but the engine was made for 4 hypotheses; lower beam"),
+        (request([5], sampling=True, nbest=6), "nbest is 6, but the engine was made for 4 hypotheses; lower nbest"),
+        (request([5], max_len=42), "max_len is 42, but the engine was made for answers of 41 tokens"),
+        (request([5] * 17), "takes 17 places, but the engine was made for 16; shorten it"),
+        (request([5] * 60), r"does not fit the model's 64 positions; shorten it, or lower max_len to 5 or less"),
+        (request([]), "the prompt is empty"),
+    ],
+)
+def test_what_an_engine_is_too_small_for_is_refused_by_name(model, one, message):
+    with pytest.raises(UserError, match=message):
+        engine(model).submit(one)
+
+
+def test_given_continuations_score_as_a_slow_forward_says(model):
+    continuations = [[[7, 8, END], [9], [10, 11, 12, 13]], [[5, 6]], [], [[END]]]
+    found = score(model, FRAMING, [request(prompt) for prompt in PROMPTS[:4]], continuations)
+    for prompt, own, scored in zip(PROMPTS, continuations, found, strict=False):
+        for ids, one in zip(own, scored, strict=True):
+            with torch.no_grad():
+                logprobs = model(torch.tensor([[*prompt, *ids]]))[0].log_softmax(-1)[len(prompt) - 1 : -1]
+            expected = logprobs[range(len(ids)), ids]
+            assert one.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+            assert one.best == pytest.approx(logprobs.amax(-1).tolist(), abs=1e-4)
+    greedy, _ = slow_greedy(model, PROMPTS[0], 4)
+    ((best, other),) = engine(model).score([request(PROMPTS[0])], [[greedy, [greedy[0] + 1]]])
+    assert (best.is_greedy, other.is_greedy) == (True, False)
+
+
+def test_a_language_model_reads_the_prompt_too(model):
+    other = causal_model(seed=5)
+    fused = engine_for(model, FRAMING, [request(PROMPTS[0])], 1, PromptReader(other, FRAMING, Fusion(0.7)))
+    ((answer,),) = fused.answers([request(PROMPTS[0])])
+    written = answer.tokens + [END] * answer.ended
+    for step, token in enumerate(written):
+        text = torch.tensor([[*PROMPTS[0], *written[:step]]])
+        with torch.no_grad():
+            own, its = (one(text)[0, -1].log_softmax(-1) for one in (model, other))
+        assert token == int((own + 0.7 * its).argmax())
+        assert answer.lm_logprobs[step] == pytest.approx(float(its[token]), abs=1e-4)
+
+
+def test_a_vocabulary_without_an_end_is_refused():
+    with pytest.raises(UserError, match="no token that ends a text"):
+        Continuation([])

@@ -1,0 +1,87 @@
+"""A causal language model in words: texts are continued, in pieces or whole, and given continuations are scored."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ftk
+from ftk.checkpoint import save_checkpoint
+from ftk.errors import UserError
+from ftk.models import build_model
+from ftk.tokenizers import load_tokenizer
+
+PROMPTS = ["the quick brown", "over a", "she reads"]
+
+
+@pytest.fixture(scope="module")
+def run(data_bin, tmp_path_factory):
+    tokenizer = load_tokenizer(data_bin)
+    shape = {"vocab_size": tokenizer.padded_vocab_size(), "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
+    shape["max_positions"] = 64
+    torch.manual_seed(3)
+    model = build_model("gpt2", **shape)
+    with torch.no_grad():
+        model.token_embedding.weight.mul_(20.0)
+    folder = tmp_path_factory.mktemp("causal")
+    save_checkpoint(
+        folder / "run" / "checkpoint_1",
+        model=model,
+        trainer_state={},
+        config={"model": {"_name": "gpt2", **shape}, "task": {"_name": "causal_lm"}},
+        tokenizer_folder=data_bin / "tokenizer",
+    )
+    return folder / "run"
+
+
+def test_the_checkpoints_task_says_how_it_generates(run):
+    generator = ftk.load_generator(run, max_len=8, beam=3, nbest=2)
+    results = generator.generate(PROMPTS)
+    assert [generator.generate([prompt])[0].answers[0].tokens for prompt in PROMPTS] == [
+        result.answers[0].tokens for result in results
+    ]
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        assert result.text == prompt + result.answers[0].text
+        assert len(result.answers) == 2
+        assert result.answers[0].score >= result.answers[1].score
+    with pytest.raises(UserError, match="unknown generation option 'blank_order'"):
+        ftk.load_generator(run, blank_order="left")
+
+
+@pytest.mark.parametrize("options", [{}, {"sampling": True, "seed": 4}, {"beam": 2}, {"stop": ["e"]}])
+def test_pieces_joined_are_the_text(run, options):
+    generator = ftk.load_generator(run, max_len=12, batch_size=2, **options)
+    pieces = list(generator.stream(PROMPTS))
+    for number, result in enumerate(generator.generate(PROMPTS)):
+        own = [piece for piece in pieces if piece.prompt == number]
+        assert "".join(piece.text for piece in own) == result.answers[0].text
+        assert [token for piece in own for token in piece.tokens][: len(result.answers[0].tokens)] == list(
+            result.answers[0].tokens
+        )
+        assert own[-1].result.text == result.text
+
+
+def test_a_prompt_may_have_options_and_a_seed_of_its_own(run):
+    generator = ftk.load_generator(run, max_len=8, sampling=True)
+    plain, own = generator.generate(["over a"] * 2, options=[None, {"seed": 9, "max_len": 2}])
+    assert plain.text == generator.generate(["over a"])[0].text
+    assert own.text == generator.generate(["over a"], seeds=[9], options=[{"max_len": 2}])[0].text
+    assert len(own.answers[0].tokens) <= 2
+
+
+def test_what_was_generated_scores_as_it_was_reported(run):
+    generator = ftk.load_generator(run, max_len=6)
+    for prompt, result in zip(PROMPTS, generator.generate(PROMPTS), strict=True):
+        ((scored, other),) = generator.score([prompt], [[result.answers[0].text, " fox"]])
+        if len(scored.logprobs) == len(result.answers[0].tokens):  # else the text is cut otherwise into tokens
+            assert scored.logprobs == pytest.approx(
+                list(result.answers[0].token_logprobs)[: len(scored.logprobs)], abs=1e-4
+            )
+        assert len(other.logprobs) > 0
+
+
+def test_what_does_not_fit_is_refused_before_weights_are_read(run):
+    with pytest.raises(UserError, match="max_len is 65, but the model has 64 positions"):
+        ftk.load_generator(run, max_len=65)
+    with pytest.raises(UserError, match="the prompt is empty"):
+        ftk.load_generator(run).generate([""])

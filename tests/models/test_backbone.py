@@ -1,0 +1,128 @@
+"""The contract of every model family, on the smallest one: what it declares is checked, split and drawn."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ftk.checkpoint.export import export_program
+from ftk.errors import UserError
+from ftk.models.base import Backbone
+from ftk.modules.embeddings import TiedEmbedding
+from ftk.modules.few_rows import prepare
+from ftk.modules.heads import TiedVocabulary
+from ftk.modules.initialization import Normal, declare
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = declare(nn.Linear(8, 8), weight=Normal(0.5))
+
+    def forward(self, hidden, attend):
+        return hidden + attend(self.inner(hidden))
+
+
+class Small(Backbone):
+    """`shift` [B, 2, T] is for the embedding, `scale` [B] for both: neither changes what a token sees."""
+
+    INPUTS: ClassVar = {"tokens": "B T", "shift": "B 2 T", "scale": "B", "document_ids": "B T"}
+
+    def __init__(self, head: nn.Module | None = None, seed: int | None = 1) -> None:
+        super().__init__(SimpleNamespace(vocab_size=11, hidden_size=8))
+        self.token_embedding = declare(TiedEmbedding(11, 8), weight=Normal(1.0))
+        self.layers = nn.ModuleList([Layer()])
+        if head is not None:
+            self.head = head
+        self.init_weights(seed)
+
+    def embed(self, tokens: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        return self.token_embedding(tokens) * scale[:, None, None] + shift.sum(dim=1)[..., None]
+
+    def attend(self, tokens: Tensor, scale: Tensor, document_ids: Tensor | None = None):
+        return lambda values: values * scale[:, None, None]
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        return hidden.tanh()
+
+
+def inputs(rows: int, tokens: int) -> dict[str, Tensor]:
+    return {
+        "tokens": torch.arange(rows * tokens).reshape(rows, tokens) % 11,
+        "shift": torch.arange(rows * 2 * tokens).reshape(rows, 2, tokens) % 3,
+        "scale": torch.arange(1, rows + 1),
+    }
+
+
+def test_each_part_gets_the_inputs_that_its_signature_names():
+    assert Small().split_inputs({"shift": 1, "scale": 2, "document_ids": 3}) == (
+        {"shift": 1, "scale": 2},
+        {"scale": 2, "document_ids": 3},
+    )
+
+
+def test_an_input_that_the_model_does_not_take_is_refused():
+    with pytest.raises(UserError, match=r"^Small takes no pixels; its inputs are tokens, shift, scale, document_ids$"):
+        Small()(**inputs(1, 2), pixels=torch.zeros(1))
+
+
+def test_inputs_that_are_not_those_of_the_signatures_are_refused_where_the_class_is_made():
+    with pytest.raises(TypeError, match=r"Wrong.INPUTS names tokens, shift, but embed takes tokens, scale, shift and"):
+        type("Wrong", (Small,), {"INPUTS": {"tokens": "B T", "shift": "B 2 T"}})
+
+
+def test_a_parameter_without_a_declared_initial_value_is_refused():
+    with pytest.raises(UserError, match=r"Small: head.weight has no initial value; .*declare\(module, weight=Normal"):
+        Small(nn.Linear(8, 3))
+    with torch.device("meta"):  # where nothing is drawn yet
+        Small(nn.Linear(8, 3))
+
+
+def test_initial_values_depend_on_name_and_seed_alone():
+    model, again, other = Small(seed=1), Small(declare(nn.Linear(8, 3), weight=Normal(1.0)), seed=1), Small(seed=2)
+    name = "layers.0.inner.weight"
+    assert torch.equal(model.get_parameter(name), again.get_parameter(name))
+    assert torch.equal(model.get_parameter(name), model.initial_value(name, (8, 8), seed=1))
+    assert not torch.equal(model.get_parameter(name), other.get_parameter(name))
+
+
+def test_the_head_is_the_registered_module_or_else_the_token_embedding():
+    own = declare(nn.Linear(8, 3), weight=Normal(1.0))
+    model = Small(own)
+    assert model.head is own
+    assert torch.equal(model(**inputs(2, 4)), own(model.hidden_states(**inputs(2, 4))))
+    tied = Small()
+    assert isinstance(tied.head, TiedVocabulary)
+    assert "head.weight" not in tied.state_dict()
+    tied.token_embedding = TiedEmbedding(11, 8)  # as quantisation does
+    assert tied.head.weight is tied.token_embedding.weight
+
+
+def test_few_rows_are_prepared_twice_as_once_and_scores_stay():
+    model = Small()
+    names, parameters = list(model.state_dict()), [id(parameter) for parameter in model.parameters()]
+    with torch.no_grad():
+        expected = model(**inputs(2, 3))
+        prepare(model)
+        kinds = [type(part) for part in model.modules()]
+        prepare(model)
+        torch.testing.assert_close(model(**inputs(2, 3)), expected)
+    assert [type(part) for part in model.modules()] == kinds
+    assert {kind.__name__ for kind in kinds} >= {"FewRowsLinear", "FewRowsEmbedding"}
+    assert (list(model.state_dict()), [id(parameter) for parameter in model.parameters()]) == (names, parameters)
+    prepare(model)
+    model(**inputs(2, 3)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_an_export_takes_the_inputs_by_their_axes_but_for_those_of_packed_rows(tmp_path):
+    model = Small().eval()
+    export_program(model, tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2")
+    assert program.graph_signature.user_inputs == ("tokens", "shift", "scale")
+    for size in ((1, 1), (3, 7)):
+        torch.testing.assert_close(program.module()(*inputs(*size).values()), model(**inputs(*size)))
