@@ -20,7 +20,7 @@ from ftk.generation.config_groups import BatchConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.registry import SCORERS
-from ftk_cli.frame import FAILURE, Terminated, run
+from ftk_cli.command import FAILURE, Terminated, run
 from ftk_cli.inference_options import (
     COLOR,
     Checkpoints,

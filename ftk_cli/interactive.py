@@ -17,7 +17,7 @@ from ftk.errors import UserError, counted, visible
 from ftk.files import open_regular
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
-from ftk_cli.frame import FAILURE, run
+from ftk_cli.command import FAILURE, run
 from ftk_cli.inference_options import (
     COLOR,
     DevicePrecisionConfig,
