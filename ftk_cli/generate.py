@@ -82,7 +82,7 @@ class GenerateConfig:
             "choices": ("auto", "text", "tabs", "json"),
         },
     )
-    max_samples: int | None = field(default=None, metadata={"help": "stop after so many", "unit": "samples"})
+    max_samples: int | None = field(default=None, metadata={"help": "stop after this many", "unit": "samples"})
     output_format: str = field(
         default="text", metadata={"help": "fairseq's lines, or one JSON object a line", "choices": ("text", "json")}
     )
@@ -98,9 +98,7 @@ class GenerateConfig:
             "metavar": "FILE",
         },
     )
-    overwrite_results: bool = field(
-        default=False, metadata={"help": "begin --results-path anew, whatever stands in it"}
-    )
+    overwrite_results: bool = field(default=False, metadata={"help": "replace the content of --results-path"})
     on_error: str = field(
         default="continue",
         metadata={
@@ -220,7 +218,7 @@ def body(argv: list[str]) -> int:
     size = SCORED_AT_ONCE if scoring else generation.batch_size * BATCHES_AT_ONCE
     with ExitStack() as stack:
         world = stack.enter_context(open_world(root.parallel.whole(), device, options_by_flag(PROG, root)))
-        stack.enter_context(world.naming_who_hangs())
+        stack.enter_context(world.name_missing_ranks())
         if not world.is_main:  # the main process prints
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(silence))
@@ -339,7 +337,7 @@ def _kept(results: ResultsFile, overwrite: bool) -> Iterator[None]:
     except (KeyboardInterrupt, Terminated):
         if results.is_ours:
             again = "the same command" + (" without --overwrite-results" if overwrite else "")
-            say(PROG, f"partial results are in {results.path}; {again} continues behind them")
+            say(PROG, f"{results.path} has the answers so far; run {again} to continue")
         raise
     finally:
         results.close()
@@ -356,7 +354,7 @@ def _open_results(root: GenerateRoot, checkpoints: Checkpoints, world: World) ->
     if options.results_path is None:
         return None
     generation = dataclasses.asdict(root.generation)
-    del generation["lm_path"]  # its identity says it better
+    del generation["lm_path"]  # its identity is more precise
     of_lm = checkpoint_identity(checkpoints.language_model) if checkpoints.language_model is not None else {}
     settings = {
         **{name: getattr(options, name) for name in _DECIDING},

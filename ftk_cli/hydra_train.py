@@ -148,7 +148,7 @@ def _override(argument: str) -> tuple[str, str]:
 
 
 def _check_recipe(given: Namespace, with_plugin: bool) -> None:
-    """Names the recipes that there are before Hydra says that it finds none, and the plugin that a recipe names."""
+    """Checks a recipe before Hydra does: its name, the classes that it names, and whether it needs a plugin."""
     from ftk.config.compose import recipe_file
     from ftk.config.root import load_yaml
     from ftk.plugins import refuse_recorded
@@ -170,7 +170,7 @@ def _check_targets(file: Path, node: Any) -> None:
     if isinstance(node, dict):
         for key, value in node.items():
             if key == "_target_" and not str(value).startswith(("hydra._internal.", "hydra_plugins.")):
-                raise UserError(f"{file}: hydra is not to call {shown(value)}: a file is not to say what code is run")
+                raise UserError(f"{file}: hydra must not call {shown(value)}: a file cannot choose the code that runs")
             _check_targets(file, value)
     elif isinstance(node, list):
         for value in node:

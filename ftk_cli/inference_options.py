@@ -58,7 +58,7 @@ class DevicePrecisionConfig(DeviceConfig):
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The folders of the checkpoints that are meant, found once: a run that goes on saving cannot come between.
+    """The checkpoints' folders, resolved once: a run that saves meanwhile may change its links.
 
     Attributes:
         model: those of --path.
@@ -70,7 +70,7 @@ class Checkpoints:
 
 
 def find_checkpoints(path: str, lm_path: str | None, world: World | None = None) -> Checkpoints:
-    """The newest checkpoints that the paths mean now, of several processes the same ones everywhere.
+    """The checkpoints that the paths stand for now, the same on all ranks.
 
     Raises:
         UserError: there is none.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftk_cli.prompts import Source
 
 SETTINGS_SUFFIX = ".settings.json"
-"""Behind the results' name: the file that says which command they are of."""
+"""Suffix of the file that records the command of the results."""
 
 _MAX_SETTINGS_BYTES = 1 << 24
 _LONGEST_VALUE = 300  # characters of a setting in a message
@@ -49,7 +49,7 @@ class ResultsFile:
         for record in results.earlier(source, 64): ...
         results.write(lines)
 
-    Beside it stands FILE.settings.json with the settings. Records are JSON Lines, complete samples in input order; what
+    Next to it is FILE.settings.json with the settings. Records are JSON Lines, complete samples in input order; what
     an interruption has cut does not count.
 
     Nothing on the disk changes before the first `write`: neither is an old file emptied, nor a new one made.
@@ -57,7 +57,7 @@ class ResultsFile:
     Args:
         path: the file; its folder is made.
         settings: whatever decides the answers; JSON.
-        overwrite: whether to begin anew where the file is there already.
+        overwrite: whether to start over where the file is there already.
         world: processes that work together, all of them on such an object: all read what is there, and the main one
             writes. None: this one alone.
 
@@ -90,7 +90,7 @@ class ResultsFile:
             self._stream = collective(world, self._open)
 
     def _open(self) -> io.FileIO | None:
-        """The file as it is, if it is there; refuses what could not be written later."""
+        """The existing file, if any; refuses what could not be written later."""
         try:
             if not os.path.lexists(self._real_path):
                 if self._writes:
@@ -131,11 +131,11 @@ class ResultsFile:
         return UserError(f"--results-path {self.path}: {error.strerror}; name a file that can be written")
 
     def earlier(self, source: Source, size: int) -> Iterator[OldRecord]:
-        """The records of earlier runs, behind which the results go on; what they are of is passed over.
+        """The records of earlier runs, whose items are taken from the source; new results follow them.
 
-        Samples of one block are answered together, and their neighbours may show in the last digits of a number: a
-        block of `size` that was begun and not completed is begun anew. Where all are there that are asked for, nothing
-        is to be written, and what an earlier run has answered beyond stays.
+        Samples of one block are answered together, and their neighbours may show in the last digits of a number: an
+        incomplete block of `size` is answered again. If all requested samples are there, nothing is written, and
+        further answers of an earlier run stay.
 
         Args:
             source: of what was asked, from its beginning on.
@@ -156,7 +156,7 @@ class ResultsFile:
                 if old.source is not None and not _is_of(source, item, old.source):
                     raise UserError(
                         f"{source.name}:{index + 1} is not the prompt that {self.path} holds there; "
-                        "give the same input, another --results-path, or --overwrite-results to begin anew"
+                        "give the same input, another --results-path, or --overwrite-results to start over"
                     )
             all_there = source.done + len(records) == source.limit
             if len(records) < size and not all_there and (following := source.take(1)):
@@ -225,14 +225,14 @@ class ResultsFile:
             self._stream.close()
 
     def _check_settings(self) -> None:
-        """Refuses to go on with results of another command."""
-        remedy = "give another --results-path, or --overwrite-results to begin anew"
+        """Refuses to continue results of another command."""
+        remedy = "give another --results-path, or --overwrite-results to start over"
         try:
             old = read_json(self._settings_path, _MAX_SETTINGS_BYTES)
             if not isinstance(old, dict):
                 raise ValueError("is no JSON object")
         except FileNotFoundError:
-            raise UserError(f"{self.path} is there, but no {self._settings_path.name} beside it; {remedy}") from None
+            raise UserError(f"{self.path} exists without {self._settings_path.name}; {remedy}") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{self._settings_path} {reason(error)}; {remedy}") from None
         names = [*self._settings, *(name for name in old if name not in self._settings)]
@@ -260,7 +260,7 @@ class ResultsFile:
                 except (ValueError, LookupError, TypeError, ArithmeticError):
                     raise UserError(
                         f"{self.path}:{number + 1} is not the record of sample {number}; "
-                        "give another --results-path, or --overwrite-results to begin anew"
+                        "give another --results-path, or --overwrite-results to start over"
                     ) from None
                 yield end, record
         finally:

@@ -89,7 +89,7 @@ def test_what_a_file_names_is_not_imported_unless_it_is_given(tmp_path, capsys):
     _check_recipe(_read(own), True)
     for text in ("hydra: {callbacks: {a: {_target_: os.getcwd}}}", "a: {b: [{_target_: '${c}'}]}"):
         (tmp_path / "other.yaml").write_text(text)
-        with pytest.raises(UserError, match=r"other.yaml: hydra is not to call"):
+        with pytest.raises(UserError, match=r"other.yaml: hydra must not call"):
             _check_recipe(_read(own), True)
     (tmp_path / "other.yaml").write_text("hydra: {sweeper: {_target_: hydra_plugins.hydra_optuna_sweeper.Sweeper}}")
     _check_recipe(_read(own), True)

@@ -259,7 +259,7 @@ class BlankFiller:
         contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
         found = self.generator.fill_texts(contexts, self._seeds(prompts, seeds), progress, own)
         if on_piece is not None:
-            parts = (part for number, one in enumerate(found) for part in told_at_once(number, one[0].answers))
+            parts = (part for number, one in enumerate(found) for part in whole_answers(number, one[0].answers))
             for piece in self._pieces([PromptStream(self, prompt) for prompt in prompts], parts):
                 on_piece(piece)
         results = []
