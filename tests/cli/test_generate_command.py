@@ -202,7 +202,7 @@ def test_bad_lines_are_named_by_number_and_the_others_answered(ask):
     assert problems[3].startswith("7: the prompt is empty")
     assert problems[4] == " 1 prompt has no blank and is continued at the end: line 4"
     assert problems[5] == " 4 lines not answered"
-    assert any(line.startswith("ftk-generate: filled 3 prompts (") and "tokens/s" in line for line in err)
+    assert any(line.startswith("ftk-generate: answered 3 prompts (") and "tokens/s" in line for line in err)
 
 
 def test_prompts_from_a_file_keep_their_own_text(ask, place):
@@ -355,7 +355,7 @@ def test_misspelt_blanks_are_text_where_that_is_asked_for(ask):
     assert out[0] == "> the <mask> [mask] [MASK]"
     code, _, err = ask(generate.main, "data-bin", *options)
     assert code == 2
-    assert err[0].endswith("--misspelt-blanks goes with --input; samples of DATA have no text that could hold them")
+    assert err[0].endswith("--misspelt-blanks goes with --input; samples of DATA are read as in training")
 
 
 def test_interactive_refuses_what_is_for_many_prompts(ask):

@@ -17,7 +17,7 @@ from ftk.generation.text import check_vocabulary
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
-from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer, longest_first, told_at_once
+from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer, longest_first, whole_answers
 from ftk.tasks.glm_blank.infill.given_answers import encode_answers
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tasks.glm_blank.infill.misspelt_blanks import refuse_misspelt_blanks
