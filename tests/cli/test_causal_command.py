@@ -33,7 +33,7 @@ def test_prompts_are_continued_in_both_formats(ask, run):  # noqa: F811
     assert [line for line in out if line[0] == "F"] == [f"F-{n}\t{one.text}" for n, one in enumerate(expected)]
     _, out, err = ask(interactive.main, *command[1:3], *command[5:], "--color", "always", stdin=STDIN)
     assert err == []
-    assert sum(line.startswith("  1. ' ") for line in out) == len(PROMPTS)
+    assert sum(line.startswith("  1. '") for line in out) == len(PROMPTS)
 
 
 def test_given_continuations_are_scored_and_results_continued(ask, run, tmp_path):  # noqa: F811
