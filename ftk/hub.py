@@ -212,7 +212,7 @@ def task_of(folder: Path) -> type[Task]:
 
     tree = read_config(folder)
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
-        chosen = build(RestoredTask, {"task": as_mapping("task", tree.get("task"))}).task
+        chosen = build(RestoredTask, {key: as_mapping(key, tree.get(key)) for key in ("model", "task")}).task
     return chosen.entry.target  # type: ignore[return-value]
 
 

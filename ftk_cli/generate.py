@@ -208,8 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int:
     root = compose(with_options_of_task(GenerateRoot, argv), PROG, DESCRIPTION, argv)
     from ftk.model_parallel.same_start import options_by_flag
-    from ftk.model_parallel.world import open_world
-    from ftk.trainer.device import resolve_device
+    from ftk.model_parallel.world import open_world, resolve_device
     from ftk_cli.records import Records, is_terminal
     from ftk_cli.score import Given
 

@@ -146,7 +146,7 @@ def open_generator(
     import torch
 
     from ftk.hub import load_generator
-    from ftk.trainer.device import resolve_device
+    from ftk.model_parallel.world import resolve_device
 
     if device.num_threads is not None:
         torch.set_num_threads(device.num_threads)

@@ -13,6 +13,7 @@ import sys
 import pytest
 import torch
 
+from ftk.criterions.base import Criterion
 from ftk.trainer.log.metrics import Meters, Stopwatch, TrainingFigures, averages, perplexity, with_perplexities
 from ftk.trainer.log.progress import BarProgress, JsonProgress, SimpleProgress, duration, make_progress, one_line
 from ftk.trainer.log.records import RecordFile, read_records
@@ -126,7 +127,7 @@ def test_the_time_is_split_as_it_was_spent():
     assert record["tokens_per_second"] == 20.0  # 160 in the 8 seconds without validation and saving
     assert record["target_tokens_per_second"] == 4.0
     assert record["updates_per_second"] == 0.125
-    assert figures.last_lap[:2] == (8.0, 10.0)
+    assert stopwatch.last_lap[:2] == (8.0, 10.0)
 
 
 def test_a_part_that_is_open_at_a_line_goes_on_in_the_next_lap():
@@ -151,13 +152,17 @@ def test_skipped_updates_are_counted_and_left_out():
 
 
 def test_every_objective_has_its_perplexity():
-    record = with_perplexities({"loss": 2.0, "loss_token": 1.0, "loss_document": 25.0, "loss_scale": 8.0})
+    record = with_perplexities({"loss": 2.0, "loss_token": 1.0, "loss_document": 25.0}, Criterion.nats)
     assert (record["ppl"], record["ppl_token"], record["ppl_document"]) == (math.exp(2), math.e, math.exp(20))
-    assert "ppl_scale" not in record
+
+
+def test_a_loss_that_is_no_likelihood_has_no_perplexity():
+    record = {"loss": 2.0, "ppl": math.nan, "accuracy": 0.5, "loss_positive": 1.0}
+    assert list(with_perplexities(record, nats=())) == ["loss", "accuracy", "loss_positive"]
 
 
 def test_perplexity_is_of_the_likelihood_without_label_smoothing():
-    record = with_perplexities({"loss": 2.0, "loss_token": 2.0, "nll_loss": 1.0})
+    record = with_perplexities({"loss": 2.0, "loss_token": 2.0, "nll_loss": 1.0}, Criterion.nats)
     assert record["ppl"] == math.e
     assert "ppl_token" not in record
 
@@ -249,6 +254,6 @@ def test_durations(seconds, text):
 
 
 def test_the_options_need_no_torch():
-    code = "import sys, ftk.trainer.train_config; sys.exit('torch' in sys.modules)"
+    code = "import sys, ftk.trainer.config; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
