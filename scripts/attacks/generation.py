@@ -25,7 +25,6 @@ SEARCHES = {
     "greedy": ["--beam=1"],
     "beam": ["--beam=3", "--nbest=2"],
     "sampling": ["--sampling", "--top-k=5"],
-    "contrastive": ["--search=contrastive"],
 }
 ESCAPES = "\x1b[2J\x1b]0;owned\x07 \x9b31m \u202e\u2066 \x08\x7f"
 PROMPTS: list[bytes] = [
