@@ -100,6 +100,3 @@ FORMER_NAMES: dict[str, dict[str, str]] = {
 
 DEFAULT_SPECIAL_TOKENS = "glm"
 """The layout of special tokens where none is chosen, and of tokenizers on disk that name none."""
-
-DEFAULT_TASK = "glm_blank"
-"""The task of checkpoints on disk that name none."""

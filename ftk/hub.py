@@ -46,7 +46,7 @@ def load_model(
     Args:
         path: a checkpoint folder, or a run's folder (its best checkpoint, else its last).
         device: where to put it, as for `torch.device`.
-        ema: with the moving average of its weights, which training kept beside them (`--ema-decay`).
+        ema: with the moving average of its weights, which training kept with them (`--ema-decay`).
         dtype: of its weights and of what is computed, e.g. torch.bfloat16; as they were saved if None (ftk saves
             float32). Weights in int8 or int4 stay what they are.
         user_dir: the plugin that registers the model, where it is none of ftk's. What a checkpoint says of its
@@ -166,7 +166,7 @@ def load_generator(
     from ftk.generation.processors import ProcessorConfig
     from ftk.generation.processors.steering import Steering
 
-    # Resolved once, so that a run that goes on saving cannot come between.
+    # Resolved once: a run that saves meanwhile may change its links.
     folders = [resolve_checkpoint(one) for one in checkpoint_paths(path)]
     folder = folders[0]
     import_plugins(user_dir)
@@ -212,7 +212,7 @@ def _task(folder: Path) -> type[Task]:
 
     tree = read_config(folder)
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
-        chosen = build(RestoredTask, {"task": as_mapping("task", tree.get("task"))}).task
+        chosen = build(RestoredTask, {key: as_mapping(key, tree.get(key)) for key in ("model", "task")}).task
     return chosen.entry.target  # type: ignore[return-value]
 
 

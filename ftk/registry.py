@@ -28,8 +28,8 @@ T = TypeVar("T", bound=Callable[..., Any])
 class Entry:
     """A registered part: its public name, what builds it, the dataclass of its options, and where it stands.
 
-    `model` is set for architectures only: the name of the model whose config dataclass they fill; `criterion` for
-    tasks only: the name of the loss that they usually have.
+    `model` is set for architectures only: the name of the model whose config dataclass they fill; `task` for
+    models and `criterion` for tasks: the one that they usually have.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Entry:
     config: type | None
     where: str
     model: str | None = None
+    task: str | None = None
     criterion: str | None = None
 
 
@@ -54,7 +55,12 @@ class Registry:
         self._entries: dict[str, Entry] = {}
 
     def register(
-        self, name: str, config: type | None = None, model: str | None = None, criterion: str | None = None
+        self,
+        name: str,
+        config: type | None = None,
+        model: str | None = None,
+        task: str | None = None,
+        criterion: str | None = None,
     ) -> Callable[[T], T]:
         """A decorator that registers a class or function under `name`.
 
@@ -62,6 +68,7 @@ class Registry:
             name: public name, as in `--task NAME`.
             config: dataclass of the options; an instance is the first argument when the part is built.
             model: for architectures, the model whose config the decorated function returns.
+            task: for models, the task where none is chosen.
             criterion: for tasks, the criterion where none is chosen.
 
         Raises:
@@ -79,7 +86,7 @@ class Registry:
                 raise UserError(
                     f"{self.kind} {name!r} is registered twice: {taken.where} and {where}; rename one of them"
                 )
-            self._entries[name] = Entry(name, target, config, where, model, criterion)
+            self._entries[name] = Entry(name, target, config, where, model, task, criterion)
             return target
 
         return decorate

@@ -41,8 +41,8 @@ def note(config: FillConfig) -> str:
     )
 
 
-class Way(NamedTuple):
-    """One of the n best ways to fill a text as a whole.
+class Candidate(NamedTuple):
+    """One of the n best answers to all blanks of a text together.
 
     Attributes:
         score: of all its answers together.
@@ -63,7 +63,7 @@ def text_lines(
     references: Sequence[str] | None = None,
     filled: str | None = None,
     print_step: bool = False,
-    ways: Sequence[Way] = (),
+    candidates: Sequence[Candidate] = (),
     terminal: bool = False,
 ) -> Iterator[str]:
     """One sample as tab-separated lines.
@@ -71,7 +71,7 @@ def text_lines(
     `S-` source with its blanks; then for each blank, from left to right, `T-` reference, `H-` score and
     tokens, `D-` score and text, `P-` log-probabilities, `A-` the likeliest tokens at one place (if asked for),
     these for each of the n best answers, best first; with `print_step` `I-` steps of the best answers; at last
-    `F-` filled text. `T-`, `F-` only if given. With `ways` the lines of the answers come for each of these, in front of
+    `F-` filled text. `T-`, `F-` only if given. With `candidates` the lines of the answers come for each, in front of
     them `N-`, its score and its text.
 
     Args:
@@ -82,16 +82,18 @@ def text_lines(
         references: one per blank, if known.
         filled: the text with its blanks filled, on one line (`one_line` or `colored_text` makes it so).
         print_step: whether to say how many steps were taken.
-        ways: the n best ways to fill the text as a whole, if it was asked for these; `answers` are those of the first.
+        candidates: the n best fillings of the text as a whole, if requested; `answers` are those of the first.
         terminal: whether the lines are for a terminal, which must not be steered by what is in them.
     """
     clean = terminal_line if terminal else one_line
     yield f"S-{index}\t{clean(source)}"
-    if not ways:
+    if not candidates:
         yield from _answer_lines(index, answers, tokenizer, references, clean)
-    for way in ways:
-        yield f"N-{index}\t{way.score:.4f}" + ("" if way.text is None else f"\t{clean(way.text)}")
-        yield from _answer_lines(index, way.answers, tokenizer, references if way is ways[0] else None, clean)
+    for candidate in candidates:
+        yield f"N-{index}\t{candidate.score:.4f}" + ("" if candidate.text is None else f"\t{clean(candidate.text)}")
+        yield from _answer_lines(
+            index, candidate.answers, tokenizer, references if candidate is candidates[0] else None, clean
+        )
     if print_step:
         yield f"I-{index}\t{num_steps(answers)}"
     if filled is not None:
@@ -127,29 +129,29 @@ def json_line(
     references: Sequence[str] | None = None,
     filled: str | None = None,
     print_step: bool = False,
-    ways: Sequence[Way] = (),
+    candidates: Sequence[Candidate] = (),
     terminal: bool = False,
 ) -> str:
     """One sample as a JSON object; arguments as in `text_lines`, `filled` as it is."""
     record: dict[str, Any] = {"id": index, "source": source}
     if filled is not None:
         record["text"] = filled
-    if ways:
-        record["score"] = ways[0].score
+    if candidates:
+        record["score"] = candidates[0].score
     record["answers"] = _described(answers, tokenizer)
     if references is not None:
         for answer, reference in zip(record["answers"], references, strict=True):
             answer["reference"] = reference
     if print_step:
         record["steps"] = num_steps(answers)
-    if ways:
+    if candidates:
         record["others"] = [
             {
-                **({} if way.text is None else {"text": way.text}),
-                "score": way.score,
-                "answers": _described(way.answers, tokenizer),
+                **({} if candidate.text is None else {"text": candidate.text}),
+                "score": candidate.score,
+                "answers": _described(candidate.answers, tokenizer),
             }
-            for way in ways[1:]
+            for candidate in candidates[1:]
         ]
     return json_record(record, terminal)
 
@@ -183,7 +185,7 @@ def use_color(choice: str, stream: TextIO | None) -> bool:
     """Whether to colour what is printed to `stream`.
 
     Args:
-        choice: "always", "never", or "auto": on a terminal, unless the environment says NO_COLOR or TERM=dumb.
+        choice: "always", "never", or "auto": on a terminal, unless the environment has NO_COLOR or TERM=dumb.
         stream: where it is printed; None: it is closed.
     """
     if choice != "auto":

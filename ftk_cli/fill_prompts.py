@@ -1,4 +1,4 @@
-"""ftk-generate --input: answers prompts from a file or a pipe, one a line."""
+"""ftk-generate --input: answers prompts from a file or a pipe, one per line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def fill_prompts(
     root: GenerateRoot, source: str, checkpoints: Checkpoints, results: ResultsFile | None, world: World
 ) -> int:
-    """Answers prompts, one a line, in blocks: in constant memory. Returns 1 if some could not be answered."""
+    """Answers prompts, one per line, in blocks: in constant memory. Returns 1 if some could not be answered."""
     from ftk_cli.answer_lines import color_legend, note, num_steps
 
     options = root.generate
@@ -63,15 +63,27 @@ def fill_prompts(
 
 def _prompt_record(root: GenerateRoot, index: int, result: FillResult, tokenizer: Any, printed: bool) -> Iterable[str]:
     """The lines about one prompt; coloured at most where they are printed."""
-    from ftk_cli.answer_lines import Way, colored_text, is_terminal, json_line, one_line, terminal_line, text_lines
+    from ftk_cli.answer_lines import (
+        Candidate,
+        colored_text,
+        is_terminal,
+        json_line,
+        one_line,
+        terminal_line,
+        text_lines,
+    )
 
     steps, terminal = root.generate.print_step, printed and is_terminal(None)
-    ways = [Way(one.score, one.answers, one.text) for one in (result, *result.others) if one.score is not None]
+    candidates = [
+        Candidate(one.score, one.answers, one.text) for one in (result, *result.others) if one.score is not None
+    ]
     if root.generate.output_format == "json":
-        return [json_line(index, result.prompt, result.answers, tokenizer, None, result.text, steps, ways, terminal)]
+        return [
+            json_line(index, result.prompt, result.answers, tokenizer, None, result.text, steps, candidates, terminal)
+        ]
     clean = terminal_line if terminal else one_line
     filled = colored_text(result, tokenizer, clean) if printed and _in_color(root) else clean(result.text)
-    return text_lines(index, result.prompt, result.answers, tokenizer, None, filled, steps, ways, terminal)
+    return text_lines(index, result.prompt, result.answers, tokenizer, None, filled, steps, candidates, terminal)
 
 
 def _in_color(root: GenerateRoot) -> bool:

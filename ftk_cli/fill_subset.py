@@ -1,4 +1,4 @@
-"""ftk-generate DATA: answers the blanks that the task makes in a split, beside what stood there."""
+"""ftk-generate DATA: answers the blanks that the task makes in a split, with their references."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ EPOCH = 1  # whose blanks validation looks at, too
 def fill_subset(
     root: GenerateRoot, data: str, checkpoints: Checkpoints, results: ResultsFile | None, world: World
 ) -> int:
-    """Answers the blanks that the task makes in a split; prints them beside the references."""
+    """Answers the blanks that the task makes in a split; prints them with the references."""
     from ftk.evaluation.base import build_scorer
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.glm_blank.infill.questions import question_of
     from ftk.tasks.restore import restore_task
-    from ftk_cli.answer_lines import Way, is_terminal, json_line, note, num_steps, text_lines
+    from ftk_cli.answer_lines import Candidate, is_terminal, json_line, note, num_steps, text_lines
 
     options = root.generate
     task, _ = restore_task(checkpoints.model[0], data)
@@ -56,13 +56,15 @@ def fill_subset(
             for index, question, fillings in zip(indices, questions, found, strict=True):
                 source = filler.source_text(question.context)
                 references = [tokenizer.decode(reference).strip() for reference in question.references]
-                all_ways = [Way(one.score, filler.describe(question.context, one.answers)) for one in fillings]
-                filled, ways = all_ways[0].answers, all_ways if over_text else []
+                all_candidates = [
+                    Candidate(one.score, filler.describe(question.context, one.answers)) for one in fillings
+                ]
+                filled, candidates = all_candidates[0].answers, all_candidates if over_text else []
                 meter.add(num_steps(filled))
                 lines += (
-                    [json_line(index, source, filled, tokenizer, references, None, steps, ways, terminal)]
+                    [json_line(index, source, filled, tokenizer, references, None, steps, candidates, terminal)]
                     if as_json
-                    else text_lines(index, source, filled, tokenizer, references, None, steps, ways, terminal)
+                    else text_lines(index, source, filled, tokenizer, references, None, steps, candidates, terminal)
                 )
                 for scorer in scorers.values():
                     for blank, reference in zip(filled, references, strict=True):

@@ -67,7 +67,7 @@ class GenerateConfig:
             "choices": ("auto", "text", "tabs", "json"),
         },
     )
-    max_samples: int | None = field(default=None, metadata={"help": "stop after so many", "unit": "samples"})
+    max_samples: int | None = field(default=None, metadata={"help": "stop after this many", "unit": "samples"})
     output_format: str = field(
         default="text", metadata={"help": "fairseq's lines, or one JSON object a line", "choices": ("text", "json")}
     )
@@ -83,9 +83,7 @@ class GenerateConfig:
             "metavar": "FILE",
         },
     )
-    overwrite_results: bool = field(
-        default=False, metadata={"help": "begin --results-path anew, whatever stands in it"}
-    )
+    overwrite_results: bool = field(default=False, metadata={"help": "replace the content of --results-path"})
     on_error: str = field(
         default="continue",
         metadata={
@@ -188,8 +186,7 @@ def body(argv: list[str]) -> int:
     from ftk.checkpoint.layout import MANIFEST
     from ftk.model_parallel.collective import check_same_files
     from ftk.model_parallel.same_start import options_by_flag
-    from ftk.model_parallel.world import open_world
-    from ftk.trainer.device import resolve_device
+    from ftk.model_parallel.world import open_world, resolve_device
     from ftk_cli.fill_prompts import fill_prompts
     from ftk_cli.fill_subset import fill_subset
     from ftk_cli.progress import say
@@ -224,7 +221,7 @@ def body(argv: list[str]) -> int:
         except (KeyboardInterrupt, Terminated):
             if results is not None and results.is_ours:
                 again = "the same command" + (" without --overwrite-results" if options.overwrite_results else "")
-                say(PROG, f"{results.path} keeps the answers so far; {again} goes on behind them")
+                say(PROG, f"{results.path} has the answers so far; run {again} to continue")
             raise
 
 
@@ -239,7 +236,7 @@ def _open_results(root: GenerateRoot, checkpoints: Checkpoints, world: World) ->
     if options.results_path is None:
         return None
     generation = dataclasses.asdict(root.generation)
-    del generation["lm_path"]  # its identity says it better
+    del generation["lm_path"]  # its identity is more precise
     of_lm = checkpoint_identity(checkpoints.language_model) if checkpoints.language_model is not None else {}
     settings = {
         **{name: getattr(options, name) for name in _DECIDING},

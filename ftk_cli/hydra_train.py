@@ -61,7 +61,7 @@ def _launch(argv: list[str]) -> int:
     from ftk.config.build import build
     from ftk.config.hydra import recipe_folder, register_groups, to_tree
     from ftk.plugins import import_entry_points, import_user_dir, refuse_recorded
-    from ftk.trainer.train_config import TrainConfig
+    from ftk.trainer.config import TrainConfig
     from ftk_cli.train import train
 
     given = _read(argv)
@@ -87,7 +87,7 @@ def _launch(argv: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = ["ftk-hydra-train", *_in_order(given)]
     try:
-        hydra.main(version_base="1.3", config_path=str(recipe_folder()), config_name="glm_base")(job)()
+        hydra.main(version_base="1.3", config_path=str(recipe_folder()), config_name=None)(job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(" ".join(str(error).split())) from error
     return max(codes, default=0)
@@ -148,18 +148,22 @@ def _override(argument: str) -> tuple[str, str]:
 
 
 def _check_recipe(given: Namespace, with_plugin: bool) -> None:
-    """Names the recipes that there are before Hydra says that it finds none, and the plugin that a recipe names."""
+    """Checks a recipe before Hydra does: its name, the classes that it names, and whether it needs a plugin."""
     from ftk.config.compose import recipe_file
+    from ftk.config.hydra import recipe_folder
     from ftk.config.root import load_yaml
     from ftk.plugins import refuse_recorded
 
     own = [folder for folder in (given.config_dir, given.config_path) if folder is not None]
+    if given.config_name is None and not (given.hydra_help or given.info or given.shell_completion):
+        recipes = ", ".join(sorted(path.stem for path in recipe_folder().glob("*.yaml")))
+        raise UserError(f"--config-name is missing; recipes: {recipes}")
     if not own and given.config_name is not None:
         recipe_file(given.config_name, "--config-name")
     for folder in own:
         for file in sorted(Path(folder).rglob("*.yaml")):
             _check_targets(file, load_yaml(file))
-    name = f"{given.config_name or 'glm_base'}".removesuffix(".yaml")
+    name = f"{given.config_name}".removesuffix(".yaml")
     for file in (Path(folder) / f"{name}.yaml" for folder in own):
         if file.is_file() and not with_plugin:
             refuse_recorded(file, load_yaml(file), f"{USER_DIR}=")
@@ -170,7 +174,7 @@ def _check_targets(file: Path, node: Any) -> None:
     if isinstance(node, dict):
         for key, value in node.items():
             if key == "_target_" and not str(value).startswith(("hydra._internal.", "hydra_plugins.")):
-                raise UserError(f"{file}: hydra is not to call {shown(value)}: a file is not to say what code is run")
+                raise UserError(f"{file}: hydra must not call {shown(value)}: a file cannot choose the code that runs")
             _check_targets(file, value)
     elif isinstance(node, list):
         for value in node:

@@ -54,7 +54,7 @@ class DevicePrecisionConfig(DeviceConfig):
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The folders of the checkpoints that are meant, found once: a run that goes on saving cannot come between.
+    """The checkpoints' folders, resolved once: a run that saves meanwhile may change its links.
 
     Attributes:
         model: those of --path.
@@ -66,7 +66,7 @@ class Checkpoints:
 
 
 def find_checkpoints(path: str, lm_path: str | None, world: World | None = None) -> Checkpoints:
-    """The newest checkpoints that the paths mean now, of several processes the same ones everywhere.
+    """The checkpoints that the paths stand for now, the same on all ranks.
 
     Raises:
         UserError: there is none.
@@ -108,13 +108,13 @@ def open_filler(
     processors: ProcessorConfig,
     world: World | None = None,
 ) -> BlankFiller:
-    """The checkpoints as a filler of blanks, on the device that was asked for, or shared by a world."""
+    """The checkpoints as a filler of blanks, on the requested device, or shared by a world."""
     import dataclasses
 
     import torch
 
     from ftk.hub import load_generator
-    from ftk.trainer.device import resolve_device
+    from ftk.model_parallel.world import resolve_device
 
     if device.num_threads is not None:
         torch.set_num_threads(device.num_threads)

@@ -220,7 +220,7 @@ def _described(answer: FilledBlank) -> str:
 
 
 def _likeliest(filler: BlankFiller, answer: FilledBlank) -> Iterator[str]:
-    """Of each place the likeliest tokens, if they were asked for."""
+    """The likeliest tokens of each place, if requested."""
     for number, place in enumerate(answer.alternatives, start=1):
         tokens = "  ".join(f"{filler.tokenizer.token_text(token)!r} {math.exp(value):.3f}" for token, value in place)
         yield f"       token {number}: {tokens}"

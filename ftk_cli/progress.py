@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WIDTH = 80  # columns of a bar on a terminal that reports no width
 
 BATCHES_AT_ONCE = 8
-"""Prompts of so many batches are sorted by length together, and held in memory. At the end of each block rows stand
+"""Number of batches whose prompts are sorted by length together, and held in memory. At each block's end rows are
 idle: blocks of 4 batches take a fifth more steps, blocks of 16 one in twenty less (real lines, batches of 16)."""
 
 

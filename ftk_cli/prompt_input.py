@@ -1,4 +1,4 @@
-"""Prompts from a file or a pipe, one a line: read without holding more than is needed, and told from answered ones."""
+"""Prompts from a file or a pipe, one per line: read in constant memory, without those that are answered already."""
 
 from __future__ import annotations
 
@@ -158,10 +158,10 @@ class Lines:
         self._lines: Iterator[tuple[int, bytes]] = enumerate(itertools.islice(prompt_lines(stream, name), limit))
 
     def pass_over(self, results: ResultsFile, size: int, source_of: Callable[[str], str]) -> Iterator[OldRecord]:
-        """Reads the records of earlier runs, and the lines that they are of; the results go on behind them.
+        """Reads the records of earlier runs, and the input lines that they answer; new results follow them.
 
-        A block of `size` lines that was begun and not completed is begun anew. Where all are answered that are asked
-        for, nothing is to be written, and more that an earlier run has answered stay.
+        An incomplete block of `size` lines is answered again. If all requested lines are answered,
+        nothing is written, and further answers of an earlier run stay.
 
         Args:
             results: a file that was just opened.
@@ -183,7 +183,7 @@ class Lines:
                 if old.source is not None and not _is_of(results, old.source, line, source_of):
                     raise UserError(
                         f"{self.name}:{index + 1} is not the prompt that {results.path} holds there; "
-                        "give the same input, another --results-path, or --overwrite-results to begin anew"
+                        "give the same input, another --results-path, or --overwrite-results to start over"
                     )
             all_there = self.done + len(records) == self.limit
             following = next(self._lines, None) if len(records) < size and not all_there else None

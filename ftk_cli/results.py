@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ftk.model_parallel.world import World
 
 SETTINGS_SUFFIX = ".settings.json"
-"""Behind the results' name: the file that says which command they are of."""
+"""Suffix of the file that records the command of the results."""
 
 _MAX_SETTINGS_BYTES = 1 << 24
 _LONGEST_VALUE = 300  # characters of a setting in a message
@@ -49,7 +49,7 @@ class ResultsFile:
         results.go_on(number_of_records)
         results.write(lines)
 
-    Beside it stands FILE.settings.json with the settings. Records are complete samples in input order; what an
+    Next to it is FILE.settings.json with the settings. Records are complete samples in input order; what an
     interruption has cut does not count, in text also the last sample of DATA, whose end cannot be seen.
 
     Nothing on the disk changes before the first `write`: neither is an old file emptied, nor a new one made.
@@ -58,7 +58,7 @@ class ResultsFile:
         path: the file; its folder is made.
         settings: whatever decides the answers; JSON.
         as_json: whether the records are JSON lines, else text.
-        overwrite: whether to begin anew where the file is there already.
+        overwrite: whether to start over if the file exists already.
         world: processes that work together, all of them on such an object: all read what is there, and the main one
             writes. None: this one alone.
 
@@ -92,7 +92,7 @@ class ResultsFile:
             self._stream = collective(world, self._open)
 
     def _open(self) -> io.FileIO | None:
-        """The file as it is, if it is there; refuses what could not be written later."""
+        """The existing file, if any; refuses what could not be written later."""
         try:
             if not os.path.lexists(self._real_path):
                 if self._writes:
@@ -115,7 +115,7 @@ class ResultsFile:
 
     def _begin(self) -> None:
         """Cuts off what is not to stay; of a new file also the settings. An empty file is of any settings."""
-        assert self._begins_at is not None, "go_on says where"
+        assert self._begins_at is not None, "go_on sets it"
         try:
             if self._stream is None:
                 Path(self._real_path).parent.mkdir(parents=True, exist_ok=True)
@@ -196,14 +196,14 @@ class ResultsFile:
         return recorded == (source if self.as_json else one_line(source))
 
     def _check_settings(self) -> None:
-        """Refuses to go on with results of another command."""
-        remedy = "give another --results-path, or --overwrite-results to begin anew"
+        """Refuses to continue results of another command."""
+        remedy = "give another --results-path, or --overwrite-results to start over"
         try:
             old = read_json(self._settings_path, _MAX_SETTINGS_BYTES)
             if not isinstance(old, dict):
                 raise ValueError("is no JSON object")
         except FileNotFoundError:
-            raise UserError(f"{self.path} is there, but no {self._settings_path.name} beside it; {remedy}") from None
+            raise UserError(f"{self.path} exists without {self._settings_path.name}; {remedy}") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{self._settings_path} {reason(error)}; {remedy}") from None
         names = [*self._settings, *(name for name in old if name not in self._settings)]
@@ -259,15 +259,15 @@ class ResultsFile:
     def _foreign(self, line_number: int, expected: str) -> UserError:
         return UserError(
             f"{self.path}:{line_number} is not {expected}; "
-            "give another --results-path, or --overwrite-results to begin anew"
+            "give another --results-path, or --overwrite-results to start over"
         )
 
 
 def earlier_records(results: ResultsFile, size: int, num_samples: int, limit: int | None = None) -> Iterator[OldRecord]:
-    """The records of earlier runs, of the first `limit` samples at most, behind which the results go on.
+    """The records of earlier runs, of the first `limit` samples at most; new results follow them.
 
-    A block of `size` samples that was begun and not completed is begun anew. Where all are there that are asked for,
-    nothing is to be written, and more that an earlier run has added stay.
+    An incomplete block of `size` samples is answered again. If all requested samples are there,
+    nothing is written, and further ones of an earlier run stay.
 
     Raises:
         UserError: there are more records than samples.

@@ -85,7 +85,7 @@ class _Totals:
 def score_subset(
     root: GenerateRoot, data: str, checkpoints: Checkpoints, results: ResultsFile | None, world: World
 ) -> int:
-    """Scores what stood in the blanks that the task makes in a split, as training predicts it."""
+    """Scores the original text of the blanks that the task makes in a split, as training predicts it."""
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.glm_blank.infill.questions import question_of
     from ftk.tasks.restore import restore_task
@@ -129,7 +129,7 @@ def score_subset(
 def score_lines(
     root: GenerateRoot, source: str, checkpoints: Checkpoints, results: ResultsFile | None, world: World
 ) -> int:
-    """Scores answers that stand beside their prompts. Returns 1 if there were lines that could not be scored."""
+    """Scores answers that are given with their prompts. Returns 1 if there were lines that could not be scored."""
     from ftk.tasks.glm_blank.infill.scoring import check_answers
 
     options, name, totals = root.generate, input_name(source), _Totals(root, results)
@@ -200,7 +200,7 @@ def parse_line(line: str) -> tuple[str, list[list[str]]]:
         or not all(isinstance(one, list) and all(isinstance(answer, str) for answer in one) for one in candidates)
     ):
         also = ", or a list of such lists" if given == ["candidates"] else ""
-        raise UserError(f"{given[0]!r} must be a list of texts, one a blank{also}")
+        raise UserError(f"{given[0]!r} must be a list of texts, one per blank{also}")
     return asked, candidates
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ftk.config import compose
 from ftk.errors import visible
-from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.config import TrainConfig
 from ftk_cli import ranks
 from ftk_cli.command import report_errors, run
 
@@ -51,14 +50,13 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
         torch.set_num_threads(config.common.num_threads)
 
     from ftk.model_parallel.same_start import options_by_flag
-    from ftk.model_parallel.world import is_main_process, open_world
+    from ftk.model_parallel.world import is_main_process, open_world, resolve_device
     from ftk.tasks.data_facts import check_same_data
     from ftk.trainer.dataloading import split_names
-    from ftk.trainer.device import resolve_device
     from ftk.trainer.parallel_check import check_parallel
+    from ftk.trainer.run import build_task
 
-    task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
-    config.model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
+    config, task = build_task(config)
     sizes = check_parallel(config, task)
 
     if config.command.dry_run:
@@ -69,11 +67,6 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
                 print(visible(describe_run(config, task, task.build_model(config.model), sizes)))
         return 0
 
-    if config.lr_range.lr_range_test:
-        from ftk.trainer.watch.lr_range import range_config
-
-        config = range_config(config)
-
     device, longer = resolve_device(config.common.device), "; --collective-timeout-minutes gives it longer"
     facts = options_by_flag("ftk-train", config)
     with (
@@ -82,29 +75,23 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
         world.name_missing_ranks(longer),
     ):
         check_same_data(task, split_names(config.dataloader), world)
-        return run_training(config, task, world, said)
+        return _train_in(world, config, task, said)
 
 
-def run_training(config: TrainConfig, task: Task, world: World, said: HeldLines) -> int:
-    """What one process of the run does. Returns its exit code."""
-    import torch
-
-    from ftk.model_parallel.engine import prepare_process
-    from ftk.trainer.building import build_model
+def _train_in(world: World, config: TrainConfig, task: Task, said: HeldLines) -> int:
+    """What one rank of the run does. Returns its exit code."""
+    from ftk.trainer.run import build_run
     from ftk.trainer.trainer import Trainer
 
-    prepare_process(config.engine)
-    torch.manual_seed(config.common.seed)
-    model = build_model(config, task, world)
-    trainer = Trainer(config, task, model, config.criterion.build(), world=world, said=said)
     if config.lr_range.lr_range_test:
-        from ftk.trainer.watch.lr_range import describe_range, lr_range_test, write_range
+        from ftk.trainer.watch.lr_range import describe_range, lr_range_test, range_config, write_range
 
+        trainer = Trainer(build_run(range_config(config), task=task, world=world), said=said)
         found = lr_range_test(trainer)
         if world.is_main:
-            print("\n".join([*describe_range(found), f"written to {write_range(found, trainer.checkpoints.folder)}"]))
+            print("\n".join([*describe_range(found), f"written to {write_range(found, trainer.info.folder)}"]))
         return 0
-    summary = trainer.train()
+    summary = Trainer(build_run(config, task=task, world=world), said=said).train()
     if summary.warning is not None:
         ranks.record_failure(summary.warning)
     return summary.exit_code

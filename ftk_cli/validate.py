@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftk.criterions.base import Criterion
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
-    from ftk.trainer.runner import Runner
+    from ftk.trainer.step import Runner
 
 DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
 perplexity, and the same for each objective. The ranks of a run (torchrun) share the batches, and the model if it is
@@ -82,8 +82,7 @@ def body(argv: list[str]) -> int:
 
     from ftk.model_parallel.config import ParallelConfig
     from ftk.model_parallel.same_start import options_by_flag
-    from ftk.model_parallel.world import open_world
-    from ftk.trainer.device import resolve_device
+    from ftk.model_parallel.world import open_world, resolve_device
 
     if root.common.num_threads is not None:
         torch.set_num_threads(root.common.num_threads)
@@ -145,7 +144,7 @@ def load(root: ValidateRoot, world: World, criterion: Criterion) -> tuple[nn.Mod
     from ftk.hub import load_model
     from ftk.model_parallel.pipeline.inference import PipelinedModel
     from ftk.model_parallel.step_module import StepModule
-    from ftk.trainer.runner import SequentialRunner
+    from ftk.trainer.step import SequentialRunner
 
     device, precision = world.device, root.validation.precision
     shared = world.sizes.tensor * world.sizes.pipeline > 1

@@ -9,7 +9,7 @@ from torch import nn
 from ftk.batch import Batch, Group
 from ftk.criterions.base import LossOutput
 from ftk.model_parallel.step_module import StepModule
-from ftk.trainer.runner import SequentialRunner
+from ftk.trainer.step import SequentialRunner
 from tests.dense import same_batches, tensors_of
 
 

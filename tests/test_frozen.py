@@ -63,7 +63,7 @@ def samples(options: list[str]) -> str:
     import numpy as np
 
     from ftk.config import compose
-    from ftk.trainer.train_config import TrainConfig
+    from ftk.trainer.config import TrainConfig
 
     arguments = [
         str(FROZEN / "data-bin"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ftk.registry import register_hook
-from ftk.trainer.hooks import Hook
+from ftk.trainer import Hook, StepInfo
 
 
 @dataclass(kw_only=True)
@@ -19,9 +19,9 @@ class GradientNoise(Hook):
     def __init__(self, config: GradientNoiseConfig) -> None:
         self.config = config
 
-    def after_backward(self, trainer) -> None:
+    def after_backward(self, step: StepInfo) -> None:
         # torch's generator is seeded for each update, so that a run that is continued draws the same noise
-        std = (self.config.eta / (1 + trainer.state.num_updates) ** self.config.gamma) ** 0.5
-        for parameter in trainer.model.parameters():
+        std = (self.config.eta / (1 + step.num_updates) ** self.config.gamma) ** 0.5
+        for parameter in step.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.add_(torch.randn_like(parameter.grad), alpha=std)

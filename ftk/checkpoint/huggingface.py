@@ -6,6 +6,7 @@ the ftk checkpoint, with which names lay in which file, so that the folder can b
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -20,6 +21,7 @@ from torch import Tensor
 from ftk.checkpoint.layout import read_part
 from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.storage import DTYPES, open_safetensors, safetensors_header, tensor_bytes
+from ftk.config.build import build_options
 from ftk.errors import UserError
 from ftk.files import naming, parse_json, read_bytes, read_json
 from ftk.models.conversion import Contents, Converter, LazyTensors, renamed
@@ -75,6 +77,7 @@ class HuggingFace:
         stored = _stored(source)
         try:
             options = converter.config_from(config)
+            options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
             tensors = renamed(_whole(stored.tensors, converter), converter.renames, options)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error

@@ -29,7 +29,7 @@ def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None) -> 
         UserError: unknown sections, options or names, values of a wrong type or out of range, options that
             must be given and are not: all of them, one per line.
     """
-    tree = with_defaults_of_task(root, tree)
+    tree = with_usual_parts(root, tree)
     known = [*sections_of(root), *slots_of(root)]
     errors = [_unknown("section", key, known) for key in tree if key not in known]
     values: dict[str, Any] = {}
@@ -63,22 +63,33 @@ def build_options(key: str, config_type: type, values: Tree) -> Any:
     return config
 
 
-def with_defaults_of_task(root: type, tree: Tree) -> Tree:
-    """The tree with the parts named that are the task's usual ones where none is chosen (`Slot.default_from`)."""
+def with_usual_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:
+    """The tree with the usual parts named where none is chosen: the model's task, the task's criterion.
+
+    Args:
+        root: root dataclass; `Slot.default_from` says which slots have a usual part.
+        tree: section key -> values.
+        strict: raise where the part is not known whose usual one is asked for; else nothing is named.
+
+    Raises:
+        UserError: see `strict`.
+    """
     named = dict(tree)
     slots = slots_of(root)
     for key, slot in slots.items():
-        if slot.default_from is None or not isinstance(tree.get(key), (dict, type(None))):
+        source = slot.default_from
+        if source is None or not isinstance(tree.get(key), (dict, type(None))):
             continue
         values = as_mapping(key, tree.get(key))
         if values.get("_name") is None:
             try:
-                task = as_mapping(slot.default_from, tree.get(slot.default_from))
-                entry, _ = chosen_entry(slot.default_from, slots[slot.default_from], task)
-            except UserError:  # the task's own slot says it
-                continue
-            if entry.criterion is not None:
-                named[key] = values | {"_name": entry.criterion}
+                entry, _ = chosen_entry(source, slots[source], as_mapping(source, named.get(source)))
+            except UserError:
+                if strict:
+                    raise
+                continue  # the slot `source` will report it
+            if (usual := getattr(entry, key)) is not None:
+                named[key] = values | {"_name": usual}
     return named
 
 

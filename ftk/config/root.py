@@ -64,7 +64,7 @@ class Section:
 class Slot:
     """A place for one registered part, chosen by `flag`. `default` None: there must be a choice.
 
-    `default_from` names the slot of a task, whose entry says the default.
+    `default_from` names the slot whose part says which one is usual: the model's `task`, the task's `criterion`.
     With `architectures` the flag chooses an architecture, whose model is the part. `short` is another flag, of one
     letter. `place` is what the part takes by place on the command line, for the usage line when no part is chosen yet.
     `resume` is as of `Section`, `resume_of` the same for options by name; both hold for plugins' parts, too.

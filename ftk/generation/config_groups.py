@@ -54,7 +54,7 @@ class AnswerConfig:
 
 @dataclass(kw_only=True)
 class BeamConfig:
-    """How many hypotheses go on together, and when they are finished."""
+    """How many hypotheses continue together, and when they are finished."""
 
     group_title: ClassVar[str] = "beam search"
 
@@ -68,7 +68,7 @@ class BeamConfig:
         },
     )
     diverse_groups: int = field(
-        default=2, metadata={"help": "diverse_beam: the beam is divided into so many groups", "unit": "groups"}
+        default=2, metadata={"help": "diverse_beam: number of groups that the beam is divided into", "unit": "groups"}
     )
     diversity_strength: float = field(
         default=0.5,
@@ -97,7 +97,7 @@ class SamplingConfig:
     temperature: float = field(default=1.0, metadata={"max": 1e308, "help": "sampling: divides the logits; above 0"})
     top_k: int = field(
         default=0,
-        metadata={"help": "sampling: draw among so many likeliest tokens; 0: all", "unit": "tokens"},
+        metadata={"help": "sampling: draw among the N likeliest tokens; 0: all", "unit": "tokens"},
     )
     top_p: float = field(
         default=1.0,

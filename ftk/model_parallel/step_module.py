@@ -1,9 +1,10 @@
-"""The forward pass of a step as one module: what DDP wraps, and what is the root of FSDP2."""
+"""The forward pass of a step as one module: what DDP wraps, and what is the root of FSDP2; and its precision."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -27,3 +28,9 @@ class StepModule(nn.Module):
     def forward(self, batch: Any) -> Any:
         """The `LossOutput` of a `Batch` on the model's device; its loss is a sum, 0-d."""
         return self._criterion(self.model, batch)
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context of a forward pass: bf16 or fp16 matrix products over fp32 weights, or nothing for fp32."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")

@@ -397,3 +397,21 @@ def _own_device(device: torch.device, world_size: int) -> torch.device:
     own = torch.device("cuda", local if count > 1 else 0)  # Slurm may show each process none but its own
     torch.cuda.set_device(own)
     return own
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means on this machine.
+
+    Raises:
+        UserError: no such GPU, or no GPU that this PyTorch can use.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if count == 0:
+            raise UserError(f"--device {name}: PyTorch {torch.__version__} finds no GPU; use --device cpu")
+        if device.index is not None and device.index >= count:
+            raise UserError(f"--device {name}: there are {count} GPUs, cuda:0 to cuda:{count - 1}")
+    return device

@@ -139,7 +139,7 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int | None = None) -> None:
-        """Draws all weights anew; parameters on the meta device are left alone.
+        """Draws all weights again; parameters on the meta device are left alone.
 
         Args:
             seed: the seed of torch's default generator if None.

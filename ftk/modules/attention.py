@@ -100,7 +100,7 @@ def fused_attention(
     bias: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """`F.scaled_dot_product_attention` with a bias on the scores beside the mask.
+    """`F.scaled_dot_product_attention` with a bias on the scores in addition to the mask.
 
     Args:
         query: [B, A, T, D].

@@ -21,7 +21,7 @@ _PRODUCTS_OF_A_THREAD = 1 << 16
 FEW_ROWS = 64
 """The most rows (tokens) that do not go to `F.linear`, but to our kernel where it is the fastest, else to oneDNN.
 
-`F.linear` in float32 goes to MKL, which packs the weights anew for every product of more than one row: up to twice the
+`F.linear` in float32 goes to MKL, which packs the weights again for every product of more than one row: up to twice the
 time of oneDNN (`scripts/benchmark/few_rows.py`).
 """
 
@@ -154,7 +154,7 @@ def most_int8_rows() -> int:
 
 @cache
 def most_rows() -> int:
-    """Up to so many rows this is the fastest way on this processor; 0 where it cannot be had.
+    """The greatest number of rows at which this is the fastest way on this processor; 0 where it is not available.
 
     Milliseconds of this, oneDNN and MKL by `scripts/benchmark/few_rows.py` on two threads with AVX2 (an EPYC with noisy
     neighbours): 1 row 11.0, 11.9, 15.0; 2 rows 8.7, 17.1, 29.9; 4 rows 11.2, 25.4, 29.6; 8 rows 11.9, 20.7, 34.6; 16

@@ -20,7 +20,7 @@ class Visibility(NamedTuple):
         branches: int64 [B, S], several continuations of one context: a token sees those of its own number and, as all
             do, those of number 0; None: all are of one branch.
         documents: int64 [B, S], a token sees only those of its own number; None: all are of one document.
-        length: int64 [B], keys that there are: what stands behind them is seen by nobody; None: all.
+        length: int64 [B], number of valid keys: later ones are masked; None: all are valid.
     """
 
     prefix: Tensor | None = None

@@ -15,7 +15,8 @@ from ftk.errors import UserError
 from ftk.files import read_lines, reason
 from ftk.report.starts import FILE_NAME, read_starts
 
-_MAX_RECORD_BYTES = 1 << 20
+MAX_RECORD_BYTES = 1 << 20
+"""No record is longer: a longer line is read as one that is none."""
 
 
 def _numbers() -> array[float]:
@@ -113,7 +114,7 @@ def read_runs(paths: list[str]) -> list[Run]:
 def _read_records(run: Run, path: Path) -> None:
     """Line by line, so that a long run needs no more memory than its numbers."""
     try:
-        for line in read_lines(path, _MAX_RECORD_BYTES):
+        for line in read_lines(path, MAX_RECORD_BYTES):
             record = _record(line or b"")
             if record is None:
                 run.broken_lines += line is None or bool(line.strip())

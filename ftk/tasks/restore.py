@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftk.builtins import DEFAULT_TASK
 from ftk.checkpoint import read_config, resolve_checkpoint
 from ftk.config import Chosen, slot
 from ftk.config.build import as_mapping, build, build_options
@@ -14,16 +13,17 @@ from ftk.config.options import options_of
 from ftk.config.root import Tree
 from ftk.errors import UserError
 from ftk.plugins import naming_plugin
-from ftk.registry import CRITERIONS, DATASETS, TASKS
+from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, MODELS, TASKS
 from ftk.tasks.base import Task
 from ftk.tokenizers import load_tokenizer
 
 
 @dataclass(kw_only=True)
 class RestoredTask:
-    """The section of a checkpoint's config.yaml that names its task; one converted from elsewhere has the default."""
+    """The sections of a checkpoint's config.yaml that say its task: where none is named, the model's usual one."""
 
-    task: Chosen = slot(TASKS, flag="--task", default=DEFAULT_TASK)
+    model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES)
+    task: Chosen = slot(TASKS, flag="--task", default_from="model")
 
 
 @dataclass(kw_only=True)
@@ -47,7 +47,7 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
     folder = resolve_checkpoint(path)
     tree = read_config(folder)
     common = as_mapping("common", tree.get("common"))
-    sections = {key: as_mapping(key, tree.get(key)) for key in ("task", "dataset", "criterion")}
+    sections = {key: as_mapping(key, tree.get(key)) for key in ("model", "task", "dataset", "criterion")}
     with naming_plugin(common.get("user_dir")):
         kept = {key: value for key, value in sections["dataset"].items() if key != "data_weights"}  # of other corpora
         sections["dataset"] = {**kept, _place_of_data(sections["dataset"]): data}

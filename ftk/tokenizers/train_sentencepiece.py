@@ -48,7 +48,7 @@ def train_sentencepiece(
         character_coverage: share of the text's characters that get a piece of their own, in (0, 1].
         byte_fallback: write rarer characters as bytes (256 pieces) instead of losing them to <unk>.
         normalization: "identity" keeps characters as they are; "nmt_nfkc" is SentencePiece's own default.
-        max_lines: train on a sample of so many lines (at least 101), always the same one; 0: on all.
+        max_lines: train on a sample of this many lines (at least 101), always the same one; 0: on all.
 
     Raises:
         UserError: a file is missing, there is no text, an option is out of range, or the vocabulary is too

@@ -16,8 +16,8 @@ from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.world import Sizes
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.tasks.base import SampleDataset, Task
+from ftk.trainer.config import TrainConfig
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
-from ftk.trainer.train_config import TrainConfig
 
 GIB = 2.0**30
 LOOKED_AT = 64  # samples whose length is measured

@@ -3,73 +3,114 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
 
 from ftk.batch import Batch
 from ftk.config.choice import choice
 from ftk.errors import UserError
+from ftk.model_parallel.world import World
 from ftk.registry import HOOKS
+from ftk.trainer.config import TrainConfig
+from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.log.records import Record
-
-if TYPE_CHECKING:
-    from ftk.trainer.log.summary import Summary
-    from ftk.trainer.trainer import Trainer
+from ftk.trainer.log.summary import Summary
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What a hook is shown: the parts that it may use, and where the run stands.
+
+    Attributes:
+        config: of the run.
+        model: this rank's part of it, under the names of the whole one.
+        optimizer: of its trained parameters.
+        world: the ranks of the run, each of which calls its own hooks.
+        folder: of the run.
+        stopwatch: time spent inside `with step.stopwatch.aside():` does not count as training.
+        num_updates: updates done, skipped ones included; during an update those before it.
+        epoch: of the last update.
+        lr: learning rate of the last update.
+        sums: of the last update, name -> (0-d sum, 0-d count) on the device, of this rank's batches: "loss" (a stage of
+            a pipeline may have none), the criterion's meters, and once it is done "gnorm".
+        num_tokens, num_targets: of the last update, on all ranks; padding counts as tokens.
+        skip: whether the last update was skipped, 0-d bool on the device; None before the first.
+    """
+
+    config: TrainConfig
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    world: World
+    folder: Path
+    stopwatch: Stopwatch
+    num_updates: int = 0
+    epoch: int = 1
+    lr: float = 0.0
+    sums: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    num_tokens: int = 0
+    num_targets: float = 0
+    skip: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
 
 
 class Hook:
     """Called by the Trainer at these places, in this order; each method does nothing unless it is overridden.
 
-    A hook may read and change what the trainer offers: `model`, `optimizer`, `state`, `epoch`, `device`, `config`,
-    `checkpoints.folder`; after a step `gradients.sums` and `skip` (whether the update was skipped), on the device. One
-    that is called on every update must not ask the device for a value (`.item()`, `if tensor:`), or the step waits
-    for it. What it raises ends the run as any failure does. Of several processes (`world`) each calls its own hooks.
+    A hook may read and change `step.model` and its gradients and the state of `step.optimizer`. One that is called on
+    every update must not ask the device for a value (`.item()`, `if tensor:`), or the step waits for it. An exception
+    that it raises ends the run as any failure does.
 
         @register_hook("print_norms")
         class PrintNorms(Hook):
-            def on_record(self, trainer, record): ...
+            def on_record(self, step, record): ...
 
     and `ftk-train ... --hooks print_norms`. With `@register_hook(name, config=Options)` the class is built as
     `PrintNorms(options)` from `--hooks 'print_norms interval=10'`.
     """
 
-    def before_train(self, trainer: Trainer) -> None:
+    def before_train(self, step: StepInfo) -> None:
         """Everything is built and loaded."""
 
-    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
+    def before_step(self, step: StepInfo, micro_batches: list[Batch]) -> None:
         """An update begins; the batches are on the CPU."""
 
-    def after_backward(self, trainer: Trainer) -> None:
+    def after_backward(self, step: StepInfo) -> None:
         """The gradients of the whole update are there, unscaled; they are not yet clipped."""
 
-    def after_step(self, trainer: Trainer) -> None:
-        """The update is done and counted in `trainer.state.num_updates`."""
+    def after_step(self, step: StepInfo) -> None:
+        """The update is done and counted in `step.num_updates`."""
 
-    def on_record(self, trainer: Trainer, record: Record) -> None:
+    def on_record(self, step: StepInfo, record: Record) -> None:
         """A training or validation record is written; keys that are added go with it."""
 
-    def after_epoch(self, trainer: Trainer) -> None:
-        """The last update of epoch `trainer.epoch` is done."""
+    def after_epoch(self, step: StepInfo) -> None:
+        """The last update of epoch `step.epoch` is done."""
 
-    def before_validation(self, trainer: Trainer) -> None:
+    def before_validation(self, step: StepInfo) -> None:
         """The validation splits are about to be gone through."""
 
-    def after_validation(self, trainer: Trainer, results: dict[str, Record]) -> None:
+    def after_validation(self, step: StepInfo, results: dict[str, Record]) -> None:
         """They have been: split -> figures. Figures that are added can rank checkpoints (--best-metric).
 
-        Of several processes those of the main one count.
+        On several ranks those of the main one count.
         """
 
-    def before_checkpoint(self, trainer: Trainer) -> None:
+    def before_checkpoint(self, step: StepInfo) -> None:
         """A checkpoint of the present state is about to be written."""
 
-    def after_checkpoint(self, trainer: Trainer, folder: Path) -> None:
+    def after_checkpoint(self, step: StepInfo, folder: Path) -> None:
         """It was taken: the state may change again. A background save may still be writing the folder."""
 
-    def after_train(self, trainer: Trainer, summary: Summary) -> None:
+    def after_train(self, step: StepInfo, summary: Summary) -> None:
         """The run has ended by itself or by a signal, not by a failure."""
 
 
@@ -83,7 +124,7 @@ class Hooks:
         return iter(self._hooks)
 
     def call(self, place: str, *arguments: object) -> None:
-        """Calls the method named `place` of each hook. Which hook of others' code fails is said, beside its error."""
+        """Calls the method named `place` of each hook; a failing hook of a plugin is named in the log."""
         for hook in self._hooks:
             try:
                 getattr(hook, place)(*arguments)

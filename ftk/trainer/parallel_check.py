@@ -12,11 +12,10 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.world import Sizes, launched_by_torchrun, resolve_sizes
+from ftk.model_parallel.world import Sizes, launched_by_torchrun, resolve_device, resolve_sizes
 from ftk.optim.parameter_groups import apply_freeze
 from ftk.tasks.base import Task
-from ftk.trainer.device import resolve_device
-from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.config import TrainConfig
 
 if TYPE_CHECKING:
     from ftk.model_parallel.pipeline.layout import PipelineLayout

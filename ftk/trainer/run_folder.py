@@ -1,4 +1,4 @@
-"""The folder of a run: made once the run is sure to begin, claimed by it alone, and seen by all of its processes."""
+"""The folder of a run: made once the run is sure to start, locked by it alone; and which checkpoints stay in it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ftk.checkpoint import BEST, LAST
+from ftk.checkpoint import BEST, LAST, checkpoint_name, is_checkpoint
 from ftk.data.indexed.output_folder import RECORD
 from ftk.errors import UserError
 from ftk.files import open_lock, reason, write_whole
+from ftk.trainer.config import CheckpointConfig
 
 try:
     import fcntl
@@ -29,7 +31,7 @@ LOCK_WAIT_SECONDS = 12.0  # data workers of a run that was killed hold its lock 
 
 
 class RunFolder:
-    """`--save-dir`. Of several processes the main one uses it."""
+    """`--save-dir`; the main rank alone uses it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,3 +109,65 @@ def _not_writable(path: Path, error: OSError) -> Exception:
     if error.errno in (errno.EROFS, errno.ELOOP, errno.EISDIR, errno.EINVAL):
         return UserError(f"--save-dir: {path} cannot be written ({reason(error)})")
     return OSError(error.errno, reason(error), str(path))
+
+
+@dataclass(frozen=True)
+class SavedStatus:
+    """What a run knows of its checkpoints when it has written one.
+
+    Attributes:
+        num_updates: of the one that was written.
+        best: number of updates of the best validation, None before the first.
+        scores: checkpoint's name -> its validation metric.
+    """
+
+    num_updates: int
+    best: int | None
+    scores: Mapping[str, float]
+
+
+def best_of(folder: Path, status: SavedStatus, config: CheckpointConfig) -> Path | None:
+    """The checkpoint of a run's folder that `checkpoint_best` is to mean; None: it stays as it is.
+
+    That is the one of the best validation. Where it could not be saved, an older best one stays; where that is gone,
+    the best of those that are there takes its place.
+    """
+    if status.best is not None and is_checkpoint(folder / checkpoint_name(status.best)):
+        return folder / checkpoint_name(status.best)
+    if is_checkpoint(folder / BEST):
+        return None
+    return next((folder / name for name in _ranked(status, config) if is_checkpoint(folder / name)), None)
+
+
+def stale(folder: Path, present: Iterable[Path], status: SavedStatus, config: CheckpointConfig) -> list[Path]:
+    """The checkpoints that need not stay.
+
+    The last and the best one always do: those that the links mean, whatever state the links are in, and those that
+    `status` names.
+
+    Args:
+        folder: of the run.
+        present: its `checkpoint_N`.
+        status: what the run knows of them.
+        config: how many are kept.
+    """
+    if config.keep_last == 0:
+        return []
+    numbers = {path: int(path.name.rpartition("_")[2]) for path in present}
+    # Those beyond the present update were there before the run went on from an older one. They are not the newest,
+    # and whoever had it go on may want them: they stay until the run has come there itself.
+    newest = sorted((path for path in numbers if numbers[path] <= status.num_updates), key=numbers.__getitem__)
+    kept = {path.name for path in newest[-config.keep_last :]} | {checkpoint_name(status.num_updates)}
+    kept |= {path.name for path in numbers if numbers[path] > status.num_updates}
+    kept |= {link.readlink().name for link in (folder / LAST, folder / BEST) if link.is_symlink()}
+    if status.best is not None:
+        kept.add(checkpoint_name(status.best))
+    there = {path.name for path in numbers}
+    kept |= set([name for name in _ranked(status, config) if name in there][: config.keep_best])
+    every = config.keep_interval_updates
+    return [path for path, number in numbers.items() if path.name not in kept and not (every and number % every == 0)]
+
+
+def _ranked(status: SavedStatus, config: CheckpointConfig) -> list[str]:
+    """Names of the checkpoints with a validation, the best first."""
+    return sorted(status.scores, key=status.scores.__getitem__, reverse=config.maximize_best_metric)

@@ -36,7 +36,7 @@ class TrainerState:
         loss_scale: state of the loss scaler, empty without one.
         seed: of the run, for the record.
         tokenizer: fingerprint of the tokenizer the run was begun with.
-        data: what tells the training documents from others (`ftk.trainer.continuing.data_identity`).
+        data: what tells the training documents from others (`ftk.trainer.resume.data_identity`).
         data_processes: processes that took batches of their own.
     """
 

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import contextlib
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ftk.batch import Batch
-from ftk.criterions.base import Criterion
-from ftk.model_parallel.gradients import GlobalGradients, is_non_finite
-from ftk.model_parallel.step_module import StepModule
+from ftk.criterions.base import Criterion, LossOutput
+from ftk.model_parallel.gradients import GlobalGradients, gradient_sync, guarded, is_non_finite
+from ftk.model_parallel.step_module import StepModule, autocast
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
 from ftk.optim.loss_scaler import LossScaler
 from ftk.optim.parameter_groups import gradient_multipliers, multiply_gradients
-from ftk.trainer.agreement import UpdateCounts
-from ftk.trainer.log.metrics import Stopwatch
-from ftk.trainer.runner import Runner, SequentialRunner
-from ftk.trainer.seeding import seed_update
-from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.config import TrainConfig
+from ftk.trainer.log.metrics import Stopwatch, Sums
+from ftk.trainer.signals import STOP_SIGNALS, StopSignals
 
 
-class Gradients(NamedTuple):
-    """What going forward and backward through an update's micro-batches gives, besides the gradients."""
+class UpdateCounts(NamedTuple):
+    """What an update is made of."""
 
-    sums: dict[str, tuple[Tensor, Tensor]]  # name -> (0-d sum, 0-d count) on the device, of this process's batches
-    num_tokens: int  # of all processes, padding counted
-    num_targets: float  # of all processes
+    num_tokens: int  # padding counted
+    num_targets: float  # or the sum of their weights
 
 
 class Update:
     """Takes the updates of a run. Nothing here waits for the device.
+
+        counts = update.count(micro_batches)  # of several ranks: summed over all
+        with update.gradients(num_updates, counts) as scale:
+            sums = update.runner.forward_backward(micro_batches, scale)
+        skip = update.apply(sums, lr)
 
     Args:
         config: of the run.
@@ -42,7 +47,7 @@ class Update:
         device: where batches go.
         stopwatch: counts what the parts take.
         runner: takes micro-batches through the model; None: one after the other, by this process alone.
-        world: the processes of the run; None: this one alone.
+        world: the ranks of the run; None: this one alone.
         multipliers: (factor, parameters whose gradients it multiplies); None: as the options say of this model.
     """
 
@@ -70,11 +75,11 @@ class Update:
         self.world = world or World.single(device)
         precision = config.training.precision
         self.runner = runner or SequentialRunner(StepModule(model, criterion), device, precision)
-        self.gradients = GlobalGradients(model, self.parameters, self.world, self.runner.uncounted)
+        self.global_gradients = GlobalGradients(model, self.parameters, self.world, self.runner.uncounted)
         self.scaler = LossScaler(config.loss_scale, device) if precision == "fp16" else None
 
     def count(self, micro_batches: list[Batch]) -> UpdateCounts:
-        """Tokens and targets of this process's batches.
+        """Tokens and targets of this rank's batches.
 
         Args:
             micro_batches: CPU batches as the collater made them.
@@ -82,33 +87,33 @@ class Update:
         num_tokens = sum(batch.num_tokens for batch in micro_batches)
         return UpdateCounts(num_tokens, sum(self.criterion.count(batch) for batch in micro_batches))
 
-    def accumulate(self, micro_batches: list[Batch], num_updates: int, counts: UpdateCounts | None = None) -> Gradients:
-        """Leave in the parameters the gradient of the mean loss over all targets of the update, of all processes.
+    @contextlib.contextmanager
+    def gradients(self, num_updates: int, counts: UpdateCounts) -> Iterator[Tensor]:
+        """Around the backward passes of an update, which leave the gradient of its mean loss in the parameters.
 
         Args:
-            micro_batches: this process's CPU batches as the collater made them.
             num_updates: updates done before; it seeds what is random in the model.
-            counts: of all processes together; None: those of these batches.
+            counts: of all ranks' batches together.
+
+        Yields:
+            What each summed loss is multiplied by before it goes backward, 0-d on the device.
         """
-        counts = counts or self.count(micro_batches)
         seed_update(self.config.common.seed, num_updates, self.world.data_rank, self.world.pipeline_rank)
         self.optimizer.zero_grad(set_to_none=True)
         with self.stopwatch.part("forward_backward"):
             share = torch.full((), 1.0 / (counts.num_targets or 1), device=self.device)
-            scale = share if self.scaler is None else self.scaler.scaled(share)
-            sums = self.runner.forward_backward(micro_batches, scale)
+            yield share if self.scaler is None else self.scaler.scaled(share)
             if self.scaler is not None:
                 self.scaler.unscale(self.parameters)
             multiply_gradients(self.multipliers)
-        return Gradients(sums, counts.num_tokens, counts.num_targets)
 
-    def apply(self, gradients: Gradients, lr: float, own_lrs: Mapping[str, float] | None = None) -> Tensor:
+    def apply(self, sums: Sums, lr: float, own_lrs: Mapping[str, float] | None = None) -> Tensor:
         """Take the optimizer's step, unless loss or gradient is infinite or not a number.
 
         A skipped update leaves parameters and optimizer as they were.
 
         Args:
-            gradients: of `accumulate`; the norm and the share of clipped updates are added to its sums.
+            sums: of `runner.forward_backward`; the gradients' norm and the share of clipped updates are added.
             lr: learning rate.
             own_lrs: the rates of groups that have a schedule of their own, by its name.
 
@@ -117,18 +122,190 @@ class Update:
         """
         clip_norm = self.config.training.clip_norm
         with self.stopwatch.part("optimizer"):
-            norm = self.gradients.norm()  # on the host, and so all that the optimizer takes, if gradients are offloaded
-            # Of several processes each knows its own loss alone; one that is bad has made the norm bad (`guarded`).
-            seen = [norm] if self.world.size > 1 else [gradients.sums["loss"][0].to(norm.device), norm]
+            # On the host, and so all that the optimizer takes, if gradients are offloaded.
+            norm = self.global_gradients.norm()
+            # Each rank knows its own loss alone; one that is bad has made the norm of all bad (`guarded`).
+            seen = [norm] if self.world.size > 1 else [sums["loss"][0].to(norm.device), norm]
             skip = is_non_finite(*seen)
-            self.gradients.clip(clip_norm, norm)
+            self.global_gradients.clip(clip_norm, norm)
             set_lr(self.optimizer, lr, own_lrs)
             step_unless(self.optimizer, skip)
             if self.scaler is not None:
                 self.scaler.update(skip)
         norm, skip = (value.to(self.device, non_blocking=True) for value in (norm, skip))
         one = torch.ones_like(norm)
-        gradients.sums["gnorm"] = (norm, one)
+        sums["gnorm"] = (norm, one)
         if clip_norm:
-            gradients.sums["clip_share"] = (norm > clip_norm, one)
+            sums["clip_share"] = (norm > clip_norm, one)
         return skip
+
+
+class Runner(Protocol):
+    """Goes forward and backward; the trainer divides, clips and steps.
+
+    Attributes:
+        stages: what is called for each micro-batch: the whole model with its loss, or this rank's stages of it.
+        uncounted: names of the parameters here that another rank counts in norms and figures.
+    """
+
+    @property
+    def stages(self) -> Sequence[StepModule]: ...
+
+    @property
+    def uncounted(self) -> Collection[str]: ...
+
+    def forward_backward(self, micro_batches: Sequence[Batch], backward_scale: Tensor) -> Sums:
+        """Leave in the parameters the gradient of the summed loss times a factor, summed over all ranks.
+
+        Args:
+            micro_batches: on the CPU, as the collater made them; as many on every data rank.
+            backward_scale: 0-d, on the device.
+
+        Returns:
+            "loss" and the criterion's meters, of this rank's batches; empty where no loss is computed.
+        """
+
+    def evaluate(self, batch: Batch) -> LossOutput | None:
+        """The loss of a batch, in evaluation mode and without gradients; None where none is computed."""
+
+
+class SequentialRunner:
+    """Each micro-batch forward and backward, then the next.
+
+    Args:
+        module: a `StepModule`, perhaps wrapped.
+        device: where batches go.
+        precision: fp32, bf16 or fp16.
+        several: whether there are other ranks, which have to hear of a loss that is not finite.
+        finishers: called after the last backward pass of an update, to make gradients whole.
+    """
+
+    uncounted: Collection[str] = ()
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        precision: str,
+        *,
+        several: bool = False,
+        finishers: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        self.module = module
+        self._finishers = finishers
+        self.device = device
+        self.precision = precision
+        self._scaled: Callable[[Tensor, Tensor], Tensor] = guarded if several else torch.mul
+
+    @property
+    def stages(self) -> Sequence[StepModule]:
+        return [module for module in self.module.modules() if isinstance(module, StepModule)]
+
+    def forward_backward(self, micro_batches: Sequence[Batch], backward_scale: Tensor) -> Sums:
+        totals: Sums = {}
+        for place, batch in enumerate(micro_batches, start=1):
+            with gradient_sync(self.module, enabled=place == len(micro_batches)):
+                with autocast(self.device, self.precision):
+                    output = self.module(batch.to(self.device))
+                self._scaled(output.loss, backward_scale).backward()
+            for name, (total, count) in {"loss": (output.loss.detach(), output.num_targets), **output.meters}.items():
+                old = totals.get(name)
+                totals[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
+        for finish in self._finishers:
+            finish()
+        return totals
+
+    def evaluate(self, batch: Batch) -> LossOutput:
+        with autocast(self.device, self.precision):
+            return self.module(batch.to(self.device))
+
+
+def without_copies(runner: Runner) -> Runner:
+    """The same, but where there are copies of the model (DDP) they are told nothing: gradients are of this one."""
+    if isinstance(runner, SequentialRunner) and isinstance(runner.module, nn.parallel.DistributedDataParallel):
+        return SequentialRunner(runner.module.module, runner.device, runner.precision)
+    return runner
+
+
+class Coordinator:
+    """What the ranks of a run decide at the same step: the counts of an update, and whether to stop.
+
+    Signals and clocks are of one rank; decisions are of all. A single process decides by what it sees, at any time.
+    Several exchange it where all of them are at the same step, before an update and between batches of a validation,
+    as one sum of a few numbers on the host, and know of a stop from then on.
+
+    Args:
+        world: the ranks.
+        signals: of this process.
+        time_is_up: whether the run has had its hours, by this process's clock; that of the main rank counts.
+    """
+
+    def __init__(self, world: World, signals: StopSignals, time_is_up: Callable[[], bool]) -> None:
+        self.world = world
+        self._signals = signals
+        self._time_is_up = time_is_up
+        self._signal: str | None = None  # known to all ranks
+        self._hours_over = False  # known to all ranks
+
+    @property
+    def signal(self) -> str | None:
+        """Name of the signal that ends the run, None so far."""
+        return self._signals.received if self.world.mesh is None else self._signal
+
+    @property
+    def hours_over(self) -> bool:
+        """Whether the run has had its hours."""
+        return self._time_is_up() if self.world.mesh is None else self._hours_over
+
+    def before_update(self, counts: UpdateCounts) -> UpdateCounts:
+        """The counts of all ranks' batches together, and news of signals and clocks; all ranks call it.
+
+        Args:
+            counts: of this rank's own batches.
+        """
+        if self.world.mesh is None:
+            return counts
+        tokens, targets = self._exchange(counts if self.world.counts_loss else UpdateCounts(0, 0))
+        return UpdateCounts(int(tokens), targets)
+
+    def should_stop(self) -> bool:
+        """Whether a signal has come to any rank; all of them call it."""
+        if self.world.mesh is not None:
+            self._exchange(UpdateCounts(0, 0))
+        return self.signal is not None
+
+    def _exchange(self, counts: UpdateCounts) -> list[float]:
+        received = [float(self._signals.received == name) for name in STOP_SIGNALS]
+        hours = float(self.world.is_main and self._time_is_up())
+        tokens, targets, *flags, over = self.world.sum_host([*counts, *received, hours])
+        if self._signal is None:
+            self._signal = next((name for name, flag in zip(STOP_SIGNALS, flags, strict=True) if flag), None)
+        self._hours_over |= bool(over)
+        return [tokens, targets]
+
+
+def seed_update(seed: int, num_updates: int, data_rank: int = 0, pipeline_rank: int = 0) -> None:
+    """Seed torch (every device), NumPy and Python for the update that comes after `num_updates` updates.
+
+    A resumed run draws the same numbers. Ranks with other batches or other layers draw other ones; those that share
+    layers draw the same.
+    """
+    mixed = mix(seed, num_updates)
+    if data_rank or pipeline_rank:
+        mixed = mix(mix(mixed, data_rank), pipeline_rank)
+    torch.manual_seed(mixed)
+    np.random.seed(mixed & 0xFFFFFFFF)
+    random.seed(mixed)
+
+
+def mix(seed: int, num_updates: int) -> int:
+    """A 63-bit number from both: splitmix64's finaliser, twice, so that (1, 2) and (2, 1) share nothing."""
+    return _finalise(_finalise(seed) + num_updates) >> 1
+
+
+def _finalise(value: int) -> int:
+    mask = (1 << 64) - 1
+    value = (value + 0x9E3779B97F4A7C15) & mask
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return value ^ (value >> 31)

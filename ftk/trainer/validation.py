@@ -18,7 +18,7 @@ from ftk.model_parallel.world import World
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.trainer.log.metrics import Meters, averages, summed, with_perplexities
 from ftk.trainer.log.records import Record
-from ftk.trainer.runner import Runner
+from ftk.trainer.step import Runner
 
 ASK_EVERY = 8  # batches; of several processes, who would otherwise wait for each other at every one
 

@@ -15,7 +15,7 @@ TRAIN = ("ftk-train", "--task=glm_blank", "--dry-run")
 
 
 def add_cases(chance: random.Random) -> None:
-    from ftk.trainer.train_config import TrainConfig
+    from ftk.trainer.config import TrainConfig
 
     def command(place: Place, chosen: list[str], given: list[str], positional: bool) -> list[str]:
         arch = [] if any(choice.startswith("--arch") for choice in chosen) else ["--arch=glm_tiny"]

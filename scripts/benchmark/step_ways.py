@@ -27,9 +27,9 @@ from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
 from ftk.tokenizers import SpecialTokens
+from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.step import Update
-from ftk.trainer.train_config import TrainConfig
 
 LEARNING_RATE = 1e-4
 BETAS = (0.9, 0.98)
@@ -142,10 +142,11 @@ class OurStep:
         self.num_updates = 0
 
     def step(self, batch: Batch) -> Tensor:
-        gradients = self.update.accumulate([batch], self.num_updates)
-        self.update.apply(gradients, LEARNING_RATE)
+        with self.update.gradients(self.num_updates, self.update.count([batch])) as scale:
+            sums = self.update.runner.forward_backward([batch], scale)
+        self.update.apply(sums, LEARNING_RATE)
         self.num_updates += 1
-        loss, count = gradients.sums["loss"]
+        loss, count = sums["loss"]
         return loss / count
 
 

@@ -17,6 +17,10 @@ from ftk.checkpoint import load_model_tensors, read_config, save_checkpoint, ver
 from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.errors import UserError
+from ftk.generation.config import GenerationConfig
+from ftk.generation.engine.continuation import Continuation
+from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.request import Request
 from ftk.models import build_model
 from ftk.models.conversion import LazyTensors, renamed
 from ftk.registry import HF_MODELS
@@ -104,6 +108,22 @@ def test_gradients_are_those_of_transformers(theirs, ours, family) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert (found[name] - value).abs().max() <= 1e-5 * value.abs().max(), name
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_answers_are_those_of_transformers(theirs, ours, beam) -> None:
+    """Greedy and beam search, with prompts of several lengths side by side."""
+    prompts = [tokens()[row, : 3 + 4 * row].tolist() for row in range(3)]
+    options = GenerationConfig(beam=beam, nbest=beam, max_len=20)
+    requests = [Request(prompt, options) for prompt in prompts]
+    with torch.no_grad():
+        found = engine_for(ftk.load_model(ours), Continuation([0], 64), requests, batch_size=2).answers(requests)
+    searched = {"num_beams": beam, "num_return_sequences": beam, "length_penalty": 1.0, "early_stopping": True}
+    for prompt, (best,) in zip(prompts, found, strict=True):
+        flags = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, **(searched if beam > 1 else {})}
+        expected = theirs.generate(torch.tensor([prompt]), **flags)[:, len(prompt) :].tolist()
+        for answer, row in zip((best, *best.others), expected, strict=True):
+            assert list(answer.tokens) == (row[: row.index(0)] if 0 in row else row)
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
@@ -232,6 +252,9 @@ MISTAKES = [
     (lambda folder: (folder / "config.json").write_text("[]"), "config.json: is not a mapping"),
     (edited(model_type="megalodon"), "model_type 'megalodon' is of an unknown family"),
     (edited(tie_word_embeddings=False), "tie_word_embeddings is False; ftk's model has True"),
+    (edited(n_head=5), "num_attention_heads is 5; it must divide hidden_size 32"),
+    (edited(n_layer="many"), "num_layers is 'many'"),
+    (edited(n_layer=10**4), "far larger than its tensors"),
     (edited(surprise=3), "surprise is not known here (3)"),
     (with_tensors(lambda t: first(t, lambda tensor: None)), " is missing"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor[:-1])), " fits the others|has not the shape"),

@@ -57,6 +57,7 @@ def test_two_flags_around_an_override_and_a_logging_of_ones_own():
         (["-m", "a=b", "--info"], "give one of --run, --multirun, --cfg, --info and --shell-completion"),
         (["--experimental-rerun", "x.pickle"], "--experimental-rerun is left out: it unpickles a file"),
         (["optimizer.lr=1e-3,1e-400"], "1e-400 is too small to differ from 0"),
+        (["optimizer.lr=1"], "--config-name is missing; recipes: glm_"),
         (["--config-name", "glm_tin"], "--config-name glm_tin: there is no such file and no such recipe"),
     ],
     ids=lambda value: str(value)[:40],
@@ -89,7 +90,7 @@ def test_what_a_file_names_is_not_imported_unless_it_is_given(tmp_path, capsys):
     _check_recipe(_read(own), True)
     for text in ("hydra: {callbacks: {a: {_target_: os.getcwd}}}", "a: {b: [{_target_: '${c}'}]}"):
         (tmp_path / "other.yaml").write_text(text)
-        with pytest.raises(UserError, match=r"other.yaml: hydra is not to call"):
+        with pytest.raises(UserError, match=r"other.yaml: hydra must not call"):
             _check_recipe(_read(own), True)
     (tmp_path / "other.yaml").write_text("hydra: {sweeper: {_target_: hydra_plugins.hydra_optuna_sweeper.Sweeper}}")
     _check_recipe(_read(own), True)

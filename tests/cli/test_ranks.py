@@ -28,15 +28,15 @@ from ftk.trainer.hooks import Hook
 
 @register_hook("ill")
 class Ill(Hook):
-    def before_step(self, trainer, micro_batches):
-        if trainer.world.rank == 1 and trainer.state.num_updates == 3:
+    def before_step(self, step, micro_batches):
+        if step.world.rank == 1 and step.num_updates == 3:
             raise ValueError("the hardware is ill")
 
 
 @register_hook("stuck")
 class Stuck(Hook):
-    def before_step(self, trainer, micro_batches):
-        if trainer.world.rank == 1 and trainer.state.num_updates == 3:
+    def before_step(self, step, micro_batches):
+        if step.world.rank == 1 and step.num_updates == 3:
             time.sleep(1000)
 """
 

@@ -95,18 +95,18 @@ def test_an_interruption_leaves_whole_records_and_the_rest_is_answered_once(
     monkeypatch.setattr(BlankFiller, "fill_encoded", interrupted)
     code, _, err = generated(*command)
     assert (code, err[-1]) == (1, "ftk-generate: interrupted")
-    assert err[-2].endswith("results keeps the answers so far; the same command goes on behind them")
+    assert err[-2].endswith("results has the answers so far; run the same command to continue")
     part = (tmp_path / "results").read_bytes()
     assert part
     assert whole.startswith(part)
     # Begun anew, and interrupted before the first answer: the old answers are still there, and not this command's.
     code, _, err = generated(*command, "--overwrite-results")
     assert (code, err[-1]) == (1, "ftk-generate: interrupted")
-    assert "keeps the answers" not in "".join(err)
+    assert "the answers so far" not in "".join(err)
     assert (tmp_path / "results").read_bytes() == part
     answered.clear()
     code, _, err = generated(*command, "--overwrite-results")
-    assert err[-2].endswith("the same command without --overwrite-results goes on behind them")
+    assert err[-2].endswith("run the same command without --overwrite-results to continue")
     monkeypatch.setattr(BlankFiller, "fill_encoded", original)
     _, _, err = generated(*command)
     assert (tmp_path / "results").read_bytes() == whole
@@ -147,7 +147,7 @@ def test_other_settings_are_refused_and_nothing_is_lost(generated, tmp_path, cha
     code, _, err = generated(*INPUT, *change)
     assert code == 2
     assert message in err[0]
-    assert err[0].endswith("give another --results-path, or --overwrite-results to begin anew")
+    assert err[0].endswith("give another --results-path, or --overwrite-results to start over")
     assert (tmp_path / "results").read_bytes() == before
     assert generated(*INPUT, *change, "--overwrite-results")[0] in (0, 1)
     assert (tmp_path / "results.settings.json").read_bytes() != settings
@@ -164,7 +164,7 @@ def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, plac
     (tmp_path / "results").write_text("S-0\tthe [MASK] fox\nsomething else\nS-1\tmore\n")
     assert "results:2 is not a line of sample 0" in generated(*INPUT)[2][0]
     (tmp_path / "results.settings.json").unlink()
-    assert "no results.settings.json beside it" in generated(*INPUT)[2][0]
+    assert "exists without results.settings.json" in generated(*INPUT)[2][0]
     (tmp_path / "results").unlink()
     (tmp_path / "results").mkdir()
     assert "Is a directory" in generated(*INPUT)[2][0]

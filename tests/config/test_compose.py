@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -13,7 +15,8 @@ from ftk.config import Chosen, compose, dump, section, slot
 from ftk.config.build import build
 from ftk.config.common import CommandConfig, CommonConfig
 from ftk.errors import UserError
-from ftk.registry import Registry
+from ftk.registry import ARCHITECTURES, MODELS, Registry
+from ftk.trainer.config import TrainConfig
 
 PARTS, SHAPES = Registry("part"), Registry("shape")
 
@@ -353,3 +356,27 @@ def test_a_section_of_several_parts_is_one_mapping_and_in_help_a_group_for_each_
     assert [line for line in lines if line in headings] == headings
     for heading, flag in zip(headings, ("--weight", "--size", "--colour"), strict=True):
         assert flag in lines[lines.index(heading) + 1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--arch", "glm_tiny"], ("glm_blank", "cross_entropy")),
+        (["--arch", "no_usual_task", "--task", "glm_blank"], ("glm_blank", "cross_entropy")),
+        (["--arch", "no_usual_task"], "--task is missing; there are: "),
+        ([], "--arch is missing; there are: "),
+        (["--task", "glm_blank"], "--arch is missing; there are: "),
+    ],
+)
+def test_the_model_has_a_usual_task_and_the_task_a_usual_criterion(argv, expected, monkeypatch):
+    model = dataclasses.replace(MODELS.get("glm"), name="no_usual_model", task=None)
+    arch = dataclasses.replace(ARCHITECTURES.get("glm_tiny"), name="no_usual_task", model="no_usual_model")
+    monkeypatch.setitem(MODELS._entries, "no_usual_model", model)
+    monkeypatch.setitem(ARCHITECTURES._entries, "no_usual_task", arch)
+    argv = ["data", "--max-update", "1", *argv]
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=re.escape(expected)):
+            compose(TrainConfig, "ftk-train", "", argv)
+    else:
+        config = compose(TrainConfig, "ftk-train", "", argv)
+        assert (config.task.name, config.criterion.name) == expected

@@ -8,7 +8,7 @@ from ftk.config import compose, dump
 from ftk.config.compose import recipe_file
 from ftk.config.hydra import compose_file, recipe_folder
 from ftk.errors import UserError
-from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.config import TrainConfig
 
 RECIPES = sorted(path.stem for path in recipe_folder().glob("*.yaml"))
 

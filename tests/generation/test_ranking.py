@@ -30,7 +30,7 @@ def tied(name: str, size: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["equal", "rounded", "steps", "forbidden", "different"])
 @pytest.mark.parametrize("looks", [True, False])  # on a GPU it is never asked whether there is a tie
 def test_it_is_the_head_of_a_stable_sort(size, name, looks, monkeypatch):
-    monkeypatch.setattr(ranking, "may_be_asked", lambda device: looks)
+    monkeypatch.setattr(ranking, "reads_are_free", lambda device: looks)
     scores = tied(name, size)
     values, indices = scores.sort(dim=-1, descending=True, stable=True)
     for count in (1, 3, 8, size // 2, size - 1, size):

@@ -71,7 +71,7 @@ def waits_of_steps(monkeypatch):
         steps.append(waits.found)
 
     for module in (ranking, sampling):
-        monkeypatch.setattr(module, "may_be_asked", lambda device: False)
+        monkeypatch.setattr(module, "reads_are_free", lambda device: False)
     monkeypatch.setattr(Engine, "__init__", as_on_a_gpu)
     monkeypatch.setattr(Engine, "_advance", watched)
 

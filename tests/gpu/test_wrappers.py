@@ -25,8 +25,7 @@ from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models.glm.model import GLM
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.trainer.log.metrics import Stopwatch, TrainingFigures
-from ftk.trainer.runner import SequentialRunner
-from ftk.trainer.step import Update
+from ftk.trainer.step import SequentialRunner, Update
 from tests.gpu.test_gpu import SHAPE, no_waiting
 
 CONFIG = model_config(SHAPE, 256, dropout=0.0)
@@ -88,12 +87,16 @@ class Wrapped:
         self.figures = TrainingFigures(world.device, Stopwatch(), world)
         self.num_updates = 0
 
+    def gradients(self, batch):
+        with self.update.gradients(self.num_updates, self.update.count([batch])) as scale:
+            return self.update.runner.forward_backward([batch], scale)
+
     def step(self, batch):
-        gradients = self.update.accumulate([dict(batch)], self.num_updates)
-        skip = self.update.apply(gradients, LEARNING_RATE)
-        self.figures.add(gradients.sums, skip=skip, num_tokens=1, num_targets=1)
+        sums = self.gradients(batch)
+        skip = self.update.apply(sums, LEARNING_RATE)
+        self.figures.add(sums, skip=skip, num_tokens=1, num_targets=1)
         self.num_updates += 1
-        loss, count = gradients.sums["loss"]
+        loss, count = sums["loss"]
         return loss / count
 
 
@@ -124,7 +127,7 @@ def test_an_update_that_is_not_finite_is_skipped(world, kind):
     step = Wrapped(kind, "fp32", world)
     step.step(BATCHES[0])
     before = [parameter.detach().clone() for parameter in step.model.parameters()]
-    spoilt = step.update.accumulate([dict(BATCHES[1])], 1)
+    spoilt = step.gradients(BATCHES[1])
     for parameter in step.model.parameters():
         parameter.grad.fill_(float("nan"))
     skip = step.update.apply(spoilt, LEARNING_RATE)

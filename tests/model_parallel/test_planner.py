@@ -31,7 +31,7 @@ from ftk.planner.step_time import (
     ring,
     step_time,
 )
-from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.config import TrainConfig
 from ftk.trainer.watch.hardware import PEAKS
 from tests.model_parallel.planned_updates import batch_of, config_of, shape_of
 

@@ -33,12 +33,14 @@ class Family:
     Attributes:
         arch: a small architecture.
         task: what it is trained on here, with its options.
+        ask: what stands behind a text that is to be continued.
         renames: of its published form.
         parameters: architecture -> number of parameters, as published.
     """
 
     arch: str
     task: str
+    ask: str
     renames: tuple[Rename, ...]
     parameters: dict[str, int]
 
@@ -47,12 +49,14 @@ FAMILIES = {
     "glm": Family(
         arch="glm_tiny",
         task="glm_blank --document-mask",
+        ask=" [gMASK]",
         renames=GLM_RENAMES,
         parameters={"glm_large": 334_688_256},
     ),
     "gpt2": Family(
         arch="gpt2_tiny",
         task="causal_lm --document-mask --restart-positions --make-vocab-size-divisible-by 8",
+        ask="",
         renames=GPT2Converter.renames,
         parameters={
             "gpt2": 124_439_808,
@@ -170,6 +174,20 @@ def test_rounded_weights_answer_nearly_the_same(runs, name, tmp_path) -> None:
     assert 0 < (found - expected).abs().max() < 0.05 * expected.abs().max()
 
 
+def test_an_exported_program_gives_the_same_logits(runs, name, tmp_path) -> None:
+    run, file = str(runs / name / "one"), tmp_path / "model.pt2"
+    assert checkpoint(["export", run, str(file), "--format", "export"]) == 0
+    model, program = ftk.load_model(run), torch.export.load(file).module()
+    tokens = inputs()["tokens"]
+    given = {"tokens": tokens}
+    for key, axes in islice(model.INPUTS.items(), 1, None):
+        if key != "document_ids":  # a row of a program is one text
+            shape = [{"B": 2, "T": 24, "2": 2}[axis] for axis in axes.split()]
+            given[key] = torch.arange(shape[-1]).expand(shape) if "T" in axes else torch.full(shape, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(program(*given.values()), model(**given), rtol=1e-4, atol=1e-4)
+
+
 def test_a_plan_of_its_layout_on_a_cluster(name, capsys) -> None:
     arch = FAMILIES[name].arch
     assert plan(["--arch", arch, "--gpus", "8", "--cluster", "a100-40g", "--global-batch-size", "64"]) == 0
@@ -189,3 +207,11 @@ def test_its_samples_are_shown(english, name, capsys) -> None:
         assert learned[:-1] == read[1:]
     assert data(["show", str(english), *flags, "--index", "1000000"]) == 2
     assert "1000000" in capsys.readouterr().err
+
+
+def test_a_trained_checkpoint_answers_alone_and_among_others_alike(runs, name) -> None:
+    generator = ftk.load_generator(runs / name / "one", max_len=8)
+    prompts = [f"It was {word}{FAMILIES[name].ask}" for word in ("a dark night", "the", "so late that nobody came")]
+    together = [result.text for result in generator.generate(prompts)]
+    assert together == [generator.generate([prompt])[0].text for prompt in prompts]
+    assert all(text.startswith("It was ") for text in together)

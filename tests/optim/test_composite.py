@@ -16,7 +16,7 @@ from ftk.optim.config import ParametersConfig
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.optim.schedules import group_schedules
 from ftk.registry import LR_SCHEDULERS, OPTIMIZERS
-from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.config import TrainConfig
 
 GROUPS = ["layers.*.weight = muon lr=0.02 lr_scheduler=linear decay_updates=10", "*embedding = sgd lr=0.1", "* = adamw"]
 

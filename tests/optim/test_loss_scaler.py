@@ -101,7 +101,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(tmp_path):
     before = everything(trainer)
     trainer.train()
     assert trainer.figures.skipped() == (4, 4)
-    assert trainer.update.scaler.scale.item() == 2.0**96
+    assert trainer.run.update.scaler.scale.item() == 2.0**96
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line).get("loss_scale") for line in lines if '"train"' in line] == [2.0**98, 2.0**96]
     for name, tensor in before.items():
@@ -138,7 +138,7 @@ def test_a_resumed_fp16_run_ends_with_the_same_bits(tmp_path):
     resumed = toy_trainer(tmp_path, training__max_update=11, **options)
     resumed.train()
     assert_same(resumed, whole)
-    assert resumed.update.scaler.state_dict() == whole.update.scaler.state_dict()
+    assert resumed.run.update.scaler.state_dict() == whole.run.update.scaler.state_dict()
 
 
 def test_an_overflow_at_the_floor_ends_the_run(tmp_path):

@@ -16,7 +16,7 @@ from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.registry import OPTIMIZERS
-from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.config import TrainConfig
 
 
 def test_an_optimizer_that_knows_nothing_of_skipping_is_not_called():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ftk.config import compose
 from ftk.errors import UserError
 from ftk.registry import LR_SCHEDULERS
-from ftk.trainer.train_config import TrainConfig
+from ftk.trainer.config import TrainConfig
 
 TABLES = [
     # name, options, base lr, total updates, {updates done before: learning rate}

@@ -39,9 +39,9 @@ def test_the_share_of_time_spent_waiting_for_data_is_measured(tmp_path):
     """A clock that only the loader moves: all time is waiting."""
     trainer = toy_trainer(tmp_path)
     seconds = iter(range(10**6))
-    trainer.stopwatch._clock = lambda: float(next(seconds))
-    with trainer.stopwatch.part("data"):
+    trainer.run.stopwatch._clock = lambda: float(next(seconds))
+    with trainer.run.stopwatch.part("data"):
         pass
-    assert trainer.stopwatch.parts() == {"data": 1.0}
-    trainer.stopwatch.lap()
-    assert trainer.stopwatch.parts() == {}
+    assert trainer.run.stopwatch.parts() == {"data": 1.0}
+    trainer.run.stopwatch.lap()
+    assert trainer.run.stopwatch.parts() == {}

@@ -17,9 +17,9 @@ from ftk.config.root import slots_of
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.registry import LR_SCHEDULERS
-from ftk.trainer.continuing import agree_on_changes
-from ftk.trainer.train_config import TrainConfig
-from ftk.trainer.trainer import Trainer
+from ftk.trainer import Trainer, build_run
+from ftk.trainer.config import TrainConfig
+from ftk.trainer.resume import check_changes
 from tests.trainer.test_resume import OPTIONS
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
@@ -180,10 +180,10 @@ def test_a_longer_run_says_what_becomes_of_its_schedule(tmp_path, caplog):
     longer = toy_trainer(tmp_path, training__max_update=10, **options)
     assert "now at update 10 and not 5: the learning rate after update 5 is" in caplog.text
     assert "it was to be 0 (--decay-updates 5 --reset-lr-scheduler keep it)" in caplog.text
-    longer.checkpoints.release()
+    longer.run.checkpoints.release()
     caplog.clear()
     kept = toy_trainer(tmp_path, training__max_update=5, **options)
-    kept.checkpoints.release()
+    kept.run.checkpoints.release()
     fixed = {**options, "save_dir": "fixed", "lr_scheduler__decay_updates": 50}
     toy_trainer(tmp_path, training__max_update=5, **fixed).train()
     toy_trainer(tmp_path, training__max_update=10, **fixed)
@@ -194,10 +194,12 @@ def test_a_schedule_that_does_not_fit_the_old_length_is_taken_with_the_new_one(t
     toy_trainer(tmp_path, training__max_update=5).train()
     config = toy_config(tmp_path / "run", training__max_update=20, checkpoint__reset_lr_scheduler=True)
     config.lr_scheduler = choice("warmup_stable_decay warmup_updates=2 decay_updates=10", LR_SCHEDULERS, "")
-    longer = Trainer(config, ToyTask(tmp_path), ToyModel(), CrossEntropy(CrossEntropyConfig()))
+    longer = Trainer(
+        build_run(config, task=ToyTask(tmp_path), model=ToyModel(), criterion=CrossEntropy(CrossEntropyConfig()))
+    )
     assert longer.state.num_updates == 5
     assert "the schedule ends with the run" not in caplog.text
-    longer.checkpoints.release()
+    longer.run.checkpoints.release()
 
 
 def test_a_run_that_is_refused_for_its_hooks_leaves_the_folder_as_it_was(tmp_path):
@@ -214,9 +216,9 @@ def test_a_run_that_is_refused_for_its_hooks_leaves_the_folder_as_it_was(tmp_pat
 
 def moments(trainer):
     return {
-        name: trainer.optimizer.state[p]["exp_avg"]
-        for name, p in trainer.model.named_parameters()
-        if p in trainer.optimizer.state
+        name: trainer.run.optimizer.state[p]["exp_avg"]
+        for name, p in trainer.run.model.named_parameters()
+        if p in trainer.run.optimizer.state
     }
 
 
@@ -226,18 +228,18 @@ def test_reset_optimizer_begins_without_moments_and_keeps_the_rest(tmp_path):
     changed = {"optimizer__weight_decay": 0.5, "checkpoint__reset_optimizer": True}
     resumed = toy_trainer(tmp_path, **{**GO_ON, **changed})
     assert moments(resumed) == {}
-    assert {group["weight_decay"] for group in resumed.optimizer.param_groups} == {0.5, 0.0}
+    assert {group["weight_decay"] for group in resumed.run.optimizer.param_groups} == {0.5, 0.0}
     assert resumed.state.num_updates == 4
     assert resumed.state.iterator == first.state.iterator
-    for name, tensor in first.model.state_dict().items():
-        assert torch.equal(tensor, resumed.model.state_dict()[name])
+    for name, tensor in first.run.model.state_dict().items():
+        assert torch.equal(tensor, resumed.run.model.state_dict()[name])
     assert resumed.train().num_updates == 6
 
 
 def test_another_kind_of_optimizer_is_taken_with_a_reset(tmp_path):
     toy_trainer(tmp_path, **STOP).train()
     resumed = toy_trainer(tmp_path, **GO_ON, optimizer__="sgd", checkpoint__reset_optimizer=True)
-    assert type(resumed.optimizer).__name__ != "AdamW"
+    assert type(resumed.run.optimizer).__name__ != "AdamW"
     assert resumed.train().num_updates == 6
 
 
@@ -262,7 +264,7 @@ def test_reset_lr_scheduler_takes_the_new_schedule_where_the_run_stands(tmp_path
     resumed = toy_trainer(tmp_path, **{**GO_ON, **changed})
     assert len(moments(resumed)) > 0
     resumed.train()
-    assert resumed.lr == pytest.approx(50 * 0.01 * (50 - 5) / (50 - 3), rel=0.05)
+    assert resumed.info.lr == pytest.approx(50 * 0.01 * (50 - 5) / (50 - 3), rel=0.05)
 
 
 def test_reset_dataloader_goes_through_the_data_anew(tmp_path):
@@ -307,7 +309,7 @@ def test_data_that_moved_is_the_same_data_and_other_data_in_its_place_is_not(tmp
     toy_trainer(tmp_path, task=task_with(tmp_path, [3, 4, 5]), **STOP).train()
     moved = toy_trainer(tmp_path, task=task_with(tmp_path, [3, 4, 5]), dataset__data="elsewhere", **GO_ON)
     assert "changed since this checkpoint: dataset.data nowhere -> elsewhere" in caplog.text
-    moved.checkpoints.release()
+    moved.run.checkpoints.release()
     text = refused(tmp_path, task=task_with(tmp_path, [3, 4, 6]))
     assert "training data 3 documents, " in text
     assert "--reset-dataloader" in text
@@ -326,8 +328,8 @@ def test_finetune_from_takes_the_weights_and_begins_a_run(tmp_path, caplog):
     trainer = toy_trainer(tmp_path, save_dir="new", model=ToyModel(dropout=0.0), **options)
     assert trainer.state.num_updates == 0
     assert moments(trainer) == {}
-    for name, tensor in donor.model.state_dict().items():
-        assert torch.equal(tensor, trainer.model.state_dict()[name])
+    for name, tensor in donor.run.model.state_dict().items():
+        assert torch.equal(tensor, trainer.run.model.state_dict()[name])
     trainer.train()
     again = toy_trainer(tmp_path, save_dir="new", model=ToyModel(dropout=0.0), **options)
     assert again.state.num_updates == 17  # the run's own checkpoint, not the weights once more
@@ -402,7 +404,7 @@ def test_weights_of_another_tokenizer_are_refused_unless_only_rows_were_added(tm
     trainer = toy_trainer(tmp_path, **options, checkpoint__finetune_vocabulary="common")
     assert "has another tokenizer" in caplog.text
     stored = load_model_tensors(tmp_path / "run")
-    assert torch.equal(trainer.model.embedding.weight, stored["embedding.weight"])
+    assert torch.equal(trainer.run.model.embedding.weight, stored["embedding.weight"])
     assert read_trainer_state(tmp_path / "run")["tokenizer"] == "toy"
 
 
@@ -430,13 +432,13 @@ def test_a_bare_checkpoint_has_nothing_to_compare(tmp_path):
 def test_the_batch_of_an_update_is_that_of_all_processes(tmp_path):
     """Another number of processes with the same batches goes on; with others it is refused, with the way out."""
     donor = toy_trainer(tmp_path, **STOP)
-    before = dump(donor.config)
+    before = dump(donor.run.config)
     assert donor.state.data_processes == 1
 
     def agree(processes_before, processes, update_freq):
-        config = copy.deepcopy(donor.config)
+        config = copy.deepcopy(donor.run.config)
         config.training.update_freq = update_freq
-        return agree_on_changes(
+        return check_changes(
             config,
             before,
             tmp_path,
@@ -447,7 +449,7 @@ def test_the_batch_of_an_update_is_that_of_all_processes(tmp_path):
             processes=processes,
         )
 
-    freq = donor.config.training.update_freq
+    freq = donor.run.config.training.update_freq
     assert agree(1, 1, freq) == set()
     assert agree(4, 2, 2 * freq) == set()
     with pytest.raises(

@@ -60,7 +60,7 @@ DAMAGES = {
 
 
 def copy_of(whole, tmp_path):
-    shutil.copytree(whole.checkpoints.folder, tmp_path / "run", symlinks=True)
+    shutil.copytree(whole.run.checkpoints.folder, tmp_path / "run", symlinks=True)
     (tmp_path / "run" / ".lock").unlink(missing_ok=True)
     return tmp_path / "run" / "checkpoint_17"
 
@@ -80,7 +80,7 @@ def assert_goes_on_from_the_one_before(tmp_path, whole, caplog):
 def test_damage_to_any_part_is_found_and_the_checkpoint_before_is_taken(tmp_path, whole, caplog, file, damage):
     damage(copy_of(whole, tmp_path) / file)
     resumed = assert_goes_on_from_the_one_before(tmp_path, whole, caplog)
-    resumed.checkpoints.release()
+    resumed.run.checkpoints.release()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_files_that_changed_places_are_found_and_the_run_ends_as_it_would_have(t
     resumed = assert_goes_on_from_the_one_before(tmp_path, whole, caplog)
     resumed.train()
     assert_same(resumed, whole)
-    assert figures(tmp_path / "run") == figures(whole.checkpoints.folder)
+    assert figures(tmp_path / "run") == figures(whole.run.checkpoints.folder)
     assert verify(tmp_path / "run" / "checkpoint_17") == []
 
 
@@ -136,7 +136,7 @@ def test_a_state_that_no_run_has_is_found_though_its_manifest_fits_it(tmp_path, 
     resumed = toy_trainer(tmp_path, **SAVING)
     assert resumed.state.num_updates == 16
     assert "checkpoint_17: is not whole: trainer.json" in caplog.text
-    resumed.checkpoints.release()
+    resumed.run.checkpoints.release()
 
 
 def test_a_run_saves_over_a_checkpoint_that_lost_its_manifest(tmp_path, whole):
@@ -176,10 +176,10 @@ def test_a_worker_that_dies_is_reported_and_the_state_is_saved(tmp_path, caplog,
     said = str(caught.value) + caplog.text
     assert "of epoch 2" in said
     assert "7" in np.array([word.strip(",:") for word in said.split()])
-    assert trainer.checkpoints.last_saved == trainer.state.num_updates >= 4
+    assert trainer.run.checkpoints.last_saved == trainer.state.num_updates >= 4
     assert verify(tmp_path / "run" / "checkpoint_last") == []
     resumed = toy_trainer(tmp_path, **OPTIONS)
     assert resumed.state.num_updates == trainer.state.num_updates
-    for name, tensor in trainer.model.state_dict().items():
-        assert torch.equal(tensor, resumed.model.state_dict()[name])
-    resumed.checkpoints.release()
+    for name, tensor in trainer.run.model.state_dict().items():
+        assert torch.equal(tensor, resumed.run.model.state_dict()[name])
+    resumed.run.checkpoints.release()

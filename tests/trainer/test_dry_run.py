@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ftk.config import compose
+from ftk.trainer.config import TrainConfig
 from ftk.trainer.dry_run import memory_bytes
-from ftk.trainer.train_config import TrainConfig
 
 SHAPE = ("--num-layers", "4", "--hidden-size", "64", "--arch", "glm_tiny", "--max-update", "1")
 LAYERS, HIDDEN, BATCH, TOKENS = 4, 64, 2, 100

@@ -32,14 +32,14 @@ def test_training_is_the_same_with_and_without_an_average(tmp_path):
 
 def test_the_average_is_that_of_the_weights_after_each_update(tmp_path):
     trainer = toy_trainer(tmp_path, **EMA)
-    slow = {name: parameter.detach().double() for name, parameter in trainer.model.named_parameters()}
+    slow = {name: parameter.detach().double() for name, parameter in trainer.run.model.named_parameters()}
     step = trainer.train_step
 
     def watched(batches):
         step(batches)
         n = trainer.state.num_updates
         decay = min(0.9, (1 + n) / (10 + n))
-        for name, parameter in trainer.model.named_parameters():
+        for name, parameter in trainer.run.model.named_parameters():
             slow[name] = decay * slow[name] + (1 - decay) * parameter.detach().double()
 
     trainer.train_step = watched
@@ -47,7 +47,7 @@ def test_the_average_is_that_of_the_weights_after_each_update(tmp_path):
     saved = load_model_tensors(tmp_path / "run", ema=True)
     for name, expected in slow.items():
         torch.testing.assert_close(saved[name].double(), expected, rtol=1e-5, atol=1e-6)
-        assert not torch.equal(saved[name], trainer.model.get_parameter(name))
+        assert not torch.equal(saved[name], trainer.run.model.get_parameter(name))
 
 
 def test_it_is_validated_and_can_rank(tmp_path):
@@ -67,8 +67,8 @@ def test_a_continued_run_has_the_same_average(tmp_path):
     resumed = toy_trainer(tmp_path, **options)
     resumed.train()
     assert_same(resumed, whole)
-    for name, average in whole.ema.state_dict().items():
-        assert torch.equal(average, resumed.ema.state_dict()[name])
+    for name, average in whole.run.ema.state_dict().items():
+        assert torch.equal(average, resumed.run.ema.state_dict()[name])
     assert [r["ema_loss"] for r in valid_records(tmp_path / "run")][-2:] == pytest.approx(
         [r["ema_loss"] for r in valid_records(tmp_path / "whole")][-2:], abs=0.0
     )
@@ -80,21 +80,21 @@ def test_other_parameters_may_be_frozen_when_a_run_goes_on(tmp_path, caplog):
     first = toy_trainer(tmp_path, parameters__freeze=["output.bias"], **{**options, "training__max_update": 5})
     first.train()
     resumed = toy_trainer(tmp_path, parameters__freeze=["embedding"], **options)
-    averages = resumed.ema.state_dict()
+    averages = resumed.run.ema.state_dict()
     assert "embedding.weight" not in averages
-    assert torch.equal(averages["output.bias"], resumed.model.get_parameter("output.bias"))
+    assert torch.equal(averages["output.bias"], resumed.run.model.get_parameter("output.bias"))
     for name in averages.keys() - {"output.bias"}:
-        assert torch.equal(averages[name], first.ema.state_dict()[name])
+        assert torch.equal(averages[name], first.run.ema.state_dict()[name])
     assert "the moving average begins anew for output.bias" in caplog.text
     resumed.train()
-    assert load_model_tensors(tmp_path / "run", ema=True).keys() == dict(resumed.model.named_parameters()).keys()
+    assert load_model_tensors(tmp_path / "run", ema=True).keys() == dict(resumed.run.model.named_parameters()).keys()
 
 
 def test_an_average_can_begin_in_the_middle_of_a_run(tmp_path):
     toy_trainer(tmp_path, training__max_update=5).train()
     resumed = toy_trainer(tmp_path, **EMA)
-    for name, average in resumed.ema.state_dict().items():
-        assert torch.equal(average, resumed.model.get_parameter(name))
+    for name, average in resumed.run.ema.state_dict().items():
+        assert torch.equal(average, resumed.run.model.get_parameter(name))
     resumed.train()
     assert valid_records(tmp_path / "run")[-1]["ema_loss"] > 0
 

@@ -126,7 +126,7 @@ def test_the_time_is_split_as_it_was_spent():
     assert record["tokens_per_second"] == 20.0  # 160 in the 8 seconds without validation and saving
     assert record["target_tokens_per_second"] == 4.0
     assert record["updates_per_second"] == 0.125
-    assert figures.last_lap[:2] == (8.0, 10.0)
+    assert stopwatch.last_lap[:2] == (8.0, 10.0)
 
 
 def test_a_part_that_is_open_at_a_line_goes_on_in_the_next_lap():
@@ -249,6 +249,6 @@ def test_durations(seconds, text):
 
 
 def test_the_options_need_no_torch():
-    code = "import sys, ftk.trainer.train_config; sys.exit('torch' in sys.modules)"
+    code = "import sys, ftk.trainer.config; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

@@ -37,7 +37,7 @@ def test_a_run_goes_on_in_another_form(data_bin: Path, tmp_path: Path, forms: tu
             criterion__loss_chunk_tokens=chunk,
             **NO_DROPOUT,
         )
-        changes = find_changes(read_config(folder / "checkpoint_last"), trainer.config)
+        changes = find_changes(read_config(folder / "checkpoint_last"), trainer.run.config)
         assert {change.resume for change in changes} == {FREE}
         assert trainer.state.num_updates == 2
         trainer.train()

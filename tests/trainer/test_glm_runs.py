@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import random
@@ -18,9 +17,9 @@ import torch
 
 from ftk.checkpoint import load_model_tensors, read_trainer_state, verify
 from ftk.config.build import build
+from ftk.trainer import Trainer, build_run
+from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.records import read_records
-from ftk.trainer.train_config import TrainConfig
-from ftk.trainer.trainer import Trainer
 from tests.processes import wait_until
 from tests.trainer.toy import assert_same
 
@@ -43,20 +42,16 @@ def glm_trainer(data_bin, save_dir, *, signal_at=None, **options):
     for key, value in options.items():
         section, _, name = key.partition("__")
         tree.setdefault(section, {})[name] = value
-    config = build(TrainConfig, tree)
-    task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
-    config.model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
-    torch.manual_seed(config.common.seed)
-    trainer = Trainer(config, task, task.build_model(config.model), config.criterion.build())
+    trainer = Trainer(build_run(build(TrainConfig, tree)))
     if signal_at is not None:
-        loss_of, steps = trainer.criterion.loss, iter(range(1, 10**6))
+        loss_of, steps = trainer.run.update.criterion.loss, iter(range(1, 10**6))
 
         def loss(head, hidden, batch):
             if torch.is_grad_enabled() and next(steps) == signal_at:
                 os.kill(os.getpid(), signal.SIGTERM)
             return loss_of(head, hidden, batch)
 
-        trainer.criterion.loss = loss
+        trainer.run.update.criterion.loss = loss
     return trainer
 
 
@@ -94,7 +89,7 @@ def test_glm_learns_more_than_a_guess(tmp_path, data_bin, precision):
         training__precision=precision,
     )
     trainer.train()
-    guess = math.log(trainer.config.model.config.vocab_size)
+    guess = math.log(trainer.run.config.model.config.vocab_size)
     assert trainer.state.best.value < guess - 1.0
 
 

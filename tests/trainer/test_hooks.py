@@ -13,8 +13,8 @@ import torch
 from ftk.config import compose
 from ftk.errors import UserError
 from ftk.registry import HOOKS, register_hook
+from ftk.trainer.config import TrainConfig
 from ftk.trainer.hooks import Hook, build_hooks
-from ftk.trainer.train_config import TrainConfig
 from tests.trainer.toy import ToyTask, assert_same, toy_trainer
 
 PLACES = [name for name in vars(Hook) if not name.startswith("_")]
@@ -29,8 +29,8 @@ class Diary(Hook):
 
 for place in PLACES:
 
-    def write(self, trainer, *arguments, place=place):
-        self.lines.append((place, trainer.state.num_updates))
+    def write(self, step, *arguments, place=place):
+        self.lines.append((place, step.num_updates))
 
     setattr(Diary, place, write)
 
@@ -48,7 +48,7 @@ def label_hook():
         def __init__(self, config):
             self.config = config
 
-        def on_record(self, trainer, record):
+        def on_record(self, step, record):
             record["label"] = f"{self.config.label}{self.config.every}"
 
     yield
@@ -103,13 +103,13 @@ def test_a_hook_that_looks_on_changes_nothing(tmp_path):
 
 def test_a_hook_may_change_gradients_before_they_are_clipped(tmp_path):
     class Freeze(Hook):
-        def after_backward(self, trainer):
-            trainer.model.embedding.weight.grad.zero_()
+        def after_backward(self, step):
+            step.model.embedding.weight.grad.zero_()
 
     trainer = toy_trainer(tmp_path, task=WithHooks(tmp_path, Freeze()), optimizer__weight_decay=0.0)
-    before = trainer.model.embedding.weight.clone()
+    before = trainer.run.model.embedding.weight.clone()
     trainer.train()
-    assert torch.equal(before, trainer.model.embedding.weight)
+    assert torch.equal(before, trainer.run.model.embedding.weight)
 
 
 def test_registered_hooks_are_chosen_with_their_options(tmp_path, label_hook):
@@ -142,7 +142,7 @@ def test_mistakes_in_hooks_are_named(label_hook, line, message):
 
 def test_a_hook_that_fails_is_named(tmp_path, caplog):
     class Absent(Hook):
-        def after_step(self, trainer):
+        def after_step(self, step):
             return {}["absent"]
 
     with pytest.raises(KeyError, match="absent"):
@@ -154,7 +154,7 @@ def test_a_hook_that_fails_is_named(tmp_path, caplog):
 
 def test_figures_of_hooks_may_be_tensors_and_others_are_named(tmp_path, caplog):
     class Figures(Hook):
-        def on_record(self, trainer, record):
+        def on_record(self, step, record):
             record |= {"one": torch.tensor(1.5), "two": np.float64(2.5), "text": "yes"}
             record |= {"many": torch.tensor([1, 2]), "listed": [3], "odd": object(), "torn": [math.nan]}
 

@@ -12,7 +12,7 @@ import torch
 from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
-from ftk.trainer.trainer import Trainer
+from ftk.trainer import Trainer, build_run
 from ftk.trainer.watch.config import LRRangeConfig
 from ftk.trainer.watch.lr_range import LRRange, Sweep, describe_range, lr_range_test, range_config, write_range
 from tests.trainer.toy import ToyModel, ToyTask, everything, toy_config, toy_trainer
@@ -22,7 +22,11 @@ def range_trainer(tmp_path, criterion=None, num_samples=24, **options):
     config = dataclasses.replace(toy_config(tmp_path / "run"), lr_range=LRRangeConfig(lr_range_test=True, **options))
     torch.manual_seed(0)
     task = ToyTask(tmp_path, num_samples)
-    return Trainer(range_config(config), task, ToyModel(), criterion or CrossEntropy(CrossEntropyConfig()))
+    return Trainer(
+        build_run(
+            range_config(config), task=task, model=ToyModel(), criterion=criterion or CrossEntropy(CrossEntropyConfig())
+        )
+    )
 
 
 def test_the_rate_rises_by_the_same_factor_from_update_to_update():
@@ -37,8 +41,8 @@ def test_the_updates_are_ordinary_ones_at_the_rising_rate(tmp_path):
     losses = []
     for n in range(12):  # six updates an epoch
         if n % 6 == 0:
-            batches = list(slow.train_iterator.batches())
-        slow.schedule.lr = lambda num_updates: found.rates[num_updates]
+            batches = list(slow.run.train_iterator.batches())
+        slow.run.schedule.lr = lambda num_updates: found.rates[num_updates]
         slow.train_step([batches[n % 6]])
         losses.append(slow.figures.record()["loss"])
     assert found.losses == losses
@@ -118,7 +122,7 @@ def test_a_run_in_the_folder_is_left_alone(tmp_path):
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     trainer = range_trainer(tmp_path, lr_range_updates=10)
     assert trainer.state.num_updates == 0
-    write_range(lr_range_test(trainer), trainer.checkpoints.folder)
+    write_range(lr_range_test(trainer), trainer.run.checkpoints.folder)
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     new = {str(path.relative_to(tmp_path / "run")) for path in after.keys() - before.keys()}
     assert {path: after[path] for path in before} == before
@@ -130,7 +134,9 @@ def test_nothing_of_it_goes_to_the_runs_sinks(tmp_path):
     config = toy_config(tmp_path / "run", **{f"report__{name}": value for name, value in sinks.items()})
     config = dataclasses.replace(config, lr_range=LRRangeConfig(lr_range_test=True, lr_range_updates=10))
     criterion = CrossEntropy(CrossEntropyConfig())
-    lr_range_test(Trainer(range_config(config), ToyTask(tmp_path), ToyModel(), criterion))
+    lr_range_test(
+        Trainer(build_run(range_config(config), task=ToyTask(tmp_path), model=ToyModel(), criterion=criterion))
+    )
     assert not (tmp_path / "tb").exists()
     assert {path.name for path in (tmp_path / "run" / "lr_range").iterdir()} == {"config.yaml", ".lock"}
 

@@ -16,7 +16,7 @@ from tests.trainer.toy import ToyModel, assert_same, toy_trainer
 
 
 def inspected(trainer):
-    lines = (trainer.checkpoints.folder / "inspect.jsonl").read_text().splitlines()
+    lines = (trainer.run.checkpoints.folder / "inspect.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -26,22 +26,22 @@ class SlowWay(Hook):
     def __init__(self):
         self.weights, self.grads, self.changed, self.outputs = [], [], [], []
 
-    def before_train(self, trainer):
+    def before_train(self, step):
         def note(module, arguments, output):
             if module.training:
                 self.outputs[-1].append(output.detach().clone())
 
-        trainer.model.norm.register_forward_hook(note)
+        step.model.norm.register_forward_hook(note)
 
-    def before_step(self, trainer, micro_batches):
+    def before_step(self, step, micro_batches):
         self.outputs.append([])
-        self.weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+        self.weights.append({name: p.detach().clone() for name, p in step.model.named_parameters()})
 
-    def after_backward(self, trainer):
-        self.grads.append({name: p.grad.clone() for name, p in trainer.model.named_parameters()})
+    def after_backward(self, step):
+        self.grads.append({name: p.grad.clone() for name, p in step.model.named_parameters()})
 
-    def after_step(self, trainer):
-        self.changed.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+    def after_step(self, step):
+        self.changed.append({name: p.detach().clone() for name, p in step.model.named_parameters()})
 
 
 def test_the_numbers_are_those_of_the_slow_way(tmp_path):
@@ -98,11 +98,11 @@ def test_looking_changes_no_bit_and_hooks_are_there_only_while_it_looks(tmp_path
         def __init__(self):
             self.seen = []
 
-        def after_backward(self, trainer):
-            self.seen.append(sum(len(module._forward_hooks) for module in trainer.model.modules()))
+        def after_backward(self, step):
+            self.seen.append(sum(len(module._forward_hooks) for module in step.model.modules()))
 
-        def before_step(self, trainer, micro_batches):
-            self.seen.append(sum(len(module._forward_hooks) for module in trainer.model.modules()))
+        def before_step(self, step, micro_batches):
+            self.seen.append(sum(len(module._forward_hooks) for module in step.model.modules()))
 
     count = Count()
     looked_at = toy_trainer(

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.trainer.checkpointing import NotFinite
+from ftk.trainer.checkpoints import NotFinite
 from ftk.trainer.hooks import Hook
 from ftk.trainer.watch.nonfinite import SkippedUpdates
 from tests.trainer.test_hooks import WithHooks
@@ -59,8 +59,8 @@ def breaking_trainer(tmp_path, updates, place, num_samples=24, **options):
     model = BreaksAt(updates, place)
 
     class TurnOn(Hook):
-        def before_step(self, trainer, micro_batches):
-            model.middle.is_on = trainer.state.num_updates + 1 in model.updates
+        def before_step(self, step, micro_batches):
+            model.middle.is_on = step.num_updates + 1 in model.updates
 
     task = WithHooks(tmp_path, TurnOn())
     task.num_samples = num_samples
@@ -72,8 +72,8 @@ def ids_of(tmp_path, update, **options):
     trainer = toy_trainer(tmp_path, save_dir="ids", **options)
     batches = []
     while len(batches) < update:
-        batches += [batch.sample_ids.tolist() for batch in trainer.train_iterator.batches()]
-    trainer.checkpoints.release()
+        batches += [batch.sample_ids.tolist() for batch in trainer.run.train_iterator.batches()]
+    trainer.run.checkpoints.release()
     return batches[update - 1]
 
 
@@ -121,7 +121,7 @@ def test_only_so_many_updates_are_remembered(tmp_path, caplog):
         tmp_path, {2, 9}, "forward", logging__log_interval=10, training__validate_interval_updates=0
     )
     small = SkippedUpdates(capacity=4)
-    hooks = trainer.hooks._hooks
+    hooks = trainer.run.hooks._hooks
     hooks[[isinstance(hook, SkippedUpdates) for hook in hooks].index(True)] = small
     trainer.train()
     (text,) = warnings(caplog, "nonfinite")
@@ -134,7 +134,7 @@ def test_no_update_waits_for_the_device(tmp_path, monkeypatch):
     """Between two log lines no tensor is asked for its value."""
     asked = []
     trainer = breaking_trainer(tmp_path, {2}, "forward", logging__log_interval=100, training__max_update=4)
-    hook = next(hook for hook in trainer.hooks if isinstance(hook, SkippedUpdates))
+    hook = next(hook for hook in trainer.run.hooks if isinstance(hook, SkippedUpdates))
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
@@ -148,7 +148,7 @@ def test_no_update_waits_for_the_device(tmp_path, monkeypatch):
                 asked.append(function.__name__)
             return function(*arguments, **(keywords or {}))
 
-    batches = list(trainer.train_iterator.batches())
+    batches = list(trainer.run.train_iterator.batches())
     for batch in batches[:3]:
         before, after = hook.before_step, hook.after_step
 
@@ -166,7 +166,7 @@ def test_no_update_waits_for_the_device(tmp_path, monkeypatch):
     assert trainer.figures.skipped()[0] == 1
     assert asked == []
     with WatchMethods():
-        bool(trainer.skip)
+        bool(trainer.info.skip)
     assert asked  # the watch can see it
 
 
@@ -220,7 +220,7 @@ def poisoned_trainer(tmp_path, **options):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_a_poisoned_sample_is_named_with_workers_and_after_a_resume(tmp_path, caplog, num_workers, interrupt):
-    iterator = poisoned_trainer(tmp_path, save_dir="order").train_iterator
+    iterator = poisoned_trainer(tmp_path, save_dir="order").run.train_iterator
     epoch = [batch.sample_ids.tolist() for batch in iterator.batches()]
     update = next(number for number, ids in enumerate(epoch, start=1) if POISONED in ids)
     assert 1 < update < 6
@@ -280,7 +280,7 @@ def test_modules_inside_of_compiled_code_are_named(tmp_path, caplog):
     model.norm[1].is_on = True
     trainer = toy_trainer(tmp_path, model=model, debug__detect_anomaly=True, training__max_update=1)
     model.norm.compile(backend="eager")
-    trainer.config.engine.compile = "block"
+    trainer.run.config.engine.compile = "block"
     trainer.train()
     assert "in the forward pass: the output of norm.1 (Breaking) has " in warnings(caplog, "anomaly")[0]
 
@@ -353,7 +353,7 @@ def test_the_search_changes_no_bit_of_what_follows(tmp_path, update_freq):
     searched.train()
     plain.train()
     assert_same(searched, plain)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in searched.model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in searched.run.model.modules())
 
 
 def test_a_parameter_that_is_broken_already_is_named(tmp_path, caplog):
@@ -407,7 +407,7 @@ def test_in_glm_a_parameter_of_a_block_is_found_also_when_it_is_computed_again(
         training__max_update=1,
         checkpoint__save=False,
     )
-    block = trainer.model.layers[1]
+    block = trainer.run.model.layers[1]
     forward = block.feed_forward.forward
 
     class Explode(torch.autograd.Function):

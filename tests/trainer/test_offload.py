@@ -12,7 +12,6 @@ import torch
 
 from ftk.model_parallel.world import Sizes, World
 from ftk.trainer.log.metrics import Meters, Stopwatch, TrainingFigures
-from ftk.trainer.step import Gradients
 from ftk.trainer.watch.nonfinite import SkippedUpdates
 from tests.trainer.toy import toy_trainer
 
@@ -31,23 +30,23 @@ def test_the_stand_in_refuses_to_be_mixed():
 @pytest.mark.parametrize(("gradient", "taken"), [(0.5, True), (float("nan"), False)])
 def test_an_update_of_gradients_on_the_host(tmp_path, gradient, taken):
     trainer = toy_trainer(tmp_path, training__clip_norm=0.7)
-    update = trainer.update
+    update = trainer.run.update
     update.device = DEVICE
     update.world = World(0, Sizes(shard=2), DEVICE)
     for parameter in update.parameters:
         parameter.grad = torch.full_like(parameter, gradient)
     before = [parameter.detach().clone() for parameter in update.parameters]
-    gradients = Gradients({"loss": (on_device(1.0), on_device(1))}, 8, 8)
-    skip = update.apply(gradients, 0.1)
+    sums = {"loss": (on_device(1.0), on_device(1))}
+    skip = update.apply(sums, 0.1)
     unchanged = [torch.equal(old, new) for old, new in zip(before, update.parameters, strict=True)]
     assert not any(unchanged) if taken else all(unchanged)
     assert skip.device == DEVICE
-    assert gradients.sums.keys() == {"loss", "gnorm", "clip_share"}
-    assert all(value.device == DEVICE for pair in gradients.sums.values() for value in pair)
+    assert sums.keys() == {"loss", "gnorm", "clip_share"}
+    assert all(value.device == DEVICE for pair in sums.values() for value in pair)
 
     figures = TrainingFigures(DEVICE, Stopwatch(), update.world)
-    figures.add(gradients.sums, skip=skip, num_tokens=8, num_targets=8)
-    step = SimpleNamespace(device=DEVICE, state=SimpleNamespace(num_updates=1), epoch=1, gradients=gradients, skip=skip)
+    figures.add(sums, skip=skip, num_tokens=8, num_targets=8)
+    step = SimpleNamespace(device=DEVICE, num_updates=1, epoch=1, sums=sums, skip=skip)
     SkippedUpdates().after_step(step)
 
 

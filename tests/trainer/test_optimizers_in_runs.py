@@ -37,13 +37,13 @@ def test_a_continued_run_equals_the_uninterrupted_one(name, tmp_path):
     assert resumed.state.num_updates == 8
     resumed.train()
     assert_same(resumed, whole)
-    assert resumed.schedule.state_dict() == whole.schedule.state_dict()
+    assert resumed.run.schedule.state_dict() == whole.run.schedule.state_dict()
 
 
 def test_groups_have_the_rates_of_their_own_schedules(tmp_path):
     trainer = trainer_with(tmp_path, "composite", training__max_update=6, lr_scheduler__warmup_updates=0)
     trainer.train()
-    rates = {name: group["lr"] for group in trainer.optimizer.param_groups for name in group["names"]}
+    rates = {name: group["lr"] for group in trainer.run.optimizer.param_groups for name in group["names"]}
     share = 1 - 5 / 6  # of the run's linear decay, in the sixth update
     assert rates["embedding.weight"] == pytest.approx(0.05 * share)
     assert rates["output.bias"] == pytest.approx(0.01 * share)

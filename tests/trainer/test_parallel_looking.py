@@ -82,9 +82,9 @@ class BreakAt(Hook):
         self.config = config
         self.on = False
 
-    def before_train(self, trainer):
-        for name, module in trainer.model.named_modules():
-            if canonical_name(name, trainer.model) == self.config.module:
+    def before_train(self, step):
+        for name, module in step.model.named_modules():
+            if canonical_name(name, step.model) == self.config.module:
                 module.register_forward_hook(self.broken)
 
     def broken(self, module, arguments, output):
@@ -92,9 +92,9 @@ class BreakAt(Hook):
             return output
         return output * float("inf") if self.config.place == "forward" else Explode.apply(output)
 
-    def before_step(self, trainer, micro_batches):
-        here = self.config.data_rank in (-1, trainer.world.data_rank)
-        self.on = here and trainer.state.num_updates == 1
+    def before_step(self, step, micro_batches):
+        here = self.config.data_rank in (-1, step.world.data_rank)
+        self.on = here and step.num_updates == 1
 """
 
 

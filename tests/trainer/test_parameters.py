@@ -18,9 +18,9 @@ from tests.trainer.toy import ToyModel, assert_same, everything, toy_trainer
 
 def test_frozen_parameters_keep_their_values_and_have_no_state(tmp_path):
     trainer = toy_trainer(tmp_path, parameters__freeze=["embedding", "norm.bias"])
-    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in trainer.run.model.state_dict().items()}
     trainer.train()
-    changed = {name for name, tensor in trainer.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    changed = {name for name, tensor in trainer.run.model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == {"norm.weight", "output.weight", "output.bias"}
     saved = load_model_tensors(tmp_path / "run" / "checkpoint_last")
     assert torch.equal(saved["embedding.weight"], before["embedding.weight"])
@@ -51,10 +51,10 @@ def test_scaled_rates_and_multiplied_gradients_are_those_of_the_slow_way(tmp_pat
         parameters__decay_embeddings=False,
     )
     expected = ToyModel(dropout=0.0)
-    expected.load_state_dict(trainer.model.state_dict())
-    epoch = list(toy_trainer(tmp_path, save_dir="other").train_iterator.batches())
+    expected.load_state_dict(trainer.run.model.state_dict())
+    epoch = list(toy_trainer(tmp_path, save_dir="other").run.train_iterator.batches())
     groups = [epoch[i : i + 2] for i in range(0, 6, 2)]
-    second = toy_trainer(tmp_path, save_dir="third").train_iterator
+    second = toy_trainer(tmp_path, save_dir="third").run.train_iterator
     list(second.batches())
     groups.append(list(second.batches())[:2])
     scales = {"norm.weight": 0.25, "norm.bias": 0.25, "output.bias": 3.0}
@@ -75,7 +75,7 @@ def test_scaled_rates_and_multiplied_gradients_are_those_of_the_slow_way(tmp_pat
     trainer.train()
     assert [r["gnorm"] for r in records(tmp_path)] == pytest.approx(norms, rel=1e-5)
     for name, parameter in expected.named_parameters():
-        assert torch.allclose(parameter, trainer.model.get_parameter(name), rtol=0, atol=1e-6), name
+        assert torch.allclose(parameter, trainer.run.model.get_parameter(name), rtol=0, atol=1e-6), name
 
 
 def test_a_step_with_them_reads_nothing_from_the_device(tmp_path):
@@ -85,7 +85,7 @@ def test_a_step_with_them_reads_nothing_from_the_device(tmp_path):
         parameters__lr_scales=["output=0.5"],
         parameters__gradient_multipliers=["output=2"],
     )
-    batches = list(trainer.train_iterator.batches())
+    batches = list(trainer.run.train_iterator.batches())
     with ForbidReading():
         trainer.train_step(batches[:2])
         trainer.train_step(batches[2:4])

@@ -16,9 +16,9 @@ from ftk.config import load_yaml
 from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
+from ftk.trainer import Trainer, build_run
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
 from ftk.trainer.hooks import Hook
-from ftk.trainer.trainer import Trainer
 from tests.trainer.test_hooks import WithHooks
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
@@ -92,7 +92,7 @@ def test_an_unknown_metric_is_refused_with_the_known_ones_before_anything_is_wri
 
 def test_a_metric_that_a_hook_may_add_is_wondered_at_and_refused_at_the_first_validation(tmp_path, caplog):
     class Bleu(Hook):
-        def after_validation(self, trainer, results):
+        def after_validation(self, step, results):
             results["valid"]["blue"] = 1.0
 
     task = WithHooks(tmp_path, Bleu())
@@ -178,7 +178,7 @@ def test_epochs_end_with_a_validation_and_the_run_with_its_last_epoch(tmp_path):
 
 def test_the_lower_of_two_limits_ends_the_run_and_shapes_the_schedule(tmp_path):
     trainer = toy_trainer(tmp_path, training__max_update=100, training__max_epoch=1)
-    assert trainer.total_updates == 6
+    assert trainer.run.total_updates == 6
     assert trainer.train().num_updates == 6
 
 
@@ -190,11 +190,15 @@ def test_hours_count_over_restarts(tmp_path):
     clock.now = 0.0
     config = toy_config(tmp_path / "run", training__stop_time_hours=0.25)
     task = ToyTask(tmp_path)
-    first = Trainer(config, task, ToyModel(), CrossEntropy(CrossEntropyConfig()), clock=clock)
+    first = Trainer(
+        build_run(config, task=task, model=ToyModel(), criterion=CrossEntropy(CrossEntropyConfig()), clock=clock)
+    )
     summary = first.train()
     assert 0 < summary.num_updates < 10
     assert "stop_time_hours 0.25 are over" in summary.reason
-    second = Trainer(config, task, ToyModel(), CrossEntropy(CrossEntropyConfig()), clock=clock)
+    second = Trainer(
+        build_run(config, task=task, model=ToyModel(), criterion=CrossEntropy(CrossEntropyConfig()), clock=clock)
+    )
     assert second.train().num_updates == summary.num_updates
 
 

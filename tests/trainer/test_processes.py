@@ -17,12 +17,11 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import Sizes, make_world
-from ftk.trainer import parallel_check
+from ftk.trainer import Trainer, build_run, parallel_check
 from ftk.trainer.hooks import Hook
 from ftk.trainer.log.metrics import summed
-from ftk.trainer.seeding import mix, seed_update
 from ftk.trainer.signals import StopSignals
-from ftk.trainer.trainer import Trainer
+from ftk.trainer.step import mix, seed_update
 from ftk.trainer.watch.lr_range import lr_range_test, range_config
 from ftk_cli.command import run
 from tests.distributed import run_ranks
@@ -54,7 +53,7 @@ def train(folder, world, name, *, task=None, model=None, **options):
     task = task or ToyTask(folder)
     config = toy_config(folder / name, **options)
     criterion = task.criterion() if isinstance(task, IllTask) else CrossEntropy(CrossEntropyConfig())
-    trainer = Trainer(config, task, model or ToyModel(0.0), criterion, world=world)
+    trainer = Trainer(build_run(config, task=task, model=model or ToyModel(0.0), criterion=criterion, world=world))
     task.trainer = trainer
     return trainer, trainer.train()
 
@@ -96,10 +95,10 @@ def on_each_process(folder):
 
         def hooks(self):
             class Spoil(Hook):
-                def after_step(self, trainer):
-                    if world.rank == 1 and trainer.state.num_updates == 4:
+                def after_step(self, step):
+                    if world.rank == 1 and step.num_updates == 4:
                         with torch.no_grad():
-                            trainer.model.norm.weight[0] = math.nan
+                            step.model.norm.weight[0] = math.nan
 
             return (Spoil(),)
 
@@ -111,7 +110,15 @@ def on_each_process(folder):
     config = toy_config(folder / "range", lr_range__lr_range_test=True, lr_range__lr_range_updates=12, **options)
     task = ToyTask(folder)
     torch.manual_seed(0)
-    trainer = Trainer(range_config(config), task, ToyModel(0.0), CrossEntropy(CrossEntropyConfig()), world=world)
+    trainer = Trainer(
+        build_run(
+            range_config(config),
+            task=task,
+            model=ToyModel(0.0),
+            criterion=CrossEntropy(CrossEntropyConfig()),
+            world=world,
+        )
+    )
     found["range"] = lr_range_test(trainer).losses
 
     class Graded(ToyTask):
@@ -125,10 +132,10 @@ def on_each_process(folder):
             mine = self.mine
 
             class Grade(Hook):
-                def after_validation(self, trainer, results):
-                    if mine or trainer.world.is_main:
-                        updates = trainer.state.num_updates
-                        results["valid"]["grade"] = torch.tensor(float(-updates if trainer.world.rank else updates))
+                def after_validation(self, step, results):
+                    if mine or step.world.is_main:
+                        updates = step.num_updates
+                        results["valid"]["grade"] = torch.tensor(float(-updates if step.world.rank else updates))
 
             return (Grade(),)
 
@@ -139,7 +146,7 @@ def on_each_process(folder):
 
     # The same names need not be known to all.
     found["summed"] = summed({"loss": (1.5, 2.0), **({"late": (0.1, 1.0)} if world.rank else {})}, world)
-    agreement = trainer.agreement
+    agreement = trainer.coordinator
     trainer.signals.received = "SIGUSR1" if world.rank else None
     found["signal"] = [agreement.signal, agreement.should_stop(), agreement.signal]
     return found

@@ -22,7 +22,7 @@ def test_the_trace_holds_the_chosen_updates_alone(tmp_path, num_workers, caplog)
     options = {"debug__profile": 2, "debug__profile_start": 3, "training__max_update": 8}
     watched = toy_trainer(tmp_path, dataloader__num_workers=num_workers, save_dir="watched", **options)
     watched.train()
-    folder = watched.checkpoints.folder
+    folder = watched.run.checkpoints.folder
     names = [event.get("name", "") for event in trace_of(folder, "profile_4-5.json.gz")]
     assert names.count("Optimizer.step#AdamW.step") == 2
     assert len(list(folder.glob("*profile_*"))) == 2  # nothing temporary is left
@@ -38,7 +38,7 @@ def test_the_trace_holds_the_chosen_updates_alone(tmp_path, num_workers, caplog)
 
 
 def test_without_the_option_there_is_no_hook(tmp_path):
-    assert not any(isinstance(hook, Profile) for hook in toy_trainer(tmp_path).hooks)
+    assert not any(isinstance(hook, Profile) for hook in toy_trainer(tmp_path).run.hooks)
 
 
 def test_a_run_that_ends_before_says_so_and_one_that_ends_amidst_keeps_what_it_has(tmp_path, caplog):
@@ -46,7 +46,7 @@ def test_a_run_that_ends_before_says_so_and_one_that_ends_amidst_keeps_what_it_h
     assert "nothing was profiled" in caplog.text
     amidst = toy_trainer(tmp_path, save_dir="amidst", debug__profile=9, debug__profile_start=1, training__max_update=3)
     amidst.train()
-    assert trace_of(amidst.checkpoints.folder, "profile_2-3.json.gz")
+    assert trace_of(amidst.run.checkpoints.folder, "profile_2-3.json.gz")
 
 
 def test_a_full_disk_costs_the_profile_and_not_the_run(tmp_path, caplog, monkeypatch):

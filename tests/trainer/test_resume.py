@@ -15,8 +15,8 @@ import torch
 from ftk.checkpoint import BrokenCheckpoint, read_trainer_state, save_checkpoint
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
+from ftk.trainer import Trainer, build_run
 from ftk.trainer.log.metrics import PARTS
-from ftk.trainer.trainer import Trainer
 from tests.tiers import slow_but
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
@@ -102,7 +102,7 @@ def test_a_signal_at_any_moment_changes_nothing(tmp_path, uninterrupted, call, s
     assert resumed.train().exit_code == 0
     assert_same(resumed, uninterrupted)
     assert standing(resumed) == standing(uninterrupted)
-    assert figures(tmp_path / "run") == figures(uninterrupted.checkpoints.folder)
+    assert figures(tmp_path / "run") == figures(uninterrupted.run.checkpoints.folder)
 
 
 def test_a_validation_that_was_cut_short_is_done_again(tmp_path, uninterrupted):
@@ -112,17 +112,19 @@ def test_a_validation_that_was_cut_short_is_done_again(tmp_path, uninterrupted):
     assert [record["num_updates"] for record in figures(tmp_path / "run")] == [3]
     without = toy_trainer(tmp_path, dataloader__valid_subset=None, checkpoint__reset_meters=True, **OPTIONS)
     assert not without.state.validation_pending
-    without.checkpoints.release()
+    without.run.checkpoints.release()
     resumed = toy_trainer(tmp_path, **OPTIONS)
     resumed.train()
-    assert figures(tmp_path / "run") == figures(uninterrupted.checkpoints.folder)
+    assert figures(tmp_path / "run") == figures(uninterrupted.run.checkpoints.folder)
 
 
 def test_an_optimizer_without_a_learning_rate_is_named(tmp_path):
     config = toy_config(tmp_path / "run")
     config.optimizer = dataclasses.replace(config.optimizer, config=None)
     with pytest.raises(UserError, match="optimizer 'adamw' must have an option `lr`"):
-        Trainer(config, ToyTask(tmp_path), ToyModel(), CrossEntropy(CrossEntropyConfig()))
+        Trainer(
+            build_run(config, task=ToyTask(tmp_path), model=ToyModel(), criterion=CrossEntropy(CrossEntropyConfig()))
+        )
 
 
 def test_the_handlers_of_before_are_back_after_training(tmp_path):
@@ -158,7 +160,7 @@ def test_a_second_signal_stops_at_once(tmp_path, caplog):
     with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert "stopped at once, after update 4; the same command goes on from the newest checkpoint, if any" in caplog.text
-    assert trainer.checkpoints.last_saved == 4  # of the validation after update 4
+    assert trainer.run.checkpoints.last_saved == 4  # of the validation after update 4
 
 
 @pytest.mark.parametrize("call", [3, 8, 10, 16, 30])
@@ -166,12 +168,12 @@ def test_after_a_failure_the_last_whole_update_is_there(tmp_path, uninterrupted,
     hurt = toy_trainer(tmp_path, criterion=Acting(call, fail), **OPTIONS)
     with pytest.raises(RuntimeError, match="a worker died"):
         hurt.train()
-    assert hurt.checkpoints.last_saved == hurt.state.num_updates
+    assert hurt.run.checkpoints.last_saved == hurt.state.num_updates
     resumed = toy_trainer(tmp_path, model=ToyModel(), **OPTIONS)
     assert resumed.state.num_updates == hurt.state.num_updates
     resumed.train()
     assert_same(resumed, uninterrupted)
-    assert figures(tmp_path / "run") == figures(uninterrupted.checkpoints.folder)
+    assert figures(tmp_path / "run") == figures(uninterrupted.run.checkpoints.folder)
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, uninterrupted):
@@ -186,14 +188,14 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, uninterrupted):
     with pytest.raises(Killed):
         killed.train()
     (tmp_path / "run" / "checkpoint_99.tmp-x").mkdir()
-    assert max(record["num_updates"] for record in figures(tmp_path / "run")) > killed.checkpoints.last_saved
+    assert max(record["num_updates"] for record in figures(tmp_path / "run")) > killed.run.checkpoints.last_saved
     with open(tmp_path / "run" / "metrics.jsonl", "a") as stream:
         stream.write('{"event": "train", "num_upd')
     resumed = toy_trainer(tmp_path, **options)
-    assert resumed.state.num_updates == killed.checkpoints.last_saved
+    assert resumed.state.num_updates == killed.run.checkpoints.last_saved
     resumed.train()
     assert_same(resumed, uninterrupted)
-    assert figures(tmp_path / "run") == figures(uninterrupted.checkpoints.folder)
+    assert figures(tmp_path / "run") == figures(uninterrupted.run.checkpoints.folder)
     assert not (tmp_path / "run" / "checkpoint_99.tmp-x").exists()
 
 
@@ -265,12 +267,12 @@ def test_restore_from_bare_weights_begins_a_run_with_them(tmp_path):
     donor = toy_trainer(tmp_path)
     donor.train()
     bare = tmp_path / "bare"
-    save_checkpoint(bare, model=donor.model, trainer_state={}, config={})
+    save_checkpoint(bare, model=donor.run.model, trainer_state={}, config={})
     assert read_trainer_state(bare) == {}
     trainer = toy_trainer(tmp_path, save_dir="new", checkpoint__restore_from=str(bare))
     assert trainer.state.num_updates == 0
-    for name, tensor in donor.model.state_dict().items():
-        assert torch.equal(tensor, trainer.model.state_dict()[name])
+    for name, tensor in donor.run.model.state_dict().items():
+        assert torch.equal(tensor, trainer.run.model.state_dict()[name])
 
 
 def test_a_damaged_checkpoint_does_not_count_as_one_that_is_kept(tmp_path):

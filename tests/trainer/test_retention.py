@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import ftk.trainer.checkpointing
+import ftk.trainer.checkpoints
 from ftk.checkpoint import numbered_checkpoints, verify
-from ftk.trainer.checkpointing import Checkpoints
+from ftk.trainer.checkpoints import Checkpoints
 from ftk.trainer.config import CheckpointConfig
-from ftk.trainer.retention import Standing, best_of, superfluous
+from ftk.trainer.run_folder import SavedStatus, best_of, stale
 from ftk.trainer.state import TrainerState
 from tests.trainer.test_saving import trained
 from tests.trainer.toy import toy_config
@@ -108,11 +108,11 @@ def break_disk(patch, disk):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if disk == "write fails":
-        patch.setattr(ftk.trainer.checkpointing, "write_snapshot", fails)
+        patch.setattr(ftk.trainer.checkpoints, "write_snapshot", fails)
     elif disk == "link fails":
-        patch.setattr(ftk.trainer.checkpointing, "point_to", fails)
+        patch.setattr(ftk.trainer.checkpoints, "point_to", fails)
     elif disk == "removal fails":
-        patch.setattr(ftk.trainer.checkpointing, "remove_checkpoint", fails)
+        patch.setattr(ftk.trainer.checkpoints, "remove_checkpoint", fails)
 
 
 def befall(folder, mishap):
@@ -137,18 +137,18 @@ def test_the_best_link_comes_back_to_the_best_that_is_there(tmp_path):
         (tmp_path / f"checkpoint_{number}").mkdir()
         (tmp_path / f"checkpoint_{number}" / "manifest.json").write_text("{}")
     scores = {"checkpoint_1": 2.0, "checkpoint_3": 1.0, "checkpoint_9": 0.5}
-    lost = Standing(num_updates=9, best=9, scores=scores)  # the best could not be saved
+    lost = SavedStatus(num_updates=9, best=9, scores=scores)  # the best could not be saved
     assert best_of(tmp_path, lost, CheckpointConfig()) == tmp_path / "checkpoint_3"
     assert best_of(tmp_path, lost, CheckpointConfig(maximize_best_metric=True)) == tmp_path / "checkpoint_1"
     (tmp_path / "checkpoint_best").symlink_to("checkpoint_2")
     assert best_of(tmp_path, lost, CheckpointConfig()) is None
-    there = Standing(num_updates=3, best=3, scores=scores)
+    there = SavedStatus(num_updates=3, best=3, scores=scores)
     assert best_of(tmp_path, there, CheckpointConfig()) == tmp_path / "checkpoint_3"
 
 
 def test_checkpoints_beyond_the_present_update_are_not_the_newest(tmp_path):
     for number in (1, 2, 3, 8, 9):
         (tmp_path / f"checkpoint_{number}").mkdir()
-    standing = Standing(num_updates=3, best=None, scores={})
-    gone = superfluous(tmp_path, numbered_checkpoints(tmp_path), standing, CheckpointConfig(keep_last=2))
+    standing = SavedStatus(num_updates=3, best=None, scores={})
+    gone = stale(tmp_path, numbered_checkpoints(tmp_path), standing, CheckpointConfig(keep_last=2))
     assert [path.name for path in gone] == ["checkpoint_1"]

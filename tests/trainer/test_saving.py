@@ -18,7 +18,7 @@ import ftk.checkpoint.save
 from ftk.checkpoint import load_model_tensors, read_trainer_state, verify
 from ftk.checkpoint.background import Background
 from ftk.checkpoint.manifest import Abandoned
-from ftk.trainer.checkpointing import Checkpoints, NotFinite
+from ftk.trainer.checkpoints import Checkpoints, NotFinite
 from ftk.trainer.log.records import RecordFile, read_records
 from ftk.trainer.state import TrainerState
 from tests.trainer.test_resume import OPTIONS, Acting, figures, send
@@ -134,8 +134,8 @@ def test_links_move_and_old_ones_go_only_after_the_rename(tmp_path, monkeypatch)
     events = []
     for module, name in (
         (ftk.files, "put_in_place"),
-        (ftk.trainer.checkpointing, "point_to"),
-        (ftk.trainer.checkpointing, "remove_checkpoint"),
+        (ftk.trainer.checkpoints, "point_to"),
+        (ftk.trainer.checkpoints, "remove_checkpoint"),
     ):
         function = getattr(module, name)
 
@@ -166,7 +166,7 @@ def test_saving_beside_the_training_writes_the_same_files(tmp_path, at_once):
     beside = toy_trainer(tmp_path, **{**OPTIONS, **SAVING})
     beside.train()
     assert_same(beside, at_once)
-    one, other = (trainer.checkpoints.folder for trainer in (at_once, beside))
+    one, other = (trainer.run.checkpoints.folder for trainer in (at_once, beside))
     names = sorted(path.relative_to(one) for path in one.glob("checkpoint_[0-9]*/*/*.safetensors"))
     assert len(names) == 2 * 17
     assert [name for name in names if (one / name).read_bytes() != (other / name).read_bytes()] == []
@@ -180,13 +180,13 @@ def test_a_signal_waits_for_the_save_that_is_under_way(tmp_path, monkeypatch, at
     stopped = toy_trainer(tmp_path, criterion=Acting(call, send(signal.SIGTERM)), **{**OPTIONS, **SAVING})
     summary = stopped.train()
     assert summary.exit_code == 0
-    assert stopped.checkpoints.last_saved == summary.num_updates
+    assert stopped.run.checkpoints.last_saved == summary.num_updates
     assert verify(tmp_path / "run" / "checkpoint_last") == []
     resumed = toy_trainer(tmp_path, **{**OPTIONS, **SAVING})
     assert resumed.state.num_updates == summary.num_updates
     resumed.train()
     assert_same(resumed, at_once)
-    assert figures(tmp_path / "run") == figures(at_once.checkpoints.folder)
+    assert figures(tmp_path / "run") == figures(at_once.run.checkpoints.folder)
 
 
 def test_a_second_signal_gives_up_the_save_that_is_under_way(tmp_path, monkeypatch):
@@ -209,7 +209,7 @@ def test_a_second_signal_gives_up_the_save_that_is_under_way(tmp_path, monkeypat
     trainer = toy_trainer(tmp_path, criterion=Acting(4, twice), **options)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert trainer.checkpoints.last_saved == 2
+    assert trainer.run.checkpoints.last_saved == 2
     assert not list((tmp_path / "run").glob("*.tmp-*"))
     assert verify(tmp_path / "run" / "checkpoint_last") == []
 
@@ -460,11 +460,11 @@ class Spoiling(Acting):
 @pytest.mark.parametrize(
     ("name", "find"),
     [
-        ("model norm.weight", lambda trainer: trainer.model.norm.weight),
-        ("ema norm.weight", lambda trainer: trainer.ema.averages["norm.weight"]),
+        ("model norm.weight", lambda trainer: trainer.run.model.norm.weight),
+        ("ema norm.weight", lambda trainer: trainer.run.ema.averages["norm.weight"]),
         (
             "optimizer norm.weight/exp_avg_sq",
-            lambda trainer: trainer.optimizer.state[trainer.model.norm.weight]["exp_avg_sq"],
+            lambda trainer: trainer.run.optimizer.state[trainer.run.model.norm.weight]["exp_avg_sq"],
         ),
     ],
 )
@@ -485,7 +485,7 @@ def test_what_is_not_finite_is_never_saved_and_ends_the_run(tmp_path, name, find
 
 
 def test_a_run_without_checkpoints_ends_as_badly(tmp_path):
-    criterion = Spoiling(lambda trainer: trainer.model.norm.weight, float("nan"))
+    criterion = Spoiling(lambda trainer: trainer.run.model.norm.weight, float("nan"))
     criterion.trainer = toy_trainer(tmp_path, criterion=criterion, checkpoint__save=False)
     with pytest.raises(NotFinite, match="model norm.weight; it is not saved, and begin again with a lower --lr"):
         criterion.trainer.train()

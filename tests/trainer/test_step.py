@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.trainer.seeding import mix
+from ftk.trainer.step import mix
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, collate, everything, toy_trainer
 
 
@@ -34,7 +34,7 @@ def test_updates_are_those_of_the_slow_way(tmp_path):
         logging__log_interval=1,
     )
     expected = ToyModel(dropout=0.0)
-    expected.load_state_dict(trainer.model.state_dict())
+    expected.load_state_dict(trainer.run.model.state_dict())
     weights = [p for p in expected.parameters() if p.ndim > 1]
     others = [p for p in expected.parameters() if p.ndim <= 1]
     slow = torch.optim.AdamW(
@@ -44,7 +44,7 @@ def test_updates_are_those_of_the_slow_way(tmp_path):
         foreach=False,
         fused=False,
     )
-    iterator = toy_trainer(tmp_path, save_dir="other", dataloader__batch_size=5).train_iterator
+    iterator = toy_trainer(tmp_path, save_dir="other", dataloader__batch_size=5).run.train_iterator
     groups = []
     while len(groups) < 5:
         epoch = list(iterator.batches())
@@ -65,7 +65,7 @@ def test_updates_are_those_of_the_slow_way(tmp_path):
     assert [r["gnorm"] for r in records(tmp_path)] == pytest.approx(norms, rel=1e-5)
     assert [r["lr"] for r in records(tmp_path)] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01, 0.01, 0.005])
     for name, parameter in expected.named_parameters():
-        assert torch.allclose(parameter, trainer.model.get_parameter(name), rtol=0, atol=1e-6), name
+        assert torch.allclose(parameter, trainer.run.model.get_parameter(name), rtol=0, atol=1e-6), name
 
 
 def test_accumulation_equals_the_large_batch(tmp_path):
@@ -73,7 +73,7 @@ def test_accumulation_equals_the_large_batch(tmp_path):
     many = toy_trainer(
         tmp_path, model=ToyModel(0.0), save_dir="many", dataloader__batch_size=3, training__update_freq=4
     )
-    one.model.load_state_dict(many.model.state_dict())
+    one.run.model.load_state_dict(many.run.model.state_dict())
     one.train()
     many.train()
     for name, tensor in everything(one).items():
@@ -151,7 +151,7 @@ class ForbidReading(TorchFunctionMode):
 
 def test_a_step_never_reads_a_value_from_the_device(tmp_path):
     trainer = toy_trainer(tmp_path)
-    batches = list(trainer.train_iterator.batches())
+    batches = list(trainer.run.train_iterator.batches())
     with ForbidReading():
         trainer.train_step(batches[:2])
         trainer.train_step(batches[2:4])
@@ -178,7 +178,7 @@ def test_the_seed_fixes_dropout_whatever_was_drawn_before(tmp_path):
     trainers = []
     for name, seed, drawn in (("a", 7, 0), ("b", 7, 5), ("c", 8, 0)):
         trainer = toy_trainer(tmp_path, save_dir=name, common__seed=seed)
-        trainer.train_iterator.seed = 1  # the same batches for all
+        trainer.run.train_iterator.seed = 1  # the same batches for all
         torch.rand(drawn)
         trainer.train()
         trainers.append(trainer)
@@ -207,7 +207,7 @@ def collate_without_targets(samples):
     return collate(samples).without_loss()
 
 
-def test_four_functions_of_ftk_stand_between_the_trainers_step_and_the_model(tmp_path):
+def test_three_functions_of_ftk_stand_between_the_trainers_step_and_the_model(tmp_path):
     seen = []
 
     class Watched(ToyModel):
@@ -219,7 +219,7 @@ def test_four_functions_of_ftk_stand_between_the_trainers_step_and_the_model(tmp
     toy_trainer(tmp_path, model=Watched(), training__max_update=1).train()
     (frames,) = seen
     between = frames[len(frames) - frames[::-1].index("train_step") :]
-    assert between == ["accumulate", "forward_backward", "forward", "__call__"]
+    assert between == ["forward_backward", "forward", "__call__"]
 
 
 def test_frozen_parameters_stay(tmp_path):
@@ -229,8 +229,8 @@ def test_frozen_parameters_stay(tmp_path):
     trainer = toy_trainer(tmp_path, model=model)
     trainer.train()
     assert torch.equal(model.embedding.weight, before)
-    assert isinstance(trainer.optimizer, torch.optim.AdamW)
-    assert sum(len(group["params"]) for group in trainer.optimizer.param_groups) == 4
+    assert isinstance(trainer.run.optimizer, torch.optim.AdamW)
+    assert sum(len(group["params"]) for group in trainer.run.optimizer.param_groups) == 4
 
 
 def test_the_model_is_back_in_training_mode_after_a_validation(tmp_path):
@@ -244,7 +244,7 @@ def test_the_model_is_back_in_training_mode_after_a_validation(tmp_path):
     trainer = toy_trainer(tmp_path, criterion=Watching(CrossEntropyConfig()))
     trainer.train()
     assert set(modes) == {(True, True), (False, False)}
-    assert trainer.model.training
+    assert trainer.run.model.training
 
 
 @pytest.mark.parametrize("options", [{"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}])

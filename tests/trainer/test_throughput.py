@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.trainer import Trainer, build_run
 from ftk.trainer.hooks import Hook
 from ftk.trainer.log import run_report
-from ftk.trainer.trainer import Trainer
 from ftk.trainer.watch import throughput
 from ftk.trainer.watch.throughput import batch_flops
 from tests.trainer.toy import ToyModel, ToyTask, collate, toy_config, toy_trainer
@@ -57,10 +57,10 @@ class TimedHook(Hook):
     def __init__(self, clock):
         self.clock = clock
 
-    def after_step(self, trainer):
+    def after_step(self, step):
         self.clock.now += 0.25
 
-    def before_checkpoint(self, trainer):
+    def before_checkpoint(self, step):
         self.clock.now += 1.0
 
 
@@ -98,7 +98,9 @@ def test_every_figure_by_hand(tmp_path, monkeypatch):
         report__peak_tflops="1e-9",
     )
     torch.manual_seed(0)
-    Trainer(config, TimedTask(tmp_path, clock), CountedModel(), criterion, clock=clock).train()
+    Trainer(
+        build_run(config, task=TimedTask(tmp_path, clock), model=CountedModel(), criterion=criterion, clock=clock)
+    ).train()
     records = list(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))
     train = [record for record in records if record["event"] == "train"]
     valid = [record for record in records if record["event"] == "valid"]
@@ -197,8 +199,8 @@ def test_the_report_follows_each_validation(tmp_path):
     pages = []
 
     class Looks(Hook):
-        def after_step(self, trainer):
-            pages.append((trainer.checkpoints.folder / "report.html").exists())
+        def after_step(self, step):
+            pages.append((step.folder / "report.html").exists())
 
     task = ToyTask(tmp_path)
     task.hooks = lambda: [Looks()]
@@ -223,7 +225,9 @@ def test_the_report_takes_two_percent_of_the_time_at_most(tmp_path, monkeypatch)
             return super().__call__(model, batch)
 
     monkeypatch.setattr(run_report, "write_report", write)
-    Trainer(config, ToyTask(tmp_path), ToyModel(), Slow(CrossEntropyConfig()), clock=clock).train()
+    Trainer(
+        build_run(config, task=ToyTask(tmp_path), model=ToyModel(), criterion=Slow(CrossEntropyConfig()), clock=clock)
+    ).train()
     assert written == [1, 6, 11, 16, 20]
 
 

@@ -24,7 +24,7 @@ from ftk.models.glm.model import GLM
 from ftk.registry import register_architecture, register_model
 
 
-@register_model("glm_extra", config=GLMConfig)
+@register_model("glm_extra", config=GLMConfig, task="glm_blank")
 def build(config, seed=None):
     model = GLM(config, seed)
     model.extra = nn.Linear(3, 3)

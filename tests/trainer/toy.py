@@ -10,8 +10,8 @@ from torch import nn
 
 from ftk.config.build import build
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.trainer.train_config import TrainConfig
-from ftk.trainer.trainer import Trainer
+from ftk.trainer import Trainer, build_run
+from ftk.trainer.config import TrainConfig
 from tests.dense import batch_of
 
 VOCABULARY = 11
@@ -101,18 +101,20 @@ def toy_config(save_dir, **options):
 def toy_trainer(tmp_path, *, task=None, model=None, criterion=None, save_dir="run", **options):
     torch.manual_seed(0)
     return Trainer(
-        toy_config(tmp_path / save_dir, **options),
-        task or ToyTask(tmp_path),
-        model or ToyModel(),
-        criterion or CrossEntropy(CrossEntropyConfig()),
+        build_run(
+            toy_config(tmp_path / save_dir, **options),
+            task=task or ToyTask(tmp_path),
+            model=model or ToyModel(),
+            criterion=criterion or CrossEntropy(CrossEntropyConfig()),
+        )
     )
 
 
 def everything(trainer):
     """Parameters and optimizer state of a trainer, by name."""
-    tensors = {f"model.{name}": tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    for name, parameter in trainer.model.named_parameters():
-        for key, value in trainer.optimizer.state[parameter].items():
+    tensors = {f"model.{name}": tensor.clone() for name, tensor in trainer.run.model.state_dict().items()}
+    for name, parameter in trainer.run.model.named_parameters():
+        for key, value in trainer.run.optimizer.state[parameter].items():
             tensors[f"optimizer.{name}.{key}"] = value.clone()
     return tensors
 

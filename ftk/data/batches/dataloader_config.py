@@ -35,7 +35,7 @@ class DataloaderConfig:
     bucket_window: int = field(
         default=0,
         metadata={
-            "help": "batches of similar length: so many training samples at a time are sorted by length and cut into "
+            "help": "batches of similar length: N training samples at a time are sorted by length and cut into "
             "batches, whose order is random; 0: no sorting",
             "unit": "samples",
         },
@@ -43,7 +43,7 @@ class DataloaderConfig:
     curriculum_updates: int = field(
         default=0,
         metadata={
-            "help": "short samples first: those of about so many updates of the first epoch are sorted by length; "
+            "help": "short samples first: those of about the first N updates of the first epoch are sorted by length; "
             "-1: all of the first epoch; 0: no curriculum",
             "unit": "updates",
         },
@@ -64,7 +64,7 @@ class DataloaderConfig:
     )
     max_valid_samples: int | None = field(
         default=None,
-        metadata={"resume": "meters", "help": "validate on the first so many samples of each split", "unit": "samples"},
+        metadata={"resume": "meters", "help": "validate on at most this many samples of each split", "unit": "samples"},
     )
 
     def validate(self) -> Iterator[str]:

@@ -50,8 +50,8 @@ class EpochBatchIterator:
         batch_size, max_tokens, required_batch_size_multiple: as of `batch_by_size`.
         seed: of the order.
         shuffle: whether the order is random; otherwise it is 0, 1, 2, ...
-        bucket_window: so many samples are sorted by length, cut into batches, and the batches shuffled; 0: none are.
-        short_first: so many rounds at the start of the first epoch have the shortest samples first; -1: all of them.
+        bucket_window: number of samples that are sorted by length and cut into batches, which are shuffled; 0: none.
+        short_first: number of rounds at the first epoch's start with the shortest samples first; -1: all of them.
         drop_long: leave out samples that are longer than max_tokens; otherwise they are an error.
         num_workers: processes that prepare batches; 0: this one.
         rank, world_size: which share of the batches is ours.
@@ -123,7 +123,7 @@ class EpochBatchIterator:
     def batches(self) -> Iterator[Batch]:
         """The remaining batches of the epoch; at the end the iterator stands at the next epoch's start.
 
-        A caller may stop at any batch; the next call goes on from there.
+        A caller may stop at any batch; the next call continues from there.
 
         Raises:
             UserError: from the dataset.
@@ -198,7 +198,7 @@ class EpochBatchIterator:
         return self._current_plan().requests(self._samples_consumed, self.rank)
 
     def _current_plan(self) -> Plan:
-        """The order and the rounds of the epoch; made anew where the current place is not at a round's start."""
+        """The order and the rounds of the epoch; rebuilt where the current place is not at a round's start."""
         plan = self._plan
         if plan is None or plan.epoch != self.epoch or not plan.has_place(self._samples_consumed):
             self._plan = None  # its memory serves the next one
@@ -267,7 +267,7 @@ class EpochBatchIterator:
 
 
 class _Requests:
-    """The loader's sampler: asks the iterator anew at the start of each pass.
+    """The loader's sampler: asks the iterator at the start of each pass.
 
     It holds the iterator weakly: a cycle would keep the worker processes until the next garbage collection.
     """

@@ -45,7 +45,7 @@ class Ordering:
     Attributes:
         limits: of the batches that are shuffled, and of the samples that are dropped.
         window: samples that are sorted by length together; 0: none are.
-        short_first: so many batches at the start have the shortest samples first; -1: all of the epoch.
+        short_first: number of batches at the start with the shortest samples first; -1: all of the epoch.
         drop_long: whether samples beyond limits.max_tokens are left out.
     """
 

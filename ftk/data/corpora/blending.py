@@ -49,7 +49,7 @@ class BlendedDataset:
     """Several corpora as one; each is gone through evenly, pass after pass, at the pace of its weight.
 
     An epoch has as many samples as all corpora together. A corpus that gets more of them than it has is begun
-    again, in a new order and with new random draws; one that gets fewer goes on in the next epoch where it stopped
+    again, in a new order and with new random draws; one that gets fewer continues in the next epoch where it stopped
     in this one. So no sample comes twice before all of its corpus have come.
 
     An index below `len(self)` is a sample of the corpora one after the other, as a validation goes through them. The

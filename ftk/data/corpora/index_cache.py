@@ -77,7 +77,7 @@ class IndexCache:
             return build()
         path = self.folder / f"{kind}-{_digest(kind, depends_on)}.npy"
         expected = np.dtype(dtype), count, is_sane
-        with contextlib.suppress(OSError, ValueError):  # not there or damaged, which who builds it anew says
+        with contextlib.suppress(OSError, ValueError):  # missing or damaged; the process that rebuilds it warns
             return _read(path, *expected)
         with contextlib.ExitStack() as stack:
             try:
@@ -94,7 +94,7 @@ class IndexCache:
                 except FileNotFoundError:
                     pass
                 except (OSError, ValueError) as error:
-                    logger.warning("%s is damaged (%s); it is built anew", path, reason(error))
+                    logger.warning("%s is damaged (%s); it is rebuilt", path, reason(error))
                 return _write(path, build(), *expected)
         logger.warning(
             "%s is being built by another process for more than %g seconds; this one builds its own",

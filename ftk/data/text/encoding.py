@@ -308,7 +308,7 @@ def _most_at_once(task: Sequence[Part | Block]) -> int:
 
 
 def _work(connection: Connection, settings: EncodingSettings, tokenizer: Any) -> None:
-    """The life of a worker: a task in, an `EncodedBlock` or an error out, until nobody asks any more."""
+    """The life of a worker: a task in, an `EncodedBlock` or an error out, until the parent closes the pipe."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes share the cores
     # Freed at once: from then on, the C library (glibc) keeps up to twice as much freed memory for the next block,
     # where it gave it back to the system after each: 5 % of the time.

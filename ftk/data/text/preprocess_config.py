@@ -151,7 +151,7 @@ class TrainingConfig:
 
     vocab_size: int | None = field(
         default=None,
-        metadata={"help": "train a model of so many pieces instead of reading one", "unit": "pieces"},
+        metadata={"help": "train a model with this many pieces instead of reading one", "unit": "pieces"},
     )
     model_type: str = field(
         default="unigram", metadata={"help": "kind of model", "choices": ("unigram", "bpe", "char", "word")}
@@ -162,7 +162,7 @@ class TrainingConfig:
     max_lines: int = field(
         default=1_000_000,
         metadata={
-            "help": "train on a random sample of so many lines; 0: all",
+            "help": "train on a random sample of this many lines; 0: all",
             "unit": "lines",
             "flag": "--train-lines",
         },

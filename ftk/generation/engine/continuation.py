@@ -1,4 +1,4 @@
-"""How a causal language model is asked: it goes on behind the prompt."""
+"""Prompts of a causal language model: the answer continues the prompt."""
 
 from __future__ import annotations
 

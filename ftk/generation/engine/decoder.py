@@ -72,7 +72,7 @@ class Decoder(Protocol):
         """In the first R rows hypothesis w of row r continues what was sources[r, w]: int64 [R, W]."""
 
     def move(self, source: int, target: int) -> None:
-        """The request in row `source` goes on in row `target`."""
+        """The request in row `source` continues in row `target`."""
 
     def leave(self, rows: Sequence[int]) -> None:
         """The answers that these rows are writing are complete."""

@@ -56,7 +56,7 @@ class Engine:
         decoder: free.
         framing: how prompts are read.
         enter_after_steps: steps that a request may wait, with a row free, for others to enter with it. 0: none. Where
-            all that wait can enter nobody waits. Counted in steps, not in time: ranks must decide alike.
+            all that wait can enter none waits. Counted in steps, not in time: all ranks must decide the same.
     """
 
     def __init__(self, decoder: Decoder, framing: Framing, *, enter_after_steps: int = 0) -> None:
@@ -269,7 +269,7 @@ class Engine:
         """Gives a group logits [N, 1 or W, V] of its rows; requests that fail over it leave. False if none stays."""
         try:
             group.advance(logits)
-        except Exception as error:  # of a search or processor that is not ftk's: the other groups go on
+        except Exception as error:  # of a search or processor that is not ftk's: the other groups continue
             self._fail(group, dict.fromkeys(range(len(group.jobs)), error))
         else:
             self._fail(group, group.processors.failed)
@@ -291,7 +291,7 @@ class Engine:
         return Move(self._tokens[:num_rows], sources)
 
     def _collect(self, group: _Group) -> None:
-        """Takes the answers that are complete; their rows go on to the next one, or become free."""
+        """Takes the answers that are complete; their rows continue with the next one, or become free."""
         if any(job.request.stream for job in group.jobs):
             self._report_tokens(group)
             if not group.jobs:

@@ -40,14 +40,14 @@ class ProcessorConfig:
         metadata={"max": math.inf, "help": "taken off the log-probability of the unknown token; inf: never"},
     )
     no_repeat_ngram_size: int = field(
-        default=0, metadata={"help": "no run of so many tokens twice in an answer; 0: no limit", "unit": "tokens"}
+        default=0, metadata={"help": "no run of N tokens twice in an answer; 0: no limit", "unit": "tokens"}
     )
     forbid_words: list[str] = field(
         default_factory=list,
         metadata={"help": "words and phrases that no answer may hold", "several": True, "metavar": "TEXT"},
     )
     forbid_words_file: str | None = field(
-        default=None, metadata={"help": "more of them, a file with one a line", "metavar": "FILE"}
+        default=None, metadata={"help": "more of them, a file with one per line", "metavar": "FILE"}
     )
     prefix: list[str] = field(
         default_factory=list,

@@ -15,7 +15,7 @@ def of_answer(values: Sequence[int], number: int, default: int) -> int:
 
 
 class MinLength(Processor):
-    """No end token before an answer has so many tokens.
+    """No end token before an answer has its `min_lens` tokens.
 
     Args:
         min_lens: of the first answer, the second, ...
@@ -35,7 +35,7 @@ class MinLength(Processor):
 
 
 class MaxLength(Processor):
-    """After so many tokens nothing but an end token, which keeps its own score (as in fairseq).
+    """After its `max_lens` tokens only an end token, which keeps its own score (as in fairseq).
 
     Args:
         max_lens: of the first answer, the second, ...; the search's own max_len cuts those behind them.

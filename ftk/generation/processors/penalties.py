@@ -15,7 +15,7 @@ _MOST_PROMPTS = 512  # whose tokens are remembered: one byte for each of the voc
 class RepetitionPenalty(Processor):
     """Tokens of the answer so far become less likely (Keskar et al. 2019, CTRL, 4.1).
 
-    A positive logit is divided by the penalty, a negative one multiplied, and the softmax is taken anew. It is
+    A positive logit is divided by the penalty, a negative one multiplied, and the softmax is computed again. It is
     done to logits: log-probabilities are negative throughout, and would all be multiplied.
 
     Args:

@@ -1,4 +1,4 @@
-"""Hypotheses that know nothing of each other: each goes on from its own last token."""
+"""Independent hypotheses: each continues from its own last token."""
 
 from __future__ import annotations
 

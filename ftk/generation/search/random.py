@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.generation.search.ranking import may_be_asked, stable_topk
+from ftk.generation.search.ranking import reads_are_free, stable_topk
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _LOOK_AT = (128, 1024)
-"""So many tokens are looked at before all are sorted: of 50,304 they take 0.2 and 0.6 ms, all 5 ms (one thread)."""
+"""Numbers of likeliest tokens to try before all are sorted: of 50,304 they take 0.2 and 0.6 ms, all 5 ms."""
 
 
 def token_probabilities(
@@ -76,7 +76,7 @@ def _fewest(probabilities: Tensor, merits: Tensor, share: float) -> Tensor:
     kept = torch.zeros_like(probabilities)
     rows = torch.arange(kept.size(0), device=kept.device)  # whose first ones have not been enough
     # Whether they are enough has to be seen; a GPU sorts fast.
-    some = [count for count in _LOOK_AT if 4 * count < num_all] if may_be_asked(kept.device) else []
+    some = [count for count in _LOOK_AT if 4 * count < num_all] if reads_are_free(kept.device) else []
     for count in some:
         _, order = stable_topk(merits, count)
         own, held = _first_ones(probabilities, order, share)

@@ -14,7 +14,7 @@ def stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     num_scores = scores.size(-1)
     values, indices = scores.topk(min(count + 1, num_scores), dim=-1)
-    no_looking = not may_be_asked(scores.device)
+    no_looking = not reads_are_free(scores.device)
     if count < num_scores and (no_looking or (values[..., -2] == values[..., -1]).any()):
         found = _first_of_ties(scores, values[..., :-1], indices[..., :-1])
     else:
@@ -24,8 +24,8 @@ def stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, found.gather(-1, order)
 
 
-def may_be_asked(device: torch.device) -> bool:
-    """Whether the host may look at values there: a GPU would have to be waited for."""
+def reads_are_free(device: torch.device) -> bool:
+    """Whether the host reads values of this device without waiting: true on a CPU only."""
     return device.type == "cpu"
 
 

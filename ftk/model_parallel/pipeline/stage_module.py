@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ftk.batch import Batch
 from ftk.errors import UserError
 from ftk.model_parallel.gradients import guarded
-from ftk.model_parallel.step_module import StepModule
+from ftk.model_parallel.step_module import StepModule, autocast
 
 
 class Shape(NamedTuple):
@@ -109,7 +109,7 @@ class Stage(StepModule):
         inputs = dict(micro_batch.batch.inputs)
         tokens = inputs.pop("tokens")  # [B, T]
         for_embed, for_attend = model.split_inputs(inputs)
-        with self._autocast(received.device):
+        with autocast(received.device, self._precision):
             hidden = model.embed(tokens, **for_embed) if self.is_first else _unpacked(received, micro_batch)
             attend = model.attend(tokens, **for_attend)
             for layer in model.layers:
@@ -127,7 +127,7 @@ class Stage(StepModule):
         hidden = hidden.flatten(0, 1).index_select(0, batch.places)  # [N, H]
         apart = self._loss_apart and torch.is_grad_enabled()
         given = hidden.detach().requires_grad_() if apart else hidden
-        with self._autocast(hidden.device):
+        with autocast(hidden.device, self._precision):
             output = self._criterion.loss(self.model.head, given, batch)
         micro_batch.outputs.append(output._replace(loss=output.loss.detach()))
         loss = guarded(output.loss, micro_batch.scale)
@@ -137,10 +137,6 @@ class Stage(StepModule):
         assert given.grad is not None
         # Its backward pass gives the hidden states the gradient that they have of the loss.
         return (hidden * given.grad).sum()
-
-    def _autocast(self, device: torch.device) -> torch.autocast:
-        dtype = torch.float16 if self._precision == "fp16" else torch.bfloat16
-        return torch.autocast(device.type, dtype=dtype, enabled=self._precision != "fp32")
 
 
 def _packed(hidden: Tensor, room: int) -> Tensor:

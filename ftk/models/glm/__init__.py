@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ftk.models.glm.model import GLM
 
 
-@register_model("glm", config=GLMConfig)
+@register_model("glm", config=GLMConfig, task="glm_blank")
 def build_glm(config: GLMConfig, seed: int | None = None) -> GLM:
     """`GLM(config, seed)`: see there."""
     from ftk.models.glm.model import GLM

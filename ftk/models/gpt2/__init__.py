@@ -17,7 +17,7 @@ class GPT2Config(TransformerConfig):
     """The shape of a GPT-2 and its dropout."""
 
 
-@register_model("gpt2", config=GPT2Config)
+@register_model("gpt2", config=GPT2Config, task="causal_lm")
 def build_gpt2(config: GPT2Config, seed: int | None = None) -> GPT2:
     """`GPT2(config, seed)`: see there."""
     from ftk.models.gpt2.model import GPT2

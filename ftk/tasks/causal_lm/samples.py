@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,9 @@ from ftk.data.corpora.documents import Documents
 from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
 from ftk.errors import UserError
+
+if TYPE_CHECKING:
+    from ftk.tasks.causal_lm.task import CausalLMConfig
 
 
 class CausalDataset:
@@ -21,29 +25,16 @@ class CausalDataset:
     Args:
         documents: the corpus, with `.sizes`.
         end: the token that closes a document.
-        seq_length: tokens of a sample; the last one of an epoch may have fewer.
+        config: of the task.
         seed: of where an epoch begins.
-        keep_apart: give `document_ids`, and no loss where the next token is another document's.
-        restart_positions: positions count from 0 in each document, or in the part of it that the sample has.
-        end_loss: whether end tokens are targets.
 
     Raises:
         UserError: there is no token at all.
     """
 
-    def __init__(
-        self,
-        documents: Documents,
-        end: int,
-        seq_length: int,
-        seed: int,
-        *,
-        keep_apart: bool,
-        restart_positions: bool,
-        end_loss: bool,
-    ) -> None:
-        self.documents, self.end, self.seq_length, self.seed = documents, end, seq_length, seed
-        self.keep_apart, self.restart_positions, self.end_loss = keep_apart, restart_positions, end_loss
+    def __init__(self, documents: Documents, end: int, config: CausalLMConfig, seed: int) -> None:
+        self.documents, self.end, self.config, self.seed = documents, end, config, seed
+        self.seq_length = config.seq_length
         # Tokens up to the end of each document, its end token counted, [D].
         self.ends = np.cumsum(np.asarray(documents.sizes, dtype=np.int64) + 1)
         if not len(self.ends) or self.ends[-1] == len(self.ends):
@@ -62,7 +53,7 @@ class CausalDataset:
         """One sample as arrays.
 
         Returns:
-            tokens, targets, position_ids: int64 [T]; loss_mask: bool [T]; document_ids: int64 [T] if `keep_apart`.
+            tokens, targets, position_ids: int64 [T]; loss_mask: bool [T]; document_ids: int64 [T] with a document mask.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
@@ -73,13 +64,13 @@ class CausalDataset:
         same = numbers[1:] == numbers[:-1]  # [T]: the next token is of the same document
         places = np.arange(length)
         sample = {"tokens": text[:-1], "targets": text[1:], "loss_mask": np.ones(length, bool), "position_ids": places}
-        if self.restart_positions:
+        if self.config.restart_positions:
             begins = np.append(True, ~same[:-1])
             sample["position_ids"] = places - np.maximum.accumulate(np.where(begins, places, 0))
-        if self.keep_apart:
+        if self.config.document_mask:
             sample["document_ids"] = numbers[:-1]
             sample["loss_mask"] &= same
-        if not self.end_loss:
+        if not self.config.end_loss:
             sample["loss_mask"] &= sample["targets"] != self.end
         return sample
 

@@ -34,7 +34,7 @@ class CausalLMConfig:
         default=128,
         metadata={
             "max": 10**6,
-            "help": "the vocabulary is padded to a multiple of this; 1 to go on with a model that was not padded",
+            "help": "the vocabulary is padded to a multiple of this; 1 to continue a model that was not padded",
             "unit": "tokens",
         },
     )
@@ -52,18 +52,10 @@ class CausalLMTask(Task):
     config: CausalLMConfig
 
     def make_samples(self, documents: Documents, seed: int) -> CausalDataset:
-        config, end = self.config, self.tokenizer.special.eos
+        end = self.tokenizer.special.eos
         if end is None:
             raise UserError(f"the tokenizer {self.tokenizer.name} has no end token, which closes documents")
-        return CausalDataset(
-            documents,
-            end,
-            config.seq_length,
-            seed,
-            keep_apart=config.document_mask,
-            restart_positions=config.restart_positions,
-            end_loss=config.end_loss,
-        )
+        return CausalDataset(documents, end, self.config, seed)
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return Collater(self.tokenizer.special)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ftk.model_parallel.world import World
 
-Sums = Mapping[str, tuple[Tensor, Tensor]]
+Sums = dict[str, tuple[Tensor, Tensor]]
+"""Name -> (0-d sum, 0-d count) on the device."""
 
 PARTS = ("data", "forward_backward", "optimizer", "wait", "log", "validation", "checkpoint")
 """What the time is split into, see docs/training.md. "wait": the host waits for the device at a log line."""
@@ -81,10 +82,14 @@ class Stopwatch:
 
     Args:
         clock: seconds from anywhere, rising.
+
+    Attributes:
+        last_lap: what `lap` has returned last.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        self.last_lap = Lap(0.0, 0.0, {})
         self._began = clock()
         self._lap_began = self._counted_until = clock()
         self._aside = 0.0  # seconds of this lap
@@ -103,9 +108,9 @@ class Stopwatch:
         """What went by since the last lap; begins a new one. A part that is open goes on in the new lap."""
         now = self._count()
         wall = now - self._lap_began
-        lap = Lap(wall - self._aside, wall, self._parts)
+        self.last_lap = Lap(wall - self._aside, wall, self._parts)
         self._lap_began, self._aside, self._parts = now, 0.0, {}
-        return lap
+        return self.last_lap
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -152,7 +157,6 @@ class TrainingFigures:
     def __init__(self, device: torch.device, stopwatch: Stopwatch, world: World | None = None) -> None:
         self.stopwatch = stopwatch
         self.world = world or World.single(device)
-        self.last_lap = Lap(0.0, 0.0, {})  # of the last record
         self._meters = Meters(device)
         self._skipped = torch.zeros(2, dtype=torch.int64, device=device)  # altogether, in a row until now
         self._num_updates = self._num_tokens = 0  # of this process, since the last record
@@ -182,15 +186,15 @@ class TrainingFigures:
         """
         with self.stopwatch.part("wait"):
             sums = summed(self._meters.read(), self.world)
-        self.last_lap = self.stopwatch.lap()
-        seconds = max(self.last_lap.seconds, 1e-9)
+        lap = self.stopwatch.lap()
+        seconds = max(lap.seconds, 1e-9)
         losses = averages(sums)
         head = {"loss": losses.pop("loss", math.nan), "ppl": math.nan, "gnorm": losses.pop("gnorm", math.nan)}
         record = with_perplexities({**head, **losses})
         record["tokens_per_second"] = self._num_tokens / seconds
         record["target_tokens_per_second"] = self._num_targets / seconds
         record["updates_per_second"] = self._num_updates / seconds
-        record |= self.last_lap.shares()
+        record |= lap.shares()
         self._meters.reset()
         self._num_updates = self._num_tokens = self._num_targets = 0
         return record
@@ -229,7 +233,7 @@ def averages(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss) of a loss in nats, with the loss capped at 20 as in the original GLM."""
+    """exp(loss) of a loss in nats, with the loss capped at 20: beyond that no digit says anything."""
     return math.exp(min(loss, 20.0))
 
 

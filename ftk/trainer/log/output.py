@@ -14,12 +14,12 @@ from ftk.files import reason
 from ftk.model_parallel.collective import collective
 from ftk.model_parallel.world import World
 from ftk.report.starts import Starts
+from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.log_file import HeldLines, LogFile
 from ftk.trainer.log.progress import Progress, make_progress
 from ftk.trainer.log.records import Record
 from ftk.trainer.log.sinks import RecordSinks, open_records
 from ftk.trainer.state import TrainerState
-from ftk.trainer.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
 

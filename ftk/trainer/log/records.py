@@ -13,11 +13,9 @@ from typing import Any
 
 from ftk.errors import UserError
 from ftk.files import open_to_write, read_lines, reason, write_whole
+from ftk.report.runs import MAX_RECORD_BYTES
 
 Record = dict[str, Any]
-
-MAX_RECORD_BYTES = 1 << 20
-"""No record is longer: a longer line is read as one that is none."""
 
 logger = logging.getLogger(__name__)
 

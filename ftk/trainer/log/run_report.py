@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
 from ftk.model_parallel.collective import on_main
@@ -12,14 +11,11 @@ from ftk.model_parallel.world import World
 from ftk.report.config import ReportConfig
 from ftk.report.page import write_report
 from ftk.report.runs import read_run
-from ftk.trainer.hooks import Hook
+from ftk.trainer.hooks import Hook, StepInfo
 from ftk.trainer.log.records import Record
 from ftk.trainer.log.sinks import check_packages
+from ftk.trainer.log.summary import Summary
 from ftk.trainer.watch.throughput import Throughput
-
-if TYPE_CHECKING:
-    from ftk.trainer.log.summary import Summary
-    from ftk.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -44,26 +40,26 @@ class RunReport(Hook):
         self._due = False
         self._not_before = 0.0  # time of the run
 
-    def after_validation(self, trainer: Trainer, results: dict[str, Record]) -> None:
+    def after_validation(self, step: StepInfo, results: dict[str, Record]) -> None:
         self._due = True  # its records are not written yet
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, step: StepInfo) -> None:
         if not self._due:
             return
         self._due = False
-        began = trainer.stopwatch.seconds()
+        began = step.stopwatch.seconds()
         if began >= self._not_before:
-            with trainer.stopwatch.aside(), trainer.stopwatch.part("log"):
-                self._write(trainer)
-            ended = trainer.stopwatch.seconds()
+            with step.stopwatch.aside(), step.stopwatch.part("log"):
+                self._write(step)
+            ended = step.stopwatch.seconds()
             self._not_before = ended + 49 * (ended - began)
 
-    def after_train(self, trainer: Trainer, summary: Summary) -> None:
-        self._write(trainer)
-        logger.info("report: %s", trainer.checkpoints.folder / "report.html")
+    def after_train(self, step: StepInfo, summary: Summary) -> None:
+        self._write(step)
+        logger.info("report: %s", step.folder / "report.html")
 
-    def _write(self, trainer: Trainer) -> None:
-        folder = trainer.checkpoints.folder
+    def _write(self, step: StepInfo) -> None:
+        folder = step.folder
         try:
             write_report(folder / "report.html", [read_run(folder)], "ftk-train --report")
         except UserError as error:  # a full disk, say: no report is worth a run

@@ -13,9 +13,9 @@ from ftk.config import dump
 from ftk.errors import UserError
 from ftk.files import read_json, write_whole
 from ftk.report.config import ReportConfig
+from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.records import Record, RecordFile
 from ftk.trainer.state import TrainerState
-from ftk.trainer.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
 

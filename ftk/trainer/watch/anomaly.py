@@ -6,20 +6,15 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ftk.batch import Batch
 from ftk.model_parallel.shards import canonical_name, local
-from ftk.trainer.hooks import Hook
-from ftk.trainer.runner import without_copies
-from ftk.trainer.seeding import seed_update
-from ftk.trainer.step import Update
-
-if TYPE_CHECKING:
-    from ftk.trainer.trainer import Trainer
+from ftk.trainer.hooks import Hook, StepInfo
+from ftk.trainer.step import Update, seed_update, without_copies
 
 logger = logging.getLogger(__name__)
 
@@ -32,27 +27,31 @@ class DetectAnomaly(Hook):
     A skipped update leaves the parameters as they were and its random numbers are fixed by its number, so the second
     pass computes the same as the first. Its gradients are dropped and the run goes on. All ranks skip the same updates
     and search at the same time.
+
+    Args:
+        update: of the run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, update: Update) -> None:
+        self._update = update
         self._micro_batches: list[Batch] = []
 
-    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
+    def before_step(self, step: StepInfo, micro_batches: list[Batch]) -> None:
         self._micro_batches = micro_batches
 
-    def after_step(self, trainer: Trainer) -> None:
-        if not bool(trainer.skip):
+    def after_step(self, step: StepInfo) -> None:
+        if not bool(step.skip):
             return
-        with trainer.stopwatch.aside():
-            number = trainer.state.num_updates
-            found = find_anomalies(trainer.update, self._micro_batches, number - 1, trainer.gradients.num_targets)
-        if not found and trainer.update.scaler is None:  # else it was the scaled gradients that overflowed
+        with step.stopwatch.aside():
+            number = step.num_updates
+            found = find_anomalies(self._update, self._micro_batches, number - 1, step.num_targets)
+        if not found and self._update.scaler is None:  # else it was the scaled gradients that overflowed
             found = [
                 "a second pass over the same batches was finite: the norm of the gradients overflows, or results "
                 "differ between two runs of the same step (non-deterministic operators, faulty hardware)"
             ]
         for text in found:
-            logger.warning("anomaly in update %d, epoch %d: %s", number, trainer.epoch, text)
+            logger.warning("anomaly in update %d, epoch %d: %s", number, step.epoch, text)
 
 
 def find_anomalies(update: Update, micro_batches: list[Batch], num_updates: int, num_targets: float) -> list[str]:
@@ -114,8 +113,8 @@ class _Search:
             if _is_bad(parameter):
                 self._note(f"the parameter {canonical_name(name, model)} itself has {_count(parameter)}")
         for batch in micro_batches:
-            own = {"targets": batch.targets, "weights": batch.weights}
-            for name, value in {**batch.inputs, **own, **batch.extras}.items():
+            values = {**batch.inputs, "targets": batch.targets, "weights": batch.weights, **batch.extras}
+            for name, value in values.items():
                 if isinstance(value, Tensor) and _is_bad(value):
                     self._note(f"the batch itself: {name!r} has {_count(value)}")
 

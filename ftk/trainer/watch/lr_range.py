@@ -17,8 +17,8 @@ from ftk.errors import UserError, counted
 from ftk.files import write_whole
 from ftk.optim.schedules import GroupSchedules, LRScheduler, LRSchedulerConfig
 from ftk.registry import LR_SCHEDULERS
+from ftk.trainer.config import TrainConfig
 from ftk.trainer.dataloading import in_groups
-from ftk.trainer.train_config import TrainConfig
 from ftk.trainer.trainer import Trainer
 from ftk.trainer.watch.config import LRRangeConfig
 
@@ -106,12 +106,12 @@ def lr_range_test(trainer: Trainer) -> LRRange:
     Raises:
         UserError: the training split gives no batch, or the first losses are not finite.
     """
-    options = trainer.config.lr_range
-    num_updates, first = options.lr_range_updates, trainer.state.num_updates
+    run, options = trainer.run, trainer.run.config.lr_range
+    num_updates, first = options.lr_range_updates, run.state.num_updates
     sweep = Sweep(options, first)
-    trainer.schedule = GroupSchedules(sweep)
-    trainer.model.train()
-    trainer.hooks.call("before_train", trainer)  # what other methods of a hook may rely on
+    run.schedule = GroupSchedules(sweep)
+    run.model.train()
+    run.hooks.call("before_train", trainer.info)  # what other methods of a hook may rely on
     rates: list[float] = []
     losses: list[float] = []
     few = max(1, num_updates // 20)
@@ -119,10 +119,10 @@ def lr_range_test(trainer: Trainer) -> LRRange:
     diverged = False
     try:
         while len(rates) < num_updates and not diverged:
-            if trainer.train_iterator.batches_left() == 0:
-                split = trainer.config.dataloader.train_subset
+            if run.train_iterator.batches_left() == 0:
+                split = run.config.dataloader.train_subset
                 raise UserError(f"split {split!r} gives no batch; is --max-tokens too small?")
-            for micro_batches in in_groups(trainer.train_iterator.batches(), trainer.config.training.update_freq):
+            for micro_batches in in_groups(run.train_iterator.batches(), run.config.training.update_freq):
                 trainer.train_step(micro_batches)
                 loss = trainer.figures.record()["loss"]
                 if diverged := not math.isfinite(loss):
@@ -138,7 +138,7 @@ def lr_range_test(trainer: Trainer) -> LRRange:
                     break
     finally:
         trainer.output.close()
-        trainer.checkpoints.release()
+        run.checkpoints.release()
     if len(losses) < 3:
         raise UserError(
             f"--lr-range-test: the loss was not finite after {counted(len(losses), 'update')}; lower --lr-range-start"

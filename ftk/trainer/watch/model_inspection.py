@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +17,9 @@ from ftk.errors import UserError, did_you_mean
 from ftk.model_parallel.shards import canonical_name, local, shard_groups
 from ftk.model_parallel.world import World
 from ftk.optim.patterns import matches
-from ftk.trainer.hooks import Hook
+from ftk.trainer.hooks import Hook, StepInfo
 from ftk.trainer.log.records import RecordFile
-
-if TYPE_CHECKING:
-    from ftk.trainer.log.summary import Summary
-    from ftk.trainer.trainer import Trainer
+from ftk.trainer.log.summary import Summary
 
 logger = logging.getLogger(__name__)
 
@@ -94,17 +91,17 @@ class Inspection(Hook):
         self._gradients: dict[str, Tensor] = {}  # name -> [5], as Moments
         self._outputs: dict[str, list[Tensor]] = {}  # name -> [5] of each call
 
-    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
-        self._is_due = (trainer.state.num_updates + 1) % self.interval == 0
+    def before_step(self, step: StepInfo, micro_batches: list[Batch]) -> None:
+        self._is_due = (step.num_updates + 1) % self.interval == 0
         if not self._is_due:
             return
         if self._file is None and self.world.is_main:  # its records of updates that are now taken again are cut off
-            self._file = RecordFile(trainer.checkpoints.folder / FILE, trainer.state.num_updates)
+            self._file = RecordFile(step.folder / FILE, step.num_updates)
         self._before = {name: local(value.detach()).clone() for name, value in self.parameters.items()}
         self._outputs = {}
         self._handles = [module.register_forward_hook(self._watch(name)) for name, module in self.modules.items()]
 
-    def after_backward(self, trainer: Trainer) -> None:
+    def after_backward(self, step: StepInfo) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -112,22 +109,22 @@ class Inspection(Hook):
             grads = {name: parameter.grad for name, parameter in self.parameters.items()}
             self._gradients = {name: _moments(grad) for name, grad in grads.items() if grad is not None}
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, step: StepInfo) -> None:
         if not self._is_due:
             return
-        with trainer.stopwatch.aside(), trainer.stopwatch.part("log"):
+        with step.stopwatch.aside(), step.stopwatch.part("log"):
             seen = self.world.gather_json(self._read())
             self._before, self._gradients, self._outputs = {}, {}, {}
             if self._file is None:
                 return
             parameters = {name: _parameter_figures(rows) for name, rows in _by_name(seen, "parameters").items()}
             modules = {name: _figures(sum(rows, []), ACTIVATION) for name, rows in _by_name(seen, "modules").items()}
-            head = {"event": "inspect", "num_updates": trainer.state.num_updates, "epoch": trainer.epoch}
+            head = {"event": "inspect", "num_updates": step.num_updates, "epoch": step.epoch}
             self._file.write({**head, "parameters": parameters, "modules": modules})
             tables = [*_table("parameter", parameters, COLUMNS), *_table("output of", modules, ACTIVATION)]
-            logger.info("update %d\n%s", trainer.state.num_updates, "\n".join(tables))
+            logger.info("update %d\n%s", step.num_updates, "\n".join(tables))
 
-    def after_train(self, trainer: Trainer, summary: Summary) -> None:
+    def after_train(self, step: StepInfo, summary: Summary) -> None:
         if self._file is not None:
             self._file.close()
 

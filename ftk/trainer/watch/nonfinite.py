@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +15,9 @@ from torch import Tensor
 from ftk.batch import Batch
 from ftk.errors import counted
 from ftk.model_parallel.world import World
-from ftk.trainer.hooks import Hook
+from ftk.optim.loss_scaler import LossScaler
+from ftk.trainer.hooks import Hook, StepInfo
 from ftk.trainer.log.records import Record
-
-if TYPE_CHECKING:
-    from ftk.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -40,50 +38,50 @@ class SkippedUpdates(Hook):
     fp16 gradients belong to the search for the scale: they are counted in one line without a warning.
 
     Args:
-        capacity: of so many updates since the last line the samples are known.
+        scaler: of fp16 losses, None without one.
+        capacity: how many updates since the last line are remembered with their samples.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, scaler: LossScaler | None = None, capacity: int = CAPACITY) -> None:
+        self._scaler = scaler
         self._recent: deque[_Remembered] = deque(maxlen=capacity)
         self._flags: Tensor | None = None  # [capacity, 2] bool: skipped; loss not finite. Row: num_updates % capacity
+        self._skipped: Tensor | int = 0  # updates since the last line, on the device
         self._capacity = capacity
         self._sample_ids: list[NDArray[np.int64]] = []
-        self._said = 0
 
-    def before_train(self, trainer: Trainer) -> None:
-        self._said = trainer.figures.skipped()[0]
-
-    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
+    def before_step(self, step: StepInfo, micro_batches: list[Batch]) -> None:
         self._sample_ids = [batch.sample_ids for batch in micro_batches if batch.sample_ids is not None]
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, step: StepInfo) -> None:
         if self._flags is None:
-            self._flags = torch.zeros(self._capacity, 2, dtype=torch.bool, device=trainer.device)
-        num_updates = trainer.state.num_updates
-        loss = trainer.gradients.sums.get("loss")  # a stage of a pipeline may have none
-        loss_is_bad = torch.zeros_like(trainer.skip) if loss is None else ~loss[0].isfinite()
-        self._flags[num_updates % self._capacity] = torch.stack([trainer.skip, loss_is_bad])
-        self._recent.append(_Remembered(num_updates, trainer.epoch, self._sample_ids))
+            self._flags = torch.zeros(self._capacity, 2, dtype=torch.bool, device=step.device)
+        assert step.skip is not None
+        loss = step.sums.get("loss")  # a stage of a pipeline may have none
+        loss_is_bad = torch.zeros_like(step.skip) if loss is None else ~loss[0].isfinite()
+        self._flags[step.num_updates % self._capacity] = torch.stack([step.skip, loss_is_bad])
+        self._skipped = self._skipped + step.skip
+        self._recent.append(_Remembered(step.num_updates, step.epoch, self._sample_ids))
 
-    def on_record(self, trainer: Trainer, record: Record) -> None:
+    def on_record(self, step: StepInfo, record: Record) -> None:
         if record["event"] == "train":
-            self._say(trainer, record["skipped_updates"])
+            self._say(step.world)
 
-    def before_checkpoint(self, trainer: Trainer) -> None:
+    def before_checkpoint(self, step: StepInfo) -> None:
         if self._recent:  # a process that goes on from it will not know them
-            self._say(trainer, trainer.figures.skipped()[0])
+            self._say(step.world)
 
-    def _say(self, trainer: Trainer, skipped: int) -> None:
-        count, self._said = skipped - self._said, skipped
+    def _say(self, world: World) -> None:
+        count, self._skipped = int(self._skipped), 0
         if count and self._flags is not None:
             flags = self._flags.tolist()
             known = [(update, flags[update.num_updates % self._capacity][1]) for update in self._recent]
             known = [(update, bad_loss) for update, bad_loss in known if flags[update.num_updates % self._capacity][0]]
-            known = _of_all(known, trainer.world)
-            if trainer.update.scaler is not None:
+            known = _of_all(known, world)
+            if self._scaler is not None:
                 overflows = sum(not bad_loss for _, bad_loss in known)
                 if overflows:
-                    scale = trainer.update.scaler.scale.item()
+                    scale = self._scaler.scale.item()
                     logger.info(
                         "fp16 overflowed in %s, skipped; the loss scale is %g", counted(overflows, "update"), scale
                     )

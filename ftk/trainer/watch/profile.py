@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
 
 from torch.profiler import ProfilerActivity, profile
 
 from ftk.batch import Batch
 from ftk.files import temporary_folder, write_whole
-from ftk.trainer.hooks import Hook
-
-if TYPE_CHECKING:
-    from ftk.trainer.log.summary import Summary
-    from ftk.trainer.trainer import Trainer
+from ftk.trainer.hooks import Hook, StepInfo
+from ftk.trainer.log.summary import Summary
 
 logger = logging.getLogger(__name__)
 
@@ -38,35 +34,35 @@ class Profile(Hook):
         self._done = 0  # updates of this process
         self._profiler: profile | None = None
 
-    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
+    def before_step(self, step: StepInfo, micro_batches: list[Batch]) -> None:
         if self._done == self._start:
-            gpu = [ProfilerActivity.CUDA] if trainer.device.type == "cuda" else []
+            gpu = [ProfilerActivity.CUDA] if step.device.type == "cuda" else []
             self._profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
             self._profiler.start()
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, step: StepInfo) -> None:
         self._done += 1
         if self._done == self._end:
-            self._finish(trainer)
+            self._finish(step)
 
-    def after_train(self, trainer: Trainer, summary: Summary) -> None:
+    def after_train(self, step: StepInfo, summary: Summary) -> None:
         if self._done <= self._start:
             logger.warning("--profile: nothing was profiled, the run ended before; lower --profile-start")
-        self._finish(trainer)
+        self._finish(step)
 
-    def _finish(self, trainer: Trainer) -> None:
+    def _finish(self, step: StepInfo) -> None:
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
-        with trainer.stopwatch.aside(), trainer.stopwatch.part("log"):
+        with step.stopwatch.aside(), step.stopwatch.part("log"):
             profiler.stop()
-            last = trainer.state.num_updates
+            last = step.num_updates
             first = last - self._done + self._start + 1
-            kind = "cuda" if trainer.device.type == "cuda" else "cpu"
+            kind = "cuda" if step.device.type == "cuda" else "cpu"
             table = profiler.key_averages().table(sort_by=f"self_{kind}_time_total", row_limit=ROWS)
             text = f"profile of updates {first} to {last}\n{table}"
             logger.info("%s", text)
-            trace = trainer.checkpoints.folder / f"profile_{first}-{last}.json.gz"
+            trace = step.folder / f"profile_{first}-{last}.json.gz"
             try:
                 # Written next to it and renamed, so that a trace that is there is whole; torch packs by the name's end.
                 with temporary_folder(trace) as folder:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import torch
 
 from ftk.batch import Batch
 from ftk.models.base import CountsFlops
-from ftk.trainer.hooks import Hook
+from ftk.trainer.hooks import Hook, StepInfo
 from ftk.trainer.log.records import Record
 from ftk.trainer.watch.hardware import peak_flops, peak_memory_bytes
-
-if TYPE_CHECKING:
-    from ftk.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -35,32 +31,32 @@ class Throughput(Hook):
         self._peak: float | None = None
         self._flops = 0  # since the last record
 
-    def before_train(self, trainer: Trainer) -> None:
-        if not isinstance(trainer.model, CountsFlops):
+    def before_train(self, step: StepInfo) -> None:
+        if not isinstance(step.model, CountsFlops):
             return
-        found = peak_flops(self._option, trainer.device, trainer.config.training.precision)
+        found = peak_flops(self._option, step.device, step.config.training.precision)
         if found is not None:
             self._peak, source = found
-            self._peak *= trainer.world.size
+            self._peak *= step.world.size
             logger.info("MFU is the share of %.4g TFLOP/s (%s)", self._peak / 1e12, source)
 
-    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
-        if isinstance(trainer.model, CountsFlops):
-            self._flops += sum(batch_flops(trainer.model, batch) for batch in micro_batches)
+    def before_step(self, step: StepInfo, micro_batches: list[Batch]) -> None:
+        if isinstance(step.model, CountsFlops):
+            self._flops += sum(batch_flops(step.model, batch) for batch in micro_batches)
 
-    def on_record(self, trainer: Trainer, record: Record) -> None:
+    def on_record(self, step: StepInfo, record: Record) -> None:
         if record["event"] != "train":
             return
-        world = trainer.world
+        world = step.world
         flops = world.sum_host([self._flops if world.counts_loss else 0.0])[0]
         if flops:
-            record["flops_per_second"] = flops / max(trainer.figures.last_lap.seconds, 1e-9)
+            record["flops_per_second"] = flops / max(step.stopwatch.last_lap.seconds, 1e-9)
             if self._peak is not None:
                 record["mfu"] = record["flops_per_second"] / self._peak
             self._flops = 0
-        record["peak_memory_bytes"] = int(world.max_host([peak_memory_bytes(trainer.device)])[0])
-        if trainer.device.type == "cuda":
-            record["peak_reserved_bytes"] = int(world.max_host([torch.cuda.max_memory_reserved(trainer.device)])[0])
+        record["peak_memory_bytes"] = int(world.max_host([peak_memory_bytes(step.device)])[0])
+        if step.device.type == "cuda":
+            record["peak_reserved_bytes"] = int(world.max_host([torch.cuda.max_memory_reserved(step.device)])[0])
 
 
 def batch_flops(model: CountsFlops, batch: Batch) -> int:

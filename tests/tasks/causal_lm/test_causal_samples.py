@@ -8,16 +8,16 @@ import pytest
 from ftk.data.corpora.documents import DocumentList
 from ftk.errors import UserError
 from ftk.tasks.causal_lm.samples import CausalDataset
+from ftk.tasks.causal_lm.task import CausalLMConfig
 
 END = 0
 DOCUMENTS = [[11, 12, 13], [21], [], [31, 32, 33, 34, 35, 36, 37], [41, 42]]
 RING = [token for document in DOCUMENTS for token in [*document, END]]
 NUMBERS = [number for number, document in enumerate(DOCUMENTS) for _ in [*document, END]]
-OPTIONS = {"keep_apart": False, "restart_positions": False, "end_loss": True}
 
 
 def dataset(seq_length: int, documents: list = DOCUMENTS, **options: bool) -> CausalDataset:
-    return CausalDataset(DocumentList(documents), END, seq_length, seed=5, **{**OPTIONS, **options})
+    return CausalDataset(DocumentList(documents), END, CausalLMConfig(seq_length=seq_length, **options), seed=5)
 
 
 @pytest.mark.parametrize("seq_length", [1, 4, 5, 18, 50])
@@ -39,7 +39,7 @@ def test_an_epoch_goes_round_the_ring_once(seq_length: int) -> None:
 
 @pytest.mark.parametrize("seq_length", [4, 7, 40])
 def test_documents_are_kept_apart(seq_length: int) -> None:
-    data = dataset(seq_length, keep_apart=True, restart_positions=True, end_loss=False)
+    data = dataset(seq_length, document_mask=True, restart_positions=True, end_loss=False)
     plain = dataset(seq_length)
     for index in range(len(data)):
         sample, start = data.sample(1, index), RING.index(31) - plain_place(plain, 31)
@@ -62,7 +62,7 @@ def plain_place(data: CausalDataset, token: int) -> int:
 
 
 def test_one_short_document_fills_a_sample_again_and_again() -> None:
-    sample = dataset(3, [[7, 8]], keep_apart=True).sample(1, 0)
+    sample = dataset(3, [[7, 8]], document_mask=True).sample(1, 0)
     assert sorted(sample["tokens"].tolist()) == [END, 7, 8]
     assert sample["loss_mask"].sum() == 2
 

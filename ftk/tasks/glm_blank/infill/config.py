@@ -24,7 +24,9 @@ class BlankConfig:
     )
     reencode: bool = field(
         default=False,
-        metadata={"help": "each answer takes its blank's place and the text is read anew; else answers stay behind it"},
+        metadata={
+            "help": "each answer takes its blank's place and the text is read again; else answers stay behind it"
+        },
     )
     truncate: str = field(
         default="error",

@@ -16,7 +16,7 @@ from ftk.generation.search import Answer
 from ftk.generation.text import check_vocabulary
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
-from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer, told_at_once
+from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer, whole_answers
 from ftk.tasks.glm_blank.infill.given_answers import encode_answers, encoded_with_answers
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tasks.glm_blank.infill.misspelt_blanks import refuse_misspelt_blanks
@@ -236,7 +236,7 @@ class BlankFiller:
         contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
         found = self.generator.fill_texts(contexts, self._seeds(prompts, seeds), progress, own)
         if on_piece is not None:
-            parts = (part for number, one in enumerate(found) for part in told_at_once(number, one[0].answers))
+            parts = (part for number, one in enumerate(found) for part in whole_answers(number, one[0].answers))
             for piece in self._pieces([PromptStream(self, prompt) for prompt in prompts], parts):
                 on_piece(piece)
         results = []

@@ -296,7 +296,7 @@ class BlankGenerator:
     ) -> Generator[NewTokens, None, None]:
         """The answers of the best filling of each context, which are known all at once."""
         for prompt, fillings in enumerate(fill_jointly(self, requests, progress)):
-            yield from told_at_once(prompt, fillings[0].answers)
+            yield from whole_answers(prompt, fillings[0].answers)
 
 
 @dataclass
@@ -318,7 +318,7 @@ class _Going:
         return replace(self.request, prompt=replace(self.prompt, order=(self.number,)))
 
 
-def told_at_once(prompt: int, answers: Sequence[Answer]) -> Iterator[NewTokens]:
+def whole_answers(prompt: int, answers: Sequence[Answer]) -> Iterator[NewTokens]:
     """Answers of context number `prompt` that are all complete, from left to right, as parts of a stream."""
     for blank, answer in enumerate(answers):
         yield NewTokens(prompt, blank, answer.tokens, answer.token_logprobs, answer)

@@ -14,15 +14,15 @@ import numpy as np
 from ftk.config.changes import FIXED, FREE, RESETTABLE, Change, find_changes
 from ftk.errors import UserError
 from ftk.tasks.base import Task
+from ftk.trainer.config import TrainConfig
 from ftk.trainer.dataloading import total_updates
-from ftk.trainer.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
 
 _SIZES_READ = 1 << 20
 
 
-def agree_on_changes(
+def check_changes(
     config: TrainConfig,
     before: dict[str, Any],
     folder: Path,
@@ -77,7 +77,7 @@ def describe_stretch(
     Also None where the schedule itself is another one than before: then its old length says nothing.
 
     Args:
-        config, before: as of `agree_on_changes`.
+        config, before: as of `check_changes`.
         updates_per_epoch: of this run.
         num_updates: where it goes on.
     """

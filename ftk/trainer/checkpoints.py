@@ -46,11 +46,10 @@ from ftk.errors import UserError
 from ftk.model_parallel.collective import collective, on_main
 from ftk.model_parallel.shards import canonical_name, local
 from ftk.model_parallel.world import World
-from ftk.trainer.continuing import agree_on_changes
-from ftk.trainer.retention import Standing, best_of, superfluous
-from ftk.trainer.run_folder import RunFolder
+from ftk.trainer.config import TrainConfig
+from ftk.trainer.resume import check_changes
+from ftk.trainer.run_folder import RunFolder, SavedStatus, best_of, stale
 from ftk.trainer.state import TrainerState
-from ftk.trainer.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +219,7 @@ class Checkpoints:
         if state is None:
             return set(), None
         before = read_config(folder)
-        resets = agree_on_changes(
+        resets = check_changes(
             self.run,
             before,
             folder,
@@ -284,7 +283,7 @@ class Checkpoints:
         """Begin a checkpoint; with `async_save` off, or after `collect(wait=True)`, it is written.
 
         On return it is a copy that training does not change. Then, in another thread: it is written and renamed,
-        `checkpoint_last` (and `checkpoint_best`) point to it, superfluous ones are removed. A save that is still
+        `checkpoint_last` (and `checkpoint_best`) point to it, those that are too many are removed. A save that is still
         running is waited for first.
 
         Args:
@@ -319,9 +318,9 @@ class Checkpoints:
             world=self.world,
         )
         best = state.best.num_updates if state.best is not None else None
-        standing = Standing(state.num_updates, best, dict(state.scores))
+        status = SavedStatus(state.num_updates, best, dict(state.scores))
         self._under_way = (self.folder / name, snapshot.num_bytes)
-        self._background.start(lambda: self._write(snapshot, standing))
+        self._background.start(lambda: self._write(snapshot, status))
         if not self.config.async_save:
             self.collect(wait=True)
         self.blocked_seconds += time.monotonic() - began
@@ -378,22 +377,22 @@ class Checkpoints:
         except Abandoned:
             logger.warning("%s was being written and is given up", self._under_way[0])
 
-    def _write(self, snapshot: Snapshot, standing: Standing) -> Saved:
+    def _write(self, snapshot: Snapshot, status: SavedStatus) -> Saved:
         """Everything that happens to the disk, in this order; runs beside the training."""
         began = time.monotonic()
-        folder = write_snapshot(self.folder / checkpoint_name(standing.num_updates), snapshot, world=self._writers)
-        on_main(self._writers, lambda: self._tidy(folder, standing))
-        return Saved(folder, standing.num_updates, time.monotonic() - began)
+        folder = write_snapshot(self.folder / checkpoint_name(status.num_updates), snapshot, world=self._writers)
+        on_main(self._writers, lambda: self._tidy(folder, status))
+        return Saved(folder, status.num_updates, time.monotonic() - began)
 
-    def _tidy(self, folder: Path, standing: Standing) -> None:
+    def _tidy(self, folder: Path, status: SavedStatus) -> None:
         """Let the links point to the new checkpoint and the best one, and remove those that are too many."""
         point_to(self.folder, LAST, folder)
-        best = best_of(self.folder, standing, self.config)
+        best = best_of(self.folder, status, self.config)
         if best is not None:
             point_to(self.folder, BEST, best)
         self._damaged.discard(folder.name)
         present = [path for path in numbered_checkpoints(self.folder) if path.name not in self._damaged]
-        for path in superfluous(self.folder, present, standing, self.config):
+        for path in stale(self.folder, present, status, self.config):
             try:
                 remove_checkpoint(path)
                 logger.info("removed %s", path)

@@ -1,0 +1,398 @@
+"""The parts of a training run as one value: built from a configuration, filled from a checkpoint if there is one."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ftk.checkpoint import extra_tensor_names, load_extra_tensors, read_config
+from ftk.config import Chosen
+from ftk.criterions.base import Criterion
+from ftk.data.batches.iterator import EpochBatchIterator
+from ftk.data.indexed.folder_layout import NoSplit
+from ftk.data.sample_dataset import lengths_of
+from ftk.errors import UserError, counted
+from ftk.model_parallel.engine import prepare_process
+from ftk.model_parallel.parallelize import parallelize_training
+from ftk.model_parallel.step_module import StepModule
+from ftk.model_parallel.world import World, resolve_device
+from ftk.optim.ema import EMA
+from ftk.optim.parameter_groups import ParameterRules, apply_freeze, parameter_rules
+from ftk.optim.schedules import GroupSchedules, group_schedules
+from ftk.tasks.base import Task
+from ftk.trainer import dataloading
+from ftk.trainer.checkpoints import Checkpoints
+from ftk.trainer.config import TrainConfig
+from ftk.trainer.hooks import Hook, Hooks, build_hooks
+from ftk.trainer.log.metrics import Stopwatch
+from ftk.trainer.log.run_report import report_hooks
+from ftk.trainer.resume import data_identity, describe_stretch
+from ftk.trainer.state import TrainerState
+from ftk.trainer.step import Runner, SequentialRunner, Update
+from ftk.trainer.validation import figures_to_come, with_averages
+from ftk.trainer.watch.anomaly import DetectAnomaly
+from ftk.trainer.watch.model_inspection import Inspection
+from ftk.trainer.watch.nonfinite import SkippedUpdates
+from ftk.trainer.watch.profile import Profile
+
+logger = logging.getLogger(__name__)
+
+_ALWAYS = ("loss", "ppl", "num_targets", "num_batches", "valid_seconds")  # figures of every validation
+
+
+@dataclass
+class Run:
+    """What a `Trainer` trains with.
+
+    Attributes:
+        config: of the run.
+        task: gives the samples.
+        model: this rank's part of it, under the names of the whole one.
+        optimizer: of its trained parameters.
+        schedule: learning rates.
+        update: takes an update: `update.runner` takes micro-batches through the model.
+        ema: the moving average of the weights, None if there is none.
+        train_iterator: batches of this rank, where the run stands.
+        valid_iterators: by split.
+        updates_per_epoch: in successive epochs, repeating.
+        total_updates: length of the run, None without a limit.
+        num_trained: trained parameters of the whole model.
+        checkpoints: of the run's folder.
+        state: where the run stands.
+        hooks: of ftk, the task and the user.
+        stopwatch: time spent on the run.
+        world: the ranks of the run.
+    """
+
+    config: TrainConfig
+    task: Task
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: GroupSchedules
+    update: Update
+    ema: EMA | None
+    train_iterator: EpochBatchIterator
+    valid_iterators: dict[str, EpochBatchIterator]
+    updates_per_epoch: list[int]
+    total_updates: int | None
+    num_trained: int
+    checkpoints: Checkpoints
+    state: TrainerState
+    hooks: Hooks
+    stopwatch: Stopwatch
+    world: World
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
+
+    def describe(self) -> None:
+        """The first lines of the log."""
+        num_updates, total = self.state.num_updates, self.total_updates
+        if num_updates > 0:
+            logger.info("continuing after %s, in epoch %d", counted(num_updates, "update"), self.train_iterator.epoch)
+        length = f"up to {counted(total, 'update')}" if total else "no limit of updates"
+        precision = self.config.training.precision
+        logger.info("training %s parameters on %s in %s", f"{self.num_trained:,}", self.device, precision)
+        if self.world.sizes.world > 1:
+            logger.info("%s", self.world.sizes.describe(self.config.parallel))
+        *others, last = self.updates_per_epoch  # of each shard
+        per_epoch = ", ".join([*map(str, others), counted(last, "update")])
+        logger.info("%s an epoch, %s; run folder %s", per_epoch, length, self.checkpoints.folder)
+        _warn_of_short_updates(self)
+        if precision == "fp16" and self.device.type == "cpu":
+            logger.warning("fp16 is slow on a CPU, several times slower than fp32; --precision bf16 is faster")
+        logger.info("losses are in nats (natural logarithm) per target token; ppl is exp(loss)")
+
+
+def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
+    """The task of a configuration, and the configuration with what only the task knows of the model filled in."""
+    task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
+    model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
+    return dataclasses.replace(config, model=model), task
+
+
+def build_run(
+    config: TrainConfig,
+    *,
+    task: Task | None = None,
+    model: nn.Module | None = None,
+    criterion: Criterion | None = None,
+    world: World | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Run:
+    """Build everything that a configuration names, new or where the run in `save_dir` stopped.
+
+    Args:
+        config: the whole configuration of the run.
+        task: gives the samples; None: as configured. One that is given has completed the model's config.
+        model: on the CPU, with its initial weights; of several ranks it may be on the meta device. None: as configured.
+        criterion: the loss; None: as configured.
+        world: the ranks of the run, each of which calls this; None: this one alone.
+        clock: seconds, rising; for tests.
+
+    Raises:
+        UserError: parts do not go with each other, or a checkpoint does not go with the run.
+    """
+    world = world or World.single(resolve_device(config.common.device))
+    if task is None:
+        config, task = build_task(config)
+    update_freq = config.training.update_freq
+    share = {"rank": world.data_rank, "ranks": world.sizes.data}
+    train_iterator = dataloading.train_iterator(config.dataloader, config.common, task, update_freq, **share)
+    try:
+        valid_iterators = dataloading.valid_iterators(config.dataloader, config.common, task, **share)
+    except NoSplit as error:
+        raise NoSplit(f"{error} (--valid-subset none trains without validation)") from None
+    updates_per_epoch = dataloading.updates_per_epoch(train_iterator, update_freq)
+    total_updates = dataloading.total_updates(config.training, updates_per_epoch)
+
+    stopwatch = Stopwatch(clock=clock)
+    checkpoints = Checkpoints(config, task.corpus.tokenizer_folder, world=world)
+    try:
+        found = checkpoints.find()
+        if model is None:
+            prepare_process(config.engine)
+            torch.manual_seed(config.common.seed)
+            model = build_model(config, task, world)
+        apply_freeze(model, config.parameters)
+        criterion = config.criterion.build() if criterion is None else criterion
+        options = config.optimizer.config
+        if not hasattr(options, "lr"):
+            raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
+        # By name, and of the whole model: no rank may hold all that a rule is about.
+        rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
+        # A checkpoint overwrites all values of the model, which need not be drawn then.
+        runner, model = spread(config, model, criterion, world, fill=found is None)
+        optimizer = build_optimizer(config.optimizer, rules, model)
+        schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=total_updates)
+        update = Update(
+            config,
+            model,
+            criterion,
+            optimizer,
+            world.device,
+            stopwatch,
+            runner=runner,
+            world=world,
+            multipliers=rules.multipliers_of(model),
+        )
+        run = Run(
+            config=config,
+            task=task,
+            model=model,
+            optimizer=optimizer,
+            schedule=group_schedules(schedule, optimizer, total_updates),
+            update=update,
+            ema=None,
+            train_iterator=train_iterator,
+            valid_iterators=valid_iterators,
+            updates_per_epoch=updates_per_epoch,
+            total_updates=total_updates,
+            num_trained=rules.num_elements,
+            checkpoints=checkpoints,
+            state=TrainerState(),
+            hooks=_hooks(config, task, update),
+            stopwatch=stopwatch,
+            world=world,
+        )
+        _fill(run, found)
+    except BaseException:
+        checkpoints.release()
+        raise
+    checkpoints.prepare_folder()
+    stopwatch.start(run.state.seconds)
+    return run
+
+
+# -- parts ------------------------------------------------------------------------------------------------------
+
+
+def build_model(config: TrainConfig, task: Task, world: World) -> nn.Module:
+    """The whole model with its initial values; without values where several ranks will have a part of it each.
+
+    A model that cannot fill itself name by name (`initial_value`) is built whole on each of them.
+    """
+    if world.size > 1 and world.sizes.replicate < world.size:
+        with torch.device("meta"):
+            model = task.build_model(config.model)
+        if hasattr(model, "initial_value"):
+            return model
+    return task.build_model(config.model)
+
+
+def spread(
+    config: TrainConfig, model: nn.Module, criterion: Criterion, world: World, *, fill: bool = True
+) -> tuple[Runner, nn.Module]:
+    """Spread a model over the ranks, in place.
+
+    Args:
+        config: of the run.
+        model: as `build_model` made it, frozen where it is to be.
+        criterion: computes the loss.
+        world: the ranks.
+        fill: off: what has no values yet gets none, as a checkpoint will fill it.
+
+    Returns:
+        What takes batches through it, and what this rank holds of it, under the names of the whole one.
+    """
+    precision, seed = config.training.precision, config.common.seed
+    if world.sizes.pipeline > 1:
+        from ftk.model_parallel.pipeline.build import build_pipeline
+
+        pipeline = build_pipeline(
+            model,
+            criterion,
+            world,
+            config.parallel,
+            config.engine,
+            update_freq=config.training.update_freq,
+            precision=precision,
+            seed=seed,
+            fill=fill,
+        )
+        return pipeline, pipeline.part.model
+    step = StepModule(model, criterion)
+    parallelized = parallelize_training(
+        step, world, config.parallel, config.engine, precision=precision, seed=seed, fill=fill
+    )
+    runner = SequentialRunner(
+        parallelized.module, world.device, precision, several=world.size > 1, finishers=parallelized.finishers
+    )
+    return runner, model
+
+
+def build_optimizer(chosen: Chosen, rules: ParameterRules, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of what this rank holds of a model.
+
+    Args:
+        chosen: which one; a class whose `__init__` has a parameter `all_names` is also told the names of all trained
+            parameters, those of other ranks too.
+        rules: of the whole model.
+        model: this rank's part of it.
+    """
+    target: Any = chosen.entry.target
+    known = inspect.signature(target).parameters
+    more = {"all_names": rules.names} if "all_names" in known else {}
+    return chosen.build(param_groups=rules.groups_of(model), **more)
+
+
+def _hooks(config: TrainConfig, task: Task, update: Update) -> Hooks:
+    """The hooks of reports and of the section `debug`, the watch for skipped updates, the task's and the user's.
+
+    Raises:
+        UserError: an `--inspect` pattern or a name of `--hooks` matches nothing, or a package is missing.
+    """
+    debug, world = config.debug, update.world
+    hooks: list[Hook] = [*report_hooks(config.report, world), SkippedUpdates(update.scaler)]
+    if debug.profile and world.is_main:
+        hooks.append(Profile(debug.profile, debug.profile_start))
+    if debug.inspect_interval:
+        compiled, uncounted = config.engine.compile == "model", update.runner.uncounted
+        hooks.append(
+            Inspection(
+                debug.inspect_interval, debug.inspect, update.model, compiled=compiled, world=world, uncounted=uncounted
+            )
+        )
+    if debug.detect_anomaly:  # the last one of ours: it takes the gradients away
+        hooks.append(DetectAnomaly(update))
+    return Hooks([*hooks, *task.hooks(), *build_hooks(config.training.hooks)])
+
+
+# -- where it starts --------------------------------------------------------------------------------------------
+
+
+def _fill(run: Run, folder: Path | None) -> None:
+    """Take weights and state from a checkpoint, or weights alone from --finetune-from.
+
+    Args:
+        run: new.
+        folder: the checkpoint that `Checkpoints.find` has found; None: a new run.
+
+    Raises:
+        UserError: the checkpoint does not go with the run.
+    """
+    config = run.config
+    tokenizer = run.task.tokenizer.fingerprint
+    data = data_identity(run.task, config.dataloader.train_subset)
+    if folder is None:
+        run.checkpoints.take_weights(run.model, tokenizer)
+    else:
+        run.state = run.checkpoints.load(folder, run.model, run.optimizer, tokenizer, data)
+    run.ema = EMA(run.model, config.ema) if config.ema.ema_decay else None
+    _check_best_metric(run)
+    state = run.state
+    if folder is not None and state.num_updates > 0:  # not of weights alone
+        _take_average(folder, run.ema, run.world)
+        stretch = describe_stretch(config, read_config(folder), run.updates_per_epoch, state.num_updates)
+        if stretch is not None:
+            logger.warning("%s", stretch)
+        # What is to begin anew is empty in the state.
+        if state.iterator:
+            run.train_iterator.load_state_dict(state.iterator)
+        if state.lr_scheduler:
+            run.schedule.load_state_dict(state.lr_scheduler)
+        if run.update.scaler is not None and state.loss_scale:
+            run.update.scaler.load_state_dict(state.loss_scale)
+    state.validation_pending = state.validation_pending and bool(run.valid_iterators)
+    state.iterator = run.train_iterator.state_dict()
+    state.seed = config.common.seed
+    state.tokenizer, state.data = tokenizer, data
+    state.data_processes = run.world.sizes.data
+
+
+def _take_average(folder: Path, ema: EMA | None, world: World) -> None:
+    """The averaged weights of a checkpoint, if it has some and the run keeps an average."""
+    if "ema" not in extra_tensor_names(folder):
+        return
+    if ema is None:
+        logger.warning("%s has averaged weights; without --ema-decay they are not kept on", folder)
+        return
+    # Other parameters may be frozen than before (--reset-optimizer).
+    new = load_extra_tensors(folder, "ema", ema.state_dict(), strict=False, world=world)
+    if new:
+        logger.info("the moving average begins anew for %s", ", ".join(new))
+
+
+def _check_best_metric(run: Run) -> None:
+    """Refuse a figure to rank by that no validation gives; where a plugin's hook may add it, warn.
+
+    Where it is not one that every validation gives, the first batch is gone through, to see which others there are.
+
+    Raises:
+        UserError: no validation gives it.
+    """
+    metric, averages = run.config.checkpoint.best_metric, run.config.ema.ema_decay > 0
+    if not run.valid_iterators or metric in with_averages(_ALWAYS, averages):
+        return
+    first = next(iter(run.valid_iterators.values()))
+    known = with_averages(figures_to_come(run.update.runner, run.model, first, world=run.world), averages)
+    if metric in known:
+        return
+    text = f"--best-metric {metric} is none of the validation's figures: {', '.join(known)}"
+    if not run.hooks.may_add_figures():
+        raise UserError(text)
+    logger.warning("%s; if no hook adds it, the run ends at its first validation", text)
+
+
+def _warn_of_short_updates(run: Run) -> None:
+    """Where there are fewer samples than an update is to have, no update has what was asked for."""
+    batch_size = run.train_iterator.limits.batch_size
+    available = int(lengths_of(run.train_iterator.dataset).max())  # of the longest shard
+    batches = run.config.training.update_freq * run.world.sizes.data
+    if batch_size is None or batch_size * batches <= available or max(run.updates_per_epoch) > 1:
+        return
+    asked = f"--batch-size {batch_size}" + (f" in {batches} batches" if batches > 1 else "")
+    logger.warning(
+        "an update is to have %d samples (%s), and there are %d to train on: an epoch is one update of %s",
+        batch_size * batches, asked, available, counted(available, "sample"),
+    )  # fmt: skip
