@@ -78,7 +78,6 @@ class ResultsFile:
         self._settings_path = Path(f"{self.path}{SETTINGS_SUFFIX}")
         self._settings = json.loads(json.dumps(settings))
         self._overwrite = overwrite
-        self._ends: dict[int, int] = {}  # number of records -> byte behind them, where `earlier` may go on
         self._begins_at: int | None = None  # the byte where the first `write` goes
         self._has_begun = False  # there was a `write`
         self._writes = world is None or world.is_main
@@ -147,53 +146,33 @@ class ResultsFile:
         Raises:
             UserError: the records are of another input.
         """
-        for found in self._old_blocks(size):
-            records = found if source.limit is None else found[: source.limit - source.done]
-            items = source.take(len(records))
-            if len(items) < len(records):
+        old_records, end = self._records(), 0
+        while True:
+            wanted = size if source.limit is None else min(size, source.limit - source.done)
+            found = list(itertools.islice(old_records, wanted))
+            items = source.take(len(found))
+            if len(items) < len(found):
                 raise UserError(f"{self.path} holds more samples than {source.name} has; was the input changed?")
-            for (index, item), old in zip(items, records, strict=True):
+            for (index, item), (_, old) in zip(items, found, strict=True):
                 if old.source is not None and not _is_of(source, item, old.source):
                     raise UserError(
                         f"{source.name}:{index + 1} is not the prompt that {self.path} holds there; "
                         "give the same input, another --results-path, or --overwrite-results to start over"
                     )
-            all_there = source.done + len(records) == source.limit
-            if len(records) < size and not all_there and (following := source.take(1)):
+            all_there = source.done + len(found) == source.limit
+            following = source.take(1) if found and len(found) < size and not all_there else []
+            if following or not found:
                 source.put_back([*items, *following])
                 break
-            source.done += len(records)
-            source.failed += sum(old.source is None for old in records)
-            yield from records
+            source.done += len(found)
+            for end, old in found:
+                source.failed += old.source is None
+                yield old
             if all_there:
                 return
-        self._go_on(source.done)
-
-    def _old_blocks(self, size: int) -> Iterator[list[OldRecord]]:
-        """The records of earlier runs, `size` at a time; the last block may have fewer."""
-        records: list[OldRecord] = []
-        self._ends = {0: 0}
-        if self._overwrite or self._stream is None:
-            return
-        number = 0
-        self._stream.seek(0)
-        for end, record in self._records():
-            records.append(record)
-            number += 1
-            if len(records) == size:
-                self._ends = {number: end}
-                yield records
-                records = []
-            last = end
-        if records:
-            self._ends[number] = last
-            yield records
-
-    def _go_on(self, number: int) -> None:
-        """What comes is written behind the first `number` records: all, or those of complete blocks."""
         if self.world is not None:
             self.world.barrier()  # all have read what is there
-        self._begins_at = self._ends[number]
+        self._begins_at = end
 
     def write(self, lines: Iterable[str]) -> None:
         """Complete records; they are in the file, for any reader, when this returns.
@@ -246,7 +225,9 @@ class ResultsFile:
 
     def _records(self) -> Iterator[tuple[int, OldRecord]]:
         """Complete records with the byte behind each; what an interruption has cut is none."""
-        assert self._stream is not None, "the caller has looked"
+        if self._overwrite or self._stream is None:
+            return
+        self._stream.seek(0)
         reader = io.BufferedReader(self._stream)  # type: ignore[type-var]
         end = 0
         try:
