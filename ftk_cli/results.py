@@ -164,8 +164,8 @@ class ResultsFile:
             if following or not found:
                 source.put_back([*items, *following])
                 break
-            source.done += len(found)
-            for end, old in found:
+            source.done, end = source.done + len(found), found[-1][0]
+            for _, old in found:
                 source.failed += old.source is None
                 yield old
             if all_there:

@@ -102,8 +102,18 @@ def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):  # noqa: F81
     assert len(shared_said) == sum(line.startswith("ftk-generate") for line in said) == 1
 
 
+@pytest.mark.slow
 def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):
-    words = ("--input", "prompts", "--max-len", "500", "--results-path", tmp_path / "results")
+    words = (
+        "--input",
+        "prompts",
+        "--max-len",
+        "500",
+        "--output-format",
+        "json",
+        "--results-path",
+        tmp_path / "results",
+    )
     code, stdout, said = shared(two_layers, *words, *SIZES["tensor"])
     assert (code != 0, stdout, len(said)) == (True, "", 1)
     assert said[0].endswith("max_len (--max-len) can be at most 128")
