@@ -170,7 +170,7 @@ def load_generator(
     folders = [resolve_checkpoint(one) for one in checkpoint_paths(path)]
     folder = folders[0]
     import_plugins(user_dir)
-    task = _task(folder)
+    task = task_of(folder)
     generator = task.text_generator()
     steered = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
     lm_paths = None if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])
@@ -205,7 +205,7 @@ def load_generator(
     return generator.assembled(tokenizer, model, framing, config, steering, language_model)
 
 
-def _task(folder: Path) -> type[Task]:
+def task_of(folder: Path) -> type[Task]:
     """The task that a checkpoint was trained with; its plugin has been imported."""
     from ftk.checkpoint import read_config
     from ftk.tasks.restore import RestoredTask

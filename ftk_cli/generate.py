@@ -1,36 +1,53 @@
-"""ftk-generate: its options, and which of its ways of filling or scoring blanks they ask for."""
+"""ftk-generate: a model answers the lines of an input or the samples of a split, or scores answers that are given."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
+from ftk.config.options import options_of
 from ftk.errors import UserError
+from ftk.generation.config import GenerationConfig
 from ftk.generation.config_groups import BatchConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.registry import SCORERS
-from ftk.tasks.glm_blank.infill.config import FillConfig
-from ftk_cli.command import Terminated, run
-from ftk_cli.inference_options import COLOR, Checkpoints, DevicePrecisionConfig, find_checkpoints, given_flags
+from ftk_cli.command import FAILURE, Terminated, run
+from ftk_cli.inference_options import (
+    COLOR,
+    Checkpoints,
+    DevicePrecisionConfig,
+    find_checkpoints,
+    given_flags,
+    open_generator,
+    with_options_of_task,
+)
+from ftk_cli.progress import BATCHES_AT_ONCE, Meter, progress_bar, say, write
+from ftk_cli.prompts import Remarks, Samples, Source, open_source, refusal
 
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World
+    from ftk_cli.records import Records
     from ftk_cli.results import ResultsFile
 
+SCORED_AT_ONCE = 256
+"""Samples with given answers that are sorted by length together, and held in memory."""
+
 PROG = "ftk-generate"
-DESCRIPTION = """Fills blanks with a trained model: those that the task makes in a subset of DATA, or
-those in your own prompts, one a line. Prints S- source, T- reference, H- score and tokens, D- score and text,
-P- log-probabilities, A- alternatives, I- steps, N- score of a text, L- log-probability of known answers, F- filled
-text, E- what is wrong with a prompt.
+DESCRIPTION = """Answers prompts with a trained model: those that its task makes of a subset of DATA, or your own,
+one per line. Prints S- source, T- reference, H- score and tokens, D- score and text, P- log-probabilities,
+A- alternatives, I- steps, N- score of a text, L- log-probability of known answers, F- text with its answers,
+E- what is wrong with a prompt. With --path, --help also shows the options of the model's task.
 Examples: ftk-generate data-bin --path run --gen-subset valid;
-echo "Ng is an adjunct professor at [MASK] ." | ftk-generate --path run --input -"""
+echo "Once upon a time" | ftk-generate --path run --input -"""
 _MOST_SAMPLES = 10**15
 
 
@@ -52,11 +69,9 @@ class GenerateConfig:
             "metavar": "PATH",
         }
     )
-    gen_subset: str | None = field(
-        default=None, metadata={"help": "split of DATA to fill blanks in; valid if not given"}
-    )
+    gen_subset: str | None = field(default=None, metadata={"help": "split of DATA to answer; valid if not given"})
     input: str | None = field(
-        default=None, metadata={"help": "text file with one prompt a line, - for standard input", "metavar": "FILE"}
+        default=None, metadata={"help": "text file with one prompt per line, - for standard input", "metavar": "FILE"}
     )
     input_format: str = field(
         default="auto",
@@ -78,8 +93,8 @@ class GenerateConfig:
     results_path: str | None = field(
         default=None,
         metadata={
-            "help": "write to this file, record by record, instead of printing; the same command continues there "
-            "what was interrupted",
+            "help": "write to this file, record by record, instead of printing (with --output-format json); the same "
+            "command continues there what was interrupted",
             "metavar": "FILE",
         },
     )
@@ -113,9 +128,20 @@ class GenerateConfig:
             return self.input_format
         return "json" if (self.input or "").endswith((".jsonl", ".json")) else "text"
 
-    def _prints_filled_text(self) -> bool:
-        printed = self.output_format == "text" and self.results_path is None
-        return self.input is not None and printed and not self.score_reference
+    @property
+    def subset(self) -> str:
+        """The split of `data`."""
+        return self.gen_subset or "valid"
+
+    def prints_texts(self) -> bool:
+        """Whether texts with their answers are printed, which can be coloured."""
+        return self.input is not None and self.output_format == "text" and not self.score_reference
+
+    def is_colored(self) -> bool:
+        """Whether texts with their answers are printed in colours."""
+        from ftk_cli.colors import use_color
+
+        return self.prints_texts() and use_color(self.color, sys.stdout)
 
     def validate(self) -> Iterator[str]:
         if (self.data is None) == (self.input is None):
@@ -134,15 +160,15 @@ class GenerateConfig:
         both = (self.input or "", self.results_path or "")
         if all(both) and len(set(map(os.path.realpath, both))) == 1:
             yield "input and results_path are the same file; write the results to another"
-        if self.scoring and self.results_path is not None and self.output_format != "json":
-            yield "scoring and results_path go together with --output-format json, from which a later run can score"
+        if self.results_path is not None and self.output_format != "json":
+            yield "results_path holds JSON Lines, from which a later run can continue; add --output-format json"
         if self.score_reference and self.scoring:
             yield "score_reference finds no answers; scoring does not go with it"
         if self.score_reference and self.print_step:
             yield "score_reference takes no steps; print_step does not go with it"
         if self.on_error == "stop" and self.input is None:
             yield "on_error is stop; it goes with --input, whose lines may be wrong"
-        if self.color == "always" and not self._prints_filled_text():
+        if self.color == "always" and not self.prints_texts():
             yield "color is always; it goes with text lines of --input that are printed"
         if not self.score_end and (not self.score_reference or self.input is None):
             yield "score_end is off; it goes with --score-reference --input"
@@ -153,17 +179,16 @@ class GenerateConfig:
 
 @dataclass(kw_only=True)
 class GenerateRoot:
-    generate: GenerateConfig = section("what to fill")
-    generation: FillConfig = section("how to search")
+    generate: GenerateConfig = section("what to answer")
+    generation: GenerationConfig = section("how to search")
     processors: ProcessorConfig = section("logits processors")
     parallel: InferenceParallelConfig = section("parallel")
     common: DevicePrecisionConfig = section("common")
 
     def validate(self) -> Iterator[str]:
+        options = self.generation
         if self.generate.score_reference:
-            unused = given_flags(
-                "generation", self.generation, without=("length_penalty", "truncate", "misspelt_blanks")
-            )
+            unused = given_flags("generation", options, without=options.of_scores)
             unused += given_flags("processors", self.processors)
             if unused:
                 yield (
@@ -171,10 +196,9 @@ class GenerateRoot:
                     f"{', '.join(unused)}; leave {'it' if len(unused) == 1 else 'them'} out"
                 )
         if self.generate.data is not None:
-            if self.generation.truncate != "error":
-                yield "--truncate goes with --input; samples of DATA are as long as in training"
-            if self.generation.misspelt_blanks != "refuse":
-                yield "--misspelt-blanks goes with --input; samples of DATA have no text that could hold them"
+            others = {option.name for option in options_of("generation", type(options))} - set(options.of_prompts)
+            for flag in given_flags("generation", options, without=others):
+                yield f"{flag} goes with --input; samples of DATA are read as in training"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -182,47 +206,140 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def body(argv: list[str]) -> int:
-    root = compose(GenerateRoot, PROG, DESCRIPTION, argv)
-    from ftk.checkpoint.layout import MANIFEST
-    from ftk.model_parallel.collective import check_same_files
+    root = compose(with_options_of_task(GenerateRoot, argv), PROG, DESCRIPTION, argv)
     from ftk.model_parallel.same_start import options_by_flag
     from ftk.model_parallel.world import open_world, resolve_device
-    from ftk_cli.fill_prompts import fill_prompts
-    from ftk_cli.fill_subset import fill_subset
-    from ftk_cli.progress import say
-    from ftk_cli.score_reference import score_lines, score_subset
+    from ftk_cli.records import Records, is_terminal
+    from ftk_cli.score import Given
 
-    device = resolve_device(root.common.device)
+    options, generation = root.generate, root.generation
+    scoring, device = options.score_reference, resolve_device(root.common.device)
+    size = SCORED_AT_ONCE if scoring else generation.batch_size * BATCHES_AT_ONCE
     with ExitStack() as stack:
-        facts = options_by_flag(PROG, root)
-        world = stack.enter_context(open_world(root.parallel.whole(), device, facts))
+        world = stack.enter_context(open_world(root.parallel.whole(), device, options_by_flag(PROG, root)))
         stack.enter_context(world.name_missing_ranks())
-        if world.size > 1 and root.generate.input == "-":
-            raise UserError("--input - cannot be read by several processes; write the prompts to a file")
-        if not world.is_main:  # it works along, and the main process speaks
+        if not world.is_main:  # the main process prints
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(silence))
-        options = root.generate
-        checkpoints = find_checkpoints(options.path, root.generation.lm_path, world)
-        files = {"--path": checkpoints.model, "--lm-path": checkpoints.language_model or []}
-        check_same_files(world, {name: [folder / MANIFEST for folder in folders] for name, folders in files.items()})
-        if options.input is not None:
-            check_same_files(world, {"--input": [Path(options.input)]})
+        checkpoints = _found_everywhere(root, world)
         results = _open_results(root, checkpoints, world)
         if results is not None:
-            stack.enter_context(closing(results))
+            stack.enter_context(_kept(results, options.overwrite_results))
+        source = open_source(options, checkpoints.model, world)
+        stack.callback(source.close)
+        printed = results is None
+        records = Records(
+            options.output_format == "json",
+            options.print_step,
+            printed and is_terminal(),
+            options.is_colored(),
+        )
+        report = Given(records) if scoring else _found(root, records)
+        if results is not None:
+            for old in results.earlier(source, size):
+                report.earlier(old)
+        meter = Meter(f"{source.unit}s", source.done, "went through" if scoring else "answered")
+        if scoring:  # no answer is found: that of the default length need not fit the model's positions
+            generation = dataclasses.replace(generation, max_len=1)
+        generator = open_generator(checkpoints, root.common, generation, root.processors, world)
+        answer, remarks = generator.score_encoded if scoring else generator.generate_encoded, Remarks()
+        meter.begin()
+        with progress_bar(source.total(), source.done, source.unit) as bar:
+            for block in source.blocks(size):
+                asked, lines, stopped_by = _read(block, source, generator, records, options.on_error == "stop")
+                bar.update(len(lines))
+                found = answer([prompt for _, prompt in asked], progress=bar.update)
+                for (index, prompt), one in zip(asked, found, strict=True):
+                    remarks.count(index, prompt)
+                    lines[index], num_tokens = report.add(index, prompt, one, generator.tokenizer)
+                    meter.add(num_tokens)
+                if lines:
+                    write((line for index in sorted(lines) for line in lines[index]), results)
+                if stopped_by is not None:
+                    raise stopped_by
+                bar.set_postfix_str(meter.rate())
+        write((), results)  # of an input without lines there are results, too
+        if not records.as_json:
+            write(records.notes(generation, scoring), results)
+        for line in remarks.lines():
+            say(PROG, f"{source.name}: {line}")
+        say(PROG, meter.summary())
+        for line in report.lines() if world.is_main else ():
+            if scoring:
+                say(PROG, line)
+            else:
+                print(line, file=sys.stderr if records.as_json and printed else sys.stdout)
+        if source.failed:
+            number = f"{source.failed} line{'s' if source.failed > 1 else ''}"
+            say(PROG, f"{source.name}: {number} not {'scored' if scoring else 'answered'}")
+        return FAILURE if source.failed else 0
+
+
+def _found_everywhere(root: GenerateRoot, world: World) -> Checkpoints:
+    """The checkpoints; processes of a world must see the same files."""
+    from ftk.checkpoint.layout import MANIFEST
+    from ftk.model_parallel.collective import check_same_files
+
+    options = root.generate
+    if world.size > 1 and options.input == "-":
+        raise UserError("--input - cannot be read by several processes; write the prompts to a file")
+    checkpoints = find_checkpoints(options.path, root.generation.lm_path, world)
+    files = {"--path": checkpoints.model, "--lm-path": checkpoints.language_model or []}
+    check_same_files(world, {name: [folder / MANIFEST for folder in folders] for name, folders in files.items()})
+    if options.input is not None:
+        check_same_files(world, {"--input": [Path(options.input)]})
+    return checkpoints
+
+
+def _found(root: GenerateRoot, records: Records) -> Any:
+    """The report of answers that are found."""
+    from ftk.evaluation.base import build_scorer
+    from ftk_cli.score import Found
+
+    options, generation = root.generate, root.generation
+    search = generation.search or ("sampling" if generation.sampling else f"beam={generation.beam}")
+    scorers = {name: build_scorer(name) for name in options.scoring}
+    return Found(records, scorers, f"Generate {options.subset} with {search}")
+
+
+def _read(
+    block: list[tuple[int, Any]], source: Source, generator: Any, records: Records, stop: bool
+) -> tuple[list[tuple[int, Any]], dict[int, list[str]], UserError | None]:
+    """A block as the model reads it.
+
+    Returns:
+        numbers and prompts; the records of lines that cannot be answered, by their numbers; the error of the first
+        of them if `stop`: what stands behind it is not read.
+    """
+    asked: list[tuple[int, Any]] = []
+    refused: dict[int, list[str]] = {}
+    for index, item in block:
         try:
-            if options.data is not None:
-                of_data = score_subset if options.score_reference else fill_subset
-                return of_data(root, options.data, checkpoints, results, world)
-            assert options.input is not None, "validated"
-            of_lines = score_lines if options.score_reference else fill_prompts
-            return of_lines(root, options.input, checkpoints, results, world)
-        except (KeyboardInterrupt, Terminated):
-            if results is not None and results.is_ours:
-                again = "the same command" + (" without --overwrite-results" if options.overwrite_results else "")
-                say(PROG, f"{results.path} has the answers so far; run {again} to continue")
-            raise
+            asked.append((index, source.read(item, generator)))
+        except UserError as error:
+            if isinstance(source, Samples):
+                raise
+            message = refusal(error)
+            if stop:
+                return asked, refused, UserError(f"{source.name}:{index + 1}: {message}")
+            say(PROG, f"{source.name}:{index + 1}: {message}")
+            source.failed += 1
+            refused[index] = records.refused(index, message)
+    return asked, refused, None
+
+
+@contextlib.contextmanager
+def _kept(results: ResultsFile, overwrite: bool) -> Iterator[None]:
+    """Closes the results in the end, and says after an interruption what is in them."""
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated):
+        if results.is_ours:
+            again = "the same command" + (" without --overwrite-results" if overwrite else "")
+            say(PROG, f"{results.path} has the answers so far; run {again} to continue")
+        raise
+    finally:
+        results.close()
 
 
 _DECIDING = ("gen_subset", "output_format", "print_step", "score_reference", "score_end")
@@ -253,10 +370,7 @@ def _open_results(root: GenerateRoot, checkpoints: Checkpoints, world: World) ->
     if root.common.precision == "fp32" and not _small_weights(folders):
         for only_speed in dataclasses.fields(BatchConfig):  # no answer depends on it
             del settings[only_speed.name]
-    as_json = options.output_format == "json"
-    return ResultsFile(
-        options.results_path, settings, as_json=as_json, overwrite=options.overwrite_results, world=world
-    )
+    return ResultsFile(options.results_path, settings, overwrite=options.overwrite_results, world=world)
 
 
 def _small_weights(folders: Sequence[Path]) -> bool:

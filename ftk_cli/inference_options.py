@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ftk.config import section
 from ftk.config.common import CommonConfig
-from ftk.config.options import options_of
+from ftk.config.options import NONE, options_of
 from ftk.errors import UserError
+from ftk.plugins import import_plugins
 
 if TYPE_CHECKING:
+    from ftk.generation.config import GenerationConfig
     from ftk.generation.processors import ProcessorConfig
     from ftk.model_parallel.world import World
-    from ftk.tasks.glm_blank import BlankFiller
-    from ftk.tasks.glm_blank.infill.config import FillConfig
+
+R = TypeVar("R")
 
 COLOR: str = field(
     default="auto",
     metadata={
-        "help": "filled blanks in the colour of their probability: on a terminal without NO_COLOR (auto), or as said",
+        "help": "answers in the colour of their probability: on a terminal without NO_COLOR (auto), or as said",
         "choices": ("auto", "always", "never"),
     },
 )
@@ -71,8 +75,6 @@ def find_checkpoints(path: str, lm_path: str | None, world: World | None = None)
     Raises:
         UserError: there is none.
     """
-    import os
-
     from ftk.checkpoint import resolve_checkpoint
     from ftk.hub import checkpoint_paths
     from ftk.model_parallel.collective import on_main
@@ -101,16 +103,46 @@ def given_flags(section: str, config: Any, without: Collection[str] = ()) -> lis
     ]
 
 
-def open_filler(
+def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
+    """The root with the options of generation that the task of the checkpoint has which `--path` names.
+
+    Plugins are imported first: the task may be theirs. Without `--path`, the root is as it was.
+
+    Raises:
+        UserError: there is no such checkpoint, and no help is asked for.
+    """
+    path, user_dir = _value(argv, "--path"), _value(argv, "--user-dir")
+    if path is None:
+        return root
+    from ftk.checkpoint import resolve_checkpoint
+    from ftk.hub import checkpoint_paths, task_of
+
+    try:
+        import_plugins(None if user_dir is None or user_dir.lower() in NONE else user_dir)
+        config = task_of(resolve_checkpoint(checkpoint_paths(path)[0])).text_generator().config_class
+    except UserError:
+        if {"-h", "--help", "--version"} & set(argv):
+            return root
+        raise
+    own = ("generation", config, section("how to search"))
+    return make_dataclass(root.__name__, [own], bases=(root,), kw_only=True)
+
+
+def _value(argv: Sequence[str], flag: str) -> str | None:
+    """What stands behind a flag, the last time that it is given."""
+    joined = [word.partition("=")[2] for word in argv if word.startswith(f"{flag}=")]
+    behind = [value for word, value in zip(argv, argv[1:], strict=False) if word == flag]
+    return [*joined, *behind][-1] if joined or behind else None
+
+
+def open_generator(
     checkpoints: Checkpoints,
     device: DevicePrecisionConfig,
-    generation: FillConfig,
+    generation: GenerationConfig,
     processors: ProcessorConfig,
     world: World | None = None,
-) -> BlankFiller:
-    """The checkpoints as a filler of blanks, on the requested device, or shared by a world."""
-    import dataclasses
-
+) -> Any:
+    """What answers prompts with the checkpoints, on the device that was asked for, or shared by a world."""
     import torch
 
     from ftk.hub import load_generator
@@ -119,22 +151,8 @@ def open_filler(
     if device.num_threads is not None:
         torch.set_num_threads(device.num_threads)
     dtype = torch.bfloat16 if device.precision == "bf16" else None
-    options = {
-        one.name: getattr(config, one.name) for config in (generation, processors) for one in dataclasses.fields(config)
-    }
+    options = {one.name: getattr(config, one.name) for config in (generation, processors) for one in fields(config)}
     options["lm_path"] = checkpoints.language_model
     return load_generator(
         checkpoints.model, str(resolve_device(device.device)), ema=device.ema, dtype=dtype, world=world, **options
     )
-
-
-def decode_line(line: bytes) -> str:
-    """A prompt from a file or a pipe.
-
-    Raises:
-        UserError: it is not UTF-8.
-    """
-    try:
-        return line.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 at byte {error.start + 1} of the line; convert the file to UTF-8") from None

@@ -1,4 +1,4 @@
-"""ftk-interactive: fills the blanks of texts as they are typed, or come through a pipe."""
+"""ftk-interactive: answers texts as they are typed, or come through a pipe."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftk.config import compose, section
 from ftk.errors import UserError, counted, visible
 from ftk.files import open_regular
+from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
-from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk_cli.command import FAILURE, run
-from ftk_cli.inference_options import COLOR, DevicePrecisionConfig, find_checkpoints, given_flags, open_filler
-from ftk_cli.line_blocks import WithoutBlank, refusal
+from ftk_cli.inference_options import (
+    COLOR,
+    DevicePrecisionConfig,
+    find_checkpoints,
+    given_flags,
+    open_generator,
+    with_options_of_task,
+)
 from ftk_cli.progress import say, tell
-from ftk_cli.prompt_input import line_text, prompt_lines
-
-if TYPE_CHECKING:
-    from ftk.tasks.glm_blank import BlankFiller, FilledBlank, FillResult
-    from ftk.tasks.glm_blank.infill.results import EncodedPrompt
-    from ftk.tasks.glm_blank.infill.streaming import Piece
+from ftk_cli.prompts import Remarks, line_text, prompt_lines, refusal
 
 PROG = "ftk-interactive"
-DESCRIPTION = """Reads texts with [MASK], [sMASK] or [gMASK] and prints each with its blanks filled.
+DESCRIPTION = """Reads texts and prints each with the model's answers: continued, or with what is missing in it.
+With --path, --help also shows the options of the model's task.
 Example: ftk-interactive --path run --beam 4"""
 LEAVE = ("exit", "quit")
 _HISTORY_LENGTH = 1000
@@ -50,7 +52,7 @@ class InteractiveConfig:
 @dataclass(kw_only=True)
 class InteractiveRoot:
     interactive: InteractiveConfig = section("model")
-    generation: FillConfig = section("how to search")
+    generation: GenerationConfig = section("how to search")
     processors: ProcessorConfig = section("logits processors")
     common: DevicePrecisionConfig = section("common")
 
@@ -65,15 +67,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def body(argv: list[str]) -> int:
-    root = compose(InteractiveRoot, PROG, DESCRIPTION, argv)
-    from ftk_cli.answer_lines import color_legend, use_color
+    root = compose(with_options_of_task(InteractiveRoot, argv), PROG, DESCRIPTION, argv)
+    from ftk_cli.colors import color_legend, use_color
 
     checkpoints = find_checkpoints(root.interactive.path, root.generation.lm_path)
-    filler = open_filler(checkpoints, root.common, root.generation, root.processors)
+    generator = open_generator(checkpoints, root.common, root.generation, root.processors)
     typed, color = sys.stdin.isatty(), use_color(root.interactive.color, sys.stdout)
     if typed:
         print(
-            f"Write a text with {', '.join(filler.blanks)} where something is missing, or one to go on; "
+            f"{generator.invitation}; "
             f"answers have at most {counted(root.generation.max_len, 'token')} (--max-len).\n"
             "A text of several lines is pasted as a whole. Ctrl-C stops an answer. "
             f"To leave: {', '.join(LEAVE)} or Ctrl-D."
@@ -83,61 +85,61 @@ def body(argv: list[str]) -> int:
         with _line_editing(root.interactive.history):
             for text in _typed_texts():
                 try:
-                    _answer(filler, text, "", color)
+                    _answer(generator, text, "", color)
                 except KeyboardInterrupt:
                     tell("(stopped)\n")
         return 0
-    failed, without_blank = False, WithoutBlank()
+    failed, remarks = False, Remarks()
     for index, line in enumerate(prompt_lines(sys.stdin.buffer, "standard input")):
-        prompt = _answer(filler, line, f"line {index + 1}: ", color)
+        prompt = _answer(generator, line, f"line {index + 1}: ", color)
         if prompt is None:
             failed = True
         else:
-            without_blank.count(index, prompt)
-    note = without_blank.note()
-    if note is not None:
-        say(PROG, note)
+            remarks.count(index, prompt)
+    for remark in remarks.lines():
+        say(PROG, remark)
     return FAILURE if failed else 0
 
 
-def _answer(filler: BlankFiller, line: str | bytes, place: str, color: bool) -> EncodedPrompt | None:
-    """Prints the answers to a text, which it returns as the model read it, or what is wrong with it."""
-    from ftk_cli.answer_lines import colored_text, is_terminal
+def _answer(generator: Any, line: str | bytes, place: str, color: bool) -> Any:
+    """Prints the answers to a text, which it returns as the model read it, or what is wrong with it and None."""
+    from ftk_cli.colors import colored_text
+    from ftk_cli.records import is_terminal
 
     try:
         text = line if isinstance(line, str) else line_text(line)
-        prompt = filler.encode(text)
+        prompt = generator.encode(text)
         # What came by a pipe has not been seen yet.
         question = "" if isinstance(line, str) else f"> {_for_stdout(text)}\n"
-        if is_terminal(None):
-            result = _fill_in_sight(filler, prompt, question, color)
+        if is_terminal():
+            result = _answer_in_sight(generator, prompt, question, color)
         else:
-            (result,) = filler.fill_encoded([prompt])
-            tell(question + (colored_text(result, filler.tokenizer, str) if color else result.text))
+            (result,) = generator.generate_encoded([prompt])
+            tell(question + (colored_text(result, generator.tokenizer, str) if color else result.text))
     except UserError as error:
         say(PROG, f"{place}{refusal(error)}")
         return None
-    tell(_for_stdout("\n".join(_shown(filler, result))))
+    tell(_for_stdout("\n".join(_shown(generator, result))))
     return prompt
 
 
-def _fill_in_sight(filler: BlankFiller, prompt: EncodedPrompt, question: str, color: bool) -> FillResult:
-    """Prints the filled text as it comes, with the question in front of it."""
-    from ftk_cli.answer_lines import colored_piece
+def _answer_in_sight(generator: Any, prompt: Any, question: str, color: bool) -> Any:
+    """Prints the text as it comes, with the question in front of it."""
+    from ftk_cli.colors import colored_piece
 
-    answered: dict[int, FilledBlank] = {}
+    answered: dict[int, Any] = {}
     begun = False
 
-    def show(piece: Piece) -> None:
+    def show(piece: Any) -> None:
         nonlocal begun
         if piece.answer is not None:
-            answered[piece.blank] = piece.answer
-        words = colored_piece(piece, answered, filler.tokenizer) if color else visible(piece.filled)
+            answered[piece.number] = piece.answer
+        words = colored_piece(piece, answered, generator.tokenizer) if color else visible(piece.filled)
         tell(words if begun else question + words, end="")
         begun = True
 
     try:
-        (result,) = filler.fill_encoded([prompt], on_piece=show)
+        (result,) = generator.generate_encoded([prompt], on_piece=show)
     finally:
         if begun:
             tell("")
@@ -146,9 +148,9 @@ def _fill_in_sight(filler: BlankFiller, prompt: EncodedPrompt, question: str, co
 
 def _for_stdout(text: str) -> str:
     """Text as a terminal may be sent it; a pipe gets it as it is."""
-    from ftk_cli.answer_lines import is_terminal
+    from ftk_cli.records import is_terminal
 
-    return visible(text) if is_terminal(None) else text
+    return visible(text) if is_terminal() else text
 
 
 @contextmanager
@@ -194,33 +196,34 @@ def _typed_texts() -> Iterator[str]:
             yield text
 
 
-def _shown(filler: BlankFiller, result: FillResult) -> Iterator[str]:
+def _shown(generator: Any, result: Any) -> Iterator[str]:
     """Each answer with its probability and those of its tokens, and what else was found."""
-    yield from _shown_answers(filler, result)
+    yield from _shown_answers(generator, result)
     for other in result.others:
         yield f"  or {other.text}"
-        yield from _shown_answers(filler, other)
+        yield from _shown_answers(generator, other)
     yield ""
 
 
-def _shown_answers(filler: BlankFiller, result: FillResult) -> Iterator[str]:
+def _shown_answers(generator: Any, result: Any) -> Iterator[str]:
     if result.score is not None:
         yield f"  all: score {result.score:.4f}"
     for number, answer in enumerate(result.answers, start=1):
-        yield f"  {number}. {answer.blank} = {_described(answer)}"
-        yield from _likeliest(filler, answer)
+        name = "".join(f"{one} = " for one in answer.named.values())
+        yield f"  {number}. {name}{_described(answer)}"
+        yield from _likeliest(generator, answer)
         for other in answer.others:
             yield f"     or {_described(other)}"
-            yield from _likeliest(filler, other)
+            yield from _likeliest(generator, other)
 
 
-def _described(answer: FilledBlank) -> str:
+def _described(answer: Any) -> str:
     tokens = " ".join(f"{math.exp(one):.3f}" for one in answer.token_logprobs)
     return f"{answer.text!r}  p = {answer.probability:.3g}  (each: {tokens})"
 
 
-def _likeliest(filler: BlankFiller, answer: FilledBlank) -> Iterator[str]:
-    """The likeliest tokens of each place, if requested."""
+def _likeliest(generator: Any, answer: Any) -> Iterator[str]:
+    """Of each place the likeliest tokens, if they were asked for."""
     for number, place in enumerate(answer.alternatives, start=1):
-        tokens = "  ".join(f"{filler.tokenizer.token_text(token)!r} {math.exp(value):.3f}" for token, value in place)
+        tokens = "  ".join(f"{generator.tokenizer.token_text(token)!r} {math.exp(value):.3f}" for token, value in place)
         yield f"       token {number}: {tokens}"

@@ -1,13 +1,12 @@
-"""The progress of commands that fill many blanks: a bar, rates, and lines that do not break the bar."""
+"""The progress of commands that answer many prompts: a bar, rates, and lines that do not break the bar."""
 
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ftk.errors import visible
@@ -24,13 +23,6 @@ BATCHES_AT_ONCE = 8
 idle: blocks of 4 batches take a fifth more steps, blocks of 16 one in twenty less (real lines, batches of 16)."""
 
 
-def chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """`size` items at a time, the rest at the end."""
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, size)):
-        yield chunk
-
-
 class Meter:
     """What was done in what time.
 
@@ -40,7 +32,7 @@ class Meter:
         what: was done with them.
     """
 
-    def __init__(self, unit: str, earlier: int, what: str = "filled") -> None:
+    def __init__(self, unit: str, earlier: int, what: str = "answered") -> None:
         self.unit, self.earlier, self.what = unit, earlier, what
         self.count = self.num_tokens = 0
         self.started = self.loaded = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.errors import UserError
 from ftk.files import MAX_JSON_BYTES, open_regular, open_to_write, parse_json, read_json, reason, write_whole
-from ftk_cli.answer_lines import one_line
 
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World
+    from ftk_cli.prompts import Source
 
 SETTINGS_SUFFIX = ".settings.json"
 """Suffix of the file that records the command of the results."""
@@ -32,7 +33,7 @@ class OldRecord:
 
     Attributes:
         source: as the record holds it; None where the sample could not be answered.
-        answers: text and reference of each blank, where the record has references.
+        answers: text and reference of each answer, where the record has references.
         likeliest: log-probability and tokens of the likeliest of the answers that were given, in JSON.
     """
 
@@ -44,21 +45,19 @@ class OldRecord:
 class ResultsFile:
     """A file of results, open for what comes next.
 
-        results = ResultsFile("out.jsonl", settings, as_json=True)
-        for records in results.old_blocks(64): ...
-        results.go_on(number_of_records)
+        results = ResultsFile("out.jsonl", settings)
+        for record in results.earlier(source, 64): ...
         results.write(lines)
 
-    Next to it is FILE.settings.json with the settings. Records are complete samples in input order; what an
-    interruption has cut does not count, in text also the last sample of DATA, whose end cannot be seen.
+    Next to it is FILE.settings.json with the settings. Records are JSON Lines, complete samples in input order; what
+    an interruption has cut does not count.
 
     Nothing on the disk changes before the first `write`: neither is an old file emptied, nor a new one made.
 
     Args:
         path: the file; its folder is made.
         settings: whatever decides the answers; JSON.
-        as_json: whether the records are JSON lines, else text.
-        overwrite: whether to start over if the file exists already.
+        overwrite: whether to start over where the file is there already.
         world: processes that work together, all of them on such an object: all read what is there, and the main one
             writes. None: this one alone.
 
@@ -71,16 +70,14 @@ class ResultsFile:
         path: str,
         settings: dict[str, Any],
         *,
-        as_json: bool,
         overwrite: bool = False,
         world: World | None = None,
     ) -> None:
-        self.path, self.as_json, self.world = Path(path), as_json, world
+        self.path, self.world = Path(path), world
         self._real_path = os.path.realpath(path)  # a link that the user names is followed
         self._settings_path = Path(f"{self.path}{SETTINGS_SUFFIX}")
         self._settings = json.loads(json.dumps(settings))
         self._overwrite = overwrite
-        self._ends: dict[int, int] = {}  # number of records -> byte behind them, where `go_on` may begin
         self._begins_at: int | None = None  # the byte where the first `write` goes
         self._has_begun = False  # there was a `write`
         self._writes = world is None or world.is_main
@@ -115,7 +112,7 @@ class ResultsFile:
 
     def _begin(self) -> None:
         """Cuts off what is not to stay; of a new file also the settings. An empty file is of any settings."""
-        assert self._begins_at is not None, "go_on sets it"
+        assert self._begins_at is not None, "earlier says where"
         try:
             if self._stream is None:
                 Path(self._real_path).parent.mkdir(parents=True, exist_ok=True)
@@ -132,35 +129,50 @@ class ResultsFile:
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(f"--results-path {self.path}: {error.strerror}; name a file that can be written")
 
-    def old_blocks(self, size: int) -> Iterator[list[OldRecord]]:
-        """The records of earlier runs, `size` at a time; the last block may have fewer.
+    def earlier(self, source: Source, size: int) -> Iterator[OldRecord]:
+        """The records of earlier runs, whose items are taken from the source; new results follow them.
 
-        Samples of one block are answered together, and their neighbours may show in the last digits of a number.
-        A block that was begun and not completed is therefore best begun anew: see `go_on`.
+        Samples of one block are answered together, and their neighbours may show in the last digits of a number: an
+        incomplete block of `size` is answered again. If all requested samples are there, nothing is written, and
+        further answers of an earlier run stay.
+
+        Args:
+            source: of what was asked, from its beginning on.
+            size: items that are answered together.
+
+        Yields:
+            the records that stay.
+
+        Raises:
+            UserError: the records are of another input.
         """
-        records: list[OldRecord] = []
-        self._ends = {0: 0}
-        if self._overwrite or self._stream is None:
-            return
-        number = 0
-        self._stream.seek(0)
-        for end, record in self._json_records() if self.as_json else self._text_records():
-            records.append(record)
-            number += 1
-            if len(records) == size:
-                self._ends = {number: end}
-                yield records
-                records = []
-            last = end
-        if records:
-            self._ends[number] = last
-            yield records
-
-    def go_on(self, number: int) -> None:
-        """What comes is written behind the first `number` records: all, or those of complete blocks."""
+        old_records, end = self._records(), 0
+        while True:
+            wanted = size if source.limit is None else min(size, source.limit - source.done)
+            found = list(itertools.islice(old_records, wanted))
+            items = source.take(len(found))
+            if len(items) < len(found):
+                raise UserError(f"{self.path} holds more samples than {source.name} has; was the input changed?")
+            for (index, item), (_, old) in zip(items, found, strict=True):
+                if old.source is not None and not _is_of(source, item, old.source):
+                    raise UserError(
+                        f"{source.name}:{index + 1} is not the prompt that {self.path} holds there; "
+                        "give the same input, another --results-path, or --overwrite-results to start over"
+                    )
+            all_there = source.done + len(found) == source.limit
+            following = source.take(1) if found and len(found) < size and not all_there else []
+            if following or not found:
+                source.put_back([*items, *following])
+                break
+            source.done, end = source.done + len(found), found[-1][0]
+            for _, old in found:
+                source.failed += old.source is None
+                yield old
+            if all_there:
+                return
         if self.world is not None:
             self.world.barrier()  # all have read what is there
-        self._begins_at = self._ends[number]
+        self._begins_at = end
 
     def write(self, lines: Iterable[str]) -> None:
         """Complete records; they are in the file, for any reader, when this returns.
@@ -173,7 +185,7 @@ class ResultsFile:
             return
         if self._begins_at is not None:
             self._begin()
-        assert self._stream is not None, "go_on has been called"
+        assert self._stream is not None, "earlier has been called"
         rest = memoryview("".join(f"{line}\n" for line in lines).encode("utf-8"))
         try:
             while rest:
@@ -190,10 +202,6 @@ class ResultsFile:
         """Nothing is written any more."""
         if self._stream is not None:
             self._stream.close()
-
-    def same_source(self, recorded: str, source: str) -> bool:
-        """Whether a record with the source `recorded` is of this source."""
-        return recorded == (source if self.as_json else one_line(source))
 
     def _check_settings(self) -> None:
         """Refuses to continue results of another command."""
@@ -215,77 +223,36 @@ class ResultsFile:
         if changes:
             raise UserError(f"{self.path} was begun with other settings: {', '.join(changes)}; {remedy}")
 
-    def _complete_lines(self) -> Iterator[bytes]:
-        """The lines of the file; what an interruption has cut is none."""
-        assert self._stream is not None, "the caller has looked"
+    def _records(self) -> Iterator[tuple[int, OldRecord]]:
+        """Complete records with the byte behind each; what an interruption has cut is none."""
+        if self._overwrite or self._stream is None:
+            return
+        self._stream.seek(0)
         reader = io.BufferedReader(self._stream)  # type: ignore[type-var]
+        end = 0
         try:
-            while (line := reader.readline(MAX_JSON_BYTES)).endswith(b"\n"):
-                yield line
+            for number in itertools.count():
+                line = reader.readline(MAX_JSON_BYTES)
+                if not line.endswith(b"\n"):
+                    return
+                end += len(line)
+                try:
+                    record = _old_record(parse_json(line), number)
+                except (ValueError, LookupError, TypeError, ArithmeticError):
+                    raise UserError(
+                        f"{self.path}:{number + 1} is not the record of sample {number}; "
+                        "give another --results-path, or --overwrite-results to start over"
+                    ) from None
+                yield end, record
         finally:
             reader.detach()  # the file stays open
 
-    def _json_records(self) -> Iterator[tuple[int, OldRecord]]:
-        """Records with the byte behind each."""
-        end = 0
-        for number, line in enumerate(self._complete_lines()):
-            end += len(line)
-            try:
-                record = _old_record(parse_json(line), number)
-            except (ValueError, LookupError, TypeError, ArithmeticError):
-                raise self._foreign(number + 1, f"the record of sample {number}") from None
-            yield end, record
 
-    def _text_records(self) -> Iterator[tuple[int, OldRecord]]:
-        """Records with the byte behind each: E- is one alone, S- begins one and F-, or the next, ends it."""
-        number = end = position = 0
-        source: str | None = None  # of a record that has begun
-        for line_number, line in enumerate(self._complete_lines(), start=1):
-            kind = line[:2]
-            if source is not None and kind in (b"S-", b"E-"):
-                yield end, OldRecord(source)
-                number, source = number + 1, None
-            name, _, rest = line.decode("utf-8", errors="replace").partition("\t")
-            if name[2:] != str(number) or (source is None) != (kind in (b"S-", b"E-")):
-                raise self._foreign(line_number, f"a line of sample {number}")
-            position += len(line)
-            end = position
-            if kind == b"S-":
-                source = rest.rstrip("\n")
-            elif kind in (b"E-", b"F-"):
-                yield end, OldRecord(source)
-                number, source = number + 1, None
-
-    def _foreign(self, line_number: int, expected: str) -> UserError:
-        return UserError(
-            f"{self.path}:{line_number} is not {expected}; "
-            "give another --results-path, or --overwrite-results to start over"
-        )
-
-
-def earlier_records(results: ResultsFile, size: int, num_samples: int, limit: int | None = None) -> Iterator[OldRecord]:
-    """The records of earlier runs, of the first `limit` samples at most; new results follow them.
-
-    An incomplete block of `size` samples is answered again. If all requested samples are there,
-    nothing is written, and further ones of an earlier run stay.
-
-    Raises:
-        UserError: there are more records than samples.
-    """
-    done, count = 0, min(num_samples, limit or num_samples)
-    for records in results.old_blocks(size):
-        if done + len(records) > num_samples:
-            raise UserError(
-                f"{results.path} holds more samples than the split, which has {num_samples}; was the data changed?"
-            )
-        if done + len(records) >= count:
-            yield from records[: count - done]
-            return
-        if len(records) < size:
-            break
-        done += len(records)
-        yield from records
-    results.go_on(done)
+def _is_of(source: Source, item: Any, recorded: str) -> bool:
+    try:
+        return source.prompt(item) in (None, recorded)
+    except UserError:  # what cannot be read was not answered
+        return False
 
 
 def _old_record(record: Any, number: int) -> OldRecord:

@@ -113,7 +113,8 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     options.path = on_main(world, lambda: str(resolve_checkpoint(options.path)))
     task, parts = collective(world, lambda: restore_task(options.path, options.data))
     check_same_files(world, {"--path": [Path(options.path) / MANIFEST]})
-    model, runner = load(root, world, parts.criterion.build())
+    criterion = parts.criterion.build()
+    model, runner = load(root, world, criterion)
     loading = DataloaderConfig(
         batch_size=options.batch_size,
         num_workers=options.num_workers,
@@ -127,7 +128,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
         num_batches = iterator.batches_of_all_ranks()
         shown = None if world.is_main else True  # where there is a terminal; not at all
         batches = tqdm(iterator.batches(), total=iterator.batches_left(), desc=split, unit="batch", disable=shown)
-        figures = validate(runner, model, batches, device=device, world=world) or {}
+        figures = validate(runner, model, batches, device=device, world=world, nats=criterion.nats) or {}
         if not world.is_main:
             continue
         if "num_batches" in figures:

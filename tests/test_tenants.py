@@ -15,7 +15,7 @@ STILL = Path(__file__).with_name("tenants.json")
 
 def found() -> dict[str, int]:
     """Lines that name GLM or a blank, by file."""
-    files = [*(ROOT / "ftk").rglob("*.py"), *(ROOT / "ftk").rglob("*.py[xd]")]
+    files = [*(ROOT / "ftk").rglob("*.py"), *(ROOT / "ftk").rglob("*.py[xd]"), *(ROOT / "ftk_cli").rglob("*.py")]
     names = {file.relative_to(ROOT).as_posix(): file for file in files}
     lines = {name: names[name].read_text(encoding="utf-8").splitlines() for name in names if not name.startswith(OWN)}
     counts = {name: sum(bool(WORDS.search(line)) for line in lines[name]) for name in lines}

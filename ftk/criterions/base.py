@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,10 @@ class Criterion(ABC):
     One that takes the model through several passes, or has a model of its own, overrides `__call__`; a pipeline, whose
     stages take a batch through once, cannot train with it.
     """
+
+    nats: ClassVar[tuple[str, ...]] = ("loss", "nll_loss")
+    """Which of `loss` and the meters are negative log-likelihoods in nats, so that records show a perplexity of them;
+    () for other losses. The losses of groups, `loss_<name>`, are like `loss`."""
 
     @classmethod
     def is_single_pass(cls) -> bool:

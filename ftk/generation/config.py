@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ftk.builtins import BUILTIN_MODULES
 from ftk.errors import UserError, did_you_mean
@@ -43,6 +43,12 @@ class GenerationConfig(AnswerConfig, BeamConfig, SamplingConfig, LanguageModelCo
             "metavar": "NAME",
         },
     )
+
+    of_scores: ClassVar[tuple[str, ...]] = ("length_penalty",)
+    """Options that count where answers are given, too, and only scored."""
+
+    of_prompts: ClassVar[tuple[str, ...]] = ()
+    """Options that are about the text of prompts; samples of a data set have none."""
 
     def validate(self) -> Iterator[str]:
         """One message for each value, or pair of values, that is not allowed."""

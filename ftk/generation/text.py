@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
@@ -36,34 +39,98 @@ class TextAnswer:
         tokens: its ids without the end token.
         token_logprobs: natural logarithms of their probabilities; the end token's stands last if it came.
         score: as `ftk.generation.Answer.score`.
-        alternatives: as `ftk.generation.Answer.alternatives`.
+        others: further continuations of the same prompt, best first.
+        alternatives, lm_logprobs: as of `ftk.generation.Answer`.
+        named: what tells the answer from others to the same prompt, in records; a continuation is the only one.
     """
 
     text: str
     tokens: Sequence[int]
     token_logprobs: Sequence[float]
     score: float
+    others: tuple[TextAnswer, ...] = ()
     alternatives: Sequence[Any] = ()
+    lm_logprobs: Sequence[float] = ()
+    named: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    @property
+    def probability(self) -> float:
+        """Probability of the whole continuation."""
+        return math.exp(self.logprob)
+
+    @property
+    def logprob(self) -> float:
+        """Natural logarithm of `probability`."""
+        return sum(self.token_logprobs)
 
 
 @dataclass(frozen=True)
 class TextResult:
-    """A prompt, with its best continuation as `text`, and all that were asked for, best first."""
+    """A prompt, the text with its best continuation, that continuation as the one answer, and where it stands.
+
+    `score` and `others` are for results that hold several ways to answer a prompt as a whole; here there are none.
+    """
 
     prompt: str
     text: str
     answers: Sequence[TextAnswer]
+    score: float | None = None
+    others: tuple[TextResult, ...] = ()
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where the answers stand in the text."""
+        return ((len(self.prompt), len(self.text)),)
 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """New text of a continuation, with the tokens that it consists of; the result with the last one."""
+    """New text of a continuation, with the tokens that it consists of; answer and result with the last one.
+
+    Attributes:
+        prompt: number of the prompt, from 0 on.
+        text: what the continuation goes on with.
+        tokens, token_logprobs: of the new text; the end token's log-probability comes with the last piece.
+        filled: what the whole text goes on with: the first piece holds the prompt, too.
+        result: the complete result.
+    """
 
     prompt: int
     text: str
     tokens: Sequence[int]
     token_logprobs: Sequence[float]
+    filled: str
     result: TextResult | None = None
+    number: ClassVar[int] = 0
+    """Of the answer."""
+
+    @property
+    def answer(self) -> TextAnswer | None:
+        """The complete answer, with the last piece."""
+        return None if self.result is None else self.result.answers[0]
+
+    @property
+    def filled_spans(self) -> tuple[tuple[int, int, int], ...]:
+        """Where parts of answers stand in `filled`, with the number of each answer."""
+        return ((len(self.filled) - len(self.text), len(self.filled), self.number),) if self.text else ()
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """A prompt as the model reads it.
+
+    Attributes:
+        prompt: as given.
+        request: what the engine is asked.
+        candidates: ids of continuations that are to be scored.
+        references, remark: what is known of the right answers, and what may be wrong with the prompt: nothing.
+    """
+
+    prompt: str
+    request: Request
+    candidates: tuple[list[int], ...] = ()
+    references: ClassVar[None] = None
+    remark: ClassVar[None] = None
 
 
 class TextGenerator:
@@ -144,15 +211,7 @@ class TextGenerator:
         Raises:
             UserError: a prompt is empty or too long; its options are not allowed.
         """
-        requests = self.requests(prompts, seeds, options)
-        if not requests:
-            return []
-        order = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt), reverse=True)
-        chosen = [requests[index] for index in order]
-        with evaluation_mode(*self._models()):
-            found = self.engine(chosen).answers(chosen, progress or (lambda count: None))
-        by_index = dict(zip(order, found, strict=True))
-        return [self._result(prompts[i], requests[i], by_index[i][0]) for i in range(len(prompts))]
+        return self.generate_encoded(self._encoded(prompts, seeds, options), progress)
 
     def stream(
         self,
@@ -166,8 +225,7 @@ class TextGenerator:
             prompts: a text, or several, which are answered together: their pieces come in turn.
             seeds, options: as for `generate`.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        return self._pieces(texts, self.requests(texts, seeds, options, stream=True))
+        return self._pieces(self._encoded([prompts] if isinstance(prompts, str) else list(prompts), seeds, options))
 
     def score(self, prompts: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[Scored]]:
         """Log-probabilities of given continuations of each prompt, without an end token; see `Engine.score`.
@@ -176,61 +234,155 @@ class TextGenerator:
             prompts: texts.
             continuations: for each prompt any number of texts, each with the space in front that belongs to it.
         """
-        requests = self.requests(prompts)
-        given = [
-            [self._tokens_behind(request.prompt, prompt, text) for text in own]
-            for prompt, request, own in zip(prompts, requests, continuations, strict=True)
-        ]
-        with evaluation_mode(self.model):
-            return score(self.model, self.framing, requests, given)
+        pairs = zip(prompts, continuations, strict=True)
+        return self._scored([self.encode_candidates(prompt, [[text] for text in own], False) for prompt, own in pairs])
 
-    def requests(
+    # What the commands ask of a generator of any task: prompts one by one, in the order of their lines.
+
+    example: ClassVar[str] = "Once upon a time"
+    """A prompt, for messages."""
+
+    invitation: ClassVar[str] = "Write the beginning of a text"
+    """What ftk-interactive asks for."""
+
+    def encode(
+        self, prompt: str, options: PromptOptions | None = None, *, seed: int | None = None, check: bool = True
+    ) -> EncodedText:
+        """A prompt as the model reads it.
+
+        Args:
+            prompt: a text.
+            options: of this prompt alone.
+            seed: of this prompt; that of its options goes first.
+            check: whether an answer of the longest length must fit the model's positions.
+
+        Raises:
+            UserError: as for `generate`.
+        """
+        own = self.steering.of(options, 1) if options else None
+        seeds = (seed_of(options or {}), seed, self.config.seed)
+        request = Request(
+            self.tokenizer.encode(prompt),
+            self.config,
+            self.steering.processors if own is None else own,
+            next(one for one in seeds if one is not None),
+        )
+        if check:
+            self.framing.check(request)
+        return EncodedText(prompt, request)
+
+    def encode_candidates(self, prompt: str, candidates: Sequence[Sequence[str]], end: bool) -> EncodedText:
+        """A prompt with given continuations, each the only text of a list, and whether their end is scored, too.
+
+        Raises:
+            UserError: there is not one text in each list; they do not fit the model's positions.
+        """
+        if any(len(texts) != 1 for texts in candidates):
+            raise UserError("a prompt is continued by one answer; give one, or candidates with one each")
+        encoded = self.encode(prompt, check=False)
+        self.framing.check(dataclasses.replace(encoded.request, options=GenerationConfig(max_len=1)))
+        ids = encoded.request.prompt
+        given = [[*self._tokens_behind(ids, prompt, text), *self.framing.ends[: int(end)]] for (text,) in candidates]
+        limit = getattr(self.framing, "max_positions", None)
+        longest = len(ids) + max(map(len, given), default=1) - 1
+        if limit is not None and longest > limit:
+            raise UserError(f"prompt and answer take {longest} positions, but the model has {limit}; shorten them")
+        return dataclasses.replace(encoded, candidates=tuple(given))
+
+    def encode_sample(self, sample: Mapping[str, Any]) -> EncodedText:
+        """A training sample as a prompt with references.
+
+        Raises:
+            UserError: samples of this task ask for nothing.
+        """
+        raise UserError("samples of this task ask for no answers; give prompts with `input`")
+
+    def generate_encoded(
         self,
-        prompts: Sequence[str],
-        seeds: Sequence[int] | None = None,
-        options: Sequence[PromptOptions | None] | None = None,
-        stream: bool = False,
-    ) -> list[Request]:
-        """What an engine is asked for some prompts; arguments as for `generate`."""
-        seeds = [self.config.seed] * len(prompts) if seeds is None else seeds
-        own = [None] * len(prompts) if options is None else options
-        if not len(prompts) == len(seeds) == len(own):
-            raise UserError(f"{len(prompts)} prompts, {len(seeds)} seeds, {len(own)} options; give one for each")
-        requests = []
-        for number, (prompt, seed, chosen) in enumerate(zip(prompts, seeds, own, strict=True), start=1):
-            try:
-                requests.append(self._request(prompt, seed, chosen or {}, stream))
-            except UserError as error:
-                raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
-        return requests
+        prompts: Sequence[EncodedText],
+        progress: Callable[[int], object] | None = None,
+        on_piece: Callable[[TextPiece], object] | None = None,
+    ) -> list[TextResult]:
+        """As `generate`, for prompts that `encode` has made.
+
+        Args:
+            prompts: any number.
+            progress: as for `generate`.
+            on_piece: called with each piece of text as soon as it is there; what it raises ends the work.
+        """
+        if not prompts:
+            return []
+        if on_piece is not None:
+            results: dict[int, TextResult] = {}
+            with closing(self._pieces(prompts)) as pieces:
+                for piece in pieces:
+                    on_piece(piece)
+                    if piece.result is not None:
+                        results[piece.prompt] = piece.result
+            return [results[number] for number in range(len(prompts))]
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].request.prompt), reverse=True)
+        requests = [prompts[index].request for index in order]
+        with evaluation_mode(*self._models()):
+            found = self.engine(requests).answers(requests, progress or (lambda count: None))
+        by_index = dict(zip(order, found, strict=True))
+        return [self._result(prompt, by_index[index][0]) for index, prompt in enumerate(prompts)]
+
+    def score_encoded(
+        self, prompts: Sequence[EncodedText], progress: Callable[[int], object] | None = None
+    ) -> list[list[list[TextAnswer]]]:
+        """Of each prompt, and each of its candidates, the one answer with its log-probabilities."""
+        penalty = self.config.length_penalty
+        results = []
+        for prompt, found in zip(prompts, self._scored(prompts, progress), strict=True):
+            own = []
+            for ids, scored in zip(prompt.candidates, found, strict=True):
+                words = [token for token in ids if token not in self.framing.ends]
+                score = sum(scored.logprobs) / max(len(ids), 1) ** penalty
+                text = self._text_behind(prompt.request.prompt, words)
+                own.append([TextAnswer(text, words, list(scored.logprobs), score)])
+            results.append(own)
+        return results
 
     def engine(self, requests: Sequence[Request]) -> Engine:
         """An engine of the generator's model that is large enough for some requests."""
         return engine_for(self.model, self.framing, requests, self.config.batch_size, self.language_model)
 
-    def _request(self, prompt: str, seed: int, options: Mapping[str, Any], stream: bool) -> Request:
-        own = self.steering.of(options, 1) if options else None
-        its_seed = seed_of(options)
-        request = Request(
-            self.tokenizer.encode(prompt),
-            self.config,
-            self.steering.processors if own is None else own,
-            seed if its_seed is None else its_seed,
-            stream,
-        )
-        self.framing.check(request)
-        return request
+    def _encoded(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int] | None,
+        options: Sequence[PromptOptions | None] | None,
+    ) -> list[EncodedText]:
+        seeds = [self.config.seed] * len(prompts) if seeds is None else seeds
+        own = [None] * len(prompts) if options is None else options
+        if not len(prompts) == len(seeds) == len(own):
+            raise UserError(f"{len(prompts)} prompts, {len(seeds)} seeds, {len(own)} options; give one for each")
+        encoded = []
+        for number, (prompt, seed, chosen) in enumerate(zip(prompts, seeds, own, strict=True), start=1):
+            try:
+                encoded.append(self.encode(prompt, chosen, seed=seed))
+            except UserError as error:
+                raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
+        return encoded
+
+    def _scored(
+        self, prompts: Sequence[EncodedText], progress: Callable[[int], object] | None = None
+    ) -> list[list[Scored]]:
+        requests, given = [prompt.request for prompt in prompts], [list(prompt.candidates) for prompt in prompts]
+        with evaluation_mode(self.model):
+            return score(self.model, self.framing, requests, given, progress or (lambda count: None))
 
     def _models(self) -> list[nn.Module]:
         return [self.model, *([] if self.language_model is None else [self.language_model.model])]
 
-    def _pieces(self, texts: Sequence[str], requests: Sequence[Request]) -> Generator[TextPiece, None, None]:
-        if not requests:
+    def _pieces(self, prompts: Sequence[EncodedText]) -> Generator[TextPiece, None, None]:
+        if not prompts:
             return
         with evaluation_mode(*self._models()):
+            requests = [dataclasses.replace(prompt.request, stream=True) for prompt in prompts]
             engine = self.engine(requests)
             numbers = [engine.submit(request) for request in requests]
-            lines = {number: _Line(self, index, texts[index], requests[index]) for index, number in enumerate(numbers)}
+            lines = {number: _Line(self, index, prompts[index]) for index, number in enumerate(numbers)}
             with closing(engine.drain(numbers)) as events:
                 for event in events:
                     if event.error is not None:
@@ -238,18 +390,20 @@ class TextGenerator:
                     if event.kind != "done":
                         yield from lines[event.request].add(event.tokens, event.logprobs, event.answer)
 
-    def _result(self, prompt: str, request: Request, best: Answer) -> TextResult:
-        answers = [
+    def _result(self, prompt: EncodedText, best: Answer) -> TextResult:
+        found, *others = (
             TextAnswer(
-                request.processors.cut(self._text_behind(request.prompt, one.tokens)),
+                prompt.request.processors.cut(self._text_behind(prompt.request.prompt, one.tokens)),
                 one.tokens,
                 one.token_logprobs,
                 one.score,
-                one.alternatives,
+                alternatives=one.alternatives,
+                lm_logprobs=one.lm_logprobs,
             )
             for one in (best, *best.others)
-        ]
-        return TextResult(prompt, prompt + answers[0].text, answers)
+        )
+        answer = dataclasses.replace(found, others=tuple(others))
+        return TextResult(prompt.prompt, prompt.prompt + answer.text, [answer])
 
     def _text_behind(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
         """Tokens as they read behind a prompt, with the space that the tokenizer puts between."""
@@ -266,12 +420,13 @@ class TextGenerator:
 class _Line:
     """One continuation while its tokens come."""
 
-    def __init__(self, generator: TextGenerator, index: int, prompt: str, request: Request) -> None:
-        self.generator, self.index, self.prompt, self.request = generator, index, prompt, request
+    def __init__(self, generator: TextGenerator, index: int, prompt: EncodedText) -> None:
+        self.generator, self.index, self.prompt, self.request = generator, index, prompt, prompt.request
         self.text = ""  # what was told
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.num_told = 0
+        self.is_begun = False  # whether there was a piece
 
     def add(
         self, tokens: Sequence[int], logprobs: Sequence[float], answer: Answer | None
@@ -281,7 +436,7 @@ class _Line:
         self.logprobs.extend(logprobs)
         result = None
         if answer is not None:
-            result = self.generator._result(self.prompt, self.request, answer)
+            result = self.generator._result(self.prompt, answer)
             text, count = result.answers[0].text, len(answer.tokens)
             if not text.startswith(self.text):
                 raise text_changed(self.text, text)
@@ -292,8 +447,9 @@ class _Line:
             return
         new, self.text = text[len(self.text) :], text
         part = slice(self.num_told, count if result is None else None)
-        self.num_told = count
-        yield TextPiece(self.index, new, self.tokens[part], self.logprobs[part], result)
+        filled = new if self.is_begun else self.prompt.prompt + new
+        self.num_told, self.is_begun = count, True
+        yield TextPiece(self.index, new, self.tokens[part], self.logprobs[part], filled, result)
 
 
 def check_vocabulary(tokenizer: Tokenizer, model: Any) -> None:

@@ -46,7 +46,7 @@ from ftk.trainer.watch.profile import Profile
 
 logger = logging.getLogger(__name__)
 
-_ALWAYS = ("loss", "ppl", "num_targets", "num_batches", "valid_seconds")  # figures of every validation
+_ALWAYS = ("loss", "num_targets", "num_batches", "valid_seconds")  # figures of every validation
 
 
 @dataclass
@@ -111,7 +111,8 @@ class Run:
         _warn_of_short_updates(self)
         if precision == "fp16" and self.device.type == "cpu":
             logger.warning("fp16 is slow on a CPU, several times slower than fp32; `precision` bf16 is faster")
-        logger.info("losses are in nats (natural logarithm) per target token; ppl is exp(loss)")
+        if "loss" in self.update.criterion.nats:
+            logger.info("losses are in nats (natural logarithm) per target token; ppl is exp(loss)")
 
 
 def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
@@ -375,7 +376,8 @@ def _check_best_metric(run: Run) -> None:
     if not run.valid_iterators or metric in with_averages(_ALWAYS, averages):
         return
     first = next(iter(run.valid_iterators.values()))
-    known = with_averages(figures_to_come(run.update.runner, run.model, first, world=run.world), averages)
+    known = figures_to_come(run.update.runner, run.model, first, world=run.world, nats=run.update.criterion.nats)
+    known = with_averages(known, averages)
     if metric in known:
         return
     text = f"`best_metric` {metric} is none of the validation's figures: {', '.join(known)}"

@@ -44,7 +44,7 @@ class Trainer:
     def __init__(self, run: Run, *, said: HeldLines | None = None) -> None:
         self.run = run
         self.state = run.state
-        self.figures = TrainingFigures(run.device, run.stopwatch, run.world)
+        self.figures = TrainingFigures(run.device, run.stopwatch, run.world, run.update.criterion.nats)
         if run.state.figures:
             self.figures.load_state_dict(run.state.figures)
         folder = run.checkpoints.folder
@@ -303,6 +303,7 @@ class Trainer:
             device=self.run.device,
             world=self.run.world,
             should_stop=self.coordinator.should_stop,
+            nats=self.run.update.criterion.nats,
         )
 
     def _rank(self, figures: Record) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from ftk.batch import Batch
+from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.errors import UserError
 from ftk.model_parallel.world import World
@@ -50,7 +51,14 @@ def validate_splits(
     return results
 
 
-def figures_to_come(runner: Runner, model: nn.Module, iterator: EpochBatchIterator, *, world: World) -> list[str]:
+def figures_to_come(
+    runner: Runner,
+    model: nn.Module,
+    iterator: EpochBatchIterator,
+    *,
+    world: World,
+    nats: Collection[str] = Criterion.nats,
+) -> list[str]:
     """Names of the figures that a validation can give, by the first batch; also of what that batch has none of.
 
     Args:
@@ -63,7 +71,8 @@ def figures_to_come(runner: Runner, model: nn.Module, iterator: EpochBatchIterat
             output = runner.evaluate(batch)
             names += [] if output is None else output.meters
     meters = averages(summed(dict.fromkeys(names, (0.0, 1.0)), world))
-    return [*with_perplexities({"loss": 0.0, "ppl": 0.0, **meters}), "num_targets", "num_batches", "valid_seconds"]
+    figures = with_perplexities({"loss": 0.0, "ppl": 0.0, **meters}, nats)
+    return [*figures, "num_targets", "num_batches", "valid_seconds"]
 
 
 def validate(
@@ -74,6 +83,7 @@ def validate(
     device: torch.device,
     world: World | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    nats: Collection[str] = Criterion.nats,
 ) -> Record | None:
     """Evaluate a model on a whole split, in evaluation mode and without gradients.
 
@@ -84,6 +94,7 @@ def validate(
         device: where the model is.
         world: the processes, whose sums are added; None: this one alone.
         should_stop: asked before a batch, at the same ones on every process; true ends the pass without a result.
+        nats: see `with_perplexities`.
 
     Returns:
         `loss` (nats per target token), `ppl` (exp of it, the loss capped at 20), the criterion's own meters and
@@ -106,7 +117,7 @@ def validate(
     if not sums or sums["loss"][1] == 0:
         return {"num_targets": 0}
     losses = averages(sums)
-    record: Record = with_perplexities({"loss": losses.pop("loss"), "ppl": math.nan, **losses})
+    record: Record = with_perplexities({"loss": losses.pop("loss"), "ppl": math.nan, **losses}, nats)
     num_targets = sums["loss"][1]
     record["num_targets"] = num_targets if num_targets % 1 else int(num_targets)  # a sum of weights may have a fraction
     record["num_batches"] = num_batches

@@ -5,6 +5,7 @@ Numbers of the attack's table (issue 12): 10 weights that are not finite, 13 ter
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -25,7 +26,6 @@ SEARCHES = {
     "greedy": ["--beam=1"],
     "beam": ["--beam=3", "--nbest=2"],
     "sampling": ["--sampling", "--top-k=5"],
-    "contrastive": ["--search=contrastive"],
 }
 ESCAPES = "\x1b[2J\x1b]0;owned\x07 \x9b31m \u202e\u2066 \x08\x7f"
 PROMPTS: list[bytes] = [
@@ -89,7 +89,9 @@ LONG_PROMPTS = {
 
 
 def add_cases(chance: random.Random) -> None:
+    from ftk.config import section
     from ftk.generation.processors.steering import PROMPT_OPTIONS
+    from ftk.tasks.glm_blank.infill.config import FillConfig
     from ftk_cli.generate import GenerateRoot
 
     for search in SEARCHES:
@@ -114,7 +116,9 @@ def add_cases(chance: random.Random) -> None:
         data = given if positional else [*given, "--input", str(place.prompts)]
         return ["ftk-generate", *path, *data, "--device=cpu"]
 
-    add_options("generation/", GenerateRoot, command, chance, values=1, numbers_only=True)
+    own = ("generation", FillConfig, section("how to search"))
+    root = dataclasses.make_dataclass("Root", [own], bases=(GenerateRoot,), kw_only=True)
+    add_options("generation/", root, command, chance, values=1, numbers_only=True)
 
 
 def _ask(place: Place, *arguments: str, command: str = "ftk-generate") -> list[str]:
@@ -181,6 +185,8 @@ RESULTS: dict[str, Callable[[Path], object]] = {
     "under a file": lambda path: path.symlink_to(path.parent / "victim" / "x"),
 }
 
+_INPUT = ("--output-format=json", "--input")
+
 for _name, _make in RESULTS.items():
     for _overwrite in (False, True):
         if _overwrite and _name == "a file of others":
@@ -191,24 +197,24 @@ for _name, _make in RESULTS.items():
             path = place.folder / "results"
             make(path)
             more = ["--overwrite-results"] * overwrite
-            return _ask(place, "--input", str(place.prompts), "--results-path", str(path), *more)
+            return _ask(place, *_INPUT, str(place.prompts), "--results-path", str(path), *more)
 
 
 for _name in ("/dev/full", "/", "/dev/null", "/proc/self/mem", "/nothing\0", "~nobody-of-this-name/x"):
 
     @case(f"generation/20 --results-path={_name}")
     def _(place: Place, path: str = _name) -> list[str]:
-        return _ask(place, "--input", str(place.prompts), f"--results-path={path}")
+        return _ask(place, *_INPUT, str(place.prompts), f"--results-path={path}")
 
 
 def _settings(name: str, harm: Callable[[Path], object]) -> None:
     @case(f"generation/14 settings of results: {name}")
     def _(place: Place) -> list[str]:
-        (place.folder / "results").write_text("S-0\tx\nF-0\tx\n")
+        (place.folder / "results").write_text('{"id": 0, "source": "x", "answers": []}\n')
         settings = place.folder / "results.settings.json"
         settings.write_text("{}")
         harm(settings)
-        return _ask(place, "--input", str(place.prompts), "--results-path", str(place.folder / "results"))
+        return _ask(place, *_INPUT, str(place.prompts), "--results-path", str(place.folder / "results"))
 
 
 def _not_finite(value: float) -> None:
@@ -287,7 +293,7 @@ for _name, _words in {
     "--input": ["--input", f"/{ESCAPES}"],
     "DATA": [f"/{ESCAPES}", "--gen-subset=valid"],
     "--search": ["--input=-", f"--search={ESCAPES}"],
-    "--results-path": ["--input=-", f"--results-path=/etc/passwd/{ESCAPES}"],
+    "--results-path": ["--input=-", "--output-format=json", f"--results-path=/etc/passwd/{ESCAPES}"],
 }.items():
 
     @case(f"generation/13 control characters in {_name}", says=r"\\x1b")

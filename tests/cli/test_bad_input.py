@@ -13,6 +13,7 @@ from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
 from ftk_cli import generate, interactive
 from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
+from tests.tiers import slow_but
 
 FAMILIES = {
     "greedy": (),
@@ -21,6 +22,7 @@ FAMILIES = {
     "diverse_beam": ("--search", "diverse_beam", "--beam", "4"),
     "beam_sampling": ("--search", "beam_sampling", "--beam", "3"),
 }
+HOW = ("--input-format json", "--input-format tabs", "--score-reference")
 COMMAND = ("--path", "run", "--output-format", "json", "--max-len", "2")
 
 # A line, and the number of its answers or the beginning of what is said about it. The model has 129 positions.
@@ -50,7 +52,7 @@ LINES: list[tuple[bytes, int | str]] = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(("diverse_beam",), FAMILIES))
 def test_each_bad_line_is_named_by_its_number_and_the_others_are_answered(ask, family):  # noqa: F811
     command = (generate.main, *COMMAND, "--input", "-", *FAMILIES[family])
     code, out, err = ask(*command, stdin=b"\n".join(line for line, _ in LINES))
@@ -78,7 +80,7 @@ def test_each_bad_line_is_named_by_its_number_and_the_others_are_answered(ask, f
         assert [one["tokens"] for one in alone["answers"]] == [one["tokens"] for one in among_bad["answers"]]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(("sampling",), FAMILIES))
 def test_hostile_files_as_input(ask, test_data, family):  # noqa: F811
     files = [path for path in sorted((test_data / "hostile").iterdir()) if path.name != "README.md"]
     assert len(files) > 40
@@ -101,7 +103,7 @@ def test_hostile_files_as_input(ask, test_data, family):  # noqa: F811
         assert not any("Traceback" in line for line in err)
 
 
-@pytest.mark.parametrize("how", ["--input-format json", "--input-format tabs", "--score-reference"])
+@pytest.mark.parametrize("how", slow_but(("--input-format tabs",), HOW))
 def test_hostile_files_as_lines_with_more_than_a_prompt(ask, test_data, how):  # noqa: F811
     answered = 0
     for path in sorted((test_data / "hostile").iterdir()):
@@ -133,7 +135,7 @@ def what_is_wrong(line: bytes) -> str:
     return "positions" if len(line) > 60 else ""
 
 
-@pytest.mark.parametrize("weight", [math.nan, math.inf])
+@pytest.mark.parametrize("weight", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 def test_weights_that_are_not_finite_are_said_in_one_line_and_answer_nothing(ask, place, weight):  # noqa: F811
     folder = place / "broken" / "checkpoint_1"
     config = yaml.safe_load((place / "run" / "checkpoint_1" / "config.yaml").read_text())

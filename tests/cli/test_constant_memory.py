@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FillResult
-from ftk_cli import fill_prompts, generate
+from ftk_cli import generate
 from ftk_cli.inference_options import Checkpoints
 from ftk_cli.progress import BATCHES_AT_ONCE
 
@@ -38,7 +38,9 @@ class Endless(io.RawIOBase):
 
 
 class Counting:
-    """Stands for the filler of blanks; counts what it gets, and what somebody holds of it later."""
+    """Stands for a generator; counts what it gets, and what somebody holds of it later."""
+
+    example = "the [MASK] fox"
 
     def __init__(self, pipe):
         self.pipe = pipe
@@ -51,7 +53,7 @@ class Counting:
         self.prompts.append(weakref.ref(encoded))
         return encoded
 
-    def fill_encoded(self, prompts, progress):
+    def generate_encoded(self, prompts, progress):
         self.most_ahead = max(self.most_ahead, self.pipe.given - self.answered)
         self.answered += len(prompts)
         results = [FillResult(prompt.prompt, "the red fox", []) for prompt in prompts]
@@ -68,7 +70,8 @@ def test_no_more_than_two_blocks_of_prompts_are_held_whatever_the_length_of_the_
     pipe = Endless()
     filler = Counting(pipe)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(pipe, 1024)))
-    monkeypatch.setattr(fill_prompts, "open_filler", lambda *options: filler)
+    monkeypatch.setattr(generate, "open_generator", lambda *options: filler)
+    monkeypatch.setattr(generate, "with_options_of_task", lambda root, argv: root)
     monkeypatch.setattr(generate, "find_checkpoints", lambda *options: Checkpoints([]))
     arguments = ["--path", "none", "--input", "-", "--batch-size", str(BATCH_SIZE), "--output-format", "json"]
     gc.disable()  # nothing may wait for the collector of cycles

@@ -12,7 +12,6 @@ from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.generation.ensemble import Ensemble
 from ftk.models import build_model
-from ftk.tasks.glm_blank.infill.scoring import score_ids
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import generate
 from tests.cli.test_generate_command import SHAPE, ask, place  # noqa: F401
@@ -45,9 +44,9 @@ def test_two_checkpoints_answer_together(ask, place, second):  # noqa: F811
         assert code == 0
         found[path] = json.loads(out[0])["candidates"][0]["answers"][0]
     filler = hub.load_generator(place / "run")
-    encoded = filler.encode("the lazy [MASK] while")
+    encoded = filler.encode_candidates("the lazy [MASK] while", [["dog"]])
     filler.generator.model = Ensemble([hub.load_model(place / "run"), hub.load_model(place / second)])
-    (((expected,),),) = score_ids(filler.generator, [encoded.context], [[filler.encode_answers(encoded, ["dog"])]])
+    (((expected,),),) = filler.score_encoded([encoded])
     assert found["run:second"]["token_logprobs"] == pytest.approx(expected.token_logprobs, abs=1e-5)
     first_logprobs = [found[path]["token_logprobs"][0] for path in ("run", "run:second", "second")]
     assert sorted(first_logprobs)[1] == first_logprobs[1]

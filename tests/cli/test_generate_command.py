@@ -202,7 +202,7 @@ def test_bad_lines_are_named_by_number_and_the_others_answered(ask):
     assert problems[3].startswith("7: the prompt is empty")
     assert problems[4] == " 1 prompt has no blank and is continued at the end: line 4"
     assert problems[5] == " 4 lines not answered"
-    assert any(line.startswith("ftk-generate: filled 3 prompts (") and "tokens/s" in line for line in err)
+    assert any(line.startswith("ftk-generate: answered 3 prompts (") and "tokens/s" in line for line in err)
 
 
 def test_prompts_from_a_file_keep_their_own_text(ask, place):
@@ -305,8 +305,9 @@ def test_interactive_reads_a_pipe(ask):
     assert only.startswith("  1. [gMASK] = ")
 
 
-@pytest.mark.parametrize("options", [[], ["--beam", "2"], ["--blank-order", "2", "--reencode"]])
-@pytest.mark.parametrize("color", ["never", "always"])
+@pytest.mark.parametrize(
+    ("options", "color"), [([], "never"), (["--beam", "2"], "always"), (["--blank-order", "2", "--reencode"], "always")]
+)
 def test_interactive_prints_the_same_as_it_comes_and_at_once(ask, monkeypatch, options, color):
     command = (interactive.main, "--path", "run", "--max-len", "4", "--color", color, *options)
     text = b"the [MASK] fox [MASK] .\n\nshe [MASK]reads"
@@ -355,7 +356,7 @@ def test_misspelt_blanks_are_text_where_that_is_asked_for(ask):
     assert out[0] == "> the <mask> [mask] [MASK]"
     code, _, err = ask(generate.main, "data-bin", *options)
     assert code == 2
-    assert err[0].endswith("--misspelt-blanks goes with --input; samples of DATA have no text that could hold them")
+    assert err[0].endswith("--misspelt-blanks goes with --input; samples of DATA are read as in training")
 
 
 def test_interactive_refuses_what_is_for_many_prompts(ask):
@@ -400,6 +401,7 @@ def test_interactive_on_a_terminal_says_how_to_leave_and_leaves(place, tmp_path)
     assert history.read_text().splitlines() == ["the [MASK] fox", "quit"]
 
 
+@pytest.mark.slow
 def test_interactive_has_a_history_and_takes_a_paste_as_one_text(place, tmp_path):
     history = tmp_path / "history"
     history.write_text("old [MASK] friends\n")
@@ -514,6 +516,7 @@ def test_interactive_does_not_let_a_prompt_or_its_answer_steer_the_terminal(ask,
     assert shown[0].count("\\x1b]0;owned\\x07") == 2  # the question and the filled text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "said"), [("", "Is a directory"), ("pipe", "is a pipe, not a regular file")])
 def test_a_history_that_cannot_be_read_is_named(place, tmp_path, name, said):
     os.mkfifo(tmp_path / "pipe")

@@ -12,6 +12,8 @@ from tests.cli.test_generate_command import ask, place  # noqa: F401
 PROMPTS = b"the quick [MASK] fox\njumps [MASK] a lazy dog\nwhile she [MASK] long letters of [MASK] friends\n"
 JSON = ("--input", "-", "--output-format", "json", "--max-len", "3", "--min-len", "3")
 
+RESULTS = ("--input", "prompts", "--output-format", "json", "--results-path")
+
 
 def logprobs(lines):
     return [one for line in lines for answer in json.loads(line)["answers"] for one in answer["token_logprobs"]]
@@ -58,7 +60,7 @@ def test_other_precisions_are_refused(ask, main):  # noqa: F811
 
 def test_results_go_on_in_the_precision_in_which_they_were_begun(ask, place, tmp_path):  # noqa: F811
     (place / "prompts").write_bytes(PROMPTS)
-    command = ("--path", "run", "--input", "prompts", "--results-path", str(tmp_path / "out"))
+    command = ("--path", "run", *RESULTS, str(tmp_path / "out"))
     assert ask(generate.main, *command, "--precision", "bf16")[0] == 0
     written = (tmp_path / "out").read_bytes()
     code, _, err = ask(generate.main, *command)
@@ -77,7 +79,7 @@ def test_of_rounded_weights_results_go_on_in_batches_of_the_same_size(ask, place
         ("with int8", "run:run-int8", (), True),
         ("bf16", "run", ("--precision", "bf16"), True),
     ):
-        command = ("--path", path, "--input", "prompts", "--results-path", str(tmp_path / name), *options)
+        command = ("--path", path, *RESULTS, str(tmp_path / name), *options)
         assert ask(generate.main, *command)[0] == 0
         code, _, err = ask(generate.main, *command, "--batch-size", "2")
         assert code == (2 if counts else 0), name

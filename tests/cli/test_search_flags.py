@@ -101,7 +101,7 @@ COMMANDS = [
             "--min-lens 1 --max-lens 9 --repetition-penalty 1.2 --repetition-penalty-prompt --unk-penalty 1",
             "--no-repeat-ngram-size 2 --forbid-words red --forbid-words-file words --prefix the --stop .",
             "--constraints fox --constraint-blanks 1 --ordered-constraints",
-            "--results-path flags --overwrite-results",
+            "--results-path flags --overwrite-results --output-format json",
             "--score-reference --no-score-end",
             "--tensor-parallel-size 1 --pipeline-parallel-size 1 --user-dir plugin.py --precision bf16",
         )
@@ -109,7 +109,7 @@ COMMANDS = [
     "data-bin --path run --gen-subset valid --scoring token_f1 --max-samples 1",
     "--path averaged --input - --ema",
     "--version",
-    "--help",
+    "--path run --help",
 ]
 
 

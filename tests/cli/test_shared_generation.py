@@ -12,6 +12,7 @@ from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import generate
 from tests.cli.test_generate_command import LINES, SHAPE, ask, place  # noqa: F401  (fixtures)
+from tests.tiers import slow_but
 from tests.torchrun import torchrun
 
 SIZES = {"tensor": ("--tensor-parallel-size", "2"), "pipeline": ("--pipeline-parallel-size", "2")}
@@ -62,7 +63,7 @@ def assert_same_records(found, expected):
             assert answer["token_logprobs"] == pytest.approx(its["token_logprobs"], abs=2e-5)
 
 
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", slow_but(("pipeline",), SIZES))
 def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(ask, two_layers, tmp_path, sizes):  # noqa: F811
     command = ("--input", "prompts", "--output-format", "json", "--beam", "2")
     results = ("--results-path", str(tmp_path / "results"))
@@ -76,13 +77,12 @@ def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(as
     whole = (tmp_path / "results").read_bytes()
     assert_same_records([json.loads(line) for line in whole.splitlines()], expected)
 
-    if sizes == "pipeline":  # a launch takes its time, and the file knows nothing of the sizes
-        return
-    (tmp_path / "results").write_bytes(whole[:-20])
-    code, _, again = shared(two_layers, *command, *results, *SIZES[sizes])
-    assert code == 1
-    assert "after 8 of an earlier run" in "".join(again)
-    assert (tmp_path / "results").read_bytes() == whole
+    if sizes == "tensor":  # a launch takes its time, and the file knows nothing of the sizes
+        (tmp_path / "results").write_bytes(whole[:-20])
+        code, _, again = shared(two_layers, *command, *results, *SIZES[sizes])
+        assert code == 1
+        assert "after 8 of an earlier run" in "".join(again)
+        assert (tmp_path / "results").read_bytes() == whole
 
     # The sizes are no settings: another number of processes may go on.
     (tmp_path / "results").write_bytes(whole[:-20])
@@ -92,6 +92,7 @@ def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(as
     assert_same_records([json.loads(line) for line in (tmp_path / "results").read_bytes().splitlines()], expected)
 
 
+@pytest.mark.slow
 def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):  # noqa: F811
     command = ("data-bin", "--max-samples", "4", "--output-format", "json", "--scoring", "token_f1")
     _, stdout, said = ask(generate.main, *COMMON, *command)
@@ -101,8 +102,18 @@ def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):  # noqa: F81
     assert len(shared_said) == sum(line.startswith("ftk-generate") for line in said) == 1
 
 
+@pytest.mark.slow
 def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):
-    words = ("--input", "prompts", "--max-len", "500", "--results-path", tmp_path / "results")
+    words = (
+        "--input",
+        "prompts",
+        "--max-len",
+        "500",
+        "--output-format",
+        "json",
+        "--results-path",
+        tmp_path / "results",
+    )
     code, stdout, said = shared(two_layers, *words, *SIZES["tensor"])
     assert (code != 0, stdout, len(said)) == (True, "", 1)
     assert said[0].endswith("max_len (--max-len) can be at most 128")

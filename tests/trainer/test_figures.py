@@ -13,6 +13,7 @@ import sys
 import pytest
 import torch
 
+from ftk.criterions.base import Criterion
 from ftk.trainer.log.metrics import Meters, Stopwatch, TrainingFigures, averages, perplexity, with_perplexities
 from ftk.trainer.log.progress import BarProgress, JsonProgress, SimpleProgress, duration, make_progress, one_line
 from ftk.trainer.log.records import RecordFile, read_records
@@ -151,13 +152,17 @@ def test_skipped_updates_are_counted_and_left_out():
 
 
 def test_every_objective_has_its_perplexity():
-    record = with_perplexities({"loss": 2.0, "loss_token": 1.0, "loss_document": 25.0, "loss_scale": 8.0})
+    record = with_perplexities({"loss": 2.0, "loss_token": 1.0, "loss_document": 25.0}, Criterion.nats)
     assert (record["ppl"], record["ppl_token"], record["ppl_document"]) == (math.exp(2), math.e, math.exp(20))
-    assert "ppl_scale" not in record
+
+
+def test_a_loss_that_is_no_likelihood_has_no_perplexity():
+    record = {"loss": 2.0, "ppl": math.nan, "accuracy": 0.5, "loss_positive": 1.0}
+    assert list(with_perplexities(record, nats=())) == ["loss", "accuracy", "loss_positive"]
 
 
 def test_perplexity_is_of_the_likelihood_without_label_smoothing():
-    record = with_perplexities({"loss": 2.0, "loss_token": 2.0, "nll_loss": 1.0})
+    record = with_perplexities({"loss": 2.0, "loss_token": 2.0, "nll_loss": 1.0}, Criterion.nats)
     assert record["ppl"] == math.e
     assert "ppl_token" not in record
 

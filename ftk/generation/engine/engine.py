@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,17 +142,20 @@ class Engine:
         Raises:
             Exception: what has made a request fail; as `submit`.
         """
-        numbers = [self.submit(request) for request in requests]
-        found: dict[int, list[Answer]] = {number: [] for number in numbers}
-        with closing(self.drain(numbers)) as events:
-            for event in events:
-                if event.error is not None:
-                    raise event.error
-                if event.answer is not None:
-                    found[event.request].append(event.answer)
-                if event.kind == "done":
-                    progress(1)
-        return [found[number] for number in numbers]
+        found: dict[int, list[Answer]] = {self.submit(request): [] for request in requests}
+        try:
+            while self.is_busy:
+                for event in self.step():
+                    if event.error is not None:
+                        raise event.error
+                    if event.answer is not None:
+                        found[event.request].append(event.answer)
+                    if event.kind == "done":
+                        progress(1)
+        finally:
+            for number in found:
+                self.cancel(number)
+        return list(found.values())
 
     def score(self, requests: Sequence[Request], continuations: Sequence[Sequence[Any]]) -> list[list[Scored]]:
         """Log-probabilities of given continuations; see `ftk.generation.engine.scoring.score`."""

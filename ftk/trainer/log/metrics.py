@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ftk.criterions.base import Criterion
 from ftk.model_parallel.world import World
 
 Sums = dict[str, tuple[Tensor, Tensor]]
@@ -152,10 +153,18 @@ class TrainingFigures:
         device: where the sums are kept.
         stopwatch: of the run.
         world: the processes whose sums are added where they are read; None: this one alone.
+        nats: see `with_perplexities`.
     """
 
-    def __init__(self, device: torch.device, stopwatch: Stopwatch, world: World | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        stopwatch: Stopwatch,
+        world: World | None = None,
+        nats: Collection[str] = Criterion.nats,
+    ) -> None:
         self.stopwatch = stopwatch
+        self._nats = nats
         self.world = world or World.single(device)
         self._meters = Meters(device)
         self._skipped = torch.zeros(2, dtype=torch.int64, device=device)  # altogether, in a row until now
@@ -190,7 +199,7 @@ class TrainingFigures:
         seconds = max(lap.seconds, 1e-9)
         losses = averages(sums)
         head = {"loss": losses.pop("loss", math.nan), "ppl": math.nan, "gnorm": losses.pop("gnorm", math.nan)}
-        record = with_perplexities({**head, **losses})
+        record = with_perplexities({**head, **losses}, self._nats)
         record["tokens_per_second"] = self._num_tokens / seconds
         record["target_tokens_per_second"] = self._num_targets / seconds
         record["updates_per_second"] = self._num_updates / seconds
@@ -237,16 +246,24 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 20.0))
 
 
-def with_perplexities(record: dict[str, float]) -> dict[str, float]:
-    """The record with `ppl`, and `ppl_NAME` beside each `loss_NAME`.
+def with_perplexities(record: dict[str, float], nats: Collection[str]) -> dict[str, float]:
+    """The record with `ppl`, and `ppl_NAME` next to each `loss_NAME`, where these losses are in nats.
 
-    Under label smoothing (there is an `nll_loss`) perplexity is that of the likelihood without it; the objectives'
-    losses are smoothed, and no perplexity can be given for them.
+    Under label smoothing (there is an `nll_loss`) perplexity is that of the likelihood without it; the groups' losses
+    are smoothed, and have no perplexity.
+
+    Args:
+        record: with `loss`; `ppl`, where given, holds its place.
+        nats: names of what is in nats (`Criterion.nats`).
     """
+    likelihood = "nll_loss" if "nll_loss" in record else "loss"
     made = {}
     for name, value in record.items():
         made[name] = value
-        if name.startswith("loss_") and name != "loss_scale" and "nll_loss" not in record:
+        if name.startswith("loss_") and likelihood == "loss" and "loss" in nats:
             made[f"ppl_{name.removeprefix('loss_')}"] = perplexity(value)
-    made["ppl"] = perplexity(record.get("nll_loss", record["loss"]))
+    if likelihood in nats:
+        made["ppl"] = perplexity(record[likelihood])
+    else:
+        made.pop("ppl", None)
     return made

@@ -233,7 +233,7 @@ def test_an_answer_does_not_depend_on_its_batch(search):
 def test_log_probabilities_are_the_models_own(search):
     steered = filler(search=search, **STEERED)
     prompt = steered.encode("ab <MASK> cd")
-    (result,) = steered.fill_encoded([prompt])
+    (result,) = steered.generate_encoded([prompt])
     (answer,) = result.answers
     from tests.generation import slow
 

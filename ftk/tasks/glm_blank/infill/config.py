@@ -72,6 +72,9 @@ class BlankConfig:
 class FillConfig(GenerationConfig, BlankConfig):
     """How answers to blanks are searched for. Greedy unless `beam` is above 1 or `sampling` is on."""
 
+    of_scores: ClassVar[tuple[str, ...]] = (*GenerationConfig.of_scores, "truncate", "misspelt_blanks")
+    of_prompts: ClassVar[tuple[str, ...]] = ("truncate", "misspelt_blanks")
+
     def validate(self) -> Iterator[str]:
         found = list(super().validate())
         yield from found

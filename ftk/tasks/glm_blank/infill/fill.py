@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,14 +14,16 @@ from ftk.errors import UserError
 from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
 from ftk.generation.search import Answer
 from ftk.generation.text import check_vocabulary
+from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
-from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer, whole_answers
-from ftk.tasks.glm_blank.infill.given_answers import encode_answers, encoded_with_answers
+from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer, longest_first, whole_answers
+from ftk.tasks.glm_blank.infill.given_answers import encode_answers
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tasks.glm_blank.infill.misspelt_blanks import refuse_misspelt_blanks
+from ftk.tasks.glm_blank.infill.questions import question_of
 from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FilledBlank, FillResult
-from ftk.tasks.glm_blank.infill.scoring import score_ids
+from ftk.tasks.glm_blank.infill.scoring import check_answers, score_ids
 from ftk.tasks.glm_blank.infill.streaming import Piece, PromptStream
 from ftk.tasks.glm_blank.infill.truncation import truncate
 
@@ -48,6 +50,7 @@ class BlankFiller:
     """
 
     config_class: ClassVar[type[FillConfig]] = FillConfig
+    example: ClassVar[str] = "the [MASK] fox"
 
     def __init__(self, tokenizer: Tokenizer, generator: BlankGenerator, steering: Steering | None = None) -> None:
         self.tokenizer = tokenizer
@@ -87,6 +90,11 @@ class BlankFiller:
         """See `TextGenerator.check_config`."""
         check_longest_answer(config, model_config)
 
+    @property
+    def invitation(self) -> str:
+        """What ftk-interactive asks for."""
+        return f"Write a text with {', '.join(self.blanks)} where something is missing, or one to go on"
+
     def generate(self, prompts: Sequence[str], seeds: Sequence[int] | None = None, **options: Any) -> list[FillResult]:
         """`fill`, under the name that it has for every task."""
         return self.fill(prompts, seeds, **options)
@@ -116,7 +124,7 @@ class BlankFiller:
         """
         if isinstance(prompts, str):
             raise UserError("fill takes a list of prompts; for one, fill([prompt])[0]")
-        return self.fill_encoded(self._encoded(prompts, options), seeds, progress, on_piece)
+        return self.generate_encoded(self._encoded(prompts, options), progress, on_piece, seeds)
 
     def stream(
         self,
@@ -157,13 +165,13 @@ class BlankFiller:
                 raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
         return encoded
 
-    def encode(self, prompt: str, check: bool = True, options: PromptOptions | None = None) -> EncodedPrompt:
+    def encode(self, prompt: str, options: PromptOptions | None = None, *, check: bool = True) -> EncodedPrompt:
         """What the model reads for a prompt: [CLS], the text, and end of text unless a [gMASK] is at the end.
 
         Args:
             prompt: a text.
-            check: whether answers of the longest length must fit the model's positions.
             options: of this prompt alone.
+            check: whether answers of the longest length must fit the model's positions.
 
         Raises:
             UserError: as for `fill`.
@@ -203,27 +211,42 @@ class BlankFiller:
         processors = self.steering.of(options, len(pieces) - 1)
         return EncodedPrompt(prompt, pieces, ids, seed_of(options), processors, continued)
 
-    def fill_encoded(
+    def generate_encoded(
         self,
         prompts: Sequence[EncodedPrompt],
-        seeds: Sequence[int] | None = None,
         progress: Callable[[int], object] | None = None,
         on_piece: Callable[[Piece], object] | None = None,
+        seeds: Sequence[int] | None = None,
     ) -> list[FillResult]:
-        """As `fill`, for prompts that `encode` has made."""
-        if self.generator.config.nbest_over == "text":
+        """As `fill`, for prompts that `encode` or `encode_sample` has made."""
+        generator = self.generator
+        if generator.config.nbest_over == "text":
             return self._fill_texts(prompts, seeds, progress, on_piece)
-        if on_piece is None:
-            contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
-            answers = self.generator.fill_ids(contexts, self._seeds(prompts, seeds), progress, own)
+        if on_piece is not None:
+            results: dict[int, FillResult] = {}
+            with closing(self.stream_encoded(prompts, seeds, progress)) as pieces:
+                for piece in pieces:
+                    on_piece(piece)
+                    if piece.result is not None:
+                        results[piece.prompt] = piece.result
+            return [results[number] for number in range(len(prompts))]
+        contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
+        if generator.config.blank_order == "confident":
+            answers = generator.fill_ids(contexts, self._seeds(prompts, seeds), progress, own)
             return [self.result(prompt, found) for prompt, found in zip(prompts, answers, strict=True)]
-        results: dict[int, FillResult] = {}
-        with closing(self.stream_encoded(prompts, seeds, progress)) as pieces:
-            for piece in pieces:
-                on_piece(piece)
-                if piece.result is not None:
-                    results[piece.prompt] = piece.result
-        return [results[number] for number in range(len(prompts))]
+        # The engine is asked from here, as directly as it goes: most prompts come this way.
+        requests = generator.requests(contexts, self._seeds(prompts, seeds), own)
+        order = longest_first(requests)
+        asked, by_blank = [requests[index] for index in order], [dict[int, Answer]() for _ in prompts]
+        if asked:
+            with evaluation_mode(*generator.models()):
+                found = generator.engine(asked).answers(asked, progress or (lambda count: None))
+            for index, own_answers in zip(order, found, strict=True):
+                by_blank[index] = dict(zip(requests[index].prompt.order, own_answers, strict=True))
+        return [
+            self.result(prompt, [found[blank] for blank in sorted(found)])
+            for prompt, found in zip(prompts, by_blank, strict=True)
+        ]
 
     def _fill_texts(
         self,
@@ -232,7 +255,7 @@ class BlankFiller:
         progress: Callable[[int], object] | None,
         on_piece: Callable[[Piece], object] | None,
     ) -> list[FillResult]:
-        """As `fill_encoded`, the n best of each text as a whole."""
+        """As `generate_encoded`, the n best of each text as a whole."""
         contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
         found = self.generator.fill_texts(contexts, self._seeds(prompts, seeds), progress, own)
         if on_piece is not None:
@@ -309,27 +332,52 @@ class BlankFiller:
         Returns:
             per prompt and candidate, in the order given, one answer a blank.
         """
-        encoded, ids = encoded_with_answers(self, prompts, candidates)
-        return self.score_encoded(encoded, ids, end)
+        if len(candidates) != len(prompts):
+            raise UserError(f"answers for {len(candidates)} prompts, but there are {len(prompts)}; give some for each")
+        encoded = []
+        for number, (prompt, own) in enumerate(zip(prompts, candidates, strict=True), start=1):
+            try:
+                encoded.append(self.encode_candidates(prompt, own, end))
+            except UserError as error:
+                raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
+        return self.score_encoded(encoded)
 
     def score_encoded(
-        self,
-        prompts: Sequence[EncodedPrompt],
-        candidates: Sequence[Sequence[Sequence[Sequence[int]]]],
-        end: bool = True,
-        progress: Callable[[int], object] | None = None,
+        self, prompts: Sequence[EncodedPrompt], progress: Callable[[int], object] | None = None
     ) -> list[list[list[FilledBlank]]]:
-        """As `score_candidates`, for what `encode` and `encode_answers` have made; `progress` as for `fill_ids`."""
-        contexts = [prompt.context for prompt in prompts]
-        scored = score_ids(self.generator, contexts, candidates, end=end, progress=progress)
+        """As `score_candidates`, for what `encode_candidates` or `encode_sample` has made."""
+        contexts, orders = [prompt.context for prompt in prompts], [prompt.order for prompt in prompts]
+        candidates = [prompt.candidates for prompt in prompts]
+        scored = score_ids(self.generator, contexts, candidates, orders, end=False, progress=progress)
         return [
             [self.describe(prompt.context, answers) for answers in found]
             for prompt, found in zip(prompts, scored, strict=True)
         ]
 
-    def encode_answers(self, prompt: EncodedPrompt, answers: Sequence[str]) -> list[list[int]]:
-        """See `ftk.tasks.glm_blank.infill.given_answers.encode_answers`."""
-        return encode_answers(self.tokenizer, prompt, answers)
+    def encode_candidates(self, prompt: str, candidates: Sequence[Sequence[str]], end: bool = True) -> EncodedPrompt:
+        """A prompt with answers that are to be scored; arguments as for `score_candidates`, of one prompt."""
+        encoded, ends = self.encode(prompt, check=False), self.generator.framing.ends
+        given = [encode_answers(self.tokenizer, encoded, answers) for answers in candidates]
+        if end:
+            given = [[one if one and one[-1] in ends else [*one, ends[0]] for one in answers] for answers in given]
+        check_answers(self.generator, encoded.context, given, end=False)
+        return replace(encoded, candidates=given)
+
+    def encode_sample(self, sample: Mapping[str, Any]) -> EncodedPrompt:
+        """A training sample as a prompt: what stood in its blanks is its `references`, and its one candidate.
+
+        Raises:
+            UserError: the task numbers the blanks of its samples.
+        """
+        question = question_of(sample, self.tokenizer.special)
+        return EncodedPrompt(
+            self.source_text(question.context),
+            [],
+            question.context,
+            order=question.order,
+            candidates=[question.training_targets(self.generator.framing.ends[0])],
+            references=[self.tokenizer.decode(reference).strip() for reference in question.references],
+        )
 
     def describe(
         self, context: Sequence[int], answers: Sequence[Answer], processors: Processors | None = None
@@ -370,7 +418,9 @@ class BlankFiller:
         return FilledText(self.tokenizer, self.generator.framing.masks, prompt, self.processors_of(prompt).cut)
 
     def result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> FillResult:
-        """A prompt with its answers, from left to right."""
+        """A prompt with its answers, from left to right; of a sample, which has no `pieces`, without a text."""
+        if not prompt.pieces:
+            return FillResult(prompt.prompt, "", self.describe(prompt.context, answers))
         filled = self.filled_text(prompt)
         for answer in answers:
             filled.fill(answer.tokens)

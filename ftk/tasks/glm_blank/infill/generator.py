@@ -231,7 +231,8 @@ class BlankGenerator:
         order = self.config.blank_order
         return replace(prompt, order=tuple(blank_numbers("left" if order == "confident" else order, len(prompt.order))))
 
-    def _models(self) -> list[nn.Module]:
+    def models(self) -> list[nn.Module]:
+        """All that answers are computed with."""
         return [self.model, *([self.language_model.model] if self.language_model is not None else [])]
 
     def _parts(
@@ -246,10 +247,10 @@ class BlankGenerator:
         self, requests: Sequence[Request], progress: Callable[[int], object]
     ) -> Generator[NewTokens, None, None]:
         """The loop of the engine."""
-        order = _longest_first(requests)
+        order = longest_first(requests)
         if not order:
             return
-        with evaluation_mode(*self._models()):
+        with evaluation_mode(*self.models()):
             engine = self.engine([requests[index] for index in order])
             numbers = [engine.submit(requests[index]) for index in order]
             index_of = dict(zip(numbers, order, strict=True))
@@ -332,7 +333,7 @@ def check_longest_answer(config: FillConfig, model_config: Any) -> None:
         check_positions(1, num_starts, config.max_len, max_positions, getattr(model_config, "block_positions", True))
 
 
-def _longest_first(requests: Sequence[Request]) -> list[int]:
+def longest_first(requests: Sequence[Request]) -> list[int]:
     """Places of the requests that ask for something, the longest work first: few rows stand idle at the end."""
 
     def work(index: int) -> tuple[int, int]:

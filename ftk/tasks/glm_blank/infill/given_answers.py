@@ -8,37 +8,8 @@ from typing import TYPE_CHECKING
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
-    from ftk.tasks.glm_blank.infill.fill import BlankFiller
     from ftk.tasks.glm_blank.infill.results import EncodedPrompt
     from ftk.tokenizers import Tokenizer
-
-
-def encoded_with_answers(
-    filler: BlankFiller, prompts: Sequence[str], candidates: Sequence[Sequence[Sequence[str]]]
-) -> tuple[list[EncodedPrompt], list[list[list[list[int]]]]]:
-    """Prompts as the model reads them, and the ids of their candidates.
-
-    Args:
-        filler: encodes.
-        prompts: texts with blanks.
-        candidates: for each prompt any number of candidates, each one text a blank.
-
-    Returns:
-        the prompts; per prompt, candidate and blank a list of ids.
-
-    Raises:
-        UserError: as `BlankFiller.fill`; numbers of prompts, blanks and answers that do not fit.
-    """
-    if len(candidates) != len(prompts):
-        raise UserError(f"answers for {len(candidates)} prompts, but there are {len(prompts)}; give some for each")
-    encoded, ids = [], []
-    for number, (prompt, own) in enumerate(zip(prompts, candidates, strict=True), start=1):
-        try:
-            encoded.append(filler.encode(prompt, check=False))
-            ids.append([encode_answers(filler.tokenizer, encoded[-1], answers) for answers in own])
-        except UserError as error:
-            raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
-    return encoded, ids
 
 
 def encode_answers(tokenizer: Tokenizer, prompt: EncodedPrompt, answers: Sequence[str]) -> list[list[int]]:

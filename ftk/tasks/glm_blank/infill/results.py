@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ class FilledBlank:
     others: tuple[FilledBlank, ...] = ()
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
     lm_logprobs: Sequence[float] = ()
+
+    @property
+    def named(self) -> dict[str, str]:
+        """What tells the answer from others to the same text, in records."""
+        return {"blank": self.blank}
 
     @property
     def probability(self) -> float:
@@ -79,6 +84,9 @@ class EncodedPrompt:
         continued: whether it has no blank and is continued at its end, where one was put.
         seed: of its own, if its options give one.
         processors: of its own, if its options ask for any.
+        order: in which blanks are answered that are to be scored, by their numbers; left to right if None.
+        candidates: answers that are to be scored: of each candidate the ids of each blank.
+        references: what stood in the blanks, if that is known: of samples, whose text is not; they have no `pieces`.
     """
 
     prompt: str
@@ -87,3 +95,13 @@ class EncodedPrompt:
     seed: int | None = None
     processors: Processors | None = None
     continued: bool = False
+    order: list[int] | None = None
+    candidates: list[list[list[int]]] = field(default_factory=list)
+    references: list[str] | None = None
+
+    @property
+    def remark(self) -> tuple[str, str] | None:
+        """What may be wrong with the prompt, of one and of several."""
+        if not self.continued:
+            return None
+        return "has no blank and is continued at the end", "have no blank and are continued at the end"

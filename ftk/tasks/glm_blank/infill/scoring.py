@@ -23,7 +23,7 @@ def score_ids(
     generator: BlankGenerator,
     contexts: Sequence[Sequence[int]],
     candidates: Sequence[Sequence[Sequence[Sequence[int]]]],
-    orders: Sequence[Sequence[int]] | None = None,
+    orders: Sequence[Sequence[int] | None] | None = None,
     end: bool = True,
     progress: Callable[[int], object] | None = None,
 ) -> list[list[list[Answer]]]:

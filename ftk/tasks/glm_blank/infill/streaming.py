@@ -52,6 +52,11 @@ class Piece:
     answer: FilledBlank | None = None
     result: FillResult | None = None
 
+    @property
+    def number(self) -> int:
+        """Of the answer: that of its blank."""
+        return self.blank
+
 
 class PromptStream:
     """One prompt: tokens in, pieces of text out.

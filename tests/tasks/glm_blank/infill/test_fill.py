@@ -38,6 +38,18 @@ class FixedGenerator:
     def longest_context(self, num_blanks):
         return None
 
+    def requests(self, contexts, seeds, processors):
+        blanks = [find_blanks(context, self.framing.masks) for context in contexts]
+        pairs = zip(contexts, blanks, strict=True)
+        return [SimpleNamespace(prompt=SimpleNamespace(context=c, order=range(len(own)))) for c, own in pairs]
+
+    def models(self):
+        return []
+
+    def engine(self, requests):
+        answers = self.fill_ids([request.prompt.context for request in requests])
+        return SimpleNamespace(answers=lambda requests, progress: answers)
+
     def fill_ids(self, contexts, seeds=None, progress=None, processors=None):
         self.contexts += contexts
         return [

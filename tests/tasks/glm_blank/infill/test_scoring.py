@@ -13,6 +13,7 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.generation.engine import scoring
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
+from ftk.tasks.glm_blank.infill.given_answers import encode_answers
 from ftk.tasks.glm_blank.infill.questions import question_of
 from ftk.tasks.glm_blank.infill.scoring import score_ids
 from ftk.tasks.glm_blank.samples.infilling import build_sample
@@ -193,7 +194,7 @@ def filler(request, own_tokenizer):  # noqa: F811
 )
 def test_an_answer_is_spelled_as_in_the_whole_text(filler, prompt, answer):
     encoded = filler.encode(prompt)
-    (ids,) = filler.encode_answers(encoded, [answer])
+    (ids,) = encode_answers(filler.tokenizer, encoded, [answer])
     before = filler.tokenizer.encode(encoded.pieces[0].rstrip())
     whole = filler.tokenizer.encode(" ".join(prompt.replace("[MASK]", answer).replace("[gMASK]", answer).split()))
     if whole[: len(before)] == before:  # the tokenizer has not joined them
@@ -207,7 +208,9 @@ def test_texts_are_scored_as_their_ids(filler):
     scored = filler.score(prompts, texts)
     for prompt, own, found in zip(prompts, texts, scored, strict=True):
         encoded = filler.encode(prompt)
-        (((*expected,),),) = score_ids(filler.generator, [encoded.context], [[filler.encode_answers(encoded, own)]])
+        (((*expected,),),) = score_ids(
+            filler.generator, [encoded.context], [[encode_answers(filler.tokenizer, encoded, own)]]
+        )
         assert [one.text for one in found] == own
         for one, answer in zip(found, expected, strict=True):
             assert (one.tokens, one.score) == (answer.tokens, pytest.approx(answer.score, abs=2e-5))

@@ -1,0 +1,316 @@
+"""What is asked: lines of a file or a pipe, read without holding more than is needed, or samples of a split."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ftk.errors import UserError
+
+if TYPE_CHECKING:
+    from ftk.model_parallel.world import World
+    from ftk.tasks.base import SampleDataset
+    from ftk_cli.generate import GenerateConfig
+
+EPOCH = 1  # whose samples validation looks at, too
+
+_ENDLESS_BYTES = 1 << 28
+_MAX_LINE_BYTES = 1 << 20  # a longer line is no prompt; it is not even read whole
+_LONGEST_MESSAGE = 1000  # characters
+
+
+class Source:
+    """Items with their numbers, those that earlier runs have answered left out.
+
+    Attributes:
+        name, unit: of the input and of one item, in messages.
+        limit: so many are asked for; None: all.
+        done, failed: of earlier runs.
+    """
+
+    name: str
+    unit: str
+
+    def __init__(self, items: Iterator[Any], limit: int | None) -> None:
+        self.limit = limit
+        self.done = self.failed = 0
+        self._items: Iterator[tuple[int, Any]] = enumerate(itertools.islice(items, limit))
+
+    def take(self, count: int) -> list[tuple[int, Any]]:
+        """The next `count` items with their numbers from 0 on, fewer at the end."""
+        return list(itertools.islice(self._items, count))
+
+    def put_back(self, items: list[tuple[int, Any]]) -> None:
+        """What was taken comes again."""
+        self._items = itertools.chain(items, self._items)
+
+    def blocks(self, size: int) -> Iterator[list[tuple[int, Any]]]:
+        """`size` items at a time."""
+        while block := self.take(size):
+            yield block
+
+    def total(self) -> int | None:
+        """How many items there will be, for the time left; None where only their end will tell."""
+        return self.limit
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+
+    def prompt(self, item: Any) -> str | None:
+        """The prompt of an item as a record shows it; None where it is not looked at. UserError: it has none."""
+        return None
+
+    def read(self, item: Any, generator: Any) -> Any:
+        """What an item asks for, as the model reads it. UserError: it cannot be answered."""
+        raise NotImplementedError
+
+
+class Samples(Source):
+    """The samples of a split, as validation sees them."""
+
+    unit = "sample"
+
+    def __init__(self, samples: SampleDataset, split: str, limit: int | None) -> None:
+        super().__init__(iter(range(len(samples))), limit)
+        self.samples, self.name = samples, f"the split {split}"
+
+    def total(self) -> int:
+        count = len(self.samples)
+        return max(self.done, count if self.limit is None else min(count, self.limit))
+
+    def read(self, item: int, generator: Any) -> Any:
+        return generator.encode_sample(self.samples.sample(EPOCH, item))
+
+
+class Lines(Source):
+    """The lines of an input, each a prompt; it is closed by `close`.
+
+    Args:
+        options: of the command: input, its format, and whether answers are given.
+
+    Raises:
+        UserError: there is no such file.
+    """
+
+    unit = "prompt"
+
+    def __init__(self, options: GenerateConfig) -> None:
+        assert options.input is not None, "validated"
+        self.options, self.path = options, options.input
+        self.name = input_name(self.path)
+        self.stream: BinaryIO
+        if self.path == "-":
+            self.stream = sys.stdin.buffer
+        else:
+            try:
+                self.stream = open(self.path, "rb")  # noqa: SIM115  (`close` closes it)
+            except OSError as error:
+                raise UserError(f"--input {self.path}: {error.strerror}; give a text file or -") from None
+        super().__init__(prompt_lines(self.stream, self.name), options.max_samples)
+
+    def close(self) -> None:
+        if self.path != "-":
+            self.stream.close()
+
+    def total(self) -> int | None:
+        if not os.path.isfile(self.path) or not sys.stderr.isatty():
+            return self.limit
+        with open(self.path, "rb") as stream:
+            return sum(1 for _ in itertools.islice(prompt_lines(stream, self.path), self.limit))
+
+    def prompt(self, item: bytes) -> str:
+        line = line_text(item)
+        if self.options.score_reference:
+            return parse_candidates(line)[0]
+        return parse_prompt(line, self.options.line_format())[0]
+
+    def read(self, item: bytes, generator: Any) -> Any:
+        line = line_text(item)
+        if self.options.score_reference:
+            prompt, candidates = parse_candidates(line, generator.example)
+            return generator.encode_candidates(prompt, candidates, self.options.score_end)
+        prompt, own = parse_prompt(line, self.options.line_format(), generator.example)
+        return generator.encode(prompt, own)
+
+
+def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: World) -> Lines | Samples:
+    """What a command asks: its lines, or the samples of its data, made by the task of the first checkpoint.
+
+    Raises:
+        UserError: there is no such input, or no such split.
+    """
+    if options.data is None:
+        return Lines(options)
+    from ftk.tasks.data_facts import check_same_data
+    from ftk.tasks.restore import restore_task
+
+    task, _ = restore_task(checkpoints[0], options.data)
+    check_same_data(task, [options.subset], world)
+    return Samples(task.load_split(options.subset), options.subset, options.max_samples)
+
+
+class Remarks:
+    """Counts prompts that are answered and may not have been meant as they are."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._first: dict[tuple[str, str], int] = {}
+
+    def count(self, index: int, prompt: Any) -> None:
+        """A prompt, as the model reads it, and the number of its line from 0 on."""
+        if prompt.remark is not None:
+            self._counts[prompt.remark] += 1
+            self._first.setdefault(prompt.remark, index)
+
+    def lines(self) -> Iterator[str]:
+        """What is said of them."""
+        for (of_one, of_several), count in self._counts.items():
+            first = self._first[of_one, of_several] + 1
+            if count == 1:
+                yield f"1 prompt {of_one}: line {first}"
+            else:
+                yield f"{count} prompts {of_several}; the first is line {first}"
+
+
+def input_name(source: str) -> str:
+    """What a file, or "-", is called in messages."""
+    return "standard input" if source == "-" else source
+
+
+def prompt_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    """Lines, of which no more than one byte beyond the limit is kept.
+
+    Raises:
+        UserError: a line does not come to an end, as in a device.
+    """
+    for number in itertools.count(1):
+        line = rest = stream.readline(_MAX_LINE_BYTES + 1)
+        if not line:
+            return
+        passed = len(line)
+        while len(rest) > _MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            if passed > _ENDLESS_BYTES:
+                raise UserError(f"{name}:{number}: no line end within {_ENDLESS_BYTES} bytes; give a text file")
+            rest = stream.readline(_MAX_LINE_BYTES + 1)
+            passed += len(rest)
+        yield line
+
+
+def line_text(line: bytes) -> str:
+    """The text of a line, without its end.
+
+    Raises:
+        UserError: it is too long, or not UTF-8.
+    """
+    if len(line) > _MAX_LINE_BYTES:
+        raise UserError(f"the line is longer than {_MAX_LINE_BYTES} bytes; no model reads that much, shorten it")
+    try:
+        return line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 at byte {error.start + 1} of the line; convert the file to UTF-8") from None
+
+
+def refusal(error: UserError) -> str:
+    """What is wrong with a line; of the line itself no more than a few hundred characters are repeated."""
+    message = str(error)
+    if len(message) <= _LONGEST_MESSAGE:
+        return message
+    return f"{message[: _LONGEST_MESSAGE // 2]} … {message[-_LONGEST_MESSAGE // 2 :]}"
+
+
+def parse_prompt(line: str, input_format: str, example: str = "...") -> tuple[str, dict[str, Any]]:
+    """The prompt of a line, and the options that it brings along (`ftk.generation.processors.steering.PROMPT_OPTIONS`).
+
+    Args:
+        line: its text, without its end.
+        input_format: "text": the prompt; "tabs": the prompt and phrases that its answers must hold, with tabs between,
+            as fairseq-interactive reads them; "json": an object with `prompt`, or `text`, and options.
+        example: a prompt, for messages.
+
+    Raises:
+        UserError: it is no such object. The options themselves are checked where they are used.
+    """
+    if input_format == "text":
+        return line, {}
+    if input_format == "tabs":
+        prompt, *phrases = line.split("\t")
+        constraints = [phrase for phrase in phrases if phrase.strip()]
+        return prompt, {"constraints": constraints} if constraints else {}
+    record = _parse_object(line, json.dumps({"prompt": example, "constraints": ["quick"]}))
+    names = [name for name in ("prompt", "text") if name in record]
+    if len(names) != 1 or not isinstance(record[names[0]], str):
+        raise UserError("a JSON line needs a text 'prompt' (or 'text', but not both)")
+    return record.pop(names[0]), record
+
+
+def parse_candidates(line: str, example: str = "...") -> tuple[str, list[list[str]]]:
+    """The prompt of a line, and its candidates, each a list of answers.
+
+    Args:
+        line: prompt and answers with tabs between, or a JSON object with `prompt` and either `answers` or `candidates`
+            (a list of such lists, or of texts where there is one answer).
+        example: a prompt, for messages.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if not line.lstrip().startswith("{"):
+        prompt, *answers = line.split("\t")
+        if not answers:
+            raise UserError("there is no answer; write prompt, tab, answer (further ones behind tabs), or JSON")
+        return prompt, [answers]
+    record = _parse_object(line, json.dumps({"prompt": example, "answers": ["quick"]}))
+    asked = record.get("prompt")
+    given = [key for key in ("answers", "candidates") if key in record]
+    if not isinstance(asked, str) or len(given) != 1:
+        raise UserError("a JSON line needs a text 'prompt', and either 'answers' or 'candidates'")
+    candidates: Any = [record["answers"]] if given == ["answers"] else record["candidates"]
+    if isinstance(candidates, list):
+        candidates = [[one] if isinstance(one, str) else one for one in candidates]
+    if (
+        not isinstance(candidates, list)
+        or not candidates
+        or not all(isinstance(one, list) and all(isinstance(answer, str) for answer in one) for one in candidates)
+    ):
+        also = ", or a list of such lists" if given == ["candidates"] else ""
+        raise UserError(f"{given[0]!r} must be a list of texts{also}")
+    return asked, candidates
+
+
+def _parse_object(line: str, example: str) -> dict[str, Any]:
+    """A line that must be a JSON object.
+
+    Raises:
+        UserError: it is none, names a key twice, or holds what is no text.
+    """
+    if not line.strip():
+        raise UserError(f"the line is empty; write a JSON object, e.g. {example}")
+    try:
+        record = json.loads(line, object_pairs_hook=_once)
+        text = json.dumps(record, ensure_ascii=False)
+    except RecursionError:
+        raise UserError("not a JSON object: brackets stand in each other too deeply") from None
+    except ValueError as error:
+        raise UserError(f"not a JSON object: {error}") from None
+    if not isinstance(record, dict):
+        raise UserError(f"not a JSON object, but a {type(record).__name__}; e.g. {example}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError("a \\u escape stands for half a character (a surrogate without its other half)") from None
+    return record
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise UserError(f"the key {name!r} stands there twice")
+        found[name] = value
+    return found
