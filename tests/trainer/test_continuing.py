@@ -249,7 +249,7 @@ def test_the_same_command_does_not_reset_twice(tmp_path, caplog):
     toy_trainer(tmp_path, **STOP).train()
     toy_trainer(tmp_path, **{**GO_ON, **changed}).train()
     again = toy_trainer(tmp_path, **{**GO_ON, **changed, "training__max_update": 8})
-    assert "--reset-optimizer: was done when this run went on with it before; not again" in caplog.text
+    assert "`reset_optimizer`: was done when this run went on with it before; not again" in caplog.text
     assert len(moments(again)) > 0
     again.train()
     changed["optimizer__weight_decay"] = 0.25
@@ -312,7 +312,7 @@ def test_data_that_moved_is_the_same_data_and_other_data_in_its_place_is_not(tmp
     moved.run.checkpoints.release()
     text = refused(tmp_path, task=task_with(tmp_path, [3, 4, 6]))
     assert "training data 3 documents, " in text
-    assert "--reset-dataloader" in text
+    assert "`reset_dataloader`" in text
     taken = toy_trainer(tmp_path, task=task_with(tmp_path, [3, 4, 6]), checkpoint__reset_dataloader=True, **GO_ON)
     assert taken.train().num_updates == 6
 
