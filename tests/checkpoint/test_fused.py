@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -192,6 +193,7 @@ def assert_equal(one: Path, other: Path, tolerance: float = 0.0) -> None:
         assert torch.allclose(tensor, expected[name], rtol=tolerance, atol=tolerance), name
 
 
+@pytest.mark.slow
 def test_checkpoints_of_fused_layers_are_those_of_one_process(tmp_path: Path) -> None:
     arrangements = {"adamw": list(ARRANGEMENTS), "adafactor": ["shards"], "muon": ["shards"]}
     alone = World.single()

@@ -77,6 +77,7 @@ def assert_goes_on(arguments, folder, stdout):
     assert json.loads(continued.stdout.splitlines()[0])["num_updates"] == last + 1
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_after_the_same_update(arguments, tmp_path):
     with started(2, *arguments) as process:
         wait_for_updates(tmp_path / "run", 2)

@@ -30,6 +30,7 @@ def test_two_processes_learn_as_one():
     assert together == pytest.approx(alone, abs=2e-4)
 
 
+@pytest.mark.slow
 def test_a_cut_gpt2_learns():
     pytest.importorskip("transformers")
     losses = losses_of("gpt2.py", 2, unwanted="token_id")

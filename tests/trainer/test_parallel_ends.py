@@ -42,6 +42,7 @@ def logs(data_bin, tmp_path_factory, command):
     return {name: [json.loads(line) for line in lines] for name, lines in read.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "alone"])
 def test_the_last_short_update_of_the_last_epoch_is_taken_and_validated(logs, name):
     shown = [[(line["event"], line["num_updates"], line["epoch"]) for line in lines] for lines in logs.values()]

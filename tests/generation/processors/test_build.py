@@ -139,6 +139,7 @@ LIMIT = "has room for 8; raise `max_len`"
         ({"prefix": ["ab" * 40_000]}, "… (80,000 characters): it needs 80000 tokens, but an answer " + LIMIT),
     ],
 )
+@pytest.mark.slow
 def test_what_is_far_too_long_is_refused_before_it_is_searched_and_shown_shortened(options, message, monkeypatch):
     monkeypatch.setattr(UnorderedProgress, "__init__", pytest.fail)
     with pytest.raises(UserError) as error:
