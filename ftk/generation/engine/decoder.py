@@ -63,7 +63,10 @@ class Decoder(Protocol):
     fusion: Fusion | None
 
     def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[Asked]) -> Tensor:
-        """Settles a frame in each of n different rows; an answer begins behind it: logits [n, V] of its first token."""
+        """Settles a frame in each of n different rows; an answer begins behind it: logits [n, V] of its first token.
+
+        Where it raises the rows are as they were, but for frames that restart; it may be called again.
+        """
 
     def step(self, tokens: Tensor) -> Tensor:
         """Reads one more token of each hypothesis of the first R rows: int64 [R, W] -> logits [R, W, V]."""
@@ -156,15 +159,16 @@ class CachedDecoder:
             hidden = layer(hidden, around(reading.attend(cache)))
         if self.observer is not None:
             self.observer.settle(self.model.finish(hidden), reading.places)
-        hidden = hidden[reading.last]  # [n, H]
+        logits = self.model.head(self.model.finish(hidden[reading.last]))  # [n, V]
 
+        self._remember(index, frames)
+        # From here on nothing fails.
         self.prefix_lengths[index] += [len(frame.tokens) for frame in frames]
         self.branch_lengths[index] = 0
-        self._remember(index, frames)
         self.live[index] = 1
         self._pointers = None
         self._see_settled(index)
-        return self.model.head(self.model.finish(hidden))
+        return logits
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder.step`; logits of rows that write no answer mean nothing."""
