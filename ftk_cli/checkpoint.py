@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftk.builtins import DEFAULT_SPECIAL_TOKENS
 from ftk.config import Chosen, compose, section, slot
-from ftk.errors import UserError, counted
+from ftk.errors import UserError, counted, with_flags
 from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TOKENIZERS
 from ftk_cli.command import run, subcommands
 
@@ -177,7 +177,7 @@ def inspect(argv: list[str]) -> int:
     from ftk.checkpoint.inspect import as_json, inspect_checkpoint, render
 
     summary = inspect_checkpoint(config.path)
-    print(as_json(summary) if config.json else render(summary))
+    print(as_json(summary) if config.json else with_flags(render(summary)))
     return 1 if summary.problems else 0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ftk.errors import UserError
+from ftk.errors import UserError, with_flags
 
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World
@@ -218,7 +218,7 @@ def line_text(line: bytes) -> str:
 
 def refusal(error: UserError) -> str:
     """What is wrong with a line; of the line itself no more than a few hundred characters are repeated."""
-    message = str(error)
+    message = with_flags(str(error))
     if len(message) <= _LONGEST_MESSAGE:
         return message
     return f"{message[: _LONGEST_MESSAGE // 2]} … {message[-_LONGEST_MESSAGE // 2 :]}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config import compose
-from ftk.errors import visible
+from ftk.errors import visible, with_flags
 from ftk.trainer.config import TrainConfig
 from ftk_cli import ranks
 from ftk_cli.command import report_errors, run
@@ -64,7 +64,7 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
             from ftk.trainer.dry_run import describe_run
 
             with torch.device("meta"):
-                print(visible(describe_run(config, task, task.build_model(config.model), sizes)))
+                print(with_flags(visible(describe_run(config, task, task.build_model(config.model), sizes))))
         return 0
 
     device, longer = resolve_device(config.common.device), "; --collective-timeout-minutes gives it longer"
@@ -89,7 +89,9 @@ def _train_in(world: World, config: TrainConfig, task: Task, said: HeldLines) ->
         trainer = Trainer(build_run(range_config(config), task=task, world=world), said=said)
         found = lr_range_test(trainer)
         if world.is_main:
-            print("\n".join([*describe_range(found), f"written to {write_range(found, trainer.info.folder)}"]))
+            print(
+                with_flags("\n".join([*describe_range(found), f"written to {write_range(found, trainer.info.folder)}"]))
+            )
         return 0
     summary = Trainer(build_run(config, task=task, world=world), said=said).train()
     if summary.warning is not None:

@@ -373,7 +373,8 @@ def _check_best_metric(run: Run) -> None:
         UserError: no validation gives it.
     """
     metric, averages = run.config.checkpoint.best_metric, run.config.ema.ema_decay > 0
-    if not run.valid_iterators or metric in with_averages(_ALWAYS, averages):
+    always = (*_ALWAYS, "ppl") if "loss" in run.update.criterion.nats else _ALWAYS
+    if not run.valid_iterators or metric in with_averages(always, averages):
         return
     first = next(iter(run.valid_iterators.values()))
     known = figures_to_come(run.update.runner, run.model, first, world=run.world, nats=run.update.criterion.nats)

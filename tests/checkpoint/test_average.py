@@ -91,7 +91,7 @@ def test_broken_input_one_input_and_existing_output_are_refused(tmp_path: Path) 
     folders = [save(tmp_path, i, {"w": torch.zeros(3)}) for i in (1, 2)]
     with pytest.raises(UserError, match="1 checkpoint given"):
         average_checkpoints([folders[0], folders[0]], tmp_path / "mean")
-    with pytest.raises(UserError, match="--overwrite"):
+    with pytest.raises(UserError, match="`overwrite`"):
         average_checkpoints(folders, folders[0])
     (folders[1] / "model" / "tensors_00000_of_00001.safetensors").write_bytes(b"")
     with pytest.raises(BrokenCheckpoint, match="checkpoint_2"):

@@ -209,9 +209,9 @@ def test_missing_or_misshapen_weight_is_named(tmp_path: Path) -> None:
 
 
 def test_heads_come_from_the_number_or_the_architecture(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="give --arch or --num-attention-heads"):
+    with pytest.raises(UserError, match="give `arch` or `num_attention_heads`"):
         convert_from_original(ORIGINAL, tmp_path / "ours")
-    with pytest.raises(UserError, match="has num_layers 2, --arch glm_tiny has 4"):
+    with pytest.raises(UserError, match="has num_layers 2, `arch` glm_tiny has 4"):
         convert_from_original(ORIGINAL, tmp_path / "ours", architecture="glm_tiny")
     with pytest.raises(UserError, match="num_attention_heads is 5; it must divide hidden_size 64"):
         convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=5)
@@ -242,22 +242,22 @@ def test_gmask_row_of_the_chinese_10b_is_copied_on_request(tmp_path: Path) -> No
 
 def test_nothing_is_replaced_unless_asked(tmp_path: Path) -> None:
     folder = convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=HEADS)
-    with pytest.raises(UserError, match="--overwrite"):
+    with pytest.raises(UserError, match="`overwrite`"):
         convert_from_original(ORIGINAL, folder, num_attention_heads=HEADS)
     convert_from_original(ORIGINAL, folder, num_attention_heads=HEADS, overwrite=True)
     back = tmp_path / "back"
     convert_to_original(folder, back)
-    with pytest.raises(UserError, match="--overwrite"):
+    with pytest.raises(UserError, match="`overwrite`"):
         convert_to_original(folder, back)
     convert_to_original(folder, back, overwrite=True)
-    with pytest.raises(UserError, match="is no checkpoint as --to glm writes it; it is not replaced"):
+    with pytest.raises(UserError, match="is no checkpoint as `to` glm writes it; it is not replaced"):
         convert_to_original(folder, folder, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "ours"]
 
 
 def test_failed_cut_leaves_nothing(tmp_path: Path) -> None:
     folder = convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=HEADS)
-    refused = r"--model-parallel-size 3 does not divide 4 attention heads nor 128 rows .* \(1, 2 or 4 would\)"
+    refused = r"`model_parallel_size` 3 does not divide 4 attention heads nor 128 rows .* \(1, 2 or 4 would\)"
     with pytest.raises(UserError, match=refused):
         convert_to_original(folder, tmp_path / "back", num_parts=3)
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
@@ -265,7 +265,7 @@ def test_failed_cut_leaves_nothing(tmp_path: Path) -> None:
 
 def test_heads_are_not_cut_in_half(tmp_path: Path) -> None:
     folder = convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=HEADS)
-    refused = r"--model-parallel-size 8 does not divide 4 attention heads \(1, 2 or 4 would\)"
+    refused = r"`model_parallel_size` 8 does not divide 4 attention heads \(1, 2 or 4 would\)"
     with pytest.raises(UserError, match=refused):  # 128 rows and the inner size 256 could be cut
         convert_to_original(folder, tmp_path / "back", num_parts=8)
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]

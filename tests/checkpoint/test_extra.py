@@ -118,7 +118,7 @@ def test_without_an_average_it_is_refused(saved) -> None:
     model = Awkward(seed=1)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for take in (lambda: load_model_state(saved, model, ema=True), lambda: load_model_tensors(saved, ema=True)):
-        with pytest.raises(UserError, match="has no averaged weights .*without --ema"):
+        with pytest.raises(UserError, match="has no averaged weights .*without `ema`"):
             take()
     assert_same_tensors(model.state_dict(), before)
 
@@ -128,7 +128,7 @@ def test_the_average_is_shown(tmp_path, saved) -> None:
     summary = inspect_checkpoint(tmp_path / "c")
     elements = sum(parameter.numel() for parameter in Awkward().parameters())
     assert summary.extra == {"ema": 4 * elements}
-    assert "ema        moving average of the weights, taken with --ema (" in render(summary)
+    assert "ema        moving average of the weights, taken with `ema` (" in render(summary)
     assert json.loads(json.dumps(dataclasses.asdict(summary)))["extra"] == summary.extra
     assert inspect_checkpoint(saved).extra == {}
 
@@ -159,7 +159,7 @@ def test_export_keeps_what_a_model_needs_and_no_more(tmp_path, tokenizer_folder,
     ]
     assert_same_tensors(load_model_tensors(tmp_path / "out"), load_model_tensors(tmp_path / "c", ema=ema))
     assert read_trainer_state(tmp_path / "out")["exported_from"] == str(tmp_path / "c")
-    with pytest.raises(UserError, match="--overwrite"):
+    with pytest.raises(UserError, match="`overwrite`"):
         export_weights(tmp_path / "c", tmp_path / "out")
 
 

@@ -127,7 +127,7 @@ def test_a_log_file_that_cannot_be_written_any_more_costs_one_line(caplog, capsy
 
 def test_a_pipe_without_a_reader_is_no_log_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match=r"--log-file .*pipe: cannot be written \(No such device or address\)"):
+    with pytest.raises(UserError, match=r"`log_file` .*pipe: cannot be written \(No such device or address\)"):
         LogFile(str(tmp_path / "pipe"), 10)
 
 

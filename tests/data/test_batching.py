@@ -60,10 +60,10 @@ def test_long_samples_do_not_overflow():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "--batch-size or --max-tokens"),
-        ({"batch_size": 0}, "--batch-size 0"),
-        ({"max_tokens": -1}, "--max-tokens -1"),
-        ({"batch_size": 2, "required_batch_size_multiple": 0}, "--required-batch-size-multiple 0"),
+        ({}, "`batch_size` or `max_tokens`"),
+        ({"batch_size": 0}, "`batch_size` 0"),
+        ({"max_tokens": -1}, "`max_tokens` -1"),
+        ({"batch_size": 2, "required_batch_size_multiple": 0}, "`required_batch_size_multiple` 0"),
         ({"max_tokens": 4}, "a sample can have 5 tokens"),
     ],
 )

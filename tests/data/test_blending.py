@@ -141,7 +141,7 @@ def test_the_table_counts_samples_and_passes():
 
 @pytest.mark.parametrize("weights", [[1], [1, -1], [0, 0], [1, float("nan")]])
 def test_wrong_weights_are_refused(weights):
-    with pytest.raises(UserError, match="--data-weights"):
+    with pytest.raises(UserError, match="`data_weights`"):
         shares_of(weights, 2)
 
 

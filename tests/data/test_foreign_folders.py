@@ -74,7 +74,7 @@ def test_a_megatron_folder_needs_a_tokenizer_from_elsewhere(fairseq, tmp_path):
     (tmp_path / "m").mkdir()
     with IndexedDatasetWriter(tmp_path / "m" / "wiki_text_document", "uint16") as writer:
         writer.add([4, 5])
-    with pytest.raises(UserError, match=r"holds no tokenizer .* by --tokenizer-folder"):
+    with pytest.raises(UserError, match=r"holds no tokenizer .* by `tokenizer_folder`"):
         opened(tmp_path / "m").tokenizer()
     corpus = opened(tmp_path / "m", tokenizer_folder=str(tmp_path / "words"))
     assert corpus.splits() == ["wiki_text_document"]

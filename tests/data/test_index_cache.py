@@ -212,7 +212,7 @@ def test_a_user_without_a_home_has_no_cache_and_hears_nothing(monkeypatch, caplo
 def test_a_folder_that_cannot_be_written_does_not_stop_anything(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
     assert cached(tmp_path / "file" / "cache").tolist() == list(range(1000))
-    assert "--index-cache" in caplog.text
+    assert "`index_cache`" in caplog.text
 
 
 def test_an_error_of_the_builder_is_its_own(tmp_path):

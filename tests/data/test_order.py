@@ -133,7 +133,7 @@ def test_long_samples_are_refused_or_dropped_and_counted(caplog):
     seen = sum(epoch_of(made), [])
     assert made.dropped == long > 0
     assert sorted(seen) == np.flatnonzero(dataset.sizes(1) <= 80).tolist()
-    assert f"epoch 1 leaves out {long} of 300 samples, which are longer than --max-tokens 80" in caplog.text
+    assert f"epoch 1 leaves out {long} of 300 samples, which are longer than `max_tokens` 80" in caplog.text
     assert sum(epoch_of(iterator(dataset=dataset, max_tokens=80, drop_long=True, shuffle=False)), []) == sorted(seen)
 
 

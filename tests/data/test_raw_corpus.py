@@ -82,7 +82,7 @@ def test_what_cannot_be_read_stops_or_is_skipped(tmp_path, raw, caplog):
 
 def test_too_much_text_is_refused_with_a_way_out(tmp_path, raw):
     (tmp_path / "train.txt").write_text("a b\n" * 400_000)
-    with pytest.raises(UserError, match=r"train.txt: more than 1 MB of text, .* run ftk-preprocess, or raise --raw-l"):
+    with pytest.raises(UserError, match=r"train.txt: more than 1 MB of text, .* run ftk-preprocess, or raise `raw_l"):
         raw(tmp_path, raw_limit=1).documents("train")[0]
     assert len(raw(tmp_path, raw_limit=2).documents("train")) == 400_000
 

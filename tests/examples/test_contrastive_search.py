@@ -113,7 +113,7 @@ def test_the_token_read_ahead_needs_a_position_too():
 
     model = small_model()  # tables of 65 rows
     assert BlankGenerator(model, SPECIAL, search="contrastive", max_len=63, min_len=63).fill_ids([[7, 3]])[0]
-    with pytest.raises(UserError, match=r"max_len \(--max-len\) can be at most 63"):
+    with pytest.raises(UserError, match=r"`max_len` can be at most 63"):
         BlankGenerator(model, SPECIAL, search="contrastive", max_len=64).fill_ids([[7, 3]])
 
 

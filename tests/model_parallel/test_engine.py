@@ -146,7 +146,7 @@ def test_an_old_torch_that_compiles_shared_sequences_wrongly_is_refused(monkeypa
     model = tiny(num_layers=1)
     model.layers[0].tensor_region = SimpleNamespace(sequence_parallel=True)
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cpu"))
-    with pytest.raises(UserError, match=r"--sequence-parallel needs torch 2\.13 or newer: 2\.11\.0\+cpu may"):
+    with pytest.raises(UserError, match=r"`sequence_parallel` needs torch 2\.13 or newer: 2\.11\.0\+cpu may"):
         compile_model(model, "block")
     model.layers[0].tensor_region.sequence_parallel = False
     compile_model(model, "block")

@@ -76,6 +76,6 @@ def test_a_model_without_unsaved_buffers_is_left_alone():
 
 
 def test_a_model_without_a_plan_is_told_what_else_there_is():
-    with pytest.raises(UserError, match=r"--tensor-parallel-size 2: Model has no plan.*--data-parallel-shard-size"):
+    with pytest.raises(UserError, match=r"`tensor_parallel_size` 2: Model has no plan.*`data_parallel_shard_size`"):
         plan_of(Model(), 2)
     assert plan_of(build_model("glm_tiny"), 2)["token_embedding"]

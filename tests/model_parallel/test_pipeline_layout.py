@@ -44,13 +44,13 @@ def test_explicit_layers_may_be_uneven():
 @pytest.mark.parametrize(
     ("options", "num_layers", "message"),
     [
-        ({"pipeline_layers": [3, 2, 1]}, 6, "--pipeline-layers 3,2,1 has 3 stages, --pipeline-parallel-size 2 needs 2"),
-        ({}, 0, "--pipeline-parallel-size 2: the model has no list of layers to be cut"),
-        ({"pipeline_layers": [3, 2]}, 6, "--pipeline-layers 3,2 is 5 layers, the model has 6"),
+        ({"pipeline_layers": [3, 2, 1]}, 6, "`pipeline_layers` 3,2,1 has 3 stages, `pipeline_parallel_size` 2 needs 2"),
+        ({}, 0, "`pipeline_parallel_size` 2: the model has no list of layers to be cut"),
+        ({"pipeline_layers": [3, 2]}, 6, "`pipeline_layers` 3,2 is 5 layers, the model has 6"),
         (
             {"pipeline_schedule": "interleaved", "pipeline_stages_per_rank": 3},
             5,
-            "--pipeline-parallel-size 2 with 3 stages a process cuts the model into 6 stages, and it has 5 layers",
+            "`pipeline_parallel_size` 2 with 3 stages a process cuts the model into 6 stages, and it has 5 layers",
         ),
     ],
 )
@@ -63,15 +63,15 @@ def test_layouts_that_cannot_be_are_refused_with_the_numbers(options, num_layers
 @pytest.mark.parametrize(
     ("schedule", "num_stages", "count", "message"),
     [
-        ("1f1b", 4, 3, "1f1b over 4 stages needs 4 micro-batches an update or more, --update-freq is 3"),
-        ("interleaved", 4, 1, "in rounds of 2, --update-freq is 1; take 2"),
-        ("interleaved", 4, 5, "in rounds of 2, --update-freq is 5; take 4 or 6"),
+        ("1f1b", 4, 3, "1f1b over 4 stages needs 4 micro-batches an update or more, `update_freq` is 3"),
+        ("interleaved", 4, 1, "in rounds of 2, `update_freq` is 1; take 2"),
+        ("interleaved", 4, 5, "in rounds of 2, `update_freq` is 5; take 4 or 6"),
         ("zero-bubble", 2, 1, "zero-bubble over 2 stages on 2 processes"),
     ],
 )
 def test_too_few_micro_batches_are_refused_with_the_number_that_is_needed(schedule, num_stages, count, message):
     ranks = 4 if schedule == "1f1b" else 2
-    with pytest.raises(UserError, match=r"--update-freq") as refused:
+    with pytest.raises(UserError, match=r"`update_freq`") as refused:
         check_micro_batches(schedule, PipelineLayout((1,) * num_stages, ranks), count)
     assert message in str(refused.value)
 
@@ -87,10 +87,10 @@ def test_enough_micro_batches_are_taken(schedule, count):
 @pytest.mark.parametrize(
     ("schedule", "engine", "message"),
     [
-        ("1f1b", {"compile": "model"}, "use --compile block"),
-        ("zero-bubble", {"compile": "block"}, "--compile block computes"),
+        ("1f1b", {"compile": "model"}, "use `compile` block"),
+        ("zero-bubble", {"compile": "block"}, "`compile` block computes"),
         ("zero-bubble", {"activation_checkpointing": "selective"}, "(use full or none); leave it out"),
-        ("zero-bubble", {"activation_checkpointing": "selective", "compile": "block"}, "with the others, and --activ"),
+        ("zero-bubble", {"activation_checkpointing": "selective", "compile": "block"}, "with the others, and `activ"),
     ],
 )
 def test_what_a_schedule_cannot_go_with_is_refused(schedule, engine, message):
@@ -110,8 +110,8 @@ def test_zero_bubble_has_gradients_in_fp32_only(option):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pipeline_schedule": "gpipe"}, "give --pipeline-parallel-size too"),
-        ({"pipeline_layers": [2, 2]}, "give --pipeline-parallel-size too"),
+        ({"pipeline_schedule": "gpipe"}, "give `pipeline_parallel_size` too"),
+        ({"pipeline_layers": [2, 2]}, "give `pipeline_parallel_size` too"),
         ({"pipeline_parallel_size": 2, "pipeline_layers": [4, 0]}, "each stage needs 1 layer or more"),
         ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 0}, "pipeline_stages_per_rank is 0"),
         ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 2}, "1f1b has one stage per process"),

@@ -67,7 +67,7 @@ def test_options_of_the_machine_and_of_the_log_may_differ_and_no_others(tmp_path
         "training__precision": ("--precision", "bf16"),
         "parallel__collective_timeout_minutes": ("--collective-timeout-minutes", 3.0),
         "lr_range__lr_range_test": ("--lr-range-test", True),
-        "criterion": ("--criterion", "cross_entropy"),
+        "optimizer": ("--optimizer", "sgd"),
     }
     for option, (flag, value) in others.items():
         changed = options_by_flag("ftk-train", toy_config(tmp_path, **{option: value}))

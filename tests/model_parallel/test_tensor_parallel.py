@@ -425,4 +425,4 @@ def refuse() -> str:
 
 def test_a_loss_that_needs_the_whole_vocabulary_is_refused(two: list[dict[str, Any]]) -> None:
     for results in two:
-        assert results["refused"].startswith("--loss-form linear needs the whole vocabulary on each process")
+        assert results["refused"].startswith("`loss_form` linear needs the whole vocabulary on each process")

@@ -51,9 +51,9 @@ def test_sizes_that_are_missing_are_derived(options, world_size, sizes):
         (
             {"tensor_parallel_size": 2},
             1,
-            "^--tensor-parallel-size 2 needs 2 processes, but there is one; use torchrun --nproc-per-node 2 ",
+            "^`tensor_parallel_size` 2 needs 2 processes, but there is one; use torchrun --nproc-per-node 2 ",
         ),
-        ({"tensor_parallel_size": 3}, 4, "--tensor-parallel-size 3 does not divide the number of processes, 4"),
+        ({"tensor_parallel_size": 3}, 4, "`tensor_parallel_size` 3 does not divide the number of processes, 4"),
         (
             {"data_parallel_shard_size": 2, "data_parallel_replicate_size": 3},
             4,
@@ -113,7 +113,7 @@ def test_sizes_are_told_to_people():
 def test_processes_without_a_size_for_them_are_refused():
     alone = ParallelConfig(data_parallel_shard_size=1, data_parallel_replicate_size=1)
     with pytest.raises(
-        UserError, match="2 processes were started.*--tensor-parallel-size and --pipeline-parallel-size"
+        UserError, match="2 processes were started.*`tensor_parallel_size` and `pipeline_parallel_size`"
     ):
         resolve_sizes(alone, 2)
 
@@ -121,7 +121,7 @@ def test_processes_without_a_size_for_them_are_refused():
 def test_options_refuse_what_makes_no_sense():
     assert list(ParallelConfig().validate()) == []
     assert "must be 1 or more" in next(ParallelConfig(tensor_parallel_size=0).validate())
-    assert "--tensor-parallel-size" in next(ParallelConfig(sequence_parallel=True).validate())
+    assert "`tensor_parallel_size`" in next(ParallelConfig(sequence_parallel=True).validate())
     for minutes in (0.0, -1.0, float("nan"), float("inf")):
         assert "collective_timeout_minutes is" in next(ParallelConfig(collective_timeout_minutes=minutes).validate())
 
@@ -232,7 +232,7 @@ def test_each_process_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(g
 def test_gpus_that_do_not_go_with_the_processes_are_refused(gpus):
     with pytest.raises(UserError, match="process 2 of this machine finds 2 GPUs.*--nproc-per-node 2"):
         gpus(2, 2)
-    with pytest.raises(UserError, match="--device cuda:3 is one GPU, but 2 processes were started; with --device cuda"):
+    with pytest.raises(UserError, match="`device` cuda:3 is one GPU, but 2 processes were started; with `device` cuda"):
         gpus(8, 0, "cuda:3")
     refuse_shared_gpus(["a", "b", "c"])
     with pytest.raises(UserError, match="processes 1 and 3 have the same GPU"):

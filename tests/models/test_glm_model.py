@@ -205,7 +205,7 @@ def test_forms_of_attention_are_one_model(attention: str, packed: bool) -> None:
 def test_flex_with_dropout_of_attention_is_refused_before_anything_is_built() -> None:
     assert list(small(attention="flex", attention_dropout=0.1).validate()) == [
         "attention is flex, which has no dropout, and attention_dropout is 0.1; "
-        "give --attention-dropout 0 or --attention auto"
+        "give `attention_dropout` 0 or `attention` auto"
     ]
     assert not list(small(attention="flex", attention_dropout=0.0).validate())
 

@@ -103,7 +103,7 @@ def test_flex_trains_as_eager_does_on_cuda(documents: Tensor | None) -> None:
 
 def test_flex_refuses_to_train_on_a_cpu() -> None:
     attend = attend_of(attention_form("flex", CPU, torch.float32, 24, 16, 0.0))
-    with pytest.raises(UserError, match="--attention flex trains on CUDA only, this is cpu; use --attention auto, or"):
+    with pytest.raises(UserError, match="`attention` flex trains on CUDA only, this is cpu; use `attention` auto, or"):
         attend(*query_key_value())
 
 

@@ -174,8 +174,8 @@ def test_groups_that_cannot_be_are_named(group, message):
     ("options", "message"),
     [
         ({"groups": []}, "groups is empty"),
-        ({"groups": ["* = adamw lr=1"], "lr": 0.0}, "needs a --lr above 0"),
-        ({"groups": ["* = adamw weight_decay=1"], "weight_decay": 0.0}, "needs a --weight-decay above 0"),
+        ({"groups": ["* = adamw lr=1"], "lr": 0.0}, "needs a `lr` above 0"),
+        ({"groups": ["* = adamw weight_decay=1"], "weight_decay": 0.0}, "needs a `weight_decay` above 0"),
     ],
 )
 def test_options_that_contradict_each_other_are_named(options, message):

@@ -140,19 +140,19 @@ def test_names_are_the_models_own_whatever_wraps_it(model):
     [
         (
             lambda m: apply_freeze(m, ParametersConfig(freeze=["layer.0.*"])),
-            r"--freeze 'layer\.0\.\*' matches no parameter; there are for example layers\.0",
+            r"`freeze` 'layer\.0\.\*' matches no parameter; there are for example layers\.0",
         ),
         (
             lambda m: apply_freeze(m, ParametersConfig(freeze=["final_norm", "*"])),
-            r"--freeze final_norm \*: nothing is left to train",
+            r"`freeze` final_norm \*: nothing is left to train",
         ),
         (
             lambda m: parameter_groups(m, 0.1, ParametersConfig(lr_scales=["tokens_embedding=0.1"])),
-            "--lr-scales 'tokens_embedding' matches no parameter; there are for example token_embedding",
+            "`lr_scales` 'tokens_embedding' matches no parameter; there are for example token_embedding",
         ),
         (
             lambda m: gradient_multipliers(m, ParametersConfig(gradient_multipliers=["xyz=0.1"])),
-            "--gradient-multipliers 'xyz' matches no parameter; there are for example token_embedding",
+            "`gradient_multipliers` 'xyz' matches no parameter; there are for example token_embedding",
         ),
     ],
 )
@@ -200,7 +200,7 @@ def test_a_checkpoints_groups_hold_no_names_and_no_scales(model):
         ({"layer_lr_decay": 1.1}, "layer_lr_decay is 1.1; it must be in (0, 1]"),
         ({"lr_scales": ["final_norm"]}, "lr_scales: 'final_norm' must be a pattern, '=' and a number"),
         ({"lr_scales": ["=2"]}, "lr_scales: '=2' must be a pattern"),
-        ({"lr_scales": ["a=0"]}, "lr_scales: the factor of 'a=0' must be above 0; --freeze"),
+        ({"lr_scales": ["a=0"]}, "lr_scales: the factor of 'a=0' must be above 0; `freeze`"),
         ({"gradient_multipliers": ["a=inf"]}, "gradient_multipliers: 'a=inf' must be a pattern"),
     ],
 )

@@ -109,7 +109,7 @@ def test_an_option_that_an_older_ftk_did_not_know_had_its_default():
         ({"common__seed": 6}, "common.seed 5 -> 6", "another model or run"),
         ({"criterion__label_smoothing": 0.1}, "criterion.label_smoothing 0.0 -> 0.1", "another model or run"),
         ({"model__dropout": 0.3}, "model.dropout 0.1 -> 0.3", "another model or run"),
-        ({"optimizer__": "sgd"}, "optimizer._name adamw -> sgd", "`reset_optimizer` lets its state begin anew"),
+        ({"optimizer__": "sgd"}, "optimizer._name adamw -> sgd", "`reset_optimizer` starts its state over"),
         ({"optimizer__weight_decay": 0.5}, "optimizer.weight_decay 0.1 -> 0.5", "`reset_optimizer`"),
         ({"optimizer__lr": 0.5}, "optimizer.lr 0.01 -> 0.5", "`reset_lr_scheduler`"),
         ({"lr_scheduler__": "cosine"}, "lr_scheduler._name linear -> cosine", "`reset_lr_scheduler`"),
@@ -249,7 +249,7 @@ def test_the_same_command_does_not_reset_twice(tmp_path, caplog):
     toy_trainer(tmp_path, **STOP).train()
     toy_trainer(tmp_path, **{**GO_ON, **changed}).train()
     again = toy_trainer(tmp_path, **{**GO_ON, **changed, "training__max_update": 8})
-    assert "--reset-optimizer: was done when this run went on with it before; not again" in caplog.text
+    assert "`reset_optimizer`: was done when this run went on with it before; not again" in caplog.text
     assert len(moments(again)) > 0
     again.train()
     changed["optimizer__weight_decay"] = 0.25
@@ -312,7 +312,7 @@ def test_data_that_moved_is_the_same_data_and_other_data_in_its_place_is_not(tmp
     moved.run.checkpoints.release()
     text = refused(tmp_path, task=task_with(tmp_path, [3, 4, 6]))
     assert "training data 3 documents, " in text
-    assert "--reset-dataloader" in text
+    assert "`reset_dataloader`" in text
     taken = toy_trainer(tmp_path, task=task_with(tmp_path, [3, 4, 6]), checkpoint__reset_dataloader=True, **GO_ON)
     assert taken.train().num_updates == 6
 

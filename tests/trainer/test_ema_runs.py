@@ -102,4 +102,4 @@ def test_an_average_can_begin_in_the_middle_of_a_run(tmp_path):
 def test_an_average_that_is_given_up_is_said(tmp_path, caplog):
     toy_trainer(tmp_path, **{**EMA, "training__max_update": 5}).train()
     toy_trainer(tmp_path, training__max_update=8)
-    assert "has averaged weights; without --ema-decay they are not kept on" in caplog.text
+    assert "has averaged weights; without `ema_decay` they are not kept on" in caplog.text

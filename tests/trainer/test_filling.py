@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-import ftk.trainer.trainer as trainer_module
+import ftk.trainer.run as run_module
 from ftk.errors import UserError
 from tests.distributed import run_jobs
 from tests.trainer.parallel_jobs import run_all
@@ -23,13 +23,13 @@ STEPS = (
 def filled(monkeypatch):
     """What `spread` was told in each run."""
     told = []
-    spread = trainer_module.spread
+    spread = run_module.spread
 
     def noting(*arguments, fill):
         told.append(fill)
         return spread(*arguments, fill=fill)
 
-    monkeypatch.setattr(trainer_module, "spread", noting)
+    monkeypatch.setattr(run_module, "spread", noting)
     return told
 
 
@@ -49,7 +49,7 @@ def test_a_run_that_cannot_be_built_leaves_its_folder_to_others(tmp_path, monkey
         raise UserError("no such model")
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "spread", refuse)
+        patch.setattr(run_module, "spread", refuse)
         with pytest.raises(UserError, match="no such model"):
             toy_trainer(tmp_path, training__max_update=3)
     assert toy_trainer(tmp_path, training__max_update=3).train().num_updates == 3

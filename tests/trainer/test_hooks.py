@@ -128,9 +128,9 @@ def test_several_hooks_may_have_commas_in_their_options():
     ("line", "message"),
     [
         ("lable", "unknown hook 'lable'; did you mean 'label'?"),
-        ("label 3", "--hooks: '3' in 'label 3' is no option"),
+        ("label 3", "`hooks`: '3' in 'label 3' is no option"),
         ("label 'x", "No closing quotation"),
-        ("label evry=3", "unknown option --hooks: label.evry; did you mean"),
+        ("label evry=3", "unknown option `hooks`: label.evry; did you mean"),
         ("label every=soon", "every is 'soon'"),
     ],
 )

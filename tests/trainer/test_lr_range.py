@@ -80,7 +80,7 @@ def test_the_test_stops_when_the_loss_explodes(tmp_path, losses, taken):
 
 
 def test_a_loss_that_is_never_finite_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"the loss was not finite after 1 update; lower --lr-range-start"):
+    with pytest.raises(UserError, match=r"the loss was not finite after 1 update; lower `lr_range_start`"):
         lr_range_test(range_trainer(tmp_path, Scripted([3.0, math.nan]), lr_range_updates=20))
 
 
@@ -102,7 +102,7 @@ def test_the_suggestion_is_the_smaller_of_steepest_and_a_tenth_of_the_lowest(tmp
     assert found.suggestion == pytest.approx(min(1e-3, found.rates[lowest] / 10), rel=0.3)
     lines = list(describe_range(found))
     assert len(lines) == 1 + 20 + 3
-    assert f"--lr {found.suggestion:.1e}" in lines[-2]
+    assert f"`lr` {found.suggestion:.1e}" in lines[-2]
     assert "has not exploded" in lines[-1]
     values = json.loads(write_range(found, tmp_path).read_text())
     assert (values["lr"], values["loss"], values["suggestion"]) == (found.rates, found.losses, found.suggestion)

@@ -141,7 +141,7 @@ def test_patterns_choose_parameters_and_modules(tmp_path, caplog):
 
 
 def test_a_pattern_that_matches_nothing_is_refused():
-    with pytest.raises(UserError, match=r"--inspect 'embeding\*': no such parameter or module; did you mean 'emb"):
+    with pytest.raises(UserError, match=r"`inspect` 'embeding\*': no such parameter or module; did you mean 'emb"):
         Inspection(1, ["embeding*"], ToyModel())
 
 

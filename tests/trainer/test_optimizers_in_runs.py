@@ -53,6 +53,6 @@ def test_groups_have_the_rates_of_their_own_schedules(tmp_path):
 
 def test_a_group_that_takes_nothing_ends_the_run_before_it_begins(tmp_path):
     options = {"optimizer": "composite", "optimizer__groups": ["encoder = sgd", "* = adamw"]}
-    with pytest.raises(UserError, match="--groups 'encoder' matches no trained parameter; there are for example"):
+    with pytest.raises(UserError, match="`groups` 'encoder' matches no trained parameter; there are for example"):
         toy_trainer(tmp_path, model=ToyModel(), **options)
     assert not (tmp_path / "run").exists()

@@ -29,9 +29,9 @@ def test_frozen_parameters_keep_their_values_and_have_no_state(tmp_path):
 
 
 def test_a_pattern_without_a_parameter_ends_the_run_before_it_begins(tmp_path):
-    with pytest.raises(UserError, match="--freeze 'embeding' matches no parameter; there are for example embedding"):
+    with pytest.raises(UserError, match="`freeze` 'embeding' matches no parameter; there are for example embedding"):
         toy_trainer(tmp_path, parameters__freeze=["embeding"])
-    with pytest.raises(UserError, match="--gradient-multipliers 'x' matches no parameter"):
+    with pytest.raises(UserError, match="`gradient_multipliers` 'x' matches no parameter"):
         toy_trainer(tmp_path, parameters__gradient_multipliers=["x=2"])
 
 

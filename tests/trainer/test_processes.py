@@ -273,7 +273,7 @@ def test_a_signal_that_comes_twice_at_once_is_one_where_there_are_several_proces
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"training__precision": "fp16"}, "use --precision bf16"), ({"optimizer": "muon"}, "use --optimizer adamw")],
+    [({"training__precision": "fp16"}, "use `precision` bf16"), ({"optimizer": "muon"}, "use `optimizer` adamw")],
 )
 def test_what_offloading_on_a_gpu_cannot_do_is_refused(monkeypatch, change, message):
     config = SimpleNamespace(
@@ -292,12 +292,12 @@ def test_what_offloading_on_a_gpu_cannot_do_is_refused(monkeypatch, change, mess
     ("sizes", "option", "message"),
     [
         (Sizes(shard=2), {"gradient_compression": "bf16"}, "copies of the whole model, and the processes are shard 2"),
-        (Sizes(replicate=2, tensor=2), {"gradient_compression": "bf16"}, "give --data-parallel-replicate-size 4"),
-        (Sizes(replicate=2), {"zero_stage": 2}, "--zero-stage 2 is for parameters that are shared out"),
+        (Sizes(replicate=2, tensor=2), {"gradient_compression": "bf16"}, "give `data_parallel_replicate_size` 4"),
+        (Sizes(replicate=2), {"zero_stage": 2}, "`zero_stage` 2 is for parameters that are shared out"),
         (Sizes(replicate=2), {"reduce_dtype": "bf16"}, "and the processes are replicate 2"),
-        (Sizes(tensor=2), {"gather_dtype": "bf16"}, "give --data-parallel-shard-size"),
-        (Sizes(pipeline=2), {"prefetch_blocks": 0}, "--prefetch-blocks 0 is for"),
-        (Sizes(pipeline=2, shard=2), {"zero_stage": 2}, "use --zero-stage 1"),
+        (Sizes(tensor=2), {"gather_dtype": "bf16"}, "give `data_parallel_shard_size`"),
+        (Sizes(pipeline=2), {"prefetch_blocks": 0}, "`prefetch_blocks` 0 is for"),
+        (Sizes(pipeline=2, shard=2), {"zero_stage": 2}, "use `zero_stage` 1"),
     ],
 )
 def test_options_for_another_way_of_sharing_are_refused_once_the_sizes_are_known(sizes, option, message):
@@ -323,4 +323,4 @@ def test_options_that_count_are_taken(sizes, option, caplog):
 
 def test_options_for_several_processes_are_said_to_do_nothing_on_one(caplog):
     parallel_check._check_that_all_counts(ParallelConfig(gradient_compression="bf16", zero_stage=1), Sizes())
-    assert "--gradient-compression bf16, --zero-stage 1: for several processes" in caplog.text
+    assert "`gradient_compression` bf16, `zero_stage` 1: for several processes" in caplog.text

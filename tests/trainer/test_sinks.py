@@ -123,7 +123,7 @@ def test_a_wandb_that_cannot_begin_is_said_in_one_line(wandb, tmp_path):
         raise RuntimeError("api_key not\nconfigured")
 
     wandb.init = init
-    with pytest.raises(UserError, match=r"^--wandb-project p: api_key not configured; WANDB_MODE=offline needs no acc"):
+    with pytest.raises(UserError, match=r"^`wandb_project` p: api_key not configured; WANDB_MODE=offline needs no acc"):
         WandbSink("p", tmp_path, {})
 
 

@@ -175,7 +175,7 @@ def test_without_a_known_peak_there_are_flops_and_no_mfu(tmp_path):
 def test_the_peak_is_said_at_the_start(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         toy_trainer(tmp_path, model=CountedModel(), report__peak_tflops="0.5", training__max_update=1).train()
-    assert "MFU is the share of 0.5 TFLOP/s (as given by --peak-tflops)" in caplog.messages
+    assert "MFU is the share of 0.5 TFLOP/s (as given by `peak_tflops`)" in caplog.messages
 
 
 def test_operations_of_a_batch():

@@ -290,7 +290,7 @@ def test_without_it_a_text_has_one_filling():
     ("options", "message"),
     [
         ({"nbest_over": "word"}, "nbest_over is 'word'; it is blank or text"),
-        ({"nbest_over": "text"}, "nbest_over is text, but greedy search does not use it; it goes with --search beam"),
+        ({"nbest_over": "text"}, "nbest_over is text, but greedy search does not use it; it goes with `search` beam"),
         ({"nbest_over": "text", "beam": 2, "blank_order": "confident"}, "name the blank_order"),
     ],
 )
