@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Number
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -58,22 +59,12 @@ class Batch:
 
     def map(self, change: Callable[[Any], Any]) -> Batch:
         """The same batch with every tensor changed, but for the sample ids."""
-        inputs = {name: value if isinstance(value, int) else change(value) for name, value in self.inputs.items()}
+        inputs = {name: value if isinstance(value, Number) else change(value) for name, value in self.inputs.items()}
         return replace(self._with_scored(change), inputs=inputs)
 
     def to(self, device: torch.device) -> Batch:
-        """The batch with its tensors on a device.
-
-        They go to a GPU through page-locked memory, which PyTorch keeps for the next batches: from other memory the
-        host would wait until the GPU has come to the copy.
-        """
-
-        def moved(tensor: Tensor) -> Tensor:
-            if device.type == "cuda" and tensor.device.type == "cpu":
-                tensor = tensor.pin_memory()  # itself, if it is
-            return tensor.to(device, non_blocking=True)
-
-        return self.map(moved)
+        """The batch with its tensors on a device, see `sent`."""
+        return self.map(lambda tensor: sent(tensor, device))
 
     def without_loss(self) -> Batch:
         """The same inputs without a target: for a rank that has no batch left in the epoch's last round."""
@@ -115,3 +106,14 @@ class Batch:
             groups={name: Group(group.names, change(group.index)) for name, group in self.groups.items()},
             extras={name: change(value) for name, value in self.extras.items()},
         )
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, without waiting for it.
+
+    From the host to a GPU it goes through page-locked memory, which PyTorch keeps for the next ones: from other memory
+    the host would wait until the GPU has come to the copy.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()  # itself, if it is
+    return tensor.to(device, non_blocking=True)

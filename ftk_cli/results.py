@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 SETTINGS_SUFFIX = ".settings.json"
 """Suffix of the file that records the command of the results."""
 
+RETIRED = {"contrastive_alpha": 0.6, "contrastive_candidates": 4, "in_flight": True}
+"""Settings that are gone, with the defaults that they had: older files name them."""
+
 _MAX_SETTINGS_BYTES = 1 << 24
 _LONGEST_VALUE = 300  # characters of a setting in a message
 
@@ -214,7 +217,8 @@ class ResultsFile:
             raise UserError(f"{self.path} exists without {self._settings_path.name}; {remedy}") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{self._settings_path} {reason(error)}; {remedy}") from None
-        names = [*self._settings, *(name for name in old if name not in self._settings)]
+        gone = [name for name in old if name not in self._settings]
+        names = [*self._settings, *(name for name in gone if name not in RETIRED or old[name] != RETIRED[name])]
         changes = [
             f"{name[:_LONGEST_VALUE]} was {_shown(old.get(name))} and is {_shown(self._settings.get(name))}"
             for name in names

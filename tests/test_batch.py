@@ -16,7 +16,13 @@ from tests.dense import same_batches, tensors_of
 def batch_of_all() -> Batch:
     """Two rows of three tokens, three targets, and something in every field."""
     return Batch(
-        inputs={"tokens": torch.arange(6).view(2, 3), "lengths": torch.tensor([3, 2]), "longest": 3},
+        inputs={
+            "tokens": torch.arange(6).view(2, 3),
+            "lengths": torch.tensor([3, 2]),
+            "longest": 3,
+            "scale": 0.5,
+            "widest": np.int64(2),
+        },
         targets=torch.tensor([7, 8, 9]),
         places=torch.tensor([1, 2, 4]),
         sample_ids=np.array([5, 3]),
@@ -33,7 +39,7 @@ def test_map_reaches_every_tensor_but_the_sample_ids():
     assert isinstance(there.inputs["tokens"], np.ndarray)
     assert len(tensors_of(batch)) == 7
     assert same_batches(batch, back)
-    assert back.inputs["longest"] == 3
+    assert [back.inputs[name] for name in ("longest", "scale", "widest")] == [3, 0.5, 2]
     assert back.sample_ids is batch.sample_ids
 
 

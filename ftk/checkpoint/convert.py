@@ -159,7 +159,7 @@ def _read_checkpoint(folder: Path, ema: bool) -> Contents:
         num_updates=int(state.get("num_updates") or 0),
         place=folder,
         adam=None if ema else read_checkpoint_part(folder),  # its moments are not of the averaged weights
-        source_files={path.name: path.read_bytes() for path in sorted(source_files.glob("*"))},
+        source_files={path.name: path.read_bytes() for path in sorted(source_files.glob("*")) if path.is_file()},
         tokenizer=tokenizer if tokenizer.is_dir() else None,
     )
 

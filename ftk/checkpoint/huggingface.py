@@ -10,7 +10,8 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftk.checkpoint.layout import read_part
+from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.storage import DTYPES, open_safetensors, safetensors_header, tensor_bytes
 from ftk.config.build import build_options
 from ftk.errors import UserError
 from ftk.files import naming, parse_json, read_bytes, read_json
-from ftk.models.conversion import Contents, Converter, LazyTensors, renamed
+from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors, renamed
 from ftk.models.torch_file import read_tensor_file
 from ftk.registry import HF_MODELS, register_converter
 from ftk.tokenizers import load_tokenizer
@@ -34,11 +35,11 @@ WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"  # suffix of the index of weights that are split into several files
 
 _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
+_SAFE = ".safetensors"
 _KEPT = (".jinja", ".json", ".model", ".txt")
 _MAX_KEPT_BYTES = 1 << 27
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d{1,9})(KB|MB|GB)")
-_LAYER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
 
 
 @dataclass(kw_only=True)
@@ -81,12 +82,16 @@ class HuggingFace:
             tensors = renamed(_whole(stored.tensors, converter), converter.renames, options)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
+        # Pickles and buffers are not written back; then weights lie in other files, and no index of these is kept.
+        full_names = _full_names(stored.tensors.described, converter).values()
+        comes_back = bool(stored.files) and not any(_is_buffer(name, converter) for name in full_names)
+        left_out = (_NAMES, PICKLED) if comes_back else (_NAMES, PICKLED, WEIGHTS)
         kept = {
             path.name: read_bytes(path, _MAX_KEPT_BYTES)
             for path in sorted(source.iterdir())
-            if path.is_file() and path.suffix in _KEPT and not path.name.startswith((PICKLED, _NAMES))
+            if path.is_file() and path.suffix in _KEPT and not path.name.startswith(left_out)
         }
-        if stored.files:
+        if comes_back:
             kept[_NAMES] = json.dumps(stored.files).encode()
         return Contents(
             model=name,
@@ -100,9 +105,12 @@ class HuggingFace:
     def write(self, folder: Path, contents: Contents) -> Path:
         converter = _converter(contents.model)
         theirs = renamed(contents.tensors, converter.renames, contents.config, back=True)
-        kept = dict(contents.source_files)
+        kept, place = dict(contents.source_files), (contents.place or Path()) / SOURCE
+        for name in kept:
+            if not _is_plain(name) or not name.endswith(_KEPT):
+                raise UserError(f"{place / name}: is none of the files that are copied ({', '.join(_KEPT)}); remove it")
         if _NAMES in kept:
-            files = parse_json(kept.pop(_NAMES))
+            files = _recorded(kept.pop(_NAMES), place / _NAMES, theirs.described, converter)
         else:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
@@ -114,17 +122,13 @@ class HuggingFace:
             kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | ends | dtype))
             files, index = self._shards(theirs.described)
             kept |= index
-        prefixed = any(name.startswith(converter.prefix) for each in files.values() for name in each["names"])
-
-        def full(name: str) -> str:
-            return _full_name(name, converter, bare=not prefixed)
-
+        full = _first_names([name for content in files.values() for name in content["names"]], converter)
         for file, content in files.items():
-            described = {name: theirs.described[full(name)] for name in content["names"]}
+            described = {name: theirs.described[full[name]] for name in content["names"]}
             # Larger elements first, then by name: safetensors' own order.
             order = sorted(described, key=lambda name: (-described[name].dtype.itemsize, name))
             entries = [(name, described[name].shape, described[name].dtype) for name in order]
-            pieces = (tensor_bytes(theirs.read(full(name))) for name in order)
+            pieces = (tensor_bytes(theirs.read(full[name])) for name in order)
             with naming(folder / file):
                 write_file(folder / file, itertools.chain([safetensors_header(entries, content["metadata"])], pieces))
         for name, content in kept.items():
@@ -200,9 +204,10 @@ def _in_several(folder: Path, index: str, read: Callable[[Path], tuple[LazyTenso
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{folder / index}: has no weight_map")
+    is_safe = index.startswith(WEIGHTS)
     for file in weight_map.values():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise UserError(f"{folder / index}: names {file!r:.80}, which is no file next to it")
+        if not _is_plain(file) or (is_safe and not file.endswith(_SAFE)):
+            raise UserError(f"{folder / index}: names {file!r:.80}, which is no file of weights next to it")
     described: dict[str, Tensor] = {}
     readers: dict[str, Callable[[str], Tensor]] = {}
     files: dict[str, Any] = {}
@@ -217,7 +222,6 @@ def _in_several(folder: Path, index: str, read: Callable[[Path], tuple[LazyTenso
             raise UserError(f"{folder / index}: does not fit {file} ({wrong[0]!r:.200})")
         described |= tensors.described
         readers |= dict.fromkeys(tensors.described, tensors.read)
-    is_safe = index.startswith(WEIGHTS)
     return _Stored(LazyTensors(described, lambda name: readers[name](name)), files if is_safe else {})
 
 
@@ -252,13 +256,8 @@ def _whole(stored: LazyTensors, converter: Converter) -> LazyTensors:
     Raises:
         UserError: one that is to repeat another differs from it.
     """
-    bare = not any(name.startswith(converter.prefix) for name in stored.described)
-    names: dict[str, str] = {}  # full name -> the name in the files
-    for name in stored.described:
-        full = name if name in converter.tied or not bare else converter.prefix + name
-        if _LAYER.sub("*", full, count=1) in converter.buffers:
-            continue
-        names[full] = name
+    full_names = _full_names(stored.described, converter)
+    names = {full: name for name, full in full_names.items() if not _is_buffer(full, converter)}
     for repeated, first in converter.tied.items():
         if repeated in names and first in names:
             if not torch.equal(stored.read(names[repeated]), stored.read(names[first])):
@@ -275,8 +274,62 @@ def _json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
-def _full_name(name: str, converter: Converter, *, bare: bool) -> str:
-    """The full name of the parameter that a file calls `name`."""
-    if name in converter.tied:
-        return converter.tied[name]
-    return converter.prefix + name if bare else name
+def _full_names(names: Collection[str], converter: Converter) -> dict[str, str]:
+    """Names in files -> full ones; a trunk alone has them without the prefix."""
+    bare = not any(name.startswith(converter.prefix) for name in names)
+    return {name: converter.prefix + name if bare and name not in converter.tied else name for name in names}
+
+
+def _first_names(names: Collection[str], converter: Converter) -> dict[str, str]:
+    """The same, and for those that repeat another the name of that one."""
+    return {name: converter.tied.get(name, full) for name, full in _full_names(names, converter).items()}
+
+
+def _is_buffer(full_name: str, converter: Converter) -> bool:
+    return LAYER_NUMBER.sub("*", full_name, count=1) in converter.buffers
+
+
+def _is_plain(name: Any) -> bool:
+    """Whether it names a file in a folder and nothing outside of it."""
+    return isinstance(name, str) and Path(name).name == name and "\0" not in name
+
+
+def _recorded(content: bytes, place: Path, described: Collection[str], converter: Converter) -> dict[str, Any]:
+    """`ftk_names.json` of a checkpoint, which may come from anywhere: what it names is written.
+
+    Args:
+        content: of the file.
+        place: the file, for messages.
+        described: full names of the model's tensors.
+        converter: of the family.
+
+    Raises:
+        UserError: it has not the form in which `read` makes it, names a file that is none of weights, or has not all
+            tensors of the model, each once.
+    """
+    try:
+        files = parse_json(content)
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from error
+    if not isinstance(files, dict):
+        raise UserError(f"{place}: is not a mapping")
+    names: list[str] = []
+    for file, entry in files.items():
+        if not _is_plain(file) or not file.endswith(_SAFE):
+            raise UserError(f"{place}: names {file!r:.80}, which is no file of weights")
+        match entry:
+            case {"metadata": dict(metadata), "names": list(own)}:
+                strings = all(isinstance(text, str) for text in [*metadata.values(), *own])
+            case _:
+                strings = False
+        if not strings:
+            raise UserError(f"{place}: {file:.80} needs metadata and names, all of strings")
+        names += entry["names"]
+    full = _first_names(names, converter)
+    unknown = [name for name in names if full[name] not in described]
+    missing = sorted(set(described) - set(full.values()))
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    for wrong, what in ((unknown, "is none of the model"), (missing, "is missing"), (twice, "is named twice")):
+        if wrong:
+            raise UserError(f"{place}: the weight {wrong[0]!r:.200} {what}")
+    return files

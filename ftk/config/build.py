@@ -148,8 +148,13 @@ def _build_section(
     options = {option.name: option for option in options_of(key, config_type)}
     retired = getattr(config_type, "RETIRED", {})  # option -> default that it had: older files name it
     values = {name: value for name, value in values.items() if name not in retired or value != retired[name]}
+    known = [f"{key}.{name}" for name in options]
     found = [
-        _unknown("option", f"{key}.{name}", [f"{key}.{o}" for o in options]) for name in values if name not in options
+        f"option {key}.{name} was removed; only {shown(retired[name])}, its former default, is accepted"
+        if name in retired
+        else _unknown("option", f"{key}.{name}", known)
+        for name in values
+        if name not in options
     ]
     converted: Tree = {}
     for name, option in options.items():

@@ -73,7 +73,7 @@ class _ChunkedLoss(torch.autograd.Function):
         shard: VocabShard | None,
         weights: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.scale = FLOAT16_SCALE if dtype == torch.float16 else 1.0
+        ctx.scale = _float16_scale(weights) if dtype == torch.float16 else 1.0
         need_hidden, need_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         grad_weight: Tensor | None = None
@@ -111,6 +111,14 @@ class _ChunkedLoss(torch.autograd.Function):
         # In place: they are ours alone, and memory for a second [V, H] costs more than the multiplication.
         factor = grad_total / ctx.scale
         return *(None if grad is None else grad.mul_(factor) for grad in grads), *[None] * 7
+
+
+def _float16_scale(weights: Tensor | None) -> Tensor | float:
+    """`FLOAT16_SCALE`, less where targets weigh more than 1, so that no product with it overflows; a power of two."""
+    if weights is None:
+        return FLOAT16_SCALE
+    largest = torch.cat([weights.abs().float(), weights.new_ones(1, dtype=torch.float32)]).amax()  # there may be none
+    return FLOAT16_SCALE / torch.exp2(largest.log2().ceil())
 
 
 def _losses_and_probs(

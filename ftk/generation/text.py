@@ -211,6 +211,7 @@ class TextGenerator:
         Raises:
             UserError: a prompt is empty or too long; its options are not allowed.
         """
+        check_list("generate", prompts)
         return self.generate_encoded(self._encoded(prompts, seeds, options), progress)
 
     def stream(
@@ -233,7 +234,11 @@ class TextGenerator:
         Args:
             prompts: texts.
             continuations: for each prompt any number of texts, each with the space in front that belongs to it.
+
+        Raises:
+            UserError: as for `generate`; numbers of prompts and lists of continuations that differ.
         """
+        check_lists("score([prompt], [[continuation]])", prompts, continuations)
         pairs = zip(prompts, continuations, strict=True)
         return self._scored([self.encode_candidates(prompt, [[text] for text in own], False) for prompt, own in pairs])
 
@@ -259,6 +264,7 @@ class TextGenerator:
         Raises:
             UserError: as for `generate`.
         """
+        check_text(prompt)
         own = self.steering.of(options, 1) if options else None
         seeds = (seed_of(options or {}), seed, self.config.seed)
         request = Request(
@@ -283,10 +289,8 @@ class TextGenerator:
         self.framing.check(dataclasses.replace(encoded.request, options=GenerationConfig(max_len=1)))
         ids = encoded.request.prompt
         given = [[*self._tokens_behind(ids, prompt, text), *self.framing.ends[: int(end)]] for (text,) in candidates]
-        limit = getattr(self.framing, "max_positions", None)
-        longest = len(ids) + max(map(len, given), default=1) - 1
-        if limit is not None and longest > limit:
-            raise UserError(f"prompt and answer take {longest} positions, but the model has {limit}; shorten them")
+        for one in given:
+            self.framing.branch(encoded.request, one)  # refuses what does not fit
         return dataclasses.replace(encoded, candidates=tuple(given))
 
     def encode_sample(self, sample: Mapping[str, Any]) -> EncodedText:
@@ -450,6 +454,26 @@ class _Line:
         filled = new if self.is_begun else self.prompt.prompt + new
         self.num_told, self.is_begun = count, True
         yield TextPiece(self.index, new, self.tokens[part], self.logprobs[part], filled, result)
+
+
+def check_list(method: str, prompts: object) -> None:
+    """Raises UserError, with how `method` is called, if one text is given in place of a list of prompts."""
+    if isinstance(prompts, str):
+        raise UserError(f"{method} takes a list of prompts; for one, {method}([prompt])[0]")
+
+
+def check_lists(form: str, prompts: Sequence[str], answers: Sequence[object]) -> None:
+    """Raises UserError, with the right form of the call, if there is not one list of answers for each prompt."""
+    if isinstance(prompts, str) or any(isinstance(one, str) for one in (answers, *answers)):
+        raise UserError(f"one text is given in place of a list; write {form}")
+    if len(answers) != len(prompts):
+        raise UserError(f"answers for {len(answers)} prompts, but there are {len(prompts)}; give some for each")
+
+
+def check_text(prompt: object) -> None:
+    """Raises UserError if a prompt is no text."""
+    if not isinstance(prompt, str):
+        raise UserError(f"a prompt is a text, but this is {type(prompt).__name__}: {prompt!r:.60}")
 
 
 def check_vocabulary(tokenizer: Tokenizer, model: Any) -> None:

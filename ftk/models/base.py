@@ -39,7 +39,7 @@ class Backbone(nn.Module):
     """(tokens [B, T], inputs of its own by name) -> [B, T, H]; an input that is not given is None."""
 
     attend: Callable[..., Attend]
-    """(tokens [B, T], inputs of its own by name) -> the attention of whole sequences, inside of `around`."""
+    """(tokens [B, T], inputs of its own by name) -> the attention of whole sequences; `around` is put around it."""
 
     finish: Callable[[Tensor], Tensor]
     """What comes behind the last layer, such as a norm: hidden [..., H] -> what the head reads, [..., H]."""
@@ -80,12 +80,22 @@ class Backbone(nn.Module):
 
     def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """What the head reads, [B, T, H]; arguments as in `forward`."""
-        for_embed, for_attend = self.split_inputs(inputs)
+        for_embed, _ = self.split_inputs(inputs)
         hidden = self.embed(tokens, **for_embed)
-        attend = self.attend(tokens, **for_attend)
+        attend = self.wrapped_attend(tokens, inputs)
         for layer in self.layers:
             hidden = layer(hidden, attend)
         return self.finish(hidden)
+
+    def wrapped_attend(self, tokens: Tensor, inputs: dict[str, Any]) -> Attend:
+        """What the layers are given for whole sequences: `attend` inside of `around`.
+
+        Args:
+            tokens: [B, T].
+            inputs: of the model besides the tokens, by name; `attend` takes its own of them.
+        """
+        _, for_attend = self.split_inputs(inputs)
+        return self.around(position_ids=inputs.get("position_ids"))(self.attend(tokens, **for_attend))
 
     def split_inputs(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Of the inputs besides the tokens what `embed` takes, and what `attend` takes; some are for both.

@@ -22,7 +22,7 @@ from ftk.errors import UserError
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 ADAM_STEP = "step"
 
-_LAYER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
+LAYER_NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
 _NAMES_SHOWN = 6
 
 
@@ -141,8 +141,8 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
     moves: dict[str, _Move] = {}
     table = {pattern: rename for rename in renames for pattern in (rename.ours if back else rename.theirs)}
     for name in tensors.described:
-        match = _LAYER.search(name)
-        rename = table.get(_LAYER.sub("*", name, count=1))
+        match = LAYER_NUMBER.search(name)
+        rename = table.get(LAYER_NUMBER.sub("*", name, count=1))
         if rename is None:
             some = ", ".join(list(table)[:_NAMES_SHOWN])
             raise UserError(f"parameter {name!r:.200} has no place in the model; known are {some} ...")

@@ -71,11 +71,6 @@ class KeyValueCache:
         keys, values = self.read(self.num_rows, length)
         return keys[row : row + 1], values[row : row + 1]
 
-    def gather(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Copies of the first slots of some rows, int64 [n]: keys and values, each [n, A, length, D]."""
-        keys, values = self.read(self.num_rows, length)
-        return keys[rows], values[rows]
-
     def move(self, source: int, target: int, length: int) -> None:
         """Row `target` becomes what row `source` is, in its first `length` slots."""
         for buffer in self._written():

@@ -100,9 +100,10 @@ class SGD(torch.optim.SGD):
 
 PREFIX = "torch.optim."
 _REFUSED = {
-    "LBFGS": "it computes the loss several times per step",
-    "Rprop": "its steps do not follow the learning rate",
-    "SparseAdam": "it takes sparse gradients only, and those here are dense",
+    "LBFGS": "it computes the loss several times per step; use adamw",
+    "Muon": "it takes matrices only; use muon, which has adamw for the others",
+    "Rprop": "its steps do not follow the learning rate; use adamw",
+    "SparseAdam": "it takes sparse gradients only, and those here are dense; use adamw",
 }
 _CANNOT_SHARD = {"Adafactor": "adafactor"}  # and what can: DTensor has not all that torch's needs
 _FUSED = ("Adam", "AdamW")  # the kernels of SGD and Adagrad take no DTensor
@@ -123,9 +124,10 @@ def entry(name: str) -> Entry:
     classes: dict[str, Any] = {PREFIX + own: kind for own, kind in found if torch.optim.Optimizer in kind.__mro__[1:]}
     kind = classes.get(name)
     if kind is None:
-        raise UserError(f"unknown optimizer {name!r}; {did_you_mean(name, classes)}")
+        usable = [each for each in classes if each.removeprefix(PREFIX) not in _REFUSED]
+        raise UserError(f"unknown optimizer {name!r}; {did_you_mean(name, usable)}")
     if kind.__name__ in _REFUSED:
-        raise UserError(f"optimizer {name!r} cannot be used: {_REFUSED[kind.__name__]}; use adamw")
+        raise UserError(f"optimizer {name!r} cannot be used: {_REFUSED[kind.__name__]}")
     config = _config_of(kind)
 
     def build(config: Any, param_groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -142,7 +142,7 @@ def _with_processes(changes: Sequence[Change], update_freq: int, before: int, no
 def _refusal(folder: Path, refused: Sequence[Change], others: Sequence[Change]) -> str:
     lines = [f"{folder} was made with other options; with these its run would give other results:"]
     for change in refused:
-        way = "another model or run" if change.resume == FIXED else f"{_flag(change.resume)} lets its state begin anew"
+        way = "another model or run" if change.resume == FIXED else f"{_flag(change.resume)} starts its state over"
         lines.append(f"  {change}   ({way})")
     if others:
         lines.append("these, given as well, could be taken:")

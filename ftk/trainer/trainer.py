@@ -44,7 +44,7 @@ class Trainer:
     def __init__(self, run: Run, *, said: HeldLines | None = None) -> None:
         self.run = run
         self.state = run.state
-        self.figures = TrainingFigures(run.device, run.stopwatch, run.world, run.update.criterion.nats)
+        self.figures = TrainingFigures(run.device, run.stopwatch, run.world, run.update.criterion)
         if run.state.figures:
             self.figures.load_state_dict(run.state.figures)
         folder = run.checkpoints.folder

@@ -1,4 +1,4 @@
-"""One pass over a validation split: the loss per target token, of all and of each objective."""
+"""One pass over a validation split: the loss per target token, of all and of each group."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ import ftk
 from ftk.checkpoint import load_model_tensors, read_config, save_checkpoint, verify
 from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
+from ftk.checkpoint.layout import MANIFEST
+from ftk.checkpoint.manifest import read_manifest, write_file, write_manifest
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
@@ -179,6 +181,17 @@ def test_older_files_load_as_the_newer(theirs, published, ours, tmp_path, family
     assert load_file(back / "model.safetensors").keys() == load_file(published / "model.safetensors").keys()
 
 
+def test_masks_among_the_weights_are_left_out_of_what_is_written_back(published, ours, tmp_path, family) -> None:
+    """As in the files of the first GPT-2, which are of the trunk alone."""
+    source = tmp_path / "source"
+    shutil.copytree(published, source)
+    masks = {name.replace("*", "0"): torch.ones(1, 1, 64, 64) for name in HF_MODELS.get(family).target().buffers}
+    rewrite(source, lambda tensors: without_prefix({**tensors, **masks}))
+    back = convert_back(convert(source, tmp_path / "ours"), tmp_path / "back")
+    assert load_file(back / "model.safetensors").keys() == load_file(published / "model.safetensors").keys()
+    assert (back / "config.json").read_bytes() == (published / "config.json").read_bytes()
+
+
 @pytest.mark.parametrize("size", ["5GB", "20KB"])
 def test_a_model_of_ftk_is_one_of_transformers(ours, data_bin, tmp_path, size) -> None:
     tokenizer = ftk.load_tokenizer(data_bin)
@@ -277,6 +290,66 @@ def test_mistakes_are_one_line_and_nothing_is_written(published, tmp_path, monke
         convert(tmp_path / "source", tmp_path / "ours")
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def with_entry(**changes: Any) -> Callable[[dict], dict]:
+    """`ftk_names.json` with another entry for its file; None: without that part."""
+
+    def change(files: dict) -> dict:
+        entry = files["model.safetensors"] | changes
+        return {"model.safetensors": {key: value for key, value in entry.items() if value is not None}}
+
+    return change
+
+
+def renamed_file(name: str) -> Callable[[dict], dict]:
+    return lambda files: {name: files["model.safetensors"]}
+
+
+HOSTILE = [
+    (renamed_file("../evil.safetensors"), "names '../evil.safetensors', which is no file of weights"),
+    (renamed_file("/tmp/evil.safetensors"), "which is no file of weights"),
+    (renamed_file("evil.txt"), "names 'evil.txt', which is no file of weights"),
+    (renamed_file("a\0.safetensors"), "which is no file of weights"),
+    (lambda files: {}, " is missing"),
+    (lambda files: [files], "is not a mapping"),
+    (lambda files: {"model.safetensors": ["a"]}, "needs metadata and names, all of strings"),
+    (with_entry(metadata=None), "needs metadata and names"),
+    (with_entry(metadata={"format": 1}), "needs metadata and names"),
+    (with_entry(names=["a", 1]), "needs metadata and names"),
+    (with_entry(names=["a"]), "'a' is none of the model"),
+    (lambda files: files | {"b.safetensors": files["model.safetensors"]}, "is named twice"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE)
+def test_a_checkpoint_that_tells_what_to_write_where_is_not_believed(ours, tmp_path, change, message) -> None:
+    source = tmp_path / "deep" / "ours"
+    names = json.loads((ours / "source" / "ftk_names.json").read_text())
+    tampered(ours, source, "ftk_names.json", json.dumps(change(names)).encode())
+    with pytest.raises(UserError, match=message) as caught:
+        convert_back(source, tmp_path / "deep" / "back")
+    assert "source/ftk_names.json: " in str(caught.value)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.parent in (tmp_path, source.parent)) == [
+        "deep",
+        "ours",
+    ]
+
+
+def test_only_small_files_of_known_kinds_are_copied(ours, tmp_path) -> None:
+    tampered(ours, tmp_path / "ours", "pytorch_model.bin", b"evil")
+    with pytest.raises(UserError, match=r"source/pytorch_model.bin: is none of the files that are copied"):
+        convert_back(tmp_path / "ours", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def tampered(ours: Path, folder: Path, name: str, content: bytes) -> None:
+    """A checkpoint with other content in a file of `source/`, and a manifest that fits it."""
+    shutil.copytree(ours, folder)
+    files = read_manifest(folder)
+    for path in (folder / "source" / name, folder / MANIFEST):
+        path.unlink(missing_ok=True)
+    write_manifest(folder, files | {f"source/{name}": write_file(folder / "source" / name, [content])})
 
 
 def test_the_command_there_and_back(published, tmp_path, capfd) -> None:

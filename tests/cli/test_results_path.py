@@ -148,6 +148,19 @@ def test_other_settings_are_refused_and_nothing_is_lost(generated, tmp_path, cha
     assert (tmp_path / "results.settings.json").read_bytes() != settings
 
 
+def test_settings_that_are_gone_count_only_where_they_were_not_the_default(generated, tmp_path):
+    generated(*INPUT)
+    settings = tmp_path / "results.settings.json"
+    content = json.loads(settings.read_text())
+    old = {"contrastive_alpha": 0.6, "contrastive_candidates": 4, "in_flight": True}
+    settings.write_text(json.dumps(content | old))
+    assert "of an earlier run" in "".join(generated(*INPUT)[2])
+    settings.write_text(json.dumps(content | old | {"contrastive_candidates": 8}))
+    code, _, err = generated(*INPUT)
+    assert code == 2
+    assert "other settings: contrastive_candidates was 8 and is None;" in err[0]
+
+
 def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, place, tmp_path):  # noqa: F811
     generated(*INPUT, "--max-samples", "5")
     (place / "prompts").write_text("\n".join(["the [MASK] fox", "", "changed [MASK]", *PROMPTS[3:]]) + "\n")

@@ -133,6 +133,16 @@ def test_float16_keeps_the_gradients_of_unlikely_tokens() -> None:
     assert gradient[1:].mean().item() == pytest.approx(0.01 / vocab_size, rel=1e-3)
 
 
+def test_float16_has_room_for_the_gradients_of_targets_of_any_weight() -> None:
+    hidden, weight, targets = inputs(3)
+    weights = torch.tensor([1.0, 600.0, 20_000.0])
+    with torch.autocast("cpu", dtype=torch.float16):
+        computed = chunked_loss(hidden, weight, targets, weights=weights)
+    expected = gradients(plain(hidden, weight, targets, 0.0, weights).total, hidden, weight)
+    for left, right in zip(gradients(computed.total, hidden, weight), expected, strict=True):
+        assert (left - right).norm() < 2**-9 * right.norm()
+
+
 def test_weights_in_bfloat16_get_gradients_in_bfloat16() -> None:
     hidden, weight, targets = inputs(9, dtype=torch.bfloat16)
     found = gradients(chunked_loss(hidden, weight, targets, 0.0, 4).total, hidden, weight)

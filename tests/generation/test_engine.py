@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
+from ftk.generation.engine import engine as engines
 from ftk.generation.engine.continuation import Continuation, PromptReader
 from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.engine.engine import Engine, engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.processors import Processor, Processors
-from ftk.generation.processors.length import MinLength
+from ftk.generation.processors.length import MaxLength, MinLength
 from ftk.generation.search.base import Fusion
+from ftk.generation.search.greedy import GreedySearch as Greedy
+from ftk.generation.search.sampling import SamplingSearch as Sampling
 from ftk.models import build_model
 
 END = 1
@@ -171,6 +176,169 @@ def test_a_processor_that_raises_ends_its_request_and_no_other(model, step, opti
         engine_for(model, FRAMING, requests, 4).answers(requests)
 
 
+class Stateful(Processor):
+    """Fails in one of its methods; the base of those that keep something about hypotheses."""
+
+    def __init__(self, method):
+        self.method = method
+
+    def __call__(self, state, scores):
+        return scores[:, 0] if self.method == "shape" else scores.double() if self.method == "dtype" else scores
+
+    def _called(self, method, result=None):
+        if method == self.method:
+            raise ValueError("of a processor")
+        return result
+
+    def __deepcopy__(self, memo):
+        return self._called("copy", self)
+
+    def reorder(self, sources):
+        self._called("reorder")
+
+    def keep(self, rows):
+        self._called("keep")
+
+    def select(self, totals, width, count):
+        return self._called("select", [[0, 1]] * 9 if self.method == "choices" else None)
+
+
+@pytest.mark.parametrize("method", ["copy", "shape", "dtype", "reorder", "keep", "select", "choices"])
+def test_whatever_fails_of_a_requests_own_processors_ends_no_other(model, method):
+    # The last one's answer is complete first, which makes the others `keep`.
+    lengths = [6, 6, 6, 2]
+    together = engine(model)
+    own = [[MinLength([n]), MaxLength([n]), *([Stateful(method)] * (place == 1))] for place, n in enumerate(lengths)]
+    numbers = [together.submit(request(p, one, beam=2)) for p, one in zip(PROMPTS, own, strict=False)]
+    found = drained(together)
+    assert [found[number][-1].kind for number in numbers] == ["done", "error", "done", "done"]
+    for place in (0, 2, 3):
+        assert_alike(found[numbers[place]][-2].answer, alone(model, request(PROMPTS[place], own[place], beam=2)))
+
+
+class FailsAt(Continuation):
+    """A framing that fails over a prompt when it is asked for it once more."""
+
+    prompt = None
+    asked = 0
+
+    def first(self, request):
+        if request.prompt == self.prompt:
+            self.asked += 1
+            if self.asked > 1:
+                raise ValueError("of a framing")
+        return super().first(request)
+
+
+class CannotRead(CachedDecoder):
+    prompt = None
+
+    def read(self, rows, frames, asked=()):
+        logits = super().read(rows, frames, asked)
+        if any(frame.tokens == self.prompt for frame in frames):
+            raise ValueError("of a decoder")
+        return logits
+
+
+@pytest.mark.parametrize("part", ["framing", "decoder"])
+def test_a_request_that_cannot_be_read_leaves_its_row_and_the_others_begin(model, part):
+    framing, decoder = FailsAt([END], 64), CannotRead(model, 4, 4, 16, 40)
+    (framing if part == "framing" else decoder).prompt = PROMPTS[2]
+    together = Engine(decoder, framing)
+    requests = [request(prompt, **options) for prompt, options in zip(PROMPTS, OPTIONS, strict=True)]
+    numbers = [together.submit(one) for one in requests]
+    found = drained(together)
+    assert [event.kind for event in found[numbers[2]]] == ["error"]
+    assert str(found[numbers[2]][0].error) == f"of a {part}"
+    for number, one in [pair for pair in zip(numbers, requests, strict=True) if pair[0] != numbers[2]]:
+        assert_alike(found[number][-2].answer, alone(model, one))
+    assert sorted(together._free) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["__init__", "_advance", "newest", "finished", "answers", "keep"])
+def test_a_search_that_raises_ends_its_group_and_no_other(model, method, monkeypatch):
+    def raises(self, *args, **options):
+        raise ValueError("of a search")
+
+    together = engine(model)
+    lengths = [6, 6, 6, 2]
+    requests = [
+        request(prompt, [MinLength([n]), MaxLength([n])], sampling=place > 0, stream=True)
+        for place, (prompt, n) in enumerate(zip(PROMPTS, lengths, strict=False))
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(Sampling, method, raises)
+        numbers = [together.submit(one) for one in requests]
+        found = drained(together)
+    early = "done" if method == "keep" else "error"  # it is complete before the others are to be kept
+    assert [found[number][-1].kind for number in numbers] == ["done", "error", "error", early]
+    assert [sum(event.kind in ("done", "error") for event in found[number]) for number in numbers] == [1] * 4
+    assert_alike(found[numbers[0]][-2].answer, alone(model, requests[0]))
+    again = [together.submit(one) for one in requests]
+    found = drained(together)
+    for number, one in zip(again, requests, strict=True):
+        assert_alike(found[number][-2].answer, alone(model, one))
+
+
+def test_a_step_that_raises_ends_what_is_being_written_and_the_rest_is_answered(model):
+    class FailsOnce(CachedDecoder):
+        calls = 0
+
+        def step(self, tokens):
+            self.calls += 1
+            if self.calls == 3:
+                raise MemoryError("of a step")
+            return super().step(tokens)
+
+    together = Engine(FailsOnce(model, 2, 1, 16, 40), FRAMING)
+    numbers = [together.submit(request(prompt, min_len=6)) for prompt in PROMPTS[:4]]
+    found = drained(together)
+    assert [found[number][-1].kind for number in numbers] == ["error", "error", "done", "done"]
+    for number, prompt in zip(numbers[2:], PROMPTS[2:], strict=False):
+        assert_alike(found[number][-2].answer, alone(model, request(prompt, min_len=6)))
+
+
+def test_all_groups_have_their_work_before_one_is_waited_for(model, monkeypatch):
+    order = []
+    for search in (Greedy, Sampling):
+        for method in ("advance", "finished"):
+            work = getattr(search, method)
+
+            def noted(self, *args, work=work, method=method):
+                order.append(method)
+                return work(self, *args)
+
+            monkeypatch.setattr(search, method, noted)
+    together = engine(model)
+    for prompt, sampling in zip(PROMPTS[:2], (False, True), strict=True):
+        together.submit(request(prompt, sampling=sampling, min_len=4))
+    for _ in range(3):
+        together.step()
+    assert order == ["advance", "advance", "finished", "finished"] * 3
+
+
+def test_an_engine_forgets_options_and_takes_those_that_are_lists(model, monkeypatch):
+    @dataclass(kw_only=True)
+    class Listed(GenerationConfig):
+        names: list[str] = field(default_factory=list)
+
+    monkeypatch.setattr(engines, "MAX_STRATEGIES", 3)
+    together = engine(model)
+    for max_len in range(1, 8):
+        together.submit(request([5], max_len=max_len))
+    for prompt in PROMPTS[:2]:
+        together.submit(Request(prompt, Listed(max_len=5, names=["a"])))
+    assert len(together._strategies) == 3
+    assert {events[-1].kind for events in drained(together).values()} == {"done"}
+
+
+def test_requests_that_are_refused_leave_nothing_of_those_before_them(model):
+    together = engine(model)
+    with pytest.raises(UserError, match="the prompt is empty"):
+        together.answers([request([5]), request([])])
+    assert not together.is_busy
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_logits_that_are_not_finite_end_their_request_and_spoil_no_row(stream):
     broken = causal_model(seed=1)
@@ -222,6 +390,8 @@ def test_tokens_are_reported_before_the_answer_where_they_are_settled(model):
         (request([5] * 17), "takes 17 places, but the engine was made for 16; shorten it"),
         (request([5] * 60), r"does not fit the model's 64 positions; shorten it, or lower max_len to 5 or less"),
         (request([]), "the prompt is empty"),
+        (request([5, 20]), "20 is no id of the model's 20 tokens"),
+        (request([-1]), "-1 is no id of the model's 20 tokens"),
     ],
 )
 def test_what_an_engine_is_too_small_for_is_refused_by_name(model, one, message):
@@ -242,6 +412,21 @@ def test_given_continuations_score_as_a_slow_forward_says(model):
     greedy, _ = slow_greedy(model, PROMPTS[0], 4)
     ((best, other),) = engine(model).score([request(PROMPTS[0])], [[greedy, [greedy[0] + 1]]])
     assert (best.is_greedy, other.is_greedy) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "continuation", "message"),
+    [
+        ([5, 20], [6], "20 is no id of the model's 20 tokens"),
+        ([5], [20], "20 is no id"),
+        ([5], [6, -1], "-1 is no id"),
+        ([5] * 60, [6] * 6, "prompt and answer take 65 positions, but the model has 64; shorten them"),
+        ([], [6], "the prompt is empty"),
+    ],
+)
+def test_continuations_that_cannot_be_read_are_refused(model, prompt, continuation, message):
+    with pytest.raises(UserError, match=message):
+        engine(model).score([request(prompt)], [[continuation]])
 
 
 def test_a_language_model_reads_the_prompt_too(model):

@@ -10,6 +10,7 @@ from ftk.generation.engine import engine
 from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.processors import Processor
 from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
@@ -77,6 +78,25 @@ def test_greedy_in_flight_equals_the_uncached_model(seed):
         assert [answer.tokens for answer in answers] == [tokens for tokens, _ in expected]
         for answer, (_, logprobs) in zip(answers, expected, strict=True):
             np.testing.assert_allclose(answer.token_logprobs, logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_frames_that_fail_together_are_read_again_one_by_one(is_fused, monkeypatch):
+    model, contexts, calls = small_model(), [[7, 3, 8, 4, 9], [10, 11, 3, 3]], []
+    language_model = LanguageModel(small_model(seed=3), SPECIAL, 0.5) if is_fused else None
+    generator = BlankGenerator(model, SPECIAL, max_len=2, min_len=2, language_model=language_model)
+    expected, finish = generator.fill_ids(contexts), model.finish
+
+    def fails_once(hidden):
+        calls.append(hidden)
+        if len(calls) == 3:  # behind the frame and the step of the first blanks: the frames of the second ones
+            raise MemoryError
+        return finish(hidden)
+
+    monkeypatch.setattr(model, "finish", fails_once)
+    for row, own in zip(generator.fill_ids(contexts), expected, strict=True):
+        assert_alike(row, own)
+    assert len(calls) == 6  # two frames, and a step of both
 
 
 def test_fewer_steps_are_taken_than_batch_after_batch(model, decoders):

@@ -81,6 +81,32 @@ def test_what_was_generated_scores_as_it_was_reported(run):
         assert len(other.logprobs) > 0
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda one: one.generate("she reads"),
+            r"takes a list of prompts; for one, generate\(\[prompt\]\)\[0\]",
+        ),
+        (lambda one: one.generate(["a", 3]), "prompt 2: a prompt is a text, but this is int: 3"),
+        (lambda one: next(one.stream([None])), "a prompt is a text, but this is NoneType"),
+        (
+            lambda one: one.score(["she"], [" reads"]),
+            r"a list; write score\(\[prompt\], \[\[continuation\]\]\)",
+        ),
+        (lambda one: one.score("she", [[" reads"]]), "in place of a list"),
+        (lambda one: one.score(["she", "he"], [[" reads"]]), "answers for 1 prompts, but there are 2"),
+        (
+            lambda one: one.score(["she"], [[" reads" * 64]]),
+            r"answer take \d+ positions, but the model has 64",
+        ),
+    ],
+)
+def test_what_is_no_list_of_texts_is_refused_with_the_right_form(run, call, message):
+    with pytest.raises(UserError, match=message):
+        call(ftk.load_generator(run))
+
+
 def test_what_does_not_fit_is_refused_before_weights_are_read(run):
     with pytest.raises(UserError, match="max_len is 65, but the model has 64 positions"):
         ftk.load_generator(run, max_len=65)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from ftk.checkpoint.export import export_program
 from ftk.errors import UserError
+from ftk.generation.config import GenerationConfig
+from ftk.generation.engine.continuation import Continuation
+from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.request import Request
 from ftk.models.base import Backbone
+from ftk.models.gpt2 import GPT2Config
+from ftk.models.gpt2.model import GPT2
+from ftk.modules.attention import Attend
 from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.few_rows import prepare
 from ftk.modules.heads import TiedVocabulary
@@ -56,6 +63,51 @@ def inputs(rows: int, tokens: int) -> dict[str, Tensor]:
         "shift": torch.arange(rows * 2 * tokens).reshape(rows, 2, tokens) % 3,
         "scale": torch.arange(1, rows + 1),
     }
+
+
+class Rotated(NamedTuple):
+    """An attend whose queries and keys are turned by their positions; int64 [B, T]."""
+
+    attend: Attend
+    positions: Tensor
+
+    def __call__(self, query, key, value, *, bias=None, scale=None):
+        turned = (self.turn(query), self.turn(key))
+        return self.attend(*turned, value, bias=bias, scale=scale)
+
+    def turn(self, heads: Tensor) -> Tensor:
+        left, right = heads.chunk(2, dim=-1)  # [B, A, T, D / 2] each
+        angle = 0.7 * self.positions[:, None, :, None]
+        return torch.cat([left * angle.cos() - right * angle.sin(), left * angle.sin() + right * angle.cos()], dim=-1)
+
+
+class Turning(GPT2):
+    """A family that gives `around` and nothing else."""
+
+    INPUTS = GPT2.INPUTS
+
+    def around(self, position_ids=None, key_positions=None):
+        return lambda attend: Rotated(attend, position_ids)
+
+
+@torch.no_grad()
+def test_what_a_family_puts_around_its_attention_is_there_in_training_as_in_generation():
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "max_positions": 32, "vocab_size": 31}
+    config = GPT2Config(**sizes, init_std=0.4)
+    model, plain = (kind(config, seed=1).eval() for kind in (Turning, GPT2))
+    prompt = [3, 17, 9, 22]
+    request = Request(prompt, GenerationConfig(max_len=12))
+    ((answer,),) = engine_for(model, Continuation([0], 32), [request], batch_size=1).answers([request])
+    tokens = torch.tensor([[*prompt, *answer.tokens]])
+    positions = torch.arange(tokens.size(1))[None]
+    places = torch.arange(len(prompt) - 1, tokens.size(1) - 1)
+
+    def logprobs(which: Backbone) -> Tensor:
+        scores = which(tokens, position_ids=positions).log_softmax(-1)
+        return scores[0, places, tokens[0, places + 1]]
+
+    torch.testing.assert_close(torch.tensor(answer.token_logprobs[: len(answer.tokens)]), logprobs(model))
+    assert (logprobs(model) - logprobs(plain)).abs().max() > 0.1
 
 
 def test_each_part_gets_the_inputs_that_its_signature_names():

@@ -131,6 +131,7 @@ def test_flags_of_torchs_optimizers_are_their_arguments(capsys):
         ("torch.optim.LBFGS", "cannot be used: it computes the loss several times per step; use adamw"),
         ("torch.optim.Rprop", "cannot be used: its steps do not follow the learning rate"),
         ("torch.optim.SparseAdam", "cannot be used: it takes sparse gradients only"),
+        ("torch.optim.Muon", "cannot be used: it takes matrices only; use muon"),
     ],
 )
 def test_what_torch_has_not_or_does_not_fit_is_refused(name, message):
@@ -139,10 +140,10 @@ def test_what_torch_has_not_or_does_not_fit_is_refused(name, message):
     assert "\n" not in str(caught.value)
 
 
-def test_parameters_that_a_class_does_not_take_are_refused():
-    muon = OPTIMIZERS.get("torch.optim.Muon")
-    with pytest.raises(UserError, match=re.escape("optimizer 'torch.optim.Muon': Muon only supports 2D parameters")):
-        muon.target(muon.config(), param_groups=[{"params": [nn.Parameter(torch.zeros(3))]}])
+def test_only_what_can_be_used_is_proposed():
+    with pytest.raises(UserError, match=r"torch\.optim\.RMSprop") as caught:
+        OPTIMIZERS.get("torch.optim.Rprp")
+    assert all(f"torch.optim.{name}" not in str(caught.value) for name in ("LBFGS", "Muon", "Rprop", "SparseAdam"))
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_an_option_that_an_older_ftk_did_not_know_had_its_default():
         ({"common__seed": 6}, "common.seed 5 -> 6", "another model or run"),
         ({"criterion__label_smoothing": 0.1}, "criterion.label_smoothing 0.0 -> 0.1", "another model or run"),
         ({"model__dropout": 0.3}, "model.dropout 0.1 -> 0.3", "another model or run"),
-        ({"optimizer__": "sgd"}, "optimizer._name adamw -> sgd", "`reset_optimizer` lets its state begin anew"),
+        ({"optimizer__": "sgd"}, "optimizer._name adamw -> sgd", "`reset_optimizer` starts its state over"),
         ({"optimizer__weight_decay": 0.5}, "optimizer.weight_decay 0.1 -> 0.5", "`reset_optimizer`"),
         ({"optimizer__lr": 0.5}, "optimizer.lr 0.01 -> 0.5", "`reset_lr_scheduler`"),
         ({"lr_scheduler__": "cosine"}, "lr_scheduler._name linear -> cosine", "`reset_lr_scheduler`"),

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from ftk.criterions.base import Criterion
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.errors import UserError
 from ftk.trainer.log.metrics import Meters, Stopwatch, TrainingFigures, averages, perplexity, with_perplexities
 from ftk.trainer.log.progress import BarProgress, JsonProgress, SimpleProgress, duration, make_progress, one_line
 from ftk.trainer.log.records import RecordFile, read_records
@@ -103,7 +105,7 @@ def test_the_time_is_split_as_it_was_spent():
     for name, seconds in spend.items():
         with stopwatch.part(name):
             clock.now += seconds
-    figures.add({"loss": pair(10.0, 5)}, skip=torch.tensor(False), num_tokens=160, num_targets=32)
+    figures.add({"loss": pair(10.0, 32)}, skip=torch.tensor(False), num_tokens=160, num_targets=32)
     clock.now += 1.0
     with stopwatch.aside():
         with stopwatch.part("validation"):
@@ -149,6 +151,26 @@ def test_skipped_updates_are_counted_and_left_out():
     assert figures.skipped() == (3, 2)
     assert figures.record()["loss"] == 2.0
     assert figures.skipped() == (3, 2)
+
+
+def test_targets_that_are_counted_otherwise_than_told_are_refused_at_the_first_whole_record():
+    def add(counted, told, skip=False):
+        figures.add({"loss": pair(6.0, counted)}, skip=torch.tensor(skip), num_tokens=9, num_targets=told)
+
+    figures = TrainingFigures(CPU, Stopwatch(), criterion=CrossEntropy(CrossEntropyConfig()))
+    add(9, 3)
+    add(9, 3, skip=True)
+    figures.record()  # not compared: one of the updates is in neither sum nor count of the device
+    add(9.0, 3)
+    add(3.0, 3)
+    with pytest.raises(UserError, match="criterion CrossEntropy: the sum of `num_targets` is 12, but `count` says 6"):
+        figures.record()
+    figures = TrainingFigures(CPU, Stopwatch())
+    figures.load_state_dict({"meters": {"loss": [6.0, 3]}, "skipped": [2, 0]})
+    add(3, 3)
+    figures.record()  # not compared: half of it was counted before the run went on
+    add(2.00001, 2.0)
+    figures.record()
 
 
 def test_every_objective_has_its_perplexity():

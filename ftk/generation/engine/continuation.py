@@ -34,8 +34,7 @@ class Continuation:
     def check(self, request: Request) -> None:
         """Raises UserError if the prompt is empty, or there are no positions for it and an answer of `max_len`."""
         length, max_len = len(request.prompt), request.options.max_len
-        if length == 0:
-            raise UserError("the prompt is empty; write the beginning of a text")
+        _refuse_empty(request.prompt)
         # The last token of an answer is never read.
         if self.max_positions is not None and length + max_len - 1 > self.max_positions:
             room = self.max_positions + 1 - length
@@ -59,11 +58,26 @@ class Continuation:
         return None
 
     def branch(self, request: Request, continuation: Sequence[int]) -> Branch:
-        """Token ids behind the prompt, an end token among them if it is to be scored."""
+        """Token ids behind the prompt, an end token among them if it is to be scored.
+
+        Raises:
+            UserError: the prompt is empty, or there are no positions for it and the continuation.
+        """
+        _refuse_empty(request.prompt)
         ids = list(continuation)
         start = len(request.prompt)
+        longest = start + max(len(ids), 1) - 1
+        if self.max_positions is not None and longest > self.max_positions:
+            raise UserError(
+                f"prompt and answer take {longest} positions, but the model has {self.max_positions}; shorten them"
+            )
         positions = np.arange(start, start + max(len(ids) - 1, 0))
         return Branch(ids[:-1], {"position_ids": positions}, ids, offset=-1)
+
+
+def _refuse_empty(prompt: Sequence[int]) -> None:
+    if len(prompt) == 0:
+        raise UserError("the prompt is empty; write the beginning of a text")
 
 
 class PromptReader:

@@ -63,7 +63,10 @@ class Decoder(Protocol):
     fusion: Fusion | None
 
     def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[Asked]) -> Tensor:
-        """Settles a frame in each of n different rows; an answer begins behind it: logits [n, V] of its first token."""
+        """Settles a frame in each of n different rows; an answer begins behind it: logits [n, V] of its first token.
+
+        Where it raises the rows are as they were, but for frames that restart; it may be called again.
+        """
 
     def step(self, tokens: Tensor) -> Tensor:
         """Reads one more token of each hypothesis of the first R rows: int64 [R, W] -> logits [R, W, V]."""
@@ -156,15 +159,16 @@ class CachedDecoder:
             hidden = layer(hidden, around(reading.attend(cache)))
         if self.observer is not None:
             self.observer.settle(self.model.finish(hidden), reading.places)
-        hidden = hidden[reading.last]  # [n, H]
+        logits = self.model.head(self.model.finish(hidden[reading.last]))  # [n, V]
 
+        self._remember(index, frames)
+        # From here on nothing fails.
         self.prefix_lengths[index] += [len(frame.tokens) for frame in frames]
         self.branch_lengths[index] = 0
-        self._remember(index, frames)
         self.live[index] = 1
         self._pointers = None
         self._see_settled(index)
-        return self.model.head(self.model.finish(hidden))
+        return logits
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder.step`; logits of rows that write no answer mean nothing."""
@@ -283,10 +287,10 @@ class _Pointers:
     write no answer, so that these overwrite one place again and again)."""
 
     num_rows: int
-    places: Tensor | None  # [R K W], see `KeyValueCache.step_index`; None for a model without layers
+    places: Tensor | None  # [R A W], see `KeyValueCache.step_index`; None for a model without layers
     marks: Tensor  # [R W]: into the mask, what each hypothesis writes and is to see
     inputs: dict[str, Tensor]  # [R, .., W]
-    places_step: Tensor  # [R K W]
+    places_step: Tensor  # [R A W]
     marks_step: Tensor  # [R W]
     strides: dict[str, Tensor]  # [R, .., W]
 
@@ -303,17 +307,17 @@ class _StepAttention(NamedTuple):
     """`attend` for one token of each hypothesis: the W of a row stand side by side as queries over its one buffer."""
 
     cache: KeyValueCache
-    places: Tensor | None  # [R K W]
+    places: Tensor | None  # [R A W]
     mask: Tensor | None  # [R, 1, W, S], added to the scores; None where all is seen
     length: int  # S
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        """query [R, A, W, D], key, value [R, K, W, D] -> [R, A, W, D]"""
+        """query, key, value [R, A, W, D] -> [R, A, W, D]"""
         assert self.places is not None, "there are layers"
         self.cache.write_at(key, value, self.places)
-        keys, values = self.cache.read(query.size(0), self.length)  # [R, K, S, D]
+        keys, values = self.cache.read(query.size(0), self.length)  # [R, A, S, D]
         # One query a row is no work for the fused kernels of a CPU: 48 microseconds against 33 in float32 and 240
         # against 125 in bfloat16 (12 heads of 64, 256 slots, one thread).
         if query.device.type != "cpu" or (query.dtype != torch.float32 and query.size(2) > 1):

@@ -17,8 +17,9 @@ from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.decoder import CachedDecoder, Decoder
 from ftk.generation.engine.fusion import FusedDecoder, LanguageModel, LanguageModelRecord
-from ftk.generation.engine.request import Event, Frame, Framing, Request
+from ftk.generation.engine.request import Event, Frame, Framing, Request, check_ids
 from ftk.generation.engine.scoring import Scored, score
+from ftk.generation.processors.base import index_of
 from ftk.generation.processors.per_request import PerRequest
 from ftk.generation.search import Answer, Move, Search, Strategy, Task, not_finite, strategy
 from ftk.generation.search.random import prompt_key, step_numbers
@@ -36,6 +37,9 @@ PATIENCE = 64
 ONE_BY_ONE = ("seed", "batch_size")
 """Options in which requests of one search may differ."""
 
+MAX_STRATEGIES = 64
+"""Sets of options that an engine remembers: requests that come with one of them again share searches."""
+
 _NOTHING = Frame((), {}, {})
 
 
@@ -44,8 +48,8 @@ class Engine:
 
     Rows that begin an answer at the same time with the same options are a group with a search of its own; all groups
     share each step of the decoder. In fp32 a request's answers are the same whatever rows, groups and neighbours it
-    has, and one that fails (a processor raises, a logit is not finite) fails alone. Memory and width are the
-    decoder's, made once. The model must be in evaluation mode.
+    has, and one that fails (a processor raises, a logit is not finite) fails alone; where a search fails, so do the
+    requests of its group. Memory and width are the decoder's, made once. The model must be in evaluation mode.
 
         number = engine.submit(Request(prompt))
         while engine.is_busy:
@@ -66,7 +70,7 @@ class Engine:
         self.check_every = 1 if decoder.device.type == "cpu" else CHECK_EVERY
         self.num_steps = 0  # of the decoder
         self._numbers = itertools.count()
-        self._strategies: dict[tuple[Any, ...], Strategy] = {}
+        self._strategies: dict[tuple[Any, ...], Strategy] = {}  # the one that was asked for last stands last
         self._waiting: dict[int, _Job] = {}  # in the order in which they came
         self._between: list[_Job] = []  # have a row and an answer, and will begin another
         self._groups: list[_Group] = []
@@ -84,10 +88,12 @@ class Engine:
             its number, by which its events name it.
 
         Raises:
-            UserError: its options are not allowed, the model cannot answer it, or this engine is too small for it.
+            UserError: its options are not allowed, the model cannot answer it or does not know one of its tokens, or
+                this engine is too small for it.
         """
         own = self._strategy(request.options)
         self.framing.check(request)
+        check_ids(self.decoder.model, self.framing.first(request).tokens)
         self._check_size(request, own)
         number = next(self._numbers)
         self._waiting[number] = _Job(number, request, own)
@@ -142,8 +148,10 @@ class Engine:
         Raises:
             Exception: what has made a request fail; as `submit`.
         """
-        found: dict[int, list[Answer]] = {self.submit(request): [] for request in requests}
+        found: dict[int, list[Answer]] = {}
         try:
+            for request in requests:
+                found[self.submit(request)] = []
             while self.is_busy:
                 for event in self.step():
                     if event.error is not None:
@@ -163,10 +171,13 @@ class Engine:
 
     def _strategy(self, options: GenerationConfig) -> Strategy:
         """One for all requests with these options, so that they can share a search."""
-        key = (type(options), *(value for name, value in vars(options).items() if name not in ONE_BY_ONE))
-        if key not in self._strategies:
-            self._strategies[key] = strategy(options)
-        return self._strategies[key]
+        # As text: an option of a plugin may be a list.
+        key = (type(options), repr([item for item in vars(options).items() if item[0] not in ONE_BY_ONE]))
+        own = self._strategies.pop(key, None) or strategy(options)
+        self._strategies[key] = own
+        if len(self._strategies) > MAX_STRATEGIES:
+            del self._strategies[next(iter(self._strategies))]
+        return own
 
     def _check_size(self, request: Request, own: Strategy) -> None:
         """Refuses what does not fit the memory that was made with the decoder."""
@@ -201,23 +212,53 @@ class Engine:
         self._held = 0
         jobs, self._between = self._between, []
         self._free.sort()
-        new_rows, self._free = self._free[:room], self._free[room:]
-        for row, number in zip(new_rows, list(self._waiting), strict=False):
+        for number in list(self._waiting)[:room]:
             job = self._waiting.pop(number)
-            job.row, job.frame = row, self.framing.first(job.request)
-            jobs.append(job)
-        frames, asked = [job.frame for job in jobs], [(job.request, job.answers) for job in jobs]
-        first = self.decoder.read([job.row for job in jobs], frames, asked)  # [N, V]
+            job.row = self._free.pop(0)
+            try:
+                job.frame = self.framing.first(job.request)
+            except Exception as error:  # of a framing that is not ftk's
+                self._report_error(job, error)
+            else:
+                jobs.append(job)
+        read = self._read(jobs) if jobs else []
         places: dict[int, list[int]] = {}
-        for place, job in enumerate(jobs):
+        for place, (job, _) in enumerate(read):
             places.setdefault(id(job.strategy), []).append(place)
+        begun: list[_Group] = []
         for own in places.values():
-            logits = first if len(places) == 1 else first[torch.tensor(own, device=first.device)]
-            self._begin([jobs[place] for place in own], logits[:, None])
+            logits = torch.stack([read[place][1] for place in own])
+            begun += self._begin([read[place][0] for place in own], logits[:, None])
+        for group in begun:
+            self._collect(group)
         return True
 
-    def _begin(self, jobs: list[_Job], logits: Tensor) -> None:
-        """These begin an answer together, with logits [N, 1, V] of its first token."""
+    def _read(self, jobs: list[_Job]) -> list[tuple[_Job, Tensor]]:
+        """Those of the requests whose frames can be read, each with the logits [V] of its first token."""
+        frames, asked = [job.frame for job in jobs], [(job.request, job.answers) for job in jobs]
+        try:
+            logits = self.decoder.read([job.row for job in jobs], frames, asked)  # [N, V]
+            return list(zip(jobs, logits, strict=True))
+        except Exception as error:  # of a model or framing that is not ftk's; each is tried alone
+            if len(jobs) == 1:
+                self._report_error(jobs[0], error)
+                return []
+        return [one for job in jobs for one in self._read([job])]
+
+    def _begin(self, jobs: list[_Job], logits: Tensor) -> list[_Group]:
+        """The groups in which these begin an answer, with logits [N, 1, V] of its first token."""
+        try:
+            group = self._group(jobs)
+        except Exception as error:  # of a search or processor that is not ftk's
+            if len(jobs) > 1:
+                return [group for place, job in enumerate(jobs) for group in self._begin([job], logits[place, None])]
+            self._report_error(jobs[0], error)
+            return []
+        self._groups.append(group)
+        return [group] if self._take(group, logits) else []
+
+    def _group(self, jobs: list[_Job]) -> _Group:
+        """A search for the answers that these begin."""
         strategy, device = jobs[0].strategy, self.decoder.device
         observer = self.decoder.observer if strategy.target.observer is not None else None
         task = Task(
@@ -227,15 +268,12 @@ class Engine:
             self._uniforms(jobs),
             [job.frame.context for job in jobs],
             [job.frame.number for job in jobs],
-            None if observer is None else observer.of(torch.tensor([job.row for job in jobs], device=device)),
+            None if observer is None else observer.of(index_of([job.row for job in jobs], device)),
             self.decoder.fusion,
         )
         processors = PerRequest([job.request.processors for job in jobs])
         record = None if self.decoder.fusion is None else LanguageModelRecord(self.framing.ends)
-        group = _Group(strategy.build(task, processors), jobs, processors, record, device)
-        self._groups.append(group)
-        if self._take(group, logits):
-            self._collect(group)
+        return _Group(strategy.build(task, processors), jobs, processors, record, device)
 
     def _uniforms(self, jobs: Sequence[_Job]) -> Tensor | None:
         """float64 [N, max_len, D]: the random numbers of the requests' next answers; None where none are drawn."""
@@ -256,14 +294,22 @@ class Engine:
         first, width = self._groups[0], self.decoder.width
         alone = len(self._groups) == 1 and first.rows == list(range(num_rows)) and first.width == width
         tokens, sources = first.move if alone else self._moves(num_rows)
-        if sources is not None:
-            self.decoder.reorder(sources)
-        logits = self.decoder.step(tokens)  # [R, W, V]
+        try:
+            if sources is not None:
+                self.decoder.reorder(sources)
+            logits = self.decoder.step(tokens)  # [R, W, V]
+        except Exception as error:  # e.g. of too little memory: nobody knows what the rows hold now
+            for group in list(self._groups):
+                self._fail(group, dict.fromkeys(range(len(group.jobs)), error))
+            return
         self.num_steps += 1
+        going = []
         for group in list(self._groups):
             own = logits if alone else logits[group.index]
             if self._take(group, own if group.width == width else own[:, : group.width]):
-                self._collect(group)
+                going.append(group)
+        for group in going:  # when all have their work: to collect is to wait for the device
+            self._collect(group)
         if not self._waiting and self.decoder.observer is None:
             self._close_up()
 
@@ -294,21 +340,17 @@ class Engine:
 
     def _collect(self, group: _Group) -> None:
         """Takes the answers that are complete; their rows continue with the next one, or become free."""
-        if any(job.request.stream for job in group.jobs):
-            self._report_tokens(group)
-            if not group.jobs:
-                return
-        finished = self._finished(group)
-        if not any(finished):
+        try:
+            if any(job.request.stream for job in group.jobs):
+                self._report_tokens(group)
+            places = self._finished(group)
+            answers = group.answers(places)
+        except Exception as error:  # of a search that is not ftk's: the other groups continue
+            self._fail(group, dict.fromkeys(range(len(group.jobs)), error))
             return
-        own_answers = group.search.answers()
-        for place, (job, is_finished) in enumerate(zip(group.jobs, finished, strict=True)):
-            if is_finished:
-                answers = group.search.likeliest.given_to(own_answers[place], place)
-                if group.record is not None:
-                    answers = group.record.given_to(answers, place)
-                self._answered(job, answers)
-        self._drop(group, [place for place, is_finished in enumerate(finished) if is_finished], free=False)
+        for place, own in zip(places, answers, strict=True):
+            self._answered(group.jobs[place], own)
+        self._drop(group, places, free=False)
 
     def _answered(self, job: _Job, answers: Sequence[Answer]) -> None:
         """A request has the answer that it is at, the best of these."""
@@ -344,16 +386,16 @@ class Engine:
                 self._events.append(Event(job.number, "token", job.frame.number, [int(token)], [logprob]))
         self._fail(group, failed)
 
-    def _finished(self, group: _Group) -> list[bool]:
-        """Which of a group's requests are to leave it now."""
-        if group.num_steps == group.jobs[0].strategy.num_steps:
-            return [True] * len(group.jobs)
+    def _finished(self, group: _Group) -> list[int]:
+        """Places of the requests that are to leave their group now."""
+        places = range(len(group.jobs))
+        if not places or group.num_steps == group.jobs[0].strategy.num_steps:
+            return list(places)
         # The same steps for all groups, so that they wait for the device together. Who streams waits in each step.
         check_every = 1 if any(job.request.stream for job in group.jobs) else self.check_every
         if self.num_steps % check_every:
-            return [False] * len(group.jobs)
-        finished: list[bool] = group.search.finished().tolist()
-        return finished
+            return []
+        return [place for place, done in zip(places, group.search.finished().tolist(), strict=True) if done]
 
     def _fail(self, group: _Group, errors: Mapping[int, Exception]) -> None:
         """The requests at these places of a group fail."""
@@ -363,6 +405,7 @@ class Engine:
 
     def _report_error(self, job: _Job, error: Exception) -> None:
         self._events.append(Event(job.number, "error", job.frame.number, error=error))
+        self.decoder.leave([job.row])
         self.decoder.wipe([job.row])
         self._free.append(job.row)
 
@@ -374,9 +417,13 @@ class Engine:
         self.decoder.leave(rows)
         if free:
             self._free.extend(rows)
-        stay = [place for place in range(len(group.jobs)) if place not in places]
-        group.keep(stay)
-        if not stay:
+        try:
+            group.keep([place for place in range(len(group.jobs)) if place not in places])
+        except Exception as error:  # of a search that is not ftk's: those that stay fail with it
+            for job in group.jobs:
+                self._report_error(job, error)
+            group.jobs = []
+        if not group.jobs:
             self._groups.remove(group)
 
     def _close_up(self) -> None:
@@ -470,12 +517,22 @@ class _Group:
             self.record.add(logits, self.move)
         self.num_steps += 1
 
+    def answers(self, places: Sequence[int]) -> list[list[Answer]]:
+        """Of the requests at `places`, which are finished, the answers that were found, best first."""
+        if not places:
+            return []
+        found = self.search.answers()
+        own = [self.search.likeliest.given_to(found[place], place) for place in places]
+        if self.record is None:
+            return own
+        return [self.record.given_to(answers, place) for answers, place in zip(own, places, strict=True)]
+
     def keep(self, places: list[int]) -> None:
         """Of its requests only those at `places` stay."""
         self.jobs = [self.jobs[place] for place in places]
         if not self.jobs:
             return
-        index = torch.tensor(places, device=self.device)
+        index = index_of(places, self.device)
         self.search.keep(index)
         if self.record is not None:
             self.record.keep(index)
@@ -486,7 +543,7 @@ class _Group:
     def move_rows(self) -> None:
         """Its requests have come, or gone, to other rows."""
         self.rows = [job.row for job in self.jobs]
-        self.index = torch.tensor(self.rows, device=self.device)
+        self.index = index_of(self.rows, self.device)
 
 
 def _best(job: _Job, answers: Sequence[Answer]) -> Answer:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.generation.engine.decoder import Asked, CachedDecoder
+from ftk.generation.processors.base import index_of
 from ftk.generation.search import Answer, Move
 from ftk.generation.search.base import Fusion
 
@@ -60,9 +61,10 @@ class FusedDecoder:
 
     def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[Asked]) -> Tensor:
         """See `Decoder.read`: logits [n, 2 V]."""
-        logits = self.decoder.read(rows, frames)
         others = [self.language_model.next(request, answers) for request, answers in asked]
-        return self._joined(logits, self.other.read(rows, others))
+        # First, since it reads from the beginning and so may read again, should the model fail.
+        other = self.other.read(rows, others)
+        return self._joined(self.decoder.read(rows, frames), other)
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder.step`: [R, W] -> [R, W, 2 V]."""
@@ -130,7 +132,7 @@ class LanguageModelRecord:
         before = logits.new_zeros(*logprobs.shape[:2], 0, dtype=torch.int64) if self._tokens is None else self._tokens
         self._tokens = torch.cat((before[rows, sources], move.tokens[..., None]), dim=-1)
         if self._ends is None:
-            self._ends = torch.tensor(self.ends, device=logits.device)
+            self._ends = index_of(self.ends, logits.device)
         ends = logprobs[..., self._ends]  # [N, W', E]
         self._steps.append((before, ends, self._tokens, logprobs[rows, sources, move.tokens]))
         self._last = before, logprobs

@@ -97,11 +97,12 @@ class PackedAttention(NamedTuple):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        """query [1, A, T, D], key, value [1, K, T, D] -> [1, A, T, D]"""
-        assert bias is None, "each frame has keys of its own; a bias of positions is not told which"
+        """query, key, value [1, A, T, D] -> [1, A, T, D]"""
+        if bias is not None:
+            raise NotImplementedError("frames that are read together take no bias: each has keys of its own")
         self.cache.write(key, value, self.places)
         attended = []
         for row, columns, mask in self.spans:
-            keys, values = self.cache.row(row, mask.size(-1))  # [1, K, S, D]
+            keys, values = self.cache.row(row, mask.size(-1))  # [1, A, S, D]
             attended.append(fused_attention(query[:, :, columns], keys, values, mask, scale=scale))
         return torch.cat(attended, dim=2)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
     from ftk.generation.search import Answer
 
-NOT_SCORED = -1
-"""Among the targets of a branch: what follows this token is not asked."""
+NOT_SCORED = -(2**63)
+"""Among the targets of a branch: what follows this token is not asked. No id that was meant as one."""
 
 
 @dataclass(eq=False)
@@ -123,3 +124,23 @@ class Framing(Protocol):
 
     def branch(self, request: Request, continuation: Any) -> Branch:
         """A continuation of the first frame that is given instead of searched for."""
+
+
+def check_ids(model: Any, tokens: Sequence[int]) -> None:
+    """Refuses token ids that a model does not know: an embedding fails over them, on a GPU with the whole process.
+
+    Args:
+        model: has `config.vocab_size`; nothing is checked where it does not.
+        tokens: ids.
+
+    Raises:
+        UserError: names one of them.
+    """
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    if size is None:
+        return
+    for token in tokens:
+        if not 0 <= token < size:
+            raise UserError(
+                f"{token} is no id of the model's {size} tokens; use the tokenizer that the model was trained with"
+            )

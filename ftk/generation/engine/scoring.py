@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ftk.generation.engine.decoder import wraps_of
 from ftk.generation.engine.device import to_device
-from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request
+from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids
 from ftk.generation.search import not_finite
 from ftk.modules.attention import MaskedAttention
 from ftk.modules.masks import Visibility
@@ -71,11 +71,15 @@ def score(
         what was found for each request and continuation.
 
     Raises:
-        UserError: a log-probability is NaN or infinite; as `Framing.branch`.
+        UserError: a log-probability is NaN or infinite; the model does not know a token; as `Framing.branch`.
     """
     rows: list[_Row] = []
     for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
-        rows += _rows(number, framing.first(request), [framing.branch(request, one) for one in own])
+        frame, branches = framing.first(request), [framing.branch(request, one) for one in own]
+        check_ids(model, frame.tokens)
+        for branch in branches:
+            check_ids(model, [*branch.tokens, *(target for target in branch.targets if target != NOT_SCORED)])
+        rows += _rows(number, frame, branches)
     scored = [[Scored([], []) for _ in own] for own in continuations]
     waiting = Counter(row.request for row in rows)
     progress(len(requests) - len(waiting))  # those without a continuation

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ftk.generation.engine.device import sent
+from ftk.batch import sent
 
 FORBIDDEN = float("-inf")
 _LAST_RESORT = -1e4  # of a token that must come, where the model itself gives it no probability at all

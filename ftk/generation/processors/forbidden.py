@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ftk.generation.engine.device import sent
+from ftk.batch import sent
 from ftk.generation.processors._ngrams import repeating_tokens
 from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState, index_of
 from ftk.generation.processors.phrases import Spelling

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ftk.errors import UserError
 from ftk.generation.processors.base import Processors, SearchState, index_of
 from ftk.generation.search.ranking import stable_topk
 
@@ -16,7 +17,8 @@ from ftk.generation.search.ranking import stable_topk
 class PerRequest(Processors):
     """The requests of one search, each with processors of its own; those that share theirs are processed together.
 
-    Where a processor raises, the scores of its request are left as they were, and `failed` keeps the error.
+    Where a processor raises, or gives scores of another shape, those of its request are left as they were, and `failed`
+    keeps the error.
 
     Args:
         own: for each request its processors. They are copied where they keep something about hypotheses.
@@ -45,60 +47,73 @@ class PerRequest(Processors):
         return scores
 
     def reorder(self, sources: Tensor) -> None:
-        for processors, _, index in self._shares(sources.device):
+        for processors, rows, index in self._shares(sources.device):
             if processors.keeps_state:
-                processors.reorder(sources[index])
+                try:
+                    processors.reorder(sources[index])
+                except Exception as error:  # of a processor that is not ftk's, here and below
+                    self._fail(rows, error)
 
     def keep(self, rows: Tensor) -> None:
         stay = rows.tolist()
         for processors, own, _ in self._shares(rows.device):
             left = [own.index(row) for row in stay if row in own]
             if left and processors.keeps_state:
-                processors.keep(index_of(left, rows.device))
+                try:
+                    processors.keep(index_of(left, rows.device))
+                except Exception as error:
+                    self._fail([own[place] for place in left], error)
         self.own = [self.own[row] for row in stay]
         self.failed = {stay.index(row): error for row, error in self.failed.items() if row in stay}
         self._known_shares = None
 
     def select(self, totals: Tensor, width: int, count: int) -> list[list[int]] | None:
-        shares = self._shares(totals.device)
-        if len(shares) == 1 and not self.failed:
-            return shares[0].processors.select(totals, width, count)
         chosen: dict[int, list[int]] = {}
-        for processors, rows, _ in shares:
+        for processors, rows, _ in self._shares(totals.device):
             sound = [row for row in rows if row not in self.failed]
-            found = processors.select(totals[index_of(sound, totals.device)], width, count) if sound else None
-            if found is not None:
-                chosen.update(zip(sound, found, strict=True))
+            if sound:
+                chosen |= self._selected(processors, sound, totals, width, count)
         if not chosen:
             return None
+        if len(chosen) == len(self.own):
+            return [chosen[row] for row in range(len(self.own))]
         _, best = stable_topk(totals.flatten(1), min(count, totals[0].numel()))
         usual = best.tolist()
         return [chosen.get(row, usual[row]) for row in range(len(self.own))]
 
     def _processed(self, share: _Share, state: SearchState, scores: Tensor) -> Tensor:
-        """The scores of a share's requests, whose state and scores these are."""
+        """The scores of a share's requests, whose state and scores these are; if they fail together, each alone."""
         try:
-            return share.processors(state, scores)
-        except Exception:  # of a processor that is not ftk's: its request fails alone, below
-            self.failed |= self._broken(share, state)
+            return _checked(share.processors, state, scores)
+        except Exception as error:
+            if len(share.rows) == 1:
+                self._fail(share.rows, error)
+                return state.fresh_scores()
         scores = state.fresh_scores()  # what was changed in place begins anew
-        sound = [place for place, row in enumerate(share.rows) if row not in self.failed]
-        if sound:
-            index = index_of(sound, scores.device)
-            scores[index] = share.processors(state.of_prompts(sound, index), scores[index])
+        for place, row in enumerate(share.rows):
+            index = index_of([place], scores.device)
+            alone = state.of_prompts([place], index)
+            scores[index] = self._processed(_Share(share.processors, [row], index), alone, alone.fresh_scores())
         return scores
 
-    def _broken(self, share: _Share, state: SearchState) -> dict[int, Exception]:
-        """Those of a share's requests whose processors raise, each tried alone."""
-        broken = {}
-        for place, row in enumerate(share.rows):
-            index = index_of([place], state.logprobs.device)
-            alone = state.of_prompts([place], index)
-            try:
-                share.processors(alone, alone.fresh_scores())
-            except Exception as error:
-                broken[row] = error
-        return broken
+    def _selected(
+        self, processors: Processors, rows: list[int], totals: Tensor, width: int, count: int
+    ) -> dict[int, list[int]]:
+        """What processors select for these requests; nothing for those that fail, or where they have no opinion."""
+        try:
+            own = totals if len(rows) == len(totals) else totals[index_of(rows, totals.device)]
+            found = processors.select(own, width, count)
+            return {} if found is None else dict(zip(rows, found, strict=True))
+        except Exception as error:
+            if len(rows) == 1:
+                self._fail(rows, error)
+                return {}
+        alone = (self._selected(processors, [row], totals, width, count) for row in rows)
+        return {row: one for own in alone for row, one in own.items()}
+
+    def _fail(self, rows: Sequence[int], error: Exception) -> None:
+        """These requests have failed; of several errors the first counts."""
+        self.failed = dict.fromkeys(rows, error) | self.failed
 
     def _shares(self, device: torch.device) -> list[_Share]:
         """The different processors, each with its requests."""
@@ -108,6 +123,17 @@ class PerRequest(Processors):
                 rows.setdefault(id(one), []).append(row)
             self._known_shares = [_Share(self.own[own[0]], own, index_of(own, device)) for own in rows.values()]
         return self._known_shares
+
+
+def _checked(processors: Processors, state: SearchState, scores: Tensor) -> Tensor:
+    """What processors make of scores [N, W, V], if it is of the same kind."""
+    found = processors(state, scores)
+    if found.shape != scores.shape or found.dtype != scores.dtype:
+        raise UserError(
+            f"a processor made scores {list(found.shape)} of {found.dtype} of {list(scores.shape)} of {scores.dtype}; "
+            "it must keep shape and type"
+        )
+    return found
 
 
 class _Share(NamedTuple):

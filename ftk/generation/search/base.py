@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
-from ftk.generation.processors.base import Processors, SearchState
+from ftk.generation.processors.base import Processors, SearchState, index_of
 from ftk.generation.search.alternatives import Alternatives, LikeliestTokens
 
 
@@ -115,8 +115,8 @@ class Move(NamedTuple):
 class Search(ABC):
     """One search for the answers of N prompts, W hypotheses of each; all its state is on the device.
 
-    The generator gives it the logits of the first token, carries out the move that it answers with, gives it
-    the logits that the decoder answers with, and so on: at most max_len + lookahead times.
+    The engine gives it the logits of the first token, carries out the move that it answers with, gives it the logits
+    that the decoder answers with, and so on: at most max_len + lookahead times.
 
     Args:
         config: options of generation.
@@ -138,7 +138,7 @@ class Search(ABC):
         self.options = options
         self.step = 0  # tokens that every answer has
         self.likeliest = LikeliestTokens(config.alternatives)
-        self.ends = torch.tensor(task.end_ids, device=task.device)
+        self.ends = index_of(task.end_ids, task.device)
 
     @staticmethod
     @abstractmethod

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ftk.generation.config import GenerationConfig
-from ftk.generation.processors.base import Processors
+from ftk.generation.engine.device import sent
+from ftk.generation.processors.base import Processors, index_of
 from ftk.generation.search.base import Answer, Move, Search, Task, ranked
 from ftk.generation.search.ranking import stable_topk
 from ftk.registry import register_search
@@ -36,7 +37,7 @@ class Beam:
     def __init__(self, config: GenerationConfig, task: Task, width: int) -> None:
         self.config = config
         self.width = width
-        self.ends = torch.tensor(task.end_ids, device=task.device)
+        self.ends = index_of(task.end_ids, task.device)
         self.length = 0
         shape = (task.num_prompts, width, config.max_len)
         self.scores = torch.zeros(shape[0], 1, device=task.device)  # [N, W], from the first step on
@@ -66,8 +67,8 @@ class Beam:
     def at(self, totals: Tensor, chosen: list[list[int]]) -> Candidates:
         """The continuations of [N, W, V] that a processor has chosen: per prompt indices into [W * V]."""
         count = max(1, *map(len, chosen))
-        padded = torch.tensor([[*row, *[0] * (count - len(row))] for row in chosen], device=totals.device)
-        there = torch.tensor([[place < len(row) for place in range(count)] for row in chosen], device=totals.device)
+        padded = sent(torch.tensor([[*row, *[0] * (count - len(row))] for row in chosen]), totals.device)
+        there = sent(torch.tensor([[place < len(row) for place in range(count)] for row in chosen]), totals.device)
         scores = totals.flatten(1).gather(1, padded).masked_fill(~there, _DEAD)
         return Candidates(scores, padded // totals.size(-1), padded % totals.size(-1))
 

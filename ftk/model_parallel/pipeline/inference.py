@@ -46,9 +46,9 @@ class PipelinedModel(nn.Module):
     def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """As the whole model's, for `head` alone: [B, T, H]"""
         stage: Any = self.stage
-        for_embed, for_attend = stage.split_inputs(inputs)
+        for_embed, _ = stage.split_inputs(inputs)
         hidden = self.embed(tokens, **for_embed)
-        attend = stage.attend(tokens, **for_attend)
+        attend = stage.wrapped_attend(tokens, inputs)
         for layer in self.layers:
             hidden = layer(hidden, attend)
         return self.finish(hidden)

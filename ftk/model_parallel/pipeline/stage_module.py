@@ -108,10 +108,10 @@ class Stage(StepModule):
         model: Any = self.model
         inputs = dict(micro_batch.batch.inputs)
         tokens = inputs.pop("tokens")  # [B, T]
-        for_embed, for_attend = model.split_inputs(inputs)
+        for_embed, _ = model.split_inputs(inputs)
         with autocast(received.device, self._precision):
             hidden = model.embed(tokens, **for_embed) if self.is_first else _unpacked(received, micro_batch)
-            attend = model.attend(tokens, **for_attend)
+            attend = model.wrapped_attend(tokens, inputs)
             for layer in model.layers:
                 hidden = layer(hidden, attend)
             hidden = model.finish(hidden) if self.is_last else hidden.to(self._hidden_dtype)

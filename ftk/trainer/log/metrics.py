@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ftk.criterions.base import Criterion
+from ftk.errors import UserError
 from ftk.model_parallel.world import World
 
 Sums = dict[str, tuple[Tensor, Tensor]]
@@ -153,7 +154,7 @@ class TrainingFigures:
         device: where the sums are kept.
         stopwatch: of the run.
         world: the processes whose sums are added where they are read; None: this one alone.
-        nats: see `with_perplexities`.
+        criterion: whose losses these are; its `nats` have perplexities.
     """
 
     def __init__(
@@ -161,15 +162,17 @@ class TrainingFigures:
         device: torch.device,
         stopwatch: Stopwatch,
         world: World | None = None,
-        nats: Collection[str] = Criterion.nats,
+        criterion: Criterion | None = None,
     ) -> None:
         self.stopwatch = stopwatch
-        self._nats = nats
+        self._criterion = criterion
         self.world = world or World.single(device)
         self._meters = Meters(device)
         self._skipped = torch.zeros(2, dtype=torch.int64, device=device)  # altogether, in a row until now
         self._num_updates = self._num_tokens = 0  # of this process, since the last record
         self._num_targets: float = 0
+        # Skipped updates at the last record; None once the counts of targets have been compared.
+        self._skipped_before: int | None = 0
 
     def add(self, sums: Sums, *, skip: Tensor, num_tokens: int, num_targets: float) -> None:
         """Count one update. Waits for nothing.
@@ -192,14 +195,18 @@ class TrainingFigures:
         """Averages and rates since the last record, of all processes; waits for the device, and begins anew.
 
         Averages are NaN where every update was skipped.
+
+        Raises:
+            UserError: the criterion counts other targets than it has said before (`Criterion.count`).
         """
         with self.stopwatch.part("wait"):
             sums = summed(self._meters.read(), self.world)
+            self._compare_counts(sums)
         lap = self.stopwatch.lap()
         seconds = max(lap.seconds, 1e-9)
         losses = averages(sums)
         head = {"loss": losses.pop("loss", math.nan), "ppl": math.nan, "gnorm": losses.pop("gnorm", math.nan)}
-        record = with_perplexities({**head, **losses}, self._nats)
+        record = with_perplexities({**head, **losses}, (self._criterion or Criterion).nats)
         record["tokens_per_second"] = self._num_tokens / seconds
         record["target_tokens_per_second"] = self._num_targets / seconds
         record["updates_per_second"] = self._num_updates / seconds
@@ -207,6 +214,22 @@ class TrainingFigures:
         self._meters.reset()
         self._num_updates = self._num_tokens = self._num_targets = 0
         return record
+
+    def _compare_counts(self, sums: Mapping[str, tuple[float, float]]) -> None:
+        """Once, at the first record whose updates all count: what losses were divided by against `num_targets`."""
+        if self._skipped_before is None:
+            return
+        skipped, _ = self.skipped()
+        if skipped != self._skipped_before:  # the device's sums leave out what the host has counted
+            self._skipped_before = skipped
+            return
+        self._skipped_before = None
+        _, counted = sums.get("loss", (0.0, 0.0))
+        if not math.isclose(counted, self._num_targets, rel_tol=1e-4):  # sums of float32 weights differ a little
+            raise UserError(
+                f"criterion {type(self._criterion).__name__}: the sum of `num_targets` is {counted:g}, but `count` "
+                f"says {self._num_targets:g}, by which the loss is divided; make the two agree"
+            )
 
     def skipped(self) -> tuple[int, int]:
         """Skipped updates: altogether, and in a row until now. Waits for the device."""
@@ -222,6 +245,8 @@ class TrainingFigures:
         if self.world.is_main:  # once among all
             self._meters.load_state_dict(state["meters"])
         self._skipped = torch.tensor(state["skipped"], dtype=torch.int64, device=self._skipped.device)
+        if self._skipped_before is not None:
+            self._skipped_before = -1  # the sums may be of updates that were not counted here: not compared
 
 
 def summed(sums: Mapping[str, tuple[float, float]], world: World) -> dict[str, tuple[float, float]]:

@@ -13,7 +13,7 @@ from torch import nn
 from ftk.errors import UserError
 from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
 from ftk.generation.search import Answer
-from ftk.generation.text import check_vocabulary
+from ftk.generation.text import check_list, check_lists, check_text, check_vocabulary
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
@@ -122,8 +122,7 @@ class BlankFiller:
             UserError: a prompt is empty or too long, or has a blank that the tokenizer lacks or, unless
                 `misspelt_blanks` is "text", one that is misspelt ("[mask]"); its options are not allowed.
         """
-        if isinstance(prompts, str):
-            raise UserError("fill takes a list of prompts; for one, fill([prompt])[0]")
+        check_list("fill", prompts)
         return self.generate_encoded(self._encoded(prompts, options), progress, on_piece, seeds)
 
     def stream(
@@ -176,6 +175,7 @@ class BlankFiller:
         Raises:
             UserError: as for `fill`.
         """
+        check_text(prompt)
         text = prompt.strip()
         if not text:
             raise UserError("the prompt is empty; write a text, with [MASK] where something is missing")
@@ -318,6 +318,7 @@ class BlankFiller:
         Raises:
             UserError: as for `fill`; numbers of prompts, blanks and answers that do not fit.
         """
+        check_lists("score([prompt], [[answer]])", prompts, answers)
         return [found[0] for found in self.score_candidates(prompts, [[own] for own in answers], end)]
 
     def score_candidates(
@@ -332,8 +333,7 @@ class BlankFiller:
         Returns:
             per prompt and candidate, in the order given, one answer a blank.
         """
-        if len(candidates) != len(prompts):
-            raise UserError(f"answers for {len(candidates)} prompts, but there are {len(prompts)}; give some for each")
+        check_lists("score_candidates([prompt], [[[answer]]])", prompts, candidates)
         encoded = []
         for number, (prompt, own) in enumerate(zip(prompts, candidates, strict=True), start=1):
             try:

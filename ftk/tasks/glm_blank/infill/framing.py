@@ -84,10 +84,12 @@ class BlankFraming:
         return BlankPrompt(list(map(int, context)), chosen, dict(enumerate(places)), reencode=reencode)
 
     def check(self, request: Request) -> None:
-        """Raises UserError, with the numbers, if a context does not fit the model's positions."""
+        """Raises UserError if no blank is asked for or, with the numbers, a context does not fit the positions."""
         prompt, options = request.prompt, request.options
         num_blanks, length = len(prompt.places), len(prompt.context)
-        if self.max_positions is None or not num_blanks:
+        if not prompt.order:
+            raise UserError("the prompt asks for no blank; put a mask token where something is missing")
+        if self.max_positions is None:
             return
         # What is read ahead takes the place that a further blank's start would.
         num_starts = num_blanks + strategy(options).target.lookahead
@@ -156,8 +158,14 @@ class BlankFraming:
         An answer whose last token ends it is scored with that token; else its end is not asked.
 
         Raises:
-            UserError: an answer holds an end token before its end.
+            UserError: an answer holds an end token before its end, or the positions do not reach it or the context.
         """
+        num_rows, length = self.num_rows, len(request.prompt.context)
+        if num_rows is not None and length > num_rows:
+            raise UserError(
+                f"the prompt is {length} tokens long, but the model has {num_rows} positions; "
+                "shorten the prompt, or cut it with `truncate`"
+            )
         tokens: list[int] = []
         targets: list[int] = []
         blocks = [np.zeros((2, 0), np.int64)]
@@ -165,6 +173,10 @@ class BlankFraming:
             words = answer[:-1] if answer and answer[-1] in self.ends else answer
             if any(token in self.ends for token in words):
                 raise UserError(f"an answer to blank {number + 1} holds an end token before its end; remove it")
+            if num_rows is not None and self.in_blocks and len(words) + 1 >= num_rows:
+                raise UserError(
+                    f"an answer is {len(words)} tokens long, but the model has positions for {num_rows - 2}; shorten it"
+                )
             tokens += [self.sop, *words]
             targets += answer if len(answer) > len(words) else [*answer, NOT_SCORED]
             blocks.append(self._block(request.prompt.places[number], len(words) + 1))

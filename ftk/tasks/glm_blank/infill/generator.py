@@ -189,7 +189,8 @@ class BlankGenerator:
             prompt = self._prompt(context)
             chosen = self.processors if own is None else own
             requests.append(Request(prompt, config, chosen, seed, token_by_token))
-            self.framing.check(requests[-1])
+            if prompt.order:  # else nothing is asked: there are no answers
+                self.framing.check(requests[-1])
         return requests
 
     def engine(self, requests: Sequence[Request], batch_size: int | None = None) -> Engine:
@@ -209,7 +210,7 @@ class BlankGenerator:
         return score_ids(self, contexts, candidates, orders, end, progress)
 
     def check(self, context: Sequence[int]) -> None:
-        """Raises UserError, with the numbers, if a context does not fit the model's positions."""
+        """Raises UserError, with the numbers, if a context has no blank or does not fit the model's positions."""
         self.framing.check(Request(self._prompt(context), self.config))
 
     def longest_context(self, num_blanks: int) -> int | None:

@@ -16,8 +16,10 @@ def encode_answers(tokenizer: Tokenizer, prompt: EncodedPrompt, answers: Sequenc
     """The ids of an answer to each blank, spelled as behind the text before it: after a space, or right there.
 
     Raises:
-        UserError: there are more answers than blanks, or fewer.
+        UserError: there are more answers than blanks, or fewer; one text is given in place of a list.
     """
+    if isinstance(answers, str):
+        raise UserError(f"the answers of a prompt are a list of texts, one for each blank; write [{answers!r:.40}]")
     blanks = len(prompt.pieces) - 1
     if len(answers) != blanks:
         raise UserError(f"{len(answers)} answers for {blanks} blank{'s' * (blanks != 1)}; give one for each")

@@ -82,8 +82,8 @@ def check_answers(
 def _checked(
     framing: BlankFraming, request: Request, candidates: Sequence[Sequence[Sequence[int]]], end: bool
 ) -> list[Given]:
-    """The candidates as they are read; refuses what the position tables do not reach."""
-    prompt, num_rows, given = request.prompt, framing.num_rows, []
+    """The candidates as they are read; refuses those that cannot be."""
+    prompt, given = request.prompt, []
     for candidate in candidates:
         if len(candidate) != len(prompt.places):
             raise UserError(f"{len(candidate)} answers for {len(prompt.places)} blanks; give one for each")
@@ -91,20 +91,8 @@ def _checked(
         for answer in answers.values():
             if end and not (answer and answer[-1] in framing.ends):
                 answer.append(framing.ends[0])
-        framing.branch(request, answers)  # refuses an end token before the end
+        framing.branch(request, answers)  # refuses what cannot be read
         given.append(answers)
-    if num_rows is None:
-        return given
-    if len(prompt.context) > num_rows:
-        raise UserError(
-            f"the prompt is {len(prompt.context)} tokens long, but the model has {num_rows} positions; "
-            "shorten the prompt, or cut it with `truncate`"
-        )
-    longest = max((len(_words(framing, one)) for answers in given for one in answers.values()), default=0)
-    if framing.in_blocks and longest + 1 >= num_rows:
-        raise UserError(
-            f"an answer is {longest} tokens long, but the model has positions for {num_rows - 2}; shorten it"
-        )
     return given
 
 

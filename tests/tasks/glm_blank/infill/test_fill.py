@@ -158,6 +158,8 @@ def test_of_several_prompts_the_bad_one_is_named(own_tokenizer):
     filler = BlankFiller(own_tokenizer, FixedGenerator(own_tokenizer, ["a"]))
     with pytest.raises(UserError, match="prompt 2: the prompt is empty"):
         filler.fill(["the [MASK]", " "])
+    with pytest.raises(UserError, match="prompt 2: a prompt is a text, but this is int: 3"):
+        filler.fill(["the [MASK]", 3])
 
 
 @pytest.mark.parametrize(

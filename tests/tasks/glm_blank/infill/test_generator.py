@@ -153,6 +153,9 @@ def test_contexts_without_blanks_have_no_answers(model):
     generator = BlankGenerator(model, SPECIAL)
     assert generator.fill_ids([]) == []
     assert generator.fill_ids([[], [7, 8], [7]]) == [[], [], []]
+    asked = generator.requests([[7, 3]])
+    with pytest.raises(UserError, match="asks for no blank"):
+        generator.engine(asked).submit(generator.requests([[7, 8]])[0])
 
 
 def test_score_is_the_sum_over_length_to_the_power_of_the_penalty(model):

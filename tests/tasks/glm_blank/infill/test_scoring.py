@@ -226,5 +226,9 @@ def find_masks(filler, prompt):
 def test_wrong_numbers_of_answers_name_the_prompt(filler):
     with pytest.raises(UserError, match="prompt 2: 1 answers for 2 blanks; give one for each"):
         filler.score(["the [MASK]", "[MASK] the [MASK]"], [["fox"], ["fox"]])
+    with pytest.raises(UserError, match=r"in place of a list; write score\(\[prompt\], \[\[answer\]\]\)"):
+        filler.score(["the [MASK]"], ["fox"])
+    with pytest.raises(UserError, match=r"one for each blank; write \['fox'\]"):
+        filler.score_candidates(["the [MASK]"], [["fox"]])
     with pytest.raises(UserError, match="answers for 1 prompts, but there are 2"):
         filler.score(["the [MASK]", "she"], [["fox"]])
