@@ -221,7 +221,12 @@ class Engine:
                 self._report_error(job, error)
             else:
                 jobs.append(job)
-        read = self._read(jobs) if jobs else []
+        frames, asked = [job.frame for job in jobs], [(job.request, job.answers) for job in jobs]
+        try:
+            first = self.decoder.read([job.row for job in jobs], frames, asked) if jobs else ()  # [N, V]
+            read = list(zip(jobs, first, strict=True))
+        except Exception:  # of a model or framing that is not ftk's; who is at fault shows alone
+            read = self._read_one_by_one(jobs)
         places: dict[int, list[int]] = {}
         for place, (job, _) in enumerate(read):
             places.setdefault(id(job.strategy), []).append(place)
@@ -233,17 +238,15 @@ class Engine:
             self._collect(group)
         return True
 
-    def _read(self, jobs: list[_Job]) -> list[tuple[_Job, Tensor]]:
+    def _read_one_by_one(self, jobs: list[_Job]) -> list[tuple[_Job, Tensor]]:
         """Those of the requests whose frames can be read, each with the logits [V] of its first token."""
-        frames, asked = [job.frame for job in jobs], [(job.request, job.answers) for job in jobs]
-        try:
-            logits = self.decoder.read([job.row for job in jobs], frames, asked)  # [N, V]
-            return list(zip(jobs, logits, strict=True))
-        except Exception as error:  # of a model or framing that is not ftk's; each is tried alone
-            if len(jobs) == 1:
-                self._report_error(jobs[0], error)
-                return []
-        return [one for job in jobs for one in self._read([job])]
+        read = []
+        for job in jobs:
+            try:
+                read.append((job, self.decoder.read([job.row], [job.frame], [(job.request, job.answers)])[0]))
+            except Exception as error:
+                self._report_error(job, error)
+        return read
 
     def _begin(self, jobs: list[_Job], logits: Tensor) -> list[_Group]:
         """The groups in which these begin an answer, with logits [N, 1, V] of its first token."""
