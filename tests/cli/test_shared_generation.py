@@ -116,5 +116,5 @@ def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):
     )
     code, stdout, said = shared(two_layers, *words, *SIZES["tensor"])
     assert (code != 0, stdout, len(said)) == (True, "", 1)
-    assert said[0].endswith("max_len (--max-len) can be at most 128")
+    assert said[0].endswith(" --max-len can be at most 128")
     assert list(tmp_path.iterdir()) == []
