@@ -40,7 +40,7 @@ class Batch:
         places: [N] int64, where in the flattened [B * T] hidden states each target is scored; places may repeat.
         sample_ids: int64 [B], which samples of the epoch these are; the iterator fills it in. Never on a device.
         weights: [N] float32, factors of the targets' losses; None: 1.
-        groups: what the targets are told apart by in the log, by name.
+        groups: by name, partitions of the targets whose losses are logged separately.
         extras: what one criterion alone reads.
     """
 

@@ -152,7 +152,7 @@ def load_generator(
         world: as for `load_model`; every process is given the same texts, and gets the same answers.
         options: fields of the task's `GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed, and of
             `ftk.generation.processors.ProcessorConfig`, e.g. forbid_words, prefix, constraints, stop. `lm_path` and
-            `lm_weight` name a language model that has a say; `lm_path` is of the same kind as `path`.
+            `lm_weight` add a language model's log-probabilities; `lm_path` is of the same kind as `path`.
 
     Returns:
         `ftk.generation.text.TextGenerator`, or what the task has instead (`Task.text_generator`).

@@ -70,7 +70,7 @@ class Checkpoints:
 
 
 def find_checkpoints(path: str, lm_path: str | None, world: World | None = None) -> Checkpoints:
-    """The checkpoints that the paths stand for now, the same on all ranks.
+    """The checkpoints that the paths resolve to now, the same on all ranks.
 
     Raises:
         UserError: there is none.

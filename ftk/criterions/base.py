@@ -18,7 +18,7 @@ class LossOutput(NamedTuple):
 
     Attributes:
         loss: 0-d float32, sum over the targets, natural logarithm.
-        num_targets: 0-d, what `loss` is to be divided by once the whole global batch is summed: int64, or the
+        num_targets: 0-d, the divisor of `loss`, once both are summed over the global batch: int64, or the
             float32 sum of the targets' weights.
         meters: name -> (0-d sum, 0-d count), detached; the trainer sums both and logs their ratio.
     """

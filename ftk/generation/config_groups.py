@@ -135,7 +135,7 @@ class SamplingConfig:
 
 @dataclass(kw_only=True)
 class LanguageModelConfig:
-    """A language model that has a say in which tokens come."""
+    """A language model whose log-probabilities are added (shallow fusion)."""
 
     group_title: ClassVar[str] = "language model"
 
@@ -152,7 +152,7 @@ class LanguageModelConfig:
     )
     lm_ends: bool = field(
         default=True,
-        metadata={"help": "`lm_path` has a say in where answers end, too; off: only in which words they have"},
+        metadata={"help": "the language model of `lm_path` scores end tokens, too; off: only the other tokens"},
     )
 
     def validate(self) -> Iterator[str]:

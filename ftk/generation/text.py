@@ -144,7 +144,7 @@ class TextGenerator:
         framing: reads prompts, which are token ids, and gives one answer to each.
         config: options of generation.
         steering: makes processors for all prompts and for those with options of their own.
-        language_model: has a say in which tokens come, as much as `config` says.
+        language_model: its log-probabilities are added with the weight in `config`.
 
     Raises:
         UserError: tokenizer and model do not fit each other.

@@ -58,7 +58,7 @@ class Continuation:
         return None
 
     def branch(self, request: Request, continuation: Sequence[int]) -> Branch:
-        """Token ids behind the prompt, an end token among them if it is to be scored.
+        """Token ids behind the prompt, with the end token if it is scored, too.
 
         Raises:
             UserError: the prompt is empty, or there are no positions for it and the continuation.

@@ -301,7 +301,7 @@ class Engine:
             if sources is not None:
                 self.decoder.reorder(sources)
             logits = self.decoder.step(tokens)  # [R, W, V]
-        except Exception as error:  # e.g. of too little memory: nobody knows what the rows hold now
+        except Exception as error:  # e.g. out of memory: the content of the rows is undefined
             for group in list(self._groups):
                 self._fail(group, dict.fromkeys(range(len(group.jobs)), error))
             return
@@ -458,7 +458,7 @@ def engine_for(
         framing: reads them.
         requests: one or more.
         batch_size: rows at most.
-        language_model: has a say in which tokens come.
+        language_model: its log-probabilities are added to the model's.
         enter_after_steps: as for `Engine`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Shallow fusion: a model, and a language model that has a say in which tokens come."""
+"""Shallow fusion: the log-probabilities of a model and of a language model are added."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LanguageModel(Protocol):
-    """A model that has a say in which tokens come, and what it reads.
+    """A language model whose log-probabilities are added to the model's, and what it reads.
 
     Attributes:
         model: what is decoded.

@@ -82,7 +82,7 @@ class Fusion(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is to be searched: one answer for each of N prompts.
+    """The input of a search: one answer for each of N prompts.
 
     Attributes:
         num_prompts: N.

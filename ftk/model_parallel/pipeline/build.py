@@ -54,7 +54,7 @@ def build_pipeline(
 
     Raises:
         UserError: the model cannot be cut in this way, the criterion takes more than one pass, or the schedule cannot
-            run with so many micro-batches.
+            run with this number of micro-batches.
     """
     layout = check_pipeline(parallel, engine, len(getattr(model, "layers", ())), update_freq)
     group = world.group("pipeline")

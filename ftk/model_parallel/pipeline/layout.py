@@ -135,7 +135,7 @@ def _check_zero_bubble(config: ParallelConfig, engine: EngineConfig) -> None:
 
 
 def check_micro_batches(schedule: str, layout: PipelineLayout, count: int) -> None:
-    """See that a schedule can run with so many micro-batches an update.
+    """Check that a schedule can run with this number of micro-batches per update.
 
     Raises:
         UserError: it cannot; the message says how many it needs.

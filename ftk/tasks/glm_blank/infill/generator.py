@@ -59,7 +59,7 @@ class BlankGenerator:
         special: has `sop`, `eop` and at least one of `mask`, `smask`, `gmask`; `eos` may be there.
         config: options; the defaults if None.
         processors: what changes the scores of tokens, in the order of application (`build_processors`).
-        language_model: has a say in which tokens come (shallow fusion).
+        language_model: its log-probabilities are added (shallow fusion).
         options: fields of `FillConfig`, instead of or on top of `config`.
 
     Raises:

@@ -29,7 +29,7 @@ class LanguageModel:
         model: decoded with keys and values of its own.
         special: as for `BlankGenerator`.
         weight: of its log-probabilities; 0: it is asked, but changes nothing.
-        ends: whether it has a say in where an answer ends, too. It does not know what stands behind the blank, and one
+        ends: whether it scores end tokens, too. It does not know what stands behind the blank, and one
             that was trained on documents alone expects text to go on.
 
     Raises:
