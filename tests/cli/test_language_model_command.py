@@ -1,4 +1,4 @@
-"""--lm-path, --lm-weight: a second checkpoint adds its log-probabilities in what ftk-generate and ftk-interactive answer."""
+"""--lm-path and --lm-weight: a second checkpoint adds its log-probabilities in both generating commands."""
 
 from __future__ import annotations
 
