@@ -63,6 +63,11 @@ class Attention(nn.Module):
         self.qkv = declare(nn.Linear(hidden_size, 3 * hidden_size), weight=Normal(init_std))
         self.output = declare(nn.Linear(hidden_size, hidden_size), weight=Normal(output_std))
 
+    @property
+    def key_like(self) -> Tensor:
+        """[A, D]: a tensor with the heads on this rank, their size, and the type and device of keys and values."""
+        return self.qkv.bias.detach().view(-1, 3, self.head_size)[:, 1]
+
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
         qkv = self.qkv(hidden).unflatten(-1, (-1, 3, self.head_size))  # [B, T, A, 3, D]
