@@ -225,8 +225,7 @@ def body(argv: list[str]) -> int:
         results = _open_results(root, checkpoints, world)
         if results is not None:
             stack.enter_context(_kept(results, options.overwrite_results))
-        source = open_source(options, checkpoints.model, world)
-        stack.callback(source.close)
+        source = stack.enter_context(open_source(options, checkpoints.model, world))
         printed = results is None
         records = Records(
             options.output_format == "json",

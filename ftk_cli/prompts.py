@@ -6,8 +6,10 @@ import itertools
 import json
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -25,7 +27,7 @@ _MAX_LINE_BYTES = 1 << 20  # a longer line is no prompt; it is not even read who
 _LONGEST_MESSAGE = 1000  # characters
 
 
-class Source:
+class Source(ABC):
     """Items with their numbers, those that earlier runs have answered left out.
 
     Attributes:
@@ -59,16 +61,13 @@ class Source:
         """How many items there will be, for the time left; None where only their end will tell."""
         return self.limit
 
-    def close(self) -> None:
-        """Nothing is read any more."""
-
     def prompt(self, item: Any) -> str | None:
         """The prompt of an item as a record shows it; None where it is not looked at. UserError: it has none."""
         return None
 
+    @abstractmethod
     def read(self, item: Any, generator: Any) -> Any:
         """What an item asks for, as the model reads it. UserError: it cannot be answered."""
-        raise NotImplementedError
 
 
 class Samples(Source):
@@ -89,34 +88,19 @@ class Samples(Source):
 
 
 class Lines(Source):
-    """The lines of an input, each a prompt; it is closed by `close`.
+    """The lines of an input, each a prompt.
 
     Args:
         options: of the command: input, its format, and whether answers are given.
-
-    Raises:
-        UserError: there is no such file.
+        stream: the input.
     """
 
     unit = "prompt"
 
-    def __init__(self, options: GenerateConfig) -> None:
-        assert options.input is not None, "validated"
-        self.options, self.path = options, options.input
-        self.name = input_name(self.path)
-        self.stream: BinaryIO
-        if self.path == "-":
-            self.stream = sys.stdin.buffer
-        else:
-            try:
-                self.stream = open(self.path, "rb")  # noqa: SIM115  (`close` closes it)
-            except OSError as error:
-                raise UserError(f"--input {self.path}: {error.strerror}; give a text file or -") from None
-        super().__init__(prompt_lines(self.stream, self.name), options.max_samples)
-
-    def close(self) -> None:
-        if self.path != "-":
-            self.stream.close()
+    def __init__(self, options: GenerateConfig, stream: BinaryIO) -> None:
+        self.options, self.path = options, str(options.input)
+        self.name = "standard input" if self.path == "-" else self.path
+        super().__init__(prompt_lines(stream, self.name), options.max_samples)
 
     def total(self) -> int | None:
         if not os.path.isfile(self.path) or not sys.stderr.isatty():
@@ -139,20 +123,30 @@ class Lines(Source):
         return generator.encode(prompt, own)
 
 
-def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: World) -> Lines | Samples:
+@contextmanager
+def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: World) -> Iterator[Lines | Samples]:
     """What a command asks: its lines, or the samples of its data, made by the task of the first checkpoint.
 
     Raises:
         UserError: there is no such input, or no such split.
     """
-    if options.data is None:
-        return Lines(options)
+    if options.input == "-":
+        yield Lines(options, sys.stdin.buffer)
+        return
+    if options.input is not None:
+        try:
+            stream = open(options.input, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise UserError(f"--input {options.input}: {error.strerror}; give a text file or -") from None
+        with stream:
+            yield Lines(options, stream)
+        return
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
 
     task, _ = restore_task(checkpoints[0], options.data)
     check_same_data(task, [options.subset], world)
-    return Samples(task.load_split(options.subset), options.subset, options.max_samples)
+    yield Samples(task.load_split(options.subset), options.subset, options.max_samples)
 
 
 class Remarks:
@@ -176,11 +170,6 @@ class Remarks:
                 yield f"1 prompt {of_one}: line {first}"
             else:
                 yield f"{count} prompts {of_several}; the first is line {first}"
-
-
-def input_name(source: str) -> str:
-    """What a file, or "-", is called in messages."""
-    return "standard input" if source == "-" else source
 
 
 def prompt_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:

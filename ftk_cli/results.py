@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftk.builtins import FORMER_NAMES
 from ftk.errors import UserError
 from ftk.files import MAX_JSON_BYTES, open_regular, open_to_write, parse_json, read_json, reason, write_whole
 
@@ -217,6 +218,7 @@ class ResultsFile:
             raise UserError(f"{self.path} exists without {self._settings_path.name}; {remedy}") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{self._settings_path} {reason(error)}; {remedy}") from None
+        old = {FORMER_NAMES["option"].get(name, name): value for name, value in old.items()}
         gone = [name for name in old if name not in self._settings]
         names = [*self._settings, *(name for name in gone if name not in RETIRED or old[name] != RETIRED[name])]
         changes = [
