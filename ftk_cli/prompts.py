@@ -11,14 +11,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 
 from ftk.errors import UserError, with_flags
 
 if TYPE_CHECKING:
+    from ftk.generation.text import EncodedText, TextGenerator
     from ftk.model_parallel.world import World
     from ftk.tasks.base import SampleDataset
     from ftk_cli.generate import GenerateConfig
+
+T = TypeVar("T")
 
 EPOCH = 1  # whose samples validation looks at, too
 
@@ -27,7 +30,7 @@ _MAX_LINE_BYTES = 1 << 20  # a longer line is no prompt; it is not even read who
 _LONGEST_MESSAGE = 1000  # characters
 
 
-class Source(ABC):
+class Source(ABC, Generic[T]):
     """Items with their numbers, those that earlier runs have answered left out.
 
     Attributes:
@@ -39,20 +42,20 @@ class Source(ABC):
     name: str
     unit: str
 
-    def __init__(self, items: Iterator[Any], limit: int | None) -> None:
+    def __init__(self, items: Iterator[T], limit: int | None) -> None:
         self.limit = limit
         self.done = self.failed = 0
-        self._items: Iterator[tuple[int, Any]] = enumerate(itertools.islice(items, limit))
+        self._items: Iterator[tuple[int, T]] = enumerate(itertools.islice(items, limit))
 
-    def take(self, count: int) -> list[tuple[int, Any]]:
+    def take(self, count: int) -> list[tuple[int, T]]:
         """The next `count` items with their numbers from 0 on, fewer at the end."""
         return list(itertools.islice(self._items, count))
 
-    def put_back(self, items: list[tuple[int, Any]]) -> None:
+    def put_back(self, items: list[tuple[int, T]]) -> None:
         """What was taken comes again."""
         self._items = itertools.chain(items, self._items)
 
-    def blocks(self, size: int) -> Iterator[list[tuple[int, Any]]]:
+    def blocks(self, size: int) -> Iterator[list[tuple[int, T]]]:
         """`size` items at a time."""
         while block := self.take(size):
             yield block
@@ -61,16 +64,16 @@ class Source(ABC):
         """How many items there will be, for the time left; None where only their end will tell."""
         return self.limit
 
-    def prompt(self, item: Any) -> str | None:
+    def prompt(self, item: T) -> str | None:
         """The prompt of an item as a record shows it; None where it is not looked at. UserError: it has none."""
         return None
 
     @abstractmethod
-    def read(self, item: Any, generator: Any) -> Any:
+    def read(self, item: T, generator: TextGenerator) -> EncodedText:
         """What an item asks for, as the model reads it. UserError: it cannot be answered."""
 
 
-class Samples(Source):
+class Samples(Source[int]):
     """The samples of a split, as validation sees them."""
 
     unit = "sample"
@@ -83,11 +86,11 @@ class Samples(Source):
         count = len(self.samples)
         return max(self.done, count if self.limit is None else min(count, self.limit))
 
-    def read(self, item: int, generator: Any) -> Any:
+    def read(self, item: int, generator: TextGenerator) -> EncodedText:
         return generator.encode_sample(self.samples.sample(EPOCH, item))
 
 
-class Lines(Source):
+class Lines(Source[bytes]):
     """The lines of an input, each a prompt.
 
     Args:
@@ -114,7 +117,7 @@ class Lines(Source):
             return parse_candidates(line)[0]
         return parse_prompt(line, self.options.line_format())[0]
 
-    def read(self, item: bytes, generator: Any) -> Any:
+    def read(self, item: bytes, generator: TextGenerator) -> EncodedText:
         line = line_text(item)
         if self.options.score_reference:
             prompt, candidates = parse_candidates(line, generator.example)
@@ -124,7 +127,7 @@ class Lines(Source):
 
 
 @contextmanager
-def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: World) -> Iterator[Lines | Samples]:
+def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: World) -> Iterator[Source[Any]]:
     """What a command asks: its lines, or the samples of its data, made by the task of the first checkpoint.
 
     Raises:
@@ -141,6 +144,7 @@ def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: Wor
         with stream:
             yield Lines(options, stream)
         return
+    assert options.data is not None, "validated"
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
 
@@ -156,7 +160,7 @@ class Remarks:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._first: dict[tuple[str, str], int] = {}
 
-    def count(self, index: int, prompt: Any) -> None:
+    def count(self, index: int, prompt: EncodedText) -> None:
         """A prompt, as the model reads it, and the number of its line from 0 on."""
         if prompt.remark is not None:
             self._counts[prompt.remark] += 1
