@@ -24,10 +24,11 @@ from ftk.model_parallel.tensor_parallel.plan import Plan
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.optim.config import EMAConfig
 from ftk.optim.ema import EMA
-from ftk.optim.foreach import Adafactor, AdafactorConfig
-from ftk.optim.muon import Muon, MuonConfig
+from ftk.optim.foreach import Adafactor
+from ftk.optim.muon import Muon
+from ftk.optim.optimizers import AdafactorConfig, AdamWConfig, MuonConfig
 from ftk.optim.parameter_groups import parameter_groups
-from ftk.optim.torch_optim import AdamWConfig, adamw
+from ftk.optim.torch_optim import adamw
 from tests.distributed import run_ranks
 
 PLAN: Plan = {
