@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 from ftk.errors import UserError, with_flags
 
 if TYPE_CHECKING:
+    from ftk.data.sample_dataset import SampleDataset
     from ftk.generation.text import EncodedText, TextGenerator
     from ftk.model_parallel.world import World
-    from ftk.tasks.base import SampleDataset
     from ftk_cli.generate import GenerateConfig
 
 T = TypeVar("T")
