@@ -25,7 +25,6 @@ class Rope(NamedTuple):
         low, high: turns within `original_positions` between which "llama3" interpolates (1, 4) and "yarn" blends
             (beta_slow 1, beta_fast 32).
         attention_factor: of cosines and sines under "yarn"; None: 0.1 ln(factor) + 1.
-        truncate: "yarn" rounds the dimensions between which it blends.
     """
 
     theta: float
@@ -37,7 +36,6 @@ class Rope(NamedTuple):
     low: float = 1.0
     high: float = 4.0
     attention_factor: float | None = None
-    truncate: bool = True
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         """Radians per place of each pair, float32 [R/2]."""
@@ -53,35 +51,32 @@ class Rope(NamedTuple):
             slow = torch.where(wavelengths > self.original_positions / self.low, frequencies / self.factor, blended)
             return torch.where(wavelengths < self.original_positions / self.high, frequencies, slow)
         if self.scaling == "yarn":
-            first, last = (self._dimension_that_turns(turns) for turns in (self.high, self.low))
-            if self.truncate:
-                first, last = math.floor(first), math.ceil(last)
-            first, last = max(first, 0), min(last, self.size - 1)
+            first = max(math.floor(self._dimension_that_turns(self.high)), 0)
+            last: float = min(math.ceil(self._dimension_that_turns(self.low)), self.size - 1)
             last = last + 0.001 if first == last else last
             places = torch.arange(self.size // 2, dtype=torch.float32, device=device)
             kept = 1 - ((places - first) / (last - first)).clamp(0, 1)
             return frequencies / self.factor * (1 - kept) + frequencies * kept
         return frequencies
 
-    def tables(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def tables(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the angles at some places.
 
         Args:
             position_ids: int64 [B, T].
-            dtype: of the result; angles are float32 always, for bfloat16 cannot tell apart places beyond 256.
 
         Returns:
-            two of [B, 1, T, R/2].
+            two of [B, 1, T, R/2], float32: bfloat16 cannot tell places beyond 256 apart.
         """
         angles = position_ids[:, None, :, None].float() * self.frequencies(position_ids.device)
         scale = self.attention_factor if self.attention_factor is not None else 1.0
         if self.scaling == "yarn" and self.attention_factor is None:
             scale = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
-        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+        return angles.cos() * scale, angles.sin() * scale
 
-    def around(self, position_ids: Tensor, dtype: torch.dtype) -> RopeWrap:
+    def around(self, position_ids: Tensor) -> RopeWrap:
         """What turns the queries and keys that any `attend` is given; see `Backbone.around`."""
-        return RopeWrap(*self.tables(position_ids, dtype), self.interleaved)
+        return RopeWrap(*self.tables(position_ids), self.interleaved)
 
     def _dimension_that_turns(self, times: float) -> float:
         """The pair that turns so many times within `original_positions`."""
