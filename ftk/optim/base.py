@@ -1,34 +1,12 @@
-"""Shared by all optimizers: options, and a step that can be skipped without a host wait."""
+"""Shared by all optimizers: a step that can be skipped without a host wait, and the learning rate of groups."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from ftk.optim.options import Checked, option
-
-
-@dataclass(kw_only=True)
-class OptimizerConfig(Checked):
-    """Options of every optimizer."""
-
-    lr: float = option(1e-4, "peak learning rate; the schedule scales it", "[0, inf)")
-    weight_decay: float = option(0.1, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
-
-    @property
-    def state_bytes(self) -> float:
-        """Approximate optimizer state per parameter, without weight and gradient: here two moments in fp32."""
-        return 8.0
-
-
-def two_betas(first: float, second: float) -> Any:
-    """The option of Adam and its kin."""
-    text = "decay rates of the running means of gradient and squared gradient"
-    return option([first, second], text, "[0, 1)", count=2)
 
 
 def defaults_of(config: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +15,8 @@ from torch import Tensor
 
 from ftk.model_parallel.norms import norms
 from ftk.model_parallel.shards import is_distributed, local, locals_of, sum_over_dimension
-from ftk.optim.base import OptimizerConfig, defaults_of, two_betas
-from ftk.optim.options import option
-from ftk.registry import register_optimizer
+from ftk.optim.base import defaults_of
+from ftk.optim.optimizers import OptimizerConfig
 
 # Temporaries of an update are as large as what is updated at once: this many elements. On a CPU they had better stay
 # in the cache (LAMB's step of 10 M parameters: 65 ms, against 155 in chunks of 1 << 24); elsewhere few launches count.
@@ -135,21 +133,6 @@ def _read_without_waiting(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-@dataclass(kw_only=True)
-class LionConfig(OptimizerConfig):
-    """Options of Lion. Against AdamW take a rate 3 to 10 times smaller and a decay as much larger (sec. 5)."""
-
-    weight_decay: float = option(1.0, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
-    betas: list[float] = option(
-        [0.9, 0.99], "share of the momentum in the step's direction; decay rate of the momentum", "[0, 1)", count=2
-    )
-
-    @property
-    def state_bytes(self) -> float:
-        return 4.0
-
-
-@register_optimizer("lion", config=LionConfig)
 class Lion(ForeachOptimizer):
     """Evolved sign momentum (Chen et al. 2023, https://arxiv.org/abs/2302.06675, algorithm 2).
 
@@ -171,20 +154,6 @@ class Lion(ForeachOptimizer):
         torch._foreach_lerp_(momenta, chunk.gradients, 1.0 - beta2)
 
 
-@dataclass(kw_only=True)
-class LambConfig(OptimizerConfig):
-    """Options of LAMB; betas and eps are the paper's for BERT."""
-
-    lr: float = option(2e-3, "peak learning rate; the schedule scales it", "[0, inf)")
-    weight_decay: float = option(0.01, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
-    betas: list[float] = two_betas(0.9, 0.999)
-    eps: float = option(1e-6, "added to the denominator for stability", "[0, inf)")
-    always_adapt: bool = option(
-        False, "scale the steps of parameters without weight decay (biases, norms) too, as in the paper"
-    )
-
-
-@register_optimizer("lamb", config=LambConfig)
 class Lamb(ForeachOptimizer):
     """Layer-wise adaptive moments (You et al. 2020, https://arxiv.org/abs/1904.00962, algorithm 2).
 
@@ -228,31 +197,6 @@ def _bias_corrections(steps: list[Tensor], beta: float) -> list[Tensor]:
     return list(torch.stack(steps).mul_(logarithm).expm1_().neg_().unbind())
 
 
-@dataclass(kw_only=True)
-class AdafactorConfig(OptimizerConfig):
-    """Options of Adafactor; with the defaults and a constant schedule it is algorithm 4 of the paper."""
-
-    lr: float = option(1e-2, "peak learning rate; relative to the weights, see below", "[0, inf)")
-    weight_decay: float = option(0.0, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
-    relative_step: bool = option(True, "the rate of update t is at most 1 / sqrt(t)")
-    scale_parameter: bool = option(True, "the rate is multiplied by the root mean square of the parameter")
-    clip_threshold: float = option(
-        1.0, "steps are scaled down to this root mean square before the rate is applied", "(0, inf)"
-    )
-    beta2_decay: float = option(
-        -0.8, "the decay rate of the second moment at update t is 1 - t ** this; below 0", "(-inf, 0)"
-    )
-    beta1: float = option(0.0, "decay rate of the running mean of the steps; 0: no such mean is kept", "[0, 1)")
-    eps: list[float] = option(
-        [1e-30, 1e-3], "added to squared gradients; floor of a parameter's root mean square", "(0, inf)", count=2
-    )
-
-    @property
-    def state_bytes(self) -> float:
-        return 4.0 if self.beta1 else 0.0  # rows and columns are next to nothing
-
-
-@register_optimizer("adafactor", config=AdafactorConfig)
 class Adafactor(ForeachOptimizer):
     """Adaptive rates with sublinear memory (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235).
 

@@ -6,29 +6,18 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from ftk.errors import UserError, did_you_mean
 from ftk.model_parallel.shards import is_distributed
-from ftk.optim.base import OptimizerConfig, defaults_of, two_betas
+from ftk.optim.base import defaults_of
+from ftk.optim.optimizers import AdamConfig, AdamWConfig, SGDConfig
 from ftk.optim.options import Checked, option
-from ftk.registry import Entry, register_optimizer
-
-_PENALTY = "L2 penalty added to the gradient; biases and norms are never decayed"
+from ftk.registry import Entry
 
 
-@dataclass(kw_only=True)
-class AdamWConfig(OptimizerConfig):
-    """Options of AdamW; the defaults are those of large language models (decay 0.1, a second beta of 0.98)."""
-
-    betas: list[float] = two_betas(0.9, 0.98)
-    eps: float = option(1e-6, "added to the denominator for stability", "[0, inf)")
-
-
-@register_optimizer("adamw", config=AdamWConfig)
 class AdamW(torch.optim.AdamW):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), one fused kernel per group.
 
@@ -41,16 +30,6 @@ class AdamW(torch.optim.AdamW):
         super().__init__(param_groups, **defaults_of(config), fused=True)
 
 
-@dataclass(kw_only=True)
-class AdamConfig(OptimizerConfig):
-    """Options of Adam; the defaults are the paper's."""
-
-    weight_decay: float = option(0.0, _PENALTY, "[0, inf)")
-    betas: list[float] = two_betas(0.9, 0.999)
-    eps: float = option(1e-8, "added to the denominator for stability", "[0, inf)")
-
-
-@register_optimizer("adam", config=AdamConfig)
 class Adam(torch.optim.Adam):
     """Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980), one fused kernel per group.
 
@@ -65,25 +44,6 @@ class Adam(torch.optim.Adam):
         super().__init__(param_groups, **defaults_of(config), fused=True)
 
 
-@dataclass(kw_only=True)
-class SGDConfig(OptimizerConfig):
-    """Options of SGD."""
-
-    weight_decay: float = option(0.0, _PENALTY, "[0, inf)")
-    momentum: float = option(0.0, "share of the last step that is kept, in [0, 1)", "[0, 1)")
-    nesterov: bool = option(False, "Nesterov's momentum (needs momentum above 0)")
-
-    @property
-    def state_bytes(self) -> float:
-        return 4.0 if self.momentum else 0.0
-
-    def validate(self) -> Iterator[str]:
-        yield from super().validate()
-        if self.nesterov and self.momentum == 0.0:
-            yield "nesterov is true; it needs a momentum above 0"
-
-
-@register_optimizer("sgd", config=SGDConfig)
 class SGD(torch.optim.SGD):
     """Gradient descent with momentum (Sutskever et al. 2013) and L2 penalty.
 

@@ -11,8 +11,9 @@ from ftk.config import compose, dump
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.optim.base import set_lr
-from ftk.optim.composite import Composite, CompositeConfig
+from ftk.optim.composite import Composite
 from ftk.optim.config import ParametersConfig
+from ftk.optim.optimizers import CompositeConfig
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.optim.schedules import group_schedules
 from ftk.registry import LR_SCHEDULERS, OPTIMIZERS
