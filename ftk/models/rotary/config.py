@@ -87,10 +87,12 @@ class RotaryConfig(TransformerConfig):
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         yield from super().validate()
-        if self.num_attention_heads % self.kv_heads:
-            yield f"num_kv_heads is {self.num_kv_heads}; it must divide num_attention_heads {self.num_attention_heads}"
-        elif self.head_size % 2:
-            yield f"the size of a head is {self.head_size}; rotary positions need an even one"
+        if min(self.num_attention_heads, self.kv_heads) >= 1:
+            if self.num_attention_heads % self.kv_heads:
+                heads = f"num_attention_heads {self.num_attention_heads}"
+                yield f"num_kv_heads is {self.num_kv_heads}; it must divide {heads}"
+            elif self.head_size % 2:
+                yield f"the size of a head is {self.head_size}; rotary positions need an even one"
         if self.rope_scaling in ("llama3", "yarn") and not self.rope_low < self.rope_high:
             yield f"rope_low is {self.rope_low}; it must be below rope_high {self.rope_high}"
 
