@@ -23,7 +23,7 @@ class Places(NamedTuple):
 
 
 class KeyValueCache:
-    """Keys and values of one layer: two buffers [rows, A, capacity, D], made once.
+    """Keys and values of one layer: two buffers [rows, K, capacity, D], made once.
 
     Heads come before slots, so that what a head reads lies in one piece: on a CPU a step's attention takes two thirds
     of the time that it takes the other way round.
@@ -31,7 +31,7 @@ class KeyValueCache:
     Args:
         num_rows: sequences that are held.
         capacity: slots of each row.
-        like: [A, D], of the type and on the device of the keys; None: the buffers are made at the first write.
+        like: [K, D], of the type and on the device of the keys; None: the buffers are made at the first write.
     """
 
     def __init__(self, num_rows: int, capacity: int, like: Tensor | None = None) -> None:
