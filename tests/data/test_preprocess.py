@@ -446,7 +446,7 @@ class _LiarWithArrays(_Liar):
 @pytest.mark.parametrize(
     ("tokenizer", "error", "message"),
     [
-        (_Killed, RuntimeError, "ended with exit code -9; killed, perhaps for want of memory"),
+        (_Killed, RuntimeError, "ended with exit code -9; killed, perhaps because memory ran out"),
         (_Broken, RuntimeError, "a worker process failed: ZeroDivisionError: inside the tokenizer"),
         (_Liar, UserError, "token id 70000 of document 0 is not in 0..65535"),
         (_LiarWithArrays, UserError, "token id 70000 of document 1 is not in 0..65535"),

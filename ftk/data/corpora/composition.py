@@ -75,12 +75,12 @@ class ComposedCorpus:
     """Corpora as one: `a,b` are blended, `a:b` are shards of one corpus, and `a:b,c` is both.
 
     Args:
-        data: paths; one that exists as it stands is taken as it stands, commas and colons included.
+        data: paths; one that exists is taken literally, commas and colons included.
         config: weights, splits.
         open_corpus: opens a path.
 
     Raises:
-        UserError: a path cannot be opened, the weights are not as many as the corpora, the corpora were made by
+        UserError: a path cannot be opened, there are not as many weights as corpora, the corpora were made by
             different tokenizers, or some lack a split.
     """
 
@@ -187,7 +187,7 @@ class ComposedCorpus:
 
 
 def parse_data(data: str) -> list[list[str]]:
-    """`a:b,c` -> [[a, b], [c]]; a path that exists is taken as it stands."""
+    """`a:b,c` -> [[a, b], [c]]; a path that exists is taken literally."""
     if os.path.exists(data):  # unlike Path.exists, not an error where the name is too long for a file
         return [[data]]
     corpora = []

@@ -34,16 +34,16 @@ class EncodingSettings:
     """What a worker needs to turn text into tokens.
 
     Attributes:
-        tokenizer_folder: written by `Tokenizer.save`; a worker that is no fork loads it.
+        tokenizer_folder: written by `Tokenizer.save`; a worker that is not forked loads it.
         dtype: dtype of the tokens.
         text_key: field of JSON objects that holds the text.
         max_document_bytes: longer documents cannot be read.
         stop_at_problem: leave out what follows the first document that cannot be read.
         user_dir: plugins to import first.
-        normalize: Unicode normal form ("nfc", "nfkc") to bring texts into, or "none".
+        normalize: Unicode normal form ("nfc", "nfkc") that texts are converted to, or "none".
         min_tokens, max_tokens: leave out documents of fewer and of more tokens; None: no limit.
-        end_token: put behind each document and not counted by the limits; None: nothing.
-        with_hashes: give the hash of each document.
+        end_token: appended to each document and not counted by the limits; None: nothing.
+        with_hashes: compute the hash of each document.
     """
 
     tokenizer_folder: Path
@@ -70,8 +70,8 @@ class EncodedBlock:
         num_bytes, num_lines: bytes and line ends that were read.
         skipped: reason -> documents left out, those of `problems` excepted.
         problems: documents that could not be read.
-        source, disk_bytes: the file and how far it has been read; of several files the last.
-        starts_anew: lines are counted from the beginning of the file, not of a part behind its first.
+        source, disk_bytes: the file and the bytes of it read so far; of several files the last.
+        starts_file: whether it starts a file: its lines are counted from the start of the file.
     """
 
     tokens: npt.NDArray[Any]
@@ -83,11 +83,11 @@ class EncodedBlock:
     problems: list[Problem] = field(default_factory=list)
     source: str = ""
     disk_bytes: int = 0
-    starts_anew: bool = True
+    starts_file: bool = True
 
 
 def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: EncodingSettings) -> EncodedBlock:
-    """Reads and encodes documents; command tokens in the text are letters like others.
+    """Reads and encodes documents; the spelling of a command token in a text is text like any other.
 
     Args:
         items: a part or a block, or parts that are whole files; at least one.
@@ -124,7 +124,7 @@ def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: Encod
         problems=problems,
         source=block.source,
         disk_bytes=block.disk_bytes,
-        starts_anew=not isinstance(item, Part) or item.is_first,
+        starts_file=not isinstance(item, Part) or item.is_first,
     )
 
 
@@ -253,7 +253,7 @@ class EncoderPool:
         self._stop()
 
     def encode(self, tasks: Iterable[Sequence[Part | Block]]) -> Iterator[EncodedBlock]:
-        """Does `encode_blocks` for each of `tasks`; the results come in their order.
+        """Calls `encode_blocks` for each of `tasks`; the results come in their order.
 
         Raises:
             UserError: from making the tasks or from a worker.
@@ -302,19 +302,19 @@ class EncoderPool:
 def _most_at_once(task: Sequence[Part | Block]) -> int:
     """How many tasks a worker may hold with this one: two, so that it need not wait for the next.
 
-    Text is sent only to a worker that has nothing to do: one that is sending might not read before we do.
+    Text is sent to idle workers only: while a worker sends, it does not read, and both sides would wait for ever.
     """
     return 2 if all(isinstance(item, Part) for item in task) else 1
 
 
 def _work(connection: Connection, settings: EncodingSettings, tokenizer: Any) -> None:
-    """The life of a worker: a task in, an `EncodedBlock` or an error out, until the parent closes the pipe."""
+    """A worker: receives tasks, sends an `EncodedBlock` or an error for each, until the parent closes the pipe."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes share the cores
-    # Freed at once: from then on, the C library (glibc) keeps up to twice as much freed memory for the next block,
-    # where it gave it back to the system after each: 5 % of the time.
+    # Freed at once: from then on glibc keeps up to twice as much freed memory for the next block, instead of returning
+    # it to the system after each.
     np.empty(1 << 24, dtype=np.uint8)
     gc.freeze()
-    gc.set_threshold(200_000)  # lists of ids by the thousand without cycles: looking for them took 12 % of the time
+    gc.set_threshold(200_000)  # thousands of lists of ids, without cycles: looking for cycles took 12 % of the time
 
     def encode(task: Sequence[Part | Block]) -> EncodedBlock:
         nonlocal tokenizer

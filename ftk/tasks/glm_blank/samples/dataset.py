@@ -151,7 +151,7 @@ class GLMBlankDataset:
 
 
 def treat_long_documents(documents: Documents, config: BlankInfillingConfig) -> Documents:
-    """The documents, without those that no sample holds whole where these are to be dropped; says how many they are.
+    """The documents; with `long_documents` drop, without those that no sample holds whole. Logs their number.
 
     Raises:
         UserError: all of them are.

@@ -64,7 +64,7 @@ def samples_to_show(
         tokenizer: of the corpus.
         config: the objective's options.
         index: which document, or with `packed` which sample of the epoch.
-        num_samples: so many from there on, for each objective; empty documents are passed over.
+        num_samples: how many from there on, for each objective; empty documents are skipped.
         draw: which of the samples that can be drawn from a document; with `packed`, how many epochs later.
         seed: of the draws.
         packed: the samples of training, of documents packed together, instead of samples of one document alone.
@@ -157,7 +157,7 @@ def _describe_document(documents: Documents, tokenizer: Tokenizer, index: int, w
 def describe_sample(
     text: NDArray[np.int64], blanks: Blanks, sample: Sample, tokenizer: Tokenizer, width: int = 100
 ) -> str:
-    """One sample as a person wants to see it.
+    """One sample in words and tables.
 
     Args:
         text: int64 [N], what was blanked out.
@@ -184,7 +184,7 @@ def describe_sample(
 
 
 def mask_picture(sample: Sample, blanks: Blanks, largest: int = _LARGEST_PICTURE) -> list[str]:
-    """The attention mask in characters: each row is a token that looks, each column one that is seen.
+    """The attention mask in characters: rows are queries, columns are keys.
 
     Args:
         sample: T tokens.
