@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "glm_tiny"

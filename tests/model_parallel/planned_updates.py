@@ -18,7 +18,7 @@ from ftk.model_parallel.pipeline.build import build_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.planner.communication import traffic
 from ftk.planner.count import CountMessages, Message

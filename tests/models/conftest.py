@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import from_original
 from ftk.models.glm.model import GLM
 

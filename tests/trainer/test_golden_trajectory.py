@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import from_original
 from ftk.models.glm.model import GLM
 from ftk.trainer.log.records import read_records

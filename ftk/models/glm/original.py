@@ -24,8 +24,8 @@ from ftk.errors import UserError, counted
 from ftk.files import naming, new_file_for_torch, read_bytes, write_whole
 from ftk.models import model_config
 from ftk.models.conversion import AdamState, Contents, LazyTensors
+from ftk.models.glm import GLMConfig
 from ftk.models.glm import convert as names
-from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.original_adam import original_state, read_original_state
 from ftk.models.torch_file import read_tensor_file
 from ftk.registry import register_converter
