@@ -10,15 +10,22 @@ from ftk.model_parallel.config import EngineConfig, ParallelConfig
 
 @dataclass(frozen=True)
 class PipelineLayout:
-    """The stretches of a model's layers, in order; stage i is on rank i modulo the number of ranks.
+    """Consecutive layers of a model for each stage; stage i is on rank i modulo the number of ranks.
+
+    Each rank has the same number of stages, so that the last stage is on the last rank and never on the first, whose
+    stages would otherwise share tied parameters.
 
     Attributes:
         layers_per_stage: layers of each stage, first to last; each has one or more.
-        num_ranks: processes along the pipeline.
+        num_ranks: ranks along the pipeline, 2 or more.
     """
 
     layers_per_stage: tuple[int, ...]
     num_ranks: int
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 2 or self.num_stages % self.num_ranks:
+            raise ValueError(f"{self.num_stages} stages on {self.num_ranks} ranks: each rank needs the same number")
 
     @property
     def num_stages(self) -> int:
@@ -31,7 +38,7 @@ class PipelineLayout:
     @property
     def last_rank(self) -> int:
         """The rank with the output layer."""
-        return self.rank_of(self.num_stages - 1)
+        return self.num_ranks - 1
 
     def layers_of(self, stage: int) -> range:
         """The places of a stage's layers in the whole model."""
