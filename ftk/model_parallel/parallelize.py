@@ -143,11 +143,6 @@ class Spread(NamedTuple):
     module: nn.Module
     finishers: tuple[Callable[[], None], ...] = ()
 
-    def finish_gradients(self) -> None:
-        """Call the finishers."""
-        for finish in self.finishers:
-            finish()
-
 
 def parallelize_training(
     module: nn.Module,

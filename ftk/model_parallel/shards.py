@@ -94,6 +94,14 @@ def sum_over_dimension(values: Tensor, tensor: Any, dim: int) -> Tensor:
     return values
 
 
+def as_dtensor(part: Tensor, tensor: Any) -> Any:
+    """This process's part of something, as a DTensor that is laid out as another; nothing is sent."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements, shape, stride = tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride()
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
 def whole(part: Tensor, tensor: Any) -> Tensor:
     """All processes' parts of something that is laid out as a tensor is, put together; on every process.
 
@@ -101,13 +109,7 @@ def whole(part: Tensor, tensor: Any) -> Tensor:
         part: this process's.
         tensor: distributed or not.
     """
-    if not is_distributed(tensor):
-        return part
-    from torch.distributed.tensor import DTensor
-
-    shape, stride = tensor.shape, tensor.stride()
-    made = DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
-    return made.full_tensor()
+    return as_dtensor(part, tensor).full_tensor() if is_distributed(tensor) else part
 
 
 def own_part(value: Tensor, tensor: Any) -> Tensor:

@@ -183,10 +183,6 @@ class World:
         return self.coordinate("replicate") * self.sizes.shard + self.coordinate("shard")
 
     @property
-    def is_first_stage(self) -> bool:
-        return self.pipeline_rank == 0
-
-    @property
     def is_last_stage(self) -> bool:
         return self.pipeline_rank == self.sizes.pipeline - 1
 

@@ -127,7 +127,8 @@ def update(
         for place, batch in enumerate(batches, start=1):
             with gradient_sync(called, enabled=place == micro_batches):
                 called(batch).loss.backward()
-        spread.finish_gradients()
+        for finish in spread.finishers:
+            finish()
     return Updated(counted.counts, model)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.parallelize import parallelize_training
@@ -16,7 +17,7 @@ from ftk.model_parallel.pipeline.layout import check_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.pipeline.stage_module import Stage
 from ftk.model_parallel.pipeline.stages import Part, cut_model
-from ftk.model_parallel.pipeline.tied import sum_tied_gradients
+from ftk.model_parallel.shards import local
 from ftk.model_parallel.world import World
 
 
@@ -99,7 +100,7 @@ def build_pipeline(
     )
 
 
-def _tied_sums(part: Part, group: torch.distributed.ProcessGroup) -> list[Callable[[], None]]:
+def _tied_sums(part: Part, group: dist.ProcessGroup) -> list[Callable[[], None]]:
     """What sums the gradients of the parameters that the first and the last stage hold, where this is one of the two.
 
     Called after FSDP2 has put other parameters in the place of those that were cut.
@@ -108,4 +109,42 @@ def _tied_sums(part: Part, group: torch.distributed.ProcessGroup) -> list[Callab
     if not part.tied or peer is None:
         return []
     parameters = dict(part.model.named_parameters())
-    return [functools.partial(sum_tied_gradients, [parameters[name] for name in sorted(part.tied)], peer, group)]
+    return [functools.partial(_sum_tied_gradients, [parameters[name] for name in sorted(part.tied)], peer, group)]
+
+
+@torch.no_grad()
+def _sum_tied_gradients(parameters: Sequence[nn.Parameter], peer: int, group: dist.ProcessGroup) -> None:
+    """Give both holders of tied parameters the sum of their gradients, bit for bit the same; once per update.
+
+    The initial values are equal, as they are functions of the name. With equal gradients, clipped by one norm, the
+    optimizers of both ranks keep them so. The other ranks take no part.
+
+    Args:
+        parameters: in the same order on both ranks; sharded alike, if they are.
+        peer: the other rank in the group.
+        group: of the pipeline.
+    """
+    other = dist.get_global_rank(group, peer)
+    # One after the other: both at once need a batch, and the first batch of an NCCL group all of its processes.
+    sends_first = dist.get_rank(group) < peer
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            continue
+        own = _local_gradient(parameter)
+        received = torch.empty_like(own, memory_format=torch.contiguous_format)
+        if sends_first:
+            dist.send(own.contiguous(), other, group=group)
+        dist.recv(received, other, group=group)
+        if not sends_first:
+            dist.send(own.contiguous(), other, group=group)
+        own.add_(received)
+
+
+def _local_gradient(parameter: nn.Parameter) -> Tensor:
+    """This rank's part of a gradient, to be added to in place; zeros where the parameter was not used."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    if parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.to_dense()
+    own: Tensor = local(parameter.grad)
+    return own

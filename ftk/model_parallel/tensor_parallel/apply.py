@@ -20,7 +20,7 @@ from ftk.model_parallel.tensor_parallel.behaviours import (
 from ftk.model_parallel.tensor_parallel.functions import all_reduce
 from ftk.model_parallel.tensor_parallel.plan import Plan, match_plan
 from ftk.model_parallel.tensor_parallel.region import TensorRegion
-from ftk.model_parallel.tensor_parallel.sharding import distributed_parameter, take_own_parts, whole_value
+from ftk.model_parallel.tensor_parallel.sharding import distributed_parameter, take_own_parts
 from ftk.model_parallel.tensor_parallel.styles import Replicated, Style
 
 
@@ -145,17 +145,6 @@ def sum_sequence_gradients(model: nn.Module) -> None:
             part.copy_(summed.view_as(part))
 
 
-def set_sequence_length(model: nn.Module, length: int) -> None:
-    """Give a stage without an embedding the length of the sequences of which it gets parts, [B, n, H].
-
-    Needed only if the length is no multiple of the number of processes.
-    """
-    for module in model.modules():
-        if isinstance(module, Styled):
-            module.tensor_region.length = length
-            return
-
-
 def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state dict that the model would have on one process; all processes must call this.
 
@@ -164,6 +153,6 @@ def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
     fused = fused_parameters(model)
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
-        whole = whole_value(value)
+        whole = value.detach().full_tensor() if isinstance(value, DTensor) else value.detach()
         state[name] = fused[id(value)].in_model_order(whole) if id(value) in fused else whole
     return state

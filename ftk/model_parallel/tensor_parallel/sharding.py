@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from ftk.model_parallel.shards import Fused, own_pieces, with_fused
+from ftk.model_parallel.shards import as_dtensor, own_pieces, with_fused
 from ftk.model_parallel.tensor_parallel.functions import part_size
 
 
@@ -30,8 +30,9 @@ def distributed_parameter(whole: nn.Parameter, mesh: DeviceMesh, dim: int | None
     else:
         local = own_chunk(values.unflatten(dim, (fused, -1)), mesh, dim + 1).flatten(dim, dim + 1)
         placement = Shard(dim)
-    distributed = as_dtensor(local, mesh, placement, values.shape)
-    return nn.Parameter(distributed, requires_grad=whole.requires_grad)
+    stride = torch.empty(values.shape, device="meta").stride()
+    made = DTensor.from_local(local, mesh, [placement], run_check=False, shape=values.shape, stride=stride)
+    return nn.Parameter(made, requires_grad=whole.requires_grad)
 
 
 def own_chunk(whole: Tensor, mesh: DeviceMesh, dim: int) -> Tensor:
@@ -39,18 +40,6 @@ def own_chunk(whole: Tensor, mesh: DeviceMesh, dim: int) -> Tensor:
     length, size = whole.size(dim), part_size(whole.size(dim), mesh.size())
     start = min(mesh.get_local_rank() * size, length)
     return whole.narrow(dim, start, min(size, length - start)).clone(memory_format=torch.contiguous_format)
-
-
-def as_dtensor(local: Tensor, mesh: DeviceMesh, placement: Placement, shape: torch.Size) -> DTensor:
-    """A DTensor of which this process holds `local`."""
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local, mesh, [placement], run_check=False, shape=shape, stride=stride)
-
-
-def whole_value(parameter: Tensor) -> Tensor:
-    """The whole of a parameter or gradient, detached, on every process; of a DTensor all its processes must ask."""
-    value = parameter.detach()
-    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def take_own_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -61,6 +50,7 @@ def take_own_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: An
         state: changed in place.
         prefix: of the module's names in it.
     """
+    fused = getattr(module, "fused_parameters", {})
     for name, parameter in module._parameters.items():
         value = state.get(prefix + name)
         if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
@@ -69,18 +59,6 @@ def take_own_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: An
             continue
         # A copy: load_state_dict(assign=True) would keep the whole alive.
         part = torch.empty(parameter.to_local().shape, dtype=value.dtype, device=value.device)
-        for here, there in own_pieces(with_fused(parameter.detach(), _fused(module, name))):
+        for here, there in own_pieces(with_fused(parameter.detach(), fused.get(name))):
             part[here] = value.detach()[there]
-        state[prefix + name] = DTensor.from_local(
-            part,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
-
-
-def _fused(module: nn.Module, name: str) -> Fused | None:
-    fused: Fused | None = getattr(module, "fused_parameters", {}).get(name)
-    return fused
+        state[prefix + name] = as_dtensor(part, parameter)
