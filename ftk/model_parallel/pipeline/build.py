@@ -30,7 +30,6 @@ def build_pipeline(
     *,
     update_freq: int,
     precision: str = "fp32",
-    plan: Any = None,
     seed: int | None = None,
     fill: bool = True,
 ) -> PipelineRunner:
@@ -45,7 +44,6 @@ def build_pipeline(
         engine: activation checkpointing and compilation.
         update_freq: micro-batches of an update.
         precision: of the run.
-        plan: of tensor parallel; `model.tensor_parallel_plan` if not given.
         seed: of the initial values.
         fill: off: a checkpoint will fill the parameters.
 
@@ -81,9 +79,7 @@ def build_pipeline(
             hidden_dtype=hidden_dtype,
             loss_apart=zero_bubble,
         )
-        spread = parallelize_training(
-            stage, world, shared, engine, precision=precision, plan=plan, seed=seed, fill=fill
-        )
+        spread = parallelize_training(stage, world, shared, engine, precision=precision, seed=seed, fill=fill)
         stages.append(stage)
         finishers += spread.finishers
     finishers += _tied_sums(part, group)
