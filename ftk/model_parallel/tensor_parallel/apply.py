@@ -153,6 +153,7 @@ def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
     fused = fused_parameters(model)
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
-        whole = value.detach().full_tensor() if isinstance(value, DTensor) else value.detach()
+        found = value.detach()
+        whole = found.full_tensor() if isinstance(found, DTensor) else found
         state[name] = fused[id(value)].in_model_order(whole) if id(value) in fused else whole
     return state
