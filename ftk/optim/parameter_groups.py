@@ -66,7 +66,7 @@ class ParameterRules:
         return [name for group in self.groups for name in group["names"]]
 
     def groups_of(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Groups with "params", parallel to "names": those that `model` has; a group of which it has none is left out."""
+        """Groups of the parameters that `model` has, as "params", parallel to "names"; none of them is empty."""
         own = _by_name(model)
         kept = [{**group, "names": [name for name in group["names"] if name in own]} for group in self.groups]
         return [{**group, "params": [own[name] for name in group["names"]]} for group in kept if group["names"]]

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from ftk.errors import UserError
-from ftk.model_parallel.tensor_parallel.behaviours import first_row
 from ftk.model_parallel.tensor_parallel.functions import all_reduce, copy_to_region, part_size
+from ftk.model_parallel.tensor_parallel.styles import first_row
 
 _NAME = "vocab_parallel_cross_entropy"  # in messages
 
