@@ -21,7 +21,7 @@ def uses_copies(world: World, config: ParallelConfig) -> bool:
 
 
 def uses_shares(world: World, config: ParallelConfig) -> bool:
-    """Whether data parallel is by FSDP2, which goes with all other dimensions of the mesh."""
+    """Whether data parallel is by FSDP2, which works with all other dimensions of the mesh."""
     return world.mesh is not None and not uses_copies(world, config) and (world.sizes.data > 1 or config.cpu_offload)
 
 

@@ -83,7 +83,7 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
     fully_shard(module, reshard_after_forward=False, mp_policy=root_policy, **options)
     module.zero_stage = config.zero_stage  # type: ignore[assignment]  # for `accumulate`
     for part in sharded_parts(module):
-        # A sum, by an operation that all backends have: a factor alone asks for one that only NCCL has.
+        # A sum, by an operation that all backends have: a factor alone needs one that only NCCL has.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
         if mesh.device_type == "cpu":

@@ -134,7 +134,7 @@ def own_places(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> tu
 
 @dataclass(frozen=True)
 class Fused:
-    """Layers that lie behind each other in one tensor, each of which is cut over the same processes.
+    """Layers concatenated in one tensor, each of which is cut over the same processes.
 
     The model has them layer by layer, and in each what one process after the other computes. The distributed tensor is
     of the same shape, but lies process by process, and in each layer after layer: so a process's part is one range,
@@ -174,9 +174,9 @@ class Fused:
 
 
 def fused_parameters(model: nn.Module) -> dict[int, Fused]:
-    """Which parameters of a model lie otherwise than its class has them, by `id`.
+    """The parameters of a model whose order differs from that of its class, by `id`.
 
-    Asked of the modules, for FSDP2 puts other parameters in the place of those that a plan made.
+    Read from the modules, because FSDP2 replaces the parameters that a plan made.
     """
     return {
         id(module._parameters[name]): fused

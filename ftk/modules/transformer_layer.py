@@ -10,7 +10,7 @@ from ftk.modules.feed_forward import FeedForward
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention and a feed-forward network, each behind a layer norm and beside a residual path.
+    """Self-attention and a feed-forward network, each after a layer norm and added to the residual path.
 
     Args:
         hidden_size: H.

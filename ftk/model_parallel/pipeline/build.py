@@ -66,7 +66,7 @@ def build_pipeline(
     # torch's schedules keep FSDP2 from gathering them anew for each of the passes, which do not come in pairs.
     shared = dataclasses.replace(parallel, zero_stage=1)
     if zero_bubble := parallel.pipeline_schedule == "zero-bubble":
-        shared.gather_dtype = "fp32"  # see `check_pipeline`; autocast makes it bf16 where that is asked for
+        shared.gather_dtype = "fp32"  # see `check_pipeline`; autocast makes it bf16 under `precision` bf16
     stages: list[Stage] = []
     finishers: list[Callable[[], None]] = []
     for index, own in zip(layout.stages_of(part.rank), part.stages, strict=True):
@@ -116,7 +116,7 @@ def _sum_tied_gradients(parameters: Sequence[nn.Parameter], peer: int, group: di
     optimizers of both ranks keep them so. The other ranks take no part.
 
     Args:
-        parameters: in the same order on both ranks; sharded alike, if they are.
+        parameters: in the same order on both ranks; sharded in the same way, if they are.
         peer: the other rank in the group.
         group: of the pipeline.
     """

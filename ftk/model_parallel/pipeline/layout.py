@@ -86,17 +86,17 @@ def pipeline_layout(num_layers: int, config: ParallelConfig) -> PipelineLayout:
 
 
 def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """As even as can be. The first stages get what is over: the last one has the output layer to compute as well."""
+    """As even as possible. The first stages get the rest: the last one computes the output layer as well."""
     each, over = divmod(num_layers, num_stages)
     return tuple(each + (stage < over) for stage in range(num_stages))
 
 
 NOT_ZERO_BUBBLE = ("selective",)
-"""Forms of activation checkpointing that the zero-bubble schedule does not go with."""
+"""Forms of activation checkpointing that the zero-bubble schedule does not support."""
 
 
 def check_pipeline(config: ParallelConfig, engine: EngineConfig, num_layers: int, update_freq: int) -> PipelineLayout:
-    """The layout, after a check that schedule, engine and number of micro-batches go with it.
+    """The layout, after a check that schedule, engine and number of micro-batches fit it.
 
     Args:
         config: with more than one pipeline process.
@@ -165,7 +165,7 @@ def check_micro_batches(schedule: str, layout: PipelineLayout, count: int) -> No
 
 
 def micro_batches_fit(schedule: str, num_stages: int, num_ranks: int, count: int) -> bool:
-    """Whether a schedule over so many stages on so many processes can run with `count` micro-batches an update."""
+    """Whether a schedule can run with `count` micro-batches per update."""
     if schedule == "gpipe":
         return True
     if schedule == "1f1b":

@@ -102,7 +102,7 @@ class Sequence(Style):
 
     Options:
         scatter_input: the first input is whole, and cut here: hidden states [B, T, ..] or integers [.., T].
-        gather_output: what follows wants the whole.
+        gather_output: what follows needs the whole.
     """
 
     scatter_input: bool = False
@@ -178,7 +178,7 @@ class Column(_Linear):
 
     Options: those of `_Linear`, and
         fused: the number of layers, such as query, key and value, concatenated in the weight.
-        gather_output: what follows wants all outputs.
+        gather_output: what follows needs all outputs.
     """
 
     gather_output: bool = False
