@@ -111,6 +111,11 @@ class Sequence(Style):
 
 
 class ShardedModule(Styled):
+    """Parameters of its own are whole on each process, which has a part of their gradient."""
+
+    def seen(self, name: str, parameter: DTensor) -> Tensor:
+        return copy_to_region(parameter.to_local(), self.tensor_region.group)
+
     def forward(self, *inputs: Any, **options: Any) -> Any:
         if not (self.training and self.tensor_style.own_random):
             return super().forward(*inputs, **options)
@@ -229,14 +234,25 @@ class Row(_Linear):
             yield "cannot be fused: only column layers are"
 
 
-class VocabEmbeddingModule(Styled):
-    """To the outside the weight is the DTensor, so that a loss can see how it is cut."""
+class _WholeOutside(Styled):
+    """To the outside parameters are DTensors, so that a loss can see how they are cut."""
 
-    padding_idx: int | None
     _weight_is_local: bool = False
 
     def seen(self, name: str, parameter: DTensor) -> Tensor:
         return parameter.to_local() if self._weight_is_local else parameter
+
+    @contextmanager
+    def _local_weight(self) -> Iterator[None]:
+        self._weight_is_local = True
+        try:
+            yield
+        finally:
+            self._weight_is_local = False
+
+
+class VocabEmbeddingModule(_WholeOutside):
+    padding_idx: int | None
 
     def forward(self, tokens: Tensor) -> Tensor:
         region = self.tensor_region
@@ -247,14 +263,6 @@ class VocabEmbeddingModule(Styled):
             return region.sum(rows)
         region.length = tokens.size(-1)
         return region.leave(rows)
-
-    @contextmanager
-    def _local_weight(self) -> Iterator[None]:
-        self._weight_is_local = True
-        try:
-            yield
-        finally:
-            self._weight_is_local = False
 
 
 class TiedVocabEmbeddingModule(VocabEmbeddingModule):
@@ -295,10 +303,11 @@ class VocabEmbedding(Style):
                 yield f"has {option}, which needs all rows"
 
 
-class VocabOutputModule(Styled):
+class VocabOutputModule(_WholeOutside):
     def forward(self, hidden: Tensor) -> Tensor:
         group = self.tensor_region.group
-        logits = super().forward(copy_to_region(hidden, group))
+        with self._local_weight():
+            logits = super().forward(copy_to_region(hidden, group))
         return gather_from_region(logits, group, -1, self._parameters["weight"].size(0))  # type: ignore[union-attr]
 
 
