@@ -202,6 +202,7 @@ USER_ERRORS = {
         "no documents for valid (skipped: 1 empty); valid_ratio is 0.0001",
     ),
     "all too short": ([*ENCODED, "--min-tokens", "500"], "no documents for train (skipped: 1 empty, 20 too_short)"),
+    "no end token": ([*ENCODED, "--append-eos"], "--append-eos: the tokenizer sentencepiece has no end token"),
     "no fields": (
         [*ENCODED, "--text-key", "body"],
         "text_key is 'body', but no input is read as JSON lines; give --format jsonl, or leave --text-key out",
