@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.data.corpora.blending import BlendedDataset, Part, ShardedDataset, weights_by_size
 from ftk.data.corpora.index_cache import DEFAULT_FOLDER, IndexCache
-from ftk.data.corpora.split import SPLITS, JoinedDocuments, split_documents
+from ftk.data.corpora.split import JoinedDocuments, split_documents
+from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.random import SampleRandom
 from ftk.data.sample_dataset import SampleDataset, lengths_of
 from ftk.errors import UserError

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from ftk.data.corpora.documents import Documents
 from ftk.data.corpora.index_cache import IndexCache
 from ftk.data.indexed.file_map import check_files
+from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.random import SampleRandom
-
-SPLITS = ("train", "valid", "test")
 
 
 class DocumentSubset:

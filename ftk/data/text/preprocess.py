@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from ftk.data.indexed.dataset import optimal_dtype
+from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.indexed.output_folder import RECORD, describe_files, whole_folder, write_record
 from ftk.data.text.child_process import call_in_child
 from ftk.data.text.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_texts, normalized
 from ftk.data.text.files import PART_BYTES, Block, Part, Problem, cut_file, expand_paths, kind_of
-from ftk.data.text.preprocess_config import SPLITS, DocumentConfig, InputConfig, OutputConfig, TrainingConfig
+from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.data.text.preprocess_progress import ReadingProgress
 from ftk.data.text.records import read_documents
 from ftk.data.text.split_writer import SplitWriter, add_new, held_out_documents
@@ -121,13 +122,9 @@ def preprocess(
             settings = EncodingSettings(
                 tokenizer_folder=folder / "tokenizer",
                 dtype=optimal_dtype(tokenizer.vocab_size),
-                text_key=inputs.text_key,
-                max_document_bytes=inputs.max_document_bytes,
-                stop_at_problem=inputs.on_error == "raise",
+                text=inputs,
+                documents=documents,
                 user_dir=output.user_dir,
-                normalize=documents.normalize,
-                min_tokens=documents.min_tokens,
-                max_tokens=documents.max_tokens_per_document,
                 end_token=_end_token(tokenizer) if documents.append_eos else None,
                 with_hashes=documents.dedup or bool(inputs.held_out("train")),
             )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from ftk.data.batches.dataloader_config import MOST_WORKERS
 from ftk.data.text.files import FORMATS, MAX_DOCUMENT_BYTES, SEPARATORS
 
-SPLITS = ("train", "valid", "test")
 NORMAL_FORMS = ("none", "nfc", "nfkc")
 
 
