@@ -50,7 +50,8 @@ def convert_from(
         form: of `source`.
         source: its folder.
         output: folder to write.
-        tokenizer: saved with it; without one the checkpoint cannot read text.
+        tokenizer: saved with it; without one that which lies in `source`, where ftk reads its form. A checkpoint
+            without any cannot read text.
         overwrite: replace a checkpoint of this name.
 
     Returns:
@@ -67,6 +68,7 @@ def convert_from(
     _check_tensors(contents, source)
     if tokenizer is not None:
         _check_vocabulary(tokenizer, contents.config, source)
+    tokenizer = tokenizer or contents.own_tokenizer
     tensors = contents.tensors
 
     def read(name: str) -> torch.Tensor:

@@ -268,7 +268,7 @@ class TextGenerator:
         own = self.steering.of(options, 1) if options else None
         seeds = (seed_of(options or {}), seed, self.config.seed)
         request = Request(
-            self.tokenizer.encode(prompt),
+            self._prompt_ids(prompt),
             self.config,
             self.steering.processors if own is None else own,
             next(one for one in seeds if one is not None),
@@ -409,6 +409,9 @@ class TextGenerator:
         answer = dataclasses.replace(found, others=tuple(others))
         return TextResult(prompt.prompt, prompt.prompt + answer.text, [answer])
 
+    def _prompt_ids(self, text: str) -> list[int]:
+        return [*self.tokenizer.prompt_prefix, *self.tokenizer.encode(text)]
+
     def _text_behind(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
         """Tokens as they read behind a prompt, with the space that the tokenizer puts between."""
         before = list(prompt[-_CONTEXT_FOR_SPACING:])
@@ -417,7 +420,7 @@ class TextGenerator:
 
     def _tokens_behind(self, ids: Sequence[int], prompt: str, text: str) -> list[int]:
         """A text as tokens behind a prompt; where its first ones would join the prompt's last, those of it alone."""
-        joined = self.tokenizer.encode(prompt + text)
+        joined = self._prompt_ids(prompt + text)
         return joined[len(ids) :] if joined[: len(ids)] == list(ids) else self.tokenizer.encode(text)
 
 
