@@ -107,6 +107,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "special_tokens": {
         "glm": "ftk.tasks.glm_blank.command_tokens",
         "plain": "ftk.tokenizers.special_tokens",
+        "with_end": "ftk.tokenizers.special_tokens",
     },
     "search": {
         "beam": "ftk.generation.search.beam",
@@ -134,8 +135,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
 
 FORMER_NAMES: dict[str, dict[str, str]] = {
     "criterion": {"glm_cross_entropy": "cross_entropy"},
+    "option": {"constraint_blanks": "constraint_answers"},
 }
-"""kind -> a name that configurations on disk still have -> the name of today."""
+"""kind -> a name that configurations on disk and commands still have -> the name of today."""
 
-DEFAULT_SPECIAL_TOKENS = "glm"
-"""The layout of special tokens where none is chosen, and of tokenizers on disk that name none."""
+UNNAMED_SPECIAL_TOKENS = "glm"
+"""The layout of special tokens of saved tokenizers that name none: when they were saved, there was no other."""
