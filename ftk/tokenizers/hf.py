@@ -48,7 +48,7 @@ class HuggingFaceTokenizer(Tokenizer):
         vocab = self._backend.get_vocab(with_added_tokens=True)
         super().__init__(
             config,
-            special_tokens,
+            None,  # a layout would lay other tokens around those that the file has
             files=(file, *(other for _, other in beside)),
             command_tokens=command_tokens,
             num_text_tokens=1 + max(vocab.values(), default=-1),
