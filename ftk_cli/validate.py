@@ -19,10 +19,8 @@ from ftk_cli.inference_options import DeviceConfig
 if TYPE_CHECKING:
     from torch import nn
 
-    from ftk.batch import Batch
     from ftk.criterions.base import Criterion
     from ftk.model_parallel.world import World
-    from ftk.tasks.base import Task
     from ftk.trainer.step import Runner
 
 DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
@@ -123,19 +121,19 @@ def evaluate(root: ValidateRoot, world: World) -> int:
         train_subset=options.train_subset,
     )
     check_same_data(task, split_names(loading) if options.unigram else valid_names(loading), world)
+    unigram = task.unigram(options.train_subset) if options.unigram and "loss" in criterion.nats else None
     iterators = valid_iterators(loading, root.common, task, rank=world.data_rank, ranks=world.sizes.data)
     for split, iterator in iterators.items():
         num_batches = iterator.batches_of_all_ranks()
         shown = None if world.is_main else True  # where there is a terminal; not at all
         batches = tqdm(iterator.batches(), total=iterator.batches_left(), desc=split, unit="batch", disable=shown)
-        figures = validate(runner, model, batches, device=device, world=world, nats=criterion.nats) or {}
+        figures = (
+            validate(runner, model, batches, device=device, world=world, nats=criterion.nats, unigram=unigram) or {}
+        )
         if not world.is_main:
             continue
         if "num_batches" in figures:
             figures["num_batches"] = num_batches
-        if options.unigram:
-            whole = valid_iterators(loading, root.common, task)[split]
-            figures["unigram_loss"] = _unigram(task, options.train_subset, whole.batches())
         _print({"subset": split, **figures}, options.output_format)
     return 0
 
@@ -153,15 +151,6 @@ def load(root: ValidateRoot, world: World, criterion: Criterion) -> tuple[nn.Mod
     if isinstance(model, PipelinedModel):
         return model, model.evaluation_runner(criterion, device, precision)
     return model, SequentialRunner(StepModule(model, criterion), device, precision)
-
-
-def _unigram(task: Task, train_subset: str, batches: Iterator[Batch]) -> float:
-    """Loss of the training tokens' unigram distribution on the targets of `batches`."""
-    from ftk.evaluation.unigram import token_counts, unigram_loss
-
-    counts = token_counts(task.corpus.documents(train_subset), task.tokenizer.padded_vocab_size())
-    targets = (batch.targets.numpy() for batch in batches)
-    return unigram_loss(counts, targets, task.tokenizer.special.eop)
 
 
 def _print(figures: dict[str, Any], output_format: str) -> None:

@@ -19,6 +19,7 @@ from ftk.tokenizers.base import Tokenizer
 if TYPE_CHECKING:
     from torch import nn
 
+    from ftk.evaluation.unigram import Unigram
     from ftk.generation.engine.request import Framing
 
 
@@ -138,6 +139,13 @@ class Task(ABC):
                 )
         return "\n".join(lines)
 
+    def unigram(self, split: str) -> Unigram | None:
+        """Token frequencies of a split, beside which losses are shown; None: the task does not predict its tokens.
+
+        A task that does returns `corpus_unigram(self, split)`.
+        """
+        return None
+
     def hooks(self) -> Sequence[Any]:
         """Hooks (`ftk.trainer.hooks.Hook`) that this task adds to the training loop."""
         return ()
@@ -145,3 +153,11 @@ class Task(ABC):
     def describe(self) -> Iterator[str]:
         """Lines for `dry_run`: what a reader should know about the data."""
         yield f"tokenizer: {self.tokenizer.name}, {self.tokenizer.vocab_size} tokens"
+
+
+def corpus_unigram(task: Task, split: str) -> Unigram:
+    """Token frequencies of a split's documents."""
+    from ftk.evaluation.unigram import Unigram, token_counts
+
+    counts = token_counts(task.corpus.documents(split), task.tokenizer.vocab_size)
+    return Unigram(counts, task.tokenizer.special.roles.values())

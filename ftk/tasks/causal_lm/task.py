@@ -12,10 +12,11 @@ from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
 from ftk.registry import register_task
-from ftk.tasks.base import Task
+from ftk.tasks.base import Task, corpus_unigram
 from ftk.tasks.causal_lm.samples import CausalDataset
 
 if TYPE_CHECKING:
+    from ftk.evaluation.unigram import Unigram
     from ftk.generation.engine.continuation import Continuation
     from ftk.tokenizers.base import Tokenizer
 
@@ -59,6 +60,9 @@ class CausalLMTask(Task):
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return Collater(self.tokenizer.special)
+
+    def unigram(self, split: str) -> Unigram:
+        return corpus_unigram(self, split)
 
     @classmethod
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Continuation:
