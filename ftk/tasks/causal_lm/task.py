@@ -12,9 +12,9 @@ from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
 from ftk.registry import register_task
-from ftk.tasks.base import Task, corpus_unigram
+from ftk.tasks.base import Task
 from ftk.tasks.causal_lm.samples import CausalDataset
-from ftk.tasks.language_model import check_positions, vocabulary_divisor
+from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
 
 if TYPE_CHECKING:
     from ftk.evaluation.unigram import Unigram

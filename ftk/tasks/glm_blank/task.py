@@ -11,11 +11,11 @@ from ftk.batch import Batch
 from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import Documents
 from ftk.registry import register_task
-from ftk.tasks.base import Task, corpus_unigram
+from ftk.tasks.base import Task
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
-from ftk.tasks.language_model import check_positions, vocabulary_divisor
+from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
 
 if TYPE_CHECKING:
     from ftk.evaluation.unigram import Unigram
