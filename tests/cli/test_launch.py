@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.paths import ROOT
 
 from ftk_cli import launch
 from ftk_cli.__main__ import COMMANDS, main
-from tests.paths import ROOT
 from tests.processes import wait_until
 
 
@@ -107,7 +107,10 @@ def test_the_flag_is_taken_out(argv, found):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["train", "data", "--arch", "glm_tiny", "--max-update", "1", "--launch", "0"], "ftk-train: --launch is '0'; it"),
+        (
+            ["train", "data", "--arch", "glm_tiny", "--max-update", "1", "--launch", "0"],
+            "ftk-train: --launch is '0'; it",
+        ),
         (["validate", "data", "--path", "run", "--launch", "9999"], "ftk-validate: --launch is '9999'; it must be"),
         (["trian"], "ftk: unknown command 'trian'; did you mean 'train'?"),
     ],
@@ -131,7 +134,7 @@ def test_ftk_lists_every_command_without_torch():
     assert ["ftk", *sorted(f"ftk-{name}" for name in COMMANDS)] == sorted(scripts)
     for name in COMMANDS:
         assert callable(importlib.import_module(f"ftk_cli.{name.replace('-', '_')}").main)
-    look = "import sys; from ftk_cli.__main__ import main; code = main([]); assert 'torch' not in sys.modules; sys.exit(code)"
+    look = "import sys, ftk_cli.__main__ as ftk; code = ftk.main([]); assert 'torch' not in sys.modules; sys.exit(code)"
     for argv in ([sys.executable, "-c", look], [sys.executable, "-m", "ftk_cli", "--help"]):
         done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == (2 if "-c" in argv else 0), done.stderr
