@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.paths import ROOT, TEST_DATA
 from tests.processes import leave_out_fsync, run_command
-
-ROOT = Path(__file__).resolve().parents[1]
 
 # For this process, before it imports PyTorch, and for those that tests start.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -33,10 +32,9 @@ settings.load_profile("ftk")
 @pytest.fixture(scope="session")
 def test_data() -> Path:
     """The folder of real text and hostile inputs ($FTK_TEST_DATA, default ../shared); skips where there is none."""
-    folder = Path(os.environ.get("FTK_TEST_DATA", ROOT.parent / "shared")) / "data"
-    if not folder.is_dir():
-        pytest.skip(f"needs the test data; {folder} is missing (set FTK_TEST_DATA)")
-    return folder
+    if not TEST_DATA.is_dir():
+        pytest.skip(f"needs the test data; {TEST_DATA} is missing (set FTK_TEST_DATA)")
+    return TEST_DATA
 
 
 @pytest.fixture(scope="session")

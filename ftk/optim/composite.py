@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,51 +16,14 @@ import torch
 from ftk.config import Chosen
 from ftk.config.choice import choice
 from ftk.errors import UserError
-from ftk.optim.base import OptimizerConfig, set_lr
+from ftk.optim.base import set_lr
 from ftk.optim.joined import JoinedOptimizer, routed
+from ftk.optim.optimizers import GROUP_FORM, CompositeConfig
 from ftk.optim.patterns import examples, matches
 from ftk.optim.schedules import LRScheduler
-from ftk.registry import LR_SCHEDULERS, OPTIMIZERS, Entry, register_optimizer
+from ftk.registry import LR_SCHEDULERS, OPTIMIZERS, Entry
 
-_FORM = "write 'PATTERN = OPTIMIZER option=value ...'"
 _NAMES_SHOWN = 4
-
-
-@dataclass(kw_only=True)
-class CompositeConfig(OptimizerConfig):
-    """Options of the composite optimizer; learning rate and weight decay are those of groups that give none."""
-
-    groups: list[str] = field(
-        metadata={
-            "help": "'PATTERN = OPTIMIZER option=value ... [lr_scheduler=NAME option=value ...]'; a pattern is a "
-            "parameter's or module's name with * and ?, or several with commas; the first group that matches takes a "
-            "parameter",
-            "metavar": "GROUP",
-            "several": True,
-        }
-    )
-
-    @property
-    def state_bytes(self) -> float:
-        """That of the member that keeps most: which parameters each has is not known here."""
-        two_moments = super().state_bytes
-        members = [parse_rule(text, self).optimizer.config for text in self.groups]
-        return max(getattr(member, "state_bytes", two_moments) for member in members)
-
-    def validate(self) -> Iterator[str]:
-        yield from super().validate()
-        if not self.groups:
-            yield f"groups is empty; {_FORM}"
-        for text in self.groups:
-            try:
-                rule = parse_rule(text, self)
-            except UserError as error:
-                yield f"groups {text!r}: {error}"
-                continue
-            if rule.schedule is None and rule.lr != self.lr and not self.lr > 0.0:
-                yield f"groups {text!r}: a rate that follows the schedule of `lr` needs a `lr` above 0"
-            if rule.weight_decay and not self.weight_decay > 0.0:
-                yield f"groups {text!r}: weight_decay needs a `weight_decay` above 0; it selects what decays"
 
 
 @dataclass(frozen=True)
@@ -85,7 +48,6 @@ class Rule:
         return any(matches(name, pattern.strip()) for pattern in self.patterns.split(","))
 
 
-@register_optimizer("composite", config=CompositeConfig)
 class Composite(JoinedOptimizer):
     """One optimizer made of several: each parameter belongs to the first group whose pattern matches its name.
 
@@ -153,7 +115,7 @@ def parse_rule(text: str, config: CompositeConfig) -> Rule:
     except ValueError:
         name, pairs = "", []
     if not equals or not patterns or not name:
-        raise UserError(f"cannot be read; {_FORM}")
+        raise UserError(f"cannot be read; {GROUP_FORM}")
     entry = OPTIMIZERS.get(name)
     if entry.name == "composite":
         raise UserError("composite cannot be part of itself; give all groups to the one that there is")

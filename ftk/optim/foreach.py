@@ -6,9 +6,8 @@ Their updates are multi-tensor operations on chunks of parameters, which the dev
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +15,8 @@ from torch import Tensor
 
 from ftk.model_parallel.norms import norms
 from ftk.model_parallel.shards import is_distributed, local, locals_of, sum_over_dimension
-from ftk.optim.base import OptimizerConfig, defaults_of, two_betas
-from ftk.optim.options import option
-from ftk.registry import register_optimizer
+from ftk.optim.base import SkippableOptimizer, defaults_of
+from ftk.optim.optimizers import OptimizerConfig
 
 # Temporaries of an update are as large as what is updated at once: this many elements. On a CPU they had better stay
 # in the cache (LAMB's step of 10 M parameters: 65 ms, against 155 in chunks of 1 << 24); elsewhere few launches count.
@@ -44,19 +42,17 @@ class Chunk(NamedTuple):
         return [state[name] for state in self.states]
 
 
-class ForeachOptimizer(torch.optim.Optimizer, ABC):
+class ForeachOptimizer(SkippableOptimizer):
     """An optimizer whose update is a few foreach operations, and which honours `found_inf` without a host wait.
 
-    `found_inf` (0-d, on the device of the gradients; see `ftk.optim.base.step_unless`) is read by the host
-    where that costs nothing, on the CPU. Elsewhere the update is made and, where `found_inf` is set, undone by
-    the device: parameters and state are bit for bit what they were, whatever the gradients held.
+    The host reads `found_inf` (0-d, on the device of the gradients) where that costs nothing, on the CPU. Elsewhere the
+    update is made and, where `found_inf` is set, undone by the device: parameters and state are bit for bit what they
+    were, whatever the gradients held.
 
     Args:
         config: the options of groups that have none of their own.
         param_groups: as from `ftk.optim.parameter_groups`; a group's own options win.
     """
-
-    _step_supports_amp_scaling = True
 
     def __init__(self, config: OptimizerConfig, param_groups: list[dict[str, Any]]) -> None:
         # "capturable" is torch's word for a step count that lives on the device; checkpoints place it by that.
@@ -70,27 +66,14 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
     def update(self, group: dict[str, Any], chunk: Chunk) -> None:
         """Change parameters and their states in place, with the options of their group."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take one step.
-
-        Args:
-            closure: computes the loss again, with gradients; its value is returned.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
+    def update_parameters(self, found_inf: Tensor | None) -> None:
         if found_inf is not None and _read_without_waiting(found_inf):
             if bool(found_inf):
-                return loss
+                return
             found_inf = None
-        unscale(self.param_groups, getattr(self, "grad_scale", None))
         for group in self.param_groups:
             for parameters in _chunks([p for p in group["params"] if p.grad is not None]):
                 self._update_unless(found_inf, group, parameters)
-        return loss
 
     def _update_unless(self, found_inf: Tensor | None, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:
@@ -107,13 +90,6 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         self.update(group, chunk)
         for tensor, old in zip(changed, before, strict=True):
             tensor.copy_(torch.where(found_inf > 0, old, tensor))
-
-
-def unscale(param_groups: list[dict[str, Any]], grad_scale: Tensor | None) -> None:
-    """Divide the gradients by the scale that `torch.amp.GradScaler` hands to an optimizer; None: there is none."""
-    gradients = [local(p.grad) for group in param_groups for p in group["params"] if p.grad is not None]
-    if grad_scale is not None and gradients:
-        torch._foreach_mul_(gradients, grad_scale.reciprocal())
 
 
 def _chunks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -135,21 +111,6 @@ def _read_without_waiting(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-@dataclass(kw_only=True)
-class LionConfig(OptimizerConfig):
-    """Options of Lion. Against AdamW take a rate 3 to 10 times smaller and a decay as much larger (sec. 5)."""
-
-    weight_decay: float = option(1.0, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
-    betas: list[float] = option(
-        [0.9, 0.99], "share of the momentum in the step's direction; decay rate of the momentum", "[0, 1)", count=2
-    )
-
-    @property
-    def state_bytes(self) -> float:
-        return 4.0
-
-
-@register_optimizer("lion", config=LionConfig)
 class Lion(ForeachOptimizer):
     """Evolved sign momentum (Chen et al. 2023, https://arxiv.org/abs/2302.06675, algorithm 2).
 
@@ -171,20 +132,6 @@ class Lion(ForeachOptimizer):
         torch._foreach_lerp_(momenta, chunk.gradients, 1.0 - beta2)
 
 
-@dataclass(kw_only=True)
-class LambConfig(OptimizerConfig):
-    """Options of LAMB; betas and eps are the paper's for BERT."""
-
-    lr: float = option(2e-3, "peak learning rate; the schedule scales it", "[0, inf)")
-    weight_decay: float = option(0.01, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
-    betas: list[float] = two_betas(0.9, 0.999)
-    eps: float = option(1e-6, "added to the denominator for stability", "[0, inf)")
-    always_adapt: bool = option(
-        False, "scale the steps of parameters without weight decay (biases, norms) too, as in the paper"
-    )
-
-
-@register_optimizer("lamb", config=LambConfig)
 class Lamb(ForeachOptimizer):
     """Layer-wise adaptive moments (You et al. 2020, https://arxiv.org/abs/1904.00962, algorithm 2).
 
@@ -228,31 +175,6 @@ def _bias_corrections(steps: list[Tensor], beta: float) -> list[Tensor]:
     return list(torch.stack(steps).mul_(logarithm).expm1_().neg_().unbind())
 
 
-@dataclass(kw_only=True)
-class AdafactorConfig(OptimizerConfig):
-    """Options of Adafactor; with the defaults and a constant schedule it is algorithm 4 of the paper."""
-
-    lr: float = option(1e-2, "peak learning rate; relative to the weights, see below", "[0, inf)")
-    weight_decay: float = option(0.0, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
-    relative_step: bool = option(True, "the rate of update t is at most 1 / sqrt(t)")
-    scale_parameter: bool = option(True, "the rate is multiplied by the root mean square of the parameter")
-    clip_threshold: float = option(
-        1.0, "steps are scaled down to this root mean square before the rate is applied", "(0, inf)"
-    )
-    beta2_decay: float = option(
-        -0.8, "the decay rate of the second moment at update t is 1 - t ** this; below 0", "(-inf, 0)"
-    )
-    beta1: float = option(0.0, "decay rate of the running mean of the steps; 0: no such mean is kept", "[0, 1)")
-    eps: list[float] = option(
-        [1e-30, 1e-3], "added to squared gradients; floor of a parameter's root mean square", "(0, inf)", count=2
-    )
-
-    @property
-    def state_bytes(self) -> float:
-        return 4.0 if self.beta1 else 0.0  # rows and columns are next to nothing
-
-
-@register_optimizer("adafactor", config=AdafactorConfig)
 class Adafactor(ForeachOptimizer):
     """Adaptive rates with sublinear memory (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235).
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,40 +12,14 @@ from ftk.model_parallel.shards import own_part, whole
 from ftk.optim.base import set_lr
 from ftk.optim.foreach import Chunk, ForeachOptimizer, State
 from ftk.optim.joined import JoinedOptimizer, routed
-from ftk.optim.options import option
+from ftk.optim.optimizers import AdamWConfig, MuonConfig
 from ftk.optim.patterns import matches
-from ftk.optim.torch_optim import AdamW, AdamWConfig
-from ftk.registry import register_optimizer
+from ftk.optim.torch_optim import adamw
 
 # Jordan's: the slope at 0 is as steep as it gets while singular values end up between 0.7 and 1.2.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-@dataclass(kw_only=True)
-class MuonConfig(AdamWConfig):
-    """Options of Muon; betas and eps are those of its AdamW."""
-
-    lr: float = option(1e-3, "peak learning rate of the hidden matrices; the schedule scales it", "[0, inf)")
-    momentum: float = option(0.95, "decay rate of the mean of gradients, in [0, 1)", "[0, 1)")
-    nesterov: bool = option(True, "look one step ahead, as Nesterov's momentum does")
-    ns_steps: int = option(
-        5, "Newton-Schulz iterations that make a step orthogonal", "[1, inf)", max=100, unit="iterations"
-    )
-    muon_scale: str = option(
-        "match_rms_adamw",
-        "size of a step of an N x M matrix: 0.2 sqrt(max(N, M)), as large as AdamW's, so that rates and "
-        "decays for AdamW are good here; or sqrt(max(1, N / M)), for which rates are about 0.02",
-        choices=("match_rms_adamw", "original"),
-    )
-    adamw_params: list[str] = option(
-        ["*embed*", "*lm_head*", "*output_projection*"],
-        "matrices that AdamW updates, by name or by module; shell patterns",
-        metavar="PATTERNS",
-    )
-    adamw_lr_ratio: float = option(1.0, "the rate of the AdamW part as a multiple of `lr`", "(0, inf)")
-
-
-@register_optimizer("muon", config=MuonConfig)
 class Muon(JoinedOptimizer):
     """Momentum orthogonalized by Newton-Schulz (Jordan 2024, https://kellerjordan.github.io/posts/muon) for hidden
     matrices, AdamW for embeddings, biases and norms.
@@ -66,9 +39,9 @@ class Muon(JoinedOptimizer):
         hidden, rest = routed(param_groups, 2, member_of)
         for group in rest:
             group["lr_scale"] = group.get("lr_scale", 1.0) * config.adamw_lr_ratio
-        adamw = AdamWConfig(lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps)
-        members = ((NewtonSchulz, config, hidden), (AdamW, adamw, rest))
-        super().__init__([kind(options, groups) for kind, options, groups in members if groups])
+        of_rest = AdamWConfig(lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps)
+        members = ((NewtonSchulz, config, hidden), (adamw, of_rest, rest))
+        super().__init__([make(options, groups) for make, options, groups in members if groups])
         set_lr(self, config.lr)
 
 

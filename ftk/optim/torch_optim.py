@@ -1,4 +1,4 @@
-"""AdamW, Adam and SGD: torch's with options of ftk; and each class of `torch.optim` by its dotted name."""
+"""AdamW, Adam and SGD of torch with options of ftk; and each class of `torch.optim` by its dotted name."""
 
 from __future__ import annotations
 
@@ -6,96 +6,42 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from ftk.errors import UserError, did_you_mean
 from ftk.model_parallel.shards import is_distributed
-from ftk.optim.base import OptimizerConfig, defaults_of, two_betas
+from ftk.optim.base import defaults_of
+from ftk.optim.optimizers import AdamConfig, AdamWConfig, SGDConfig
 from ftk.optim.options import Checked, option
-from ftk.registry import Entry, register_optimizer
-
-_PENALTY = "L2 penalty added to the gradient; biases and norms are never decayed"
+from ftk.registry import Entry
 
 
-@dataclass(kw_only=True)
-class AdamWConfig(OptimizerConfig):
-    """Options of AdamW; the defaults are those of large language models (decay 0.1, a second beta of 0.98)."""
-
-    betas: list[float] = two_betas(0.9, 0.98)
-    eps: float = option(1e-6, "added to the denominator for stability", "[0, inf)")
-
-
-@register_optimizer("adamw", config=AdamWConfig)
-class AdamW(torch.optim.AdamW):
+def adamw(config: AdamWConfig, param_groups: list[dict[str, Any]]) -> torch.optim.AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), one fused kernel per group.
 
     Args:
         config: learning rate, betas, eps, weight decay.
         param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` wins.
     """
-
-    def __init__(self, config: AdamWConfig, param_groups: list[dict[str, Any]]) -> None:
-        super().__init__(param_groups, **defaults_of(config), fused=True)
+    return torch.optim.AdamW(param_groups, **defaults_of(config), fused=True)
 
 
-@dataclass(kw_only=True)
-class AdamConfig(OptimizerConfig):
-    """Options of Adam; the defaults are the paper's."""
-
-    weight_decay: float = option(0.0, _PENALTY, "[0, inf)")
-    betas: list[float] = two_betas(0.9, 0.999)
-    eps: float = option(1e-8, "added to the denominator for stability", "[0, inf)")
-
-
-@register_optimizer("adam", config=AdamConfig)
-class Adam(torch.optim.Adam):
-    """Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980), one fused kernel per group.
+def adam(config: AdamConfig, param_groups: list[dict[str, Any]]) -> torch.optim.Adam:
+    """Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980); arguments as of `adamw`.
 
     Weight decay is an L2 penalty and so passes through the running means; `adamw` decays the weights themselves.
-
-    Args:
-        config: learning rate, betas, eps, weight decay.
-        param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` wins.
     """
-
-    def __init__(self, config: AdamConfig, param_groups: list[dict[str, Any]]) -> None:
-        super().__init__(param_groups, **defaults_of(config), fused=True)
+    return torch.optim.Adam(param_groups, **defaults_of(config), fused=True)
 
 
-@dataclass(kw_only=True)
-class SGDConfig(OptimizerConfig):
-    """Options of SGD."""
-
-    weight_decay: float = option(0.0, _PENALTY, "[0, inf)")
-    momentum: float = option(0.0, "share of the last step that is kept, in [0, 1)", "[0, 1)")
-    nesterov: bool = option(False, "Nesterov's momentum (needs momentum above 0)")
-
-    @property
-    def state_bytes(self) -> float:
-        return 4.0 if self.momentum else 0.0
-
-    def validate(self) -> Iterator[str]:
-        yield from super().validate()
-        if self.nesterov and self.momentum == 0.0:
-            yield "nesterov is true; it needs a momentum above 0"
-
-
-@register_optimizer("sgd", config=SGDConfig)
-class SGD(torch.optim.SGD):
-    """Gradient descent with momentum (Sutskever et al. 2013) and L2 penalty.
+def sgd(config: SGDConfig, param_groups: list[dict[str, Any]]) -> torch.optim.SGD:
+    """Gradient descent with momentum (Sutskever et al. 2013) and L2 penalty; arguments as of `adamw`.
 
     Not torch's fused kernel: it takes no DTensor, and leaves momentum uninitialised where the first step is skipped.
-
-    Args:
-        config: learning rate, momentum, weight decay.
-        param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` wins.
     """
-
-    def __init__(self, config: SGDConfig, param_groups: list[dict[str, Any]]) -> None:
-        super().__init__(param_groups, **defaults_of(config))
+    return torch.optim.SGD(param_groups, **defaults_of(config))
 
 
 PREFIX = "torch.optim."

@@ -142,7 +142,7 @@ class Task(ABC):
     def unigram(self, split: str) -> Unigram | None:
         """Token frequencies of a split, beside which losses are shown; None: the task does not predict its tokens.
 
-        A task that does returns `corpus_unigram(self, split)`.
+        A task that does returns `ftk.tasks.language_model.corpus_unigram(self, split)`.
         """
         return None
 
@@ -153,11 +153,3 @@ class Task(ABC):
     def describe(self) -> Iterator[str]:
         """Lines for `dry_run`: what a reader should know about the data."""
         yield f"tokenizer: {self.tokenizer.name}, {self.tokenizer.vocab_size} tokens"
-
-
-def corpus_unigram(task: Task, split: str) -> Unigram:
-    """Token frequencies of a split's documents."""
-    from ftk.evaluation.unigram import Unigram, token_counts
-
-    counts = token_counts(task.corpus.documents(split), task.tokenizer.vocab_size)
-    return Unigram(counts, task.tokenizer.special.roles.values())

@@ -24,10 +24,11 @@ from ftk.model_parallel.tensor_parallel.plan import Plan
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.optim.config import EMAConfig
 from ftk.optim.ema import EMA
-from ftk.optim.foreach import Adafactor, AdafactorConfig
-from ftk.optim.muon import Muon, MuonConfig
+from ftk.optim.foreach import Adafactor
+from ftk.optim.muon import Muon
+from ftk.optim.optimizers import AdafactorConfig, AdamWConfig, MuonConfig
 from ftk.optim.parameter_groups import parameter_groups
-from ftk.optim.torch_optim import AdamW, AdamWConfig
+from ftk.optim.torch_optim import adamw
 from tests.distributed import run_ranks
 
 PLAN: Plan = {
@@ -44,7 +45,7 @@ ARRANGEMENTS = {
     "four": Sizes(tensor=4),
 }
 OPTIMIZERS: dict[str, Any] = {
-    "adamw": lambda groups: AdamW(AdamWConfig(lr=0.01), groups),
+    "adamw": lambda groups: adamw(AdamWConfig(lr=0.01), groups),
     "adafactor": lambda groups: Adafactor(AdafactorConfig(lr=0.01, beta1=0.9), groups),
     "muon": lambda groups: Muon(MuonConfig(lr=0.01), groups),
 }
@@ -122,7 +123,7 @@ def run_on(source: Path | None, target: Path, world: World, optimizer_name: str,
     if source is not None:
         load_model_state(source, model, world=world)
         load_optimizer_state(source, model, optimizer, world=world)
-        load_extra_tensors(source, "ema", ema.state_dict(), strict=False, world=world)
+        load_extra_tensors(source, "ema", ema.state_dict(), world=world)
     inputs = value_of("inputs", (6, 8))
     for _ in range(updates):
         model(inputs).square().mul(value_of("weights", (6, 8))).mean().backward()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from slow_tokenizers import BYTE_LETTERS, SENTENCES
 
 from ftk.tokenizers import Tokenizer, build_tokenizer, train_sentencepiece
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-TEST_DATA = Path(os.environ.get("FTK_TEST_DATA", REPOSITORY.parent / "shared")) / "data"
+from tests.paths import TEST_DATA
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +14,9 @@ from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
 from ftk.tasks.glm_blank.infill.blanks import find_blanks, mask_ids
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
+from tests.paths import TEST_DATA
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-PUBLISHED = Path(os.environ.get("FTK_TEST_DATA", REPOSITORY.parent / "shared")) / "data" / "tokenizers"
+PUBLISHED = TEST_DATA / "tokenizers"
 
 
 class FixedGenerator:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,10 +25,10 @@ from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.test_in_flight import STRATEGIES
+from tests.paths import TEST_DATA
 from tests.tasks.glm_blank.infill.test_fill import FixedGenerator, published
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
 
-DATA = Path(os.environ.get("FTK_TEST_DATA", Path(__file__).resolve().parents[3] / "shared")) / "data"
 ORDERS = [
     {},
     {"blank_order": "2"},
@@ -258,8 +256,8 @@ def real_lines():
     """English and Chinese lines, and one of odd characters."""
     lines = [ODD]
     for file in ("english/valid.txt", "chinese/valid.jsonl"):
-        if (DATA / file).exists():
-            with open(DATA / file, encoding="utf-8") as stream:
+        if (TEST_DATA / file).exists():
+            with open(TEST_DATA / file, encoding="utf-8") as stream:
                 texts = [json.loads(line)["text"] if line[0] == "{" else line for line in itertools.islice(stream, 6)]
             lines += [text.strip()[:200] for text in texts]
     return lines
