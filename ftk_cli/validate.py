@@ -15,6 +15,7 @@ from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk_cli.command import report_errors, run
 from ftk_cli.inference_options import DeviceConfig
+from ftk_cli.launch import launch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from ftk.trainer.step import Runner
 
 DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
-perplexity, and the same for each objective. The ranks of a run (torchrun) share the batches, and the model if it is
-given sizes.
+perplexity, and the same for each objective. Several processes (--launch, torchrun) share the batches, and the model
+if it is given sizes.
 Examples: ftk-validate data-bin --path run;
-torchrun --nproc-per-node 4 --no-python ftk-validate data-bin --path run --tensor-parallel-size 2"""
+ftk-validate data-bin --path run --launch 4 --tensor-parallel-size 2"""
 
 
 @dataclass(kw_only=True)
@@ -75,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def body(argv: list[str]) -> int:
+    if (code := launch("validate", argv)) is not None:
+        return code
     root = compose(ValidateRoot, "ftk-validate", DESCRIPTION, argv)
     import torch
 
