@@ -182,10 +182,6 @@ class World:
         return self.coordinate("replicate") * self.sizes.shard + self.coordinate("shard")
 
     @property
-    def is_first_stage(self) -> bool:
-        return self.pipeline_rank == 0
-
-    @property
     def is_last_stage(self) -> bool:
         return self.pipeline_rank == self.sizes.pipeline - 1
 
@@ -261,7 +257,7 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
     """The world of this process; inside, its process groups exist.
 
     Args:
-        config: the sizes that were asked for, and how long processes wait for each other.
+        config: the chosen sizes, and how long processes wait for each other.
         device: as `resolve_device` found it; each rank takes the GPU of its local rank.
         facts: what this process was started with (`options_by_flag`), which must be the same on all.
 
@@ -378,7 +374,7 @@ def _own_device(device: torch.device, world_size: int) -> torch.device:
     """The device of this process, before any communication.
 
     Raises:
-        UserError: one GPU was asked for by number, or there are too few.
+        UserError: `device` names one GPU by number, or there are too few.
     """
     if device.type != "cuda":
         return device

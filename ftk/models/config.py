@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ftk.registry import Recipe
+
 
 @dataclass(kw_only=True)
 class TransformerConfig:
@@ -57,6 +59,16 @@ class TransformerConfig:
         """Inner width of the feed-forward network."""
         return 4 * self.hidden_size if self.ffn_hidden_size is None else self.ffn_hidden_size
 
+    @property
+    def head_size(self) -> int:
+        """D: size of a head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def layer_multiplications(self) -> int:
+        """Of one token in the matrices of one layer: the joint projection, the one behind attention, two others."""
+        return 4 * self.hidden_size * self.hidden_size + 2 * self.hidden_size * self.inner_size
+
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         for name in ("vocab_size", "num_layers", "hidden_size", "num_attention_heads", "max_positions"):
@@ -64,7 +76,8 @@ class TransformerConfig:
                 yield f"{name} is {getattr(self, name)}; it must be at least 1"
         if self.ffn_hidden_size is not None and self.ffn_hidden_size < 1:
             yield f"ffn_hidden_size is {self.ffn_hidden_size}; it must be at least 1, or not given"
-        if self.num_attention_heads >= 1 and self.hidden_size % self.num_attention_heads:
+        heads_share_width = getattr(self, "head_dim", None) is None
+        if heads_share_width and self.num_attention_heads >= 1 and self.hidden_size % self.num_attention_heads:
             yield (f"num_attention_heads is {self.num_attention_heads}; it must divide hidden_size {self.hidden_size}")
         for name in ("embedding_dropout", "attention_dropout", "dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
@@ -77,3 +90,20 @@ class TransformerConfig:
         for name in ("layer_norm_eps", "init_std"):
             if not getattr(self, name) > 0.0:
                 yield f"{name} is {getattr(self, name)}; it must be above 0"
+
+
+_RATES = ((64, 3e-3), (768, 6e-4), (1024, 3e-4), (1536, 2.5e-4), (2048, 2e-4), (2560, 1.6e-4), (4096, 1.2e-4))
+
+
+def causal_recipe(hidden_size: int) -> Recipe:
+    """What the training of a causal language model of some width starts from.
+
+    The rate is GPT-3's for the next width that was published (Brown et al. 2020, table 2.1); not published is that of
+    width 64, for first tries, whose samples are short, too.
+    """
+    lr = next((lr for width, lr in _RATES if hidden_size <= width), 1e-4)
+    return {
+        "optimizer": {"_name": "adamw", "lr": lr, "betas": [0.9, 0.95], "weight_decay": 0.1},
+        "lr_scheduler": {"_name": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1},
+        **({"task": {"_name": "causal_lm", "seq_length": 256}} if hidden_size <= 64 else {}),
+    }

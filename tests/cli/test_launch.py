@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.paths import ROOT
 
 from ftk_cli import launch
 from ftk_cli.__main__ import COMMANDS, main
+from tests.paths import ROOT
 from tests.processes import wait_until
 
 
