@@ -141,7 +141,6 @@ class Original:
     state_dict: dict[str, Tensor]  # the original's names and layouts
     iteration: int | None
     folder: Path  # where the parts lie
-    num_parts: int
     adam: AdamState | None = None  # in the original's names and layouts, too
 
 
@@ -170,7 +169,7 @@ def read_original(source: str | Path) -> Original:
     with _wrong_shapes_named(folder):
         state_dict = names.merge_parts([part["module"] for part in parts])
         adam = read_original_state(parts, names.merge_parts, folder)
-    return Original(state_dict, iteration, folder, len(parts), adam)
+    return Original(state_dict, iteration, folder, adam)
 
 
 @contextmanager
