@@ -344,4 +344,4 @@ def test_sharded_runs_count_the_updates_of_each_shard(command, data_bin, second)
     flags = ("--arch", "glm_tiny", "--seq-length", "32", "--batch-size", "4", "--max-epoch", "3", "--dry-run")
     done = command("ftk-train", f"{data_bin}:{second}", *flags, "--valid-subset", "none")
     assert done.returncode == 0, done.stderr
-    assert "updates in all" in done.stdout
+    assert "updates in total" in done.stdout

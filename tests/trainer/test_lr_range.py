@@ -103,7 +103,7 @@ def test_the_suggestion_is_the_smaller_of_steepest_and_a_tenth_of_the_lowest(tmp
     lines = list(describe_range(found))
     assert len(lines) == 1 + 20 + 3
     assert f"`lr` {found.suggestion:.1e}" in lines[-2]
-    assert "has not exploded" in lines[-1]
+    assert "has not diverged" in lines[-1]
     values = json.loads(write_range(found, tmp_path).read_text())
     assert (values["lr"], values["loss"], values["suggestion"]) == (found.rates, found.losses, found.suggestion)
 
@@ -161,7 +161,7 @@ def test_the_command_needs_no_length_and_prints_a_suggestion(command, data_bin, 
     assert "suggestion     --lr " in done.stdout
     assert str(tmp_path / "r" / "lr_range" / "lr_range.json") in done.stdout
     dry = command("ftk-train", data_bin, *options, "--lr-range-test", "--lr-range-updates", 30, "--dry-run")
-    assert "updates in all       30" in dry.stdout, dry.stderr
+    assert "updates in total     30" in dry.stdout, dry.stderr
     refused = command("ftk-train", data_bin, *options)
     assert "give --max-update or --max-epoch" in refused.stderr
 

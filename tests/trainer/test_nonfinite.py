@@ -125,7 +125,7 @@ def test_only_so_many_updates_are_remembered(tmp_path, caplog):
     hooks[[isinstance(hook, SkippedUpdates) for hook in hooks].index(True)] = small
     trainer.train()
     (text,) = warnings(caplog, "nonfinite")
-    assert "1 of them too long ago" in text
+    assert "1 of them with unknown samples" in text
     assert "update 9, epoch 2" in text
     assert "update 2," not in text
 
@@ -332,7 +332,7 @@ class ChangedLoss(CrossEntropy):
 @pytest.mark.parametrize(
     ("model", "factor", "expected"),
     [
-        (Between, 1.0, "in the forward pass: what goes into dropout has"),
+        (Between, 1.0, "in the forward pass: the input of dropout has"),
         (Masked, 1.0, "in the forward pass: the output of middle (Breaking) has"),
         (ToyModel, float("nan"), "in the forward pass: the loss is nan"),
         (OnlyOnce, 1.0, "a second pass over the same batches was finite"),

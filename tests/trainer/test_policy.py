@@ -85,7 +85,7 @@ def test_another_metric_can_rank_and_be_maximised(tmp_path):
 
 
 def test_an_unknown_metric_is_refused_with_the_known_ones_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match=r"`best_metric` bleu is none .*: loss, ppl, accuracy"):
+    with pytest.raises(UserError, match=r"`best_metric` bleu is not one .*: loss, ppl, accuracy"):
         toy_trainer(tmp_path, criterion=Scripted([1.0]), checkpoint__best_metric="bleu", **EACH)
     assert not (tmp_path / "run").exists()
 
@@ -98,7 +98,7 @@ def test_a_metric_that_a_hook_may_add_is_wondered_at_and_refused_at_the_first_va
     task = WithHooks(tmp_path, Bleu())
     trainer = toy_trainer(tmp_path, task=task, checkpoint__best_metric="bleu", **EACH)
     assert "if no hook adds it, the run ends at its first validation" in caplog.text
-    with pytest.raises(UserError, match=r"`best_metric` bleu is none .*, blue"):
+    with pytest.raises(UserError, match=r"`best_metric` bleu is not one .*, blue"):
         trainer.train()
 
 
@@ -324,7 +324,7 @@ class FullStream(io.StringIO):
 def test_a_full_disk_behind_standard_output_is_said_once_and_no_end_of_the_run(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("sys.stdout", FullStream())
     assert toy_trainer(tmp_path).train().exit_code == 0
-    assert caplog.text.count("progress cannot be shown any more (No space left on device)") == 1
+    assert caplog.text.count("progress can no longer be shown (No space left on device)") == 1
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 7
 
 

@@ -155,11 +155,11 @@ def test_a_second_signal_stops_at_once(tmp_path, caplog):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
 
-    options = {**OPTIONS, "checkpoint__async_save": False}  # a save beside the training would be given up
+    options = {**OPTIONS, "checkpoint__async_save": False}  # a background save would be stopped
     trainer = toy_trainer(tmp_path, criterion=Acting(13, twice), **options)
     with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert "stopped at once, after update 4; the same command goes on from the newest checkpoint, if any" in caplog.text
+    assert "stopped at once, after update 4; the same command continues from the newest checkpoint" in caplog.text
     assert trainer.run.checkpoints.last_saved == 4  # of the validation after update 4
 
 
@@ -295,4 +295,4 @@ def test_a_checkpoint_to_begin_with_is_not_used_where_a_run_goes_on(tmp_path, ca
     toy_trainer(tmp_path).train()
     other = str(tmp_path / "other")
     toy_trainer(tmp_path, checkpoint__restore_from=other)
-    assert f"run holds checkpoint_10: --restore-from {other} is not used" in caplog.text
+    assert f"run holds checkpoint_10: `restore_from` {other} is not used" in caplog.text
