@@ -21,8 +21,7 @@ def read_arrays(name: str) -> dict[str, torch.Tensor]:
         return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
 
 
-@pytest.fixture
-def golden_config() -> GLMConfig:
+def read_config() -> GLMConfig:
     shape = json.loads((GOLDEN / "config.json").read_text())
     return GLMConfig(
         vocab_size=shape["vocab_size"],
@@ -36,6 +35,11 @@ def golden_config() -> GLMConfig:
         attention_dropout=shape["attention_dropout_prob"],
         dropout=shape["output_dropout_prob"],
     )
+
+
+@pytest.fixture
+def golden_config() -> GLMConfig:
+    return read_config()
 
 
 @pytest.fixture

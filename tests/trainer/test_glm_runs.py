@@ -1,25 +1,23 @@
-"""Runs of the real task by the real command: stopped, killed and starved of disk, then continued."""
+"""Runs of the real task by the real command: stopped, and continued; signals; a full disk."""
 
 from __future__ import annotations
 
 import math
 import os
-import random
 import resource
+import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from ftk.checkpoint import load_model_tensors, read_trainer_state, verify
+from ftk.checkpoint import verify
 from ftk.config.build import build
 from ftk.trainer import Trainer, build_run
 from ftk.trainer.config import TrainConfig
-from ftk.trainer.log.records import read_records
 from tests.processes import wait_until
 from tests.trainer.toy import assert_same
 
@@ -94,24 +92,10 @@ def test_glm_learns_more_than_a_guess(tmp_path, data_bin, precision):
 
 
 COMMAND = [sys.executable, "-c", "import sys; from ftk_cli.train import main; sys.exit(main())"]
-FLAGS = [
-    "--arch",
-    "glm_tiny",
-    "--seq-length",
-    "48",
-    "--batch-size",
-    "2",
-    "--lr",
-    "1e-3",
-    "--log-interval",
-    "5",
-    "--log-format",
-    "json",
-    "--max-valid-samples",
-    "4",
-    "--device",
-    "cpu",
-]
+FLAGS = shlex.split(
+    "--arch glm_tiny --seq-length 48 --batch-size 2 --lr 1e-3 --log-interval 5 --log-format json --max-valid-samples 4 "
+    "--device cpu"
+)
 
 
 def train_command(data_bin, save_dir, *flags, **options):
@@ -120,39 +104,6 @@ def train_command(data_bin, save_dir, *flags, **options):
     return subprocess.Popen(
         arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
-
-
-@pytest.mark.slow
-def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tmp_path, data_bin):
-    flags = ["--max-update", "30", "--save-interval-updates", "2", "--validate-interval-updates", "15"]
-    whole = train_command(data_bin, tmp_path / "whole", *flags)
-    _, errors = whole.communicate(timeout=120)
-    assert whole.returncode == 0, errors
-    moments = random.Random(1)
-    kills = 0
-    for _ in range(4):
-        process = train_command(data_bin, tmp_path / "run", *flags)
-        if kills < 3:
-            began = newest_update(tmp_path / "run")
-            wait_until(lambda began=began: newest_update(tmp_path / "run") > began, process)
-            time.sleep(moments.uniform(0.0, 0.15))
-            process.send_signal(signal.SIGKILL)
-        _, errors = process.communicate(timeout=120)
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, errors
-        kills += 1
-    assert kills == 3
-    assert process.returncode == 0
-    one, other = (load_model_tensors(tmp_path / name / "checkpoint_last") for name in ("whole", "run"))
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
-    states = [read_trainer_state(tmp_path / name / "checkpoint_last") for name in ("whole", "run")]
-    assert states[0]["best"] == states[1]["best"]
-    records = [
-        [(r["event"], r["num_updates"], r["loss"]) for r in read_records(tmp_path / name / "metrics.jsonl")]
-        for name in ("whole", "run")
-    ]
-    assert records[0] == records[1]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -176,7 +127,7 @@ def newest_update(folder):
 
 def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path, data_bin):
     first = train_command(data_bin, tmp_path / "run", "--max-update", "3")
-    _, errors = first.communicate(timeout=120)
+    _, errors = first.communicate(timeout=300)
     assert first.returncode == 0, errors
 
     def small_files_only():
@@ -184,7 +135,7 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path, data_bin
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
     second = train_command(data_bin, tmp_path / "run", "--max-update", "6", preexec_fn=small_files_only)
-    _, errors = second.communicate(timeout=120)
+    _, errors = second.communicate(timeout=300)
     assert second.returncode == 1
     assert "Traceback" not in errors
     assert "checkpoint_6" in errors.splitlines()[-1]

@@ -52,11 +52,10 @@ QUICK = (
 PLUGIN = """
 from dataclasses import dataclass, field
 
-import torch
-
 from ftk.model_parallel.shards import canonical_name
 from ftk.registry import register_hook
 from ftk.trainer.hooks import Hook
+from tests.trainer.toy import InfiniteGradient
 
 
 @dataclass(kw_only=True)
@@ -64,16 +63,6 @@ class BreakAtConfig:
     module: str = field(default="", metadata={"help": "which one breaks in the second update"})
     place: str = field(default="forward", metadata={"help": "forward or backward"})
     data_rank: int = field(default=-1, metadata={"help": "where alone it does; -1: everywhere"})
-
-
-class Explode(torch.autograd.Function):
-    @staticmethod
-    def forward(context, value):
-        return value.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        return gradient * float("inf")
 
 
 @register_hook("break_at", config=BreakAtConfig)
@@ -90,7 +79,7 @@ class BreakAt(Hook):
     def broken(self, module, arguments, output):
         if not self.on:
             return output
-        return output * float("inf") if self.config.place == "forward" else Explode.apply(output)
+        return output * float("inf") if self.config.place == "forward" else InfiniteGradient.apply(output)
 
     def before_step(self, step, micro_batches):
         here = self.config.data_rank in (-1, step.world.data_rank)

@@ -222,17 +222,6 @@ def test_three_functions_of_ftk_stand_between_the_trainers_step_and_the_model(tm
     assert between == ["forward_backward", "forward", "__call__"]
 
 
-def test_frozen_parameters_stay(tmp_path):
-    model = ToyModel()
-    model.embedding.weight.requires_grad_(False)
-    before = model.embedding.weight.clone()
-    trainer = toy_trainer(tmp_path, model=model)
-    trainer.train()
-    assert torch.equal(model.embedding.weight, before)
-    assert isinstance(trainer.run.optimizer, torch.optim.AdamW)
-    assert sum(len(group["params"]) for group in trainer.run.optimizer.param_groups) == 4
-
-
 def test_the_model_is_back_in_training_mode_after_a_validation(tmp_path):
     modes = []
 
