@@ -215,11 +215,8 @@ def test_the_comparison_sees_a_difference(runs):
 
 def test_each_epoch_ends_with_a_short_update_and_a_validation(runs):
     shown = [(line["event"], line["num_updates"], line["epoch"]) for line in runs.records["epochs"]]
-    epochs = [
-        [*(("train", 5 * past + n, past + 1) for n in range(1, 6)), ("valid", 5 * past + 5, past + 1)]
-        for past in (0, 1)
-    ]
-    assert shown == epochs[0] + epochs[1]
+    first, second = ([("train", update, epoch) for update in range(5 * epoch - 4, 5 * epoch + 1)] for epoch in (1, 2))
+    assert shown == [*first, ("valid", 5, 1), *second, ("valid", 10, 2)]
 
 
 @pytest.mark.slow
