@@ -19,6 +19,7 @@ from ftk.config.build import build
 from ftk.trainer import Trainer, build_run
 from ftk.trainer.config import TrainConfig
 from tests.processes import wait_until
+from tests.tiers import slow_but
 from tests.trainer.toy import assert_same
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,25 +92,26 @@ def test_glm_learns_more_than_a_guess(tmp_path, data_bin, precision):
     assert trainer.state.best.value < guess - 1.0
 
 
-COMMAND = [sys.executable, "-c", "import sys; from ftk_cli.train import main; sys.exit(main())"]
 FLAGS = shlex.split(
     "--arch glm_tiny --seq-length 48 --batch-size 2 --lr 1e-3 --log-interval 5 --log-format json --max-valid-samples 4 "
     "--device cpu"
 )
 
 
-def train_command(data_bin, save_dir, *flags, **options):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    arguments = [*COMMAND, str(data_bin), *FLAGS, "--save-dir", str(save_dir), *flags]
-    return subprocess.Popen(
-        arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("signum", slow_but([signal.SIGINT], [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]))
 def test_a_signal_to_the_whole_process_group_leaves_the_workers_alive(tmp_path, data_bin, signum):
     flags = ["--max-update", "100000", "--save-interval-updates", "2", "--num-workers", "2"]
-    process = train_command(data_bin, tmp_path / "run", *flags, start_new_session=True)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", "import sys; from ftk_cli.train import main; sys.exit(main())", str(data_bin)),
+            *(*FLAGS, "--save-dir", str(tmp_path / "run"), *flags),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     wait_until(lambda: newest_update(tmp_path / "run") >= 2, process)
     os.killpg(process.pid, signum)
     _, errors = process.communicate(timeout=300)
@@ -125,20 +127,19 @@ def newest_update(folder):
     return max((int(name[11:]) for name in names), default=0)
 
 
-def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path, data_bin):
-    first = train_command(data_bin, tmp_path / "run", "--max-update", "3")
-    _, errors = first.communicate(timeout=300)
-    assert first.returncode == 0, errors
+def small_files_only():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-    def small_files_only():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-    second = train_command(data_bin, tmp_path / "run", "--max-update", "6", preexec_fn=small_files_only)
-    _, errors = second.communicate(timeout=300)
+def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path, data_bin, command):
+    arguments = ["ftk-train", data_bin, *FLAGS, "--save-dir", tmp_path / "run", "--max-update"]
+    first = command(*arguments, 3)
+    assert first.returncode == 0, first.stderr
+    second = command(*arguments, 6, before=small_files_only)
     assert second.returncode == 1
-    assert "Traceback" not in errors
-    assert "checkpoint_6" in errors.splitlines()[-1]
+    assert "Traceback" not in second.stderr
+    assert "checkpoint_6" in second.stderr.splitlines()[-1]
     assert verify(tmp_path / "run" / "checkpoint_3") == []
     assert (tmp_path / "run" / "checkpoint_last").resolve().name == "checkpoint_3"
     assert not list((tmp_path / "run").glob("*.tmp-*"))
