@@ -55,7 +55,7 @@ class RunFolder:
         self.claim()
         for link in (self.path / LAST, self.path / BEST):  # now, and not at the first save
             if link.exists() and not link.is_symlink():
-                raise UserError(f"{link}: is not a link; move it away, ftk keeps a link of this name")
+                raise UserError(f"{link}: is not a link; move it away, ftk needs a link of this name")
         content = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         try:
             write_whole(self.path / "config.yaml", content)

@@ -273,7 +273,7 @@ MISTAKES = [
     (with_tensors(lambda t: first(t, lambda tensor: tensor[:-1])), " fits the others|has not the shape"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.nan)), "holds NaN or infinity in"),
     (with_tensors(lambda t: {**t, "extra.weight": torch.ones(2)}), "'extra.weight' has no place in the model"),
-    (with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight is not equal to"),
+    (with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight differs from"),
     (cut, "model.safetensors: "),
     (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
     (with_index, "names model-00001-of-00001.safetensors, which is not there"),
@@ -317,7 +317,7 @@ HOSTILE = [
     (with_entry(metadata=None), "needs metadata and names"),
     (with_entry(metadata={"format": 1}), "needs metadata and names"),
     (with_entry(names=["a", 1]), "needs metadata and names"),
-    (with_entry(names=["a"]), "'a' is none of the model"),
+    (with_entry(names=["a"]), "'a' is not in the model"),
     (lambda files: files | {"b.safetensors": files["model.safetensors"]}, "is named twice"),
 ]
 

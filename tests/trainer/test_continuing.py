@@ -359,10 +359,10 @@ def test_names_that_differ_are_named_and_left_out_by_pattern(tmp_path):
     with pytest.raises(UserError) as caught:
         transfer_weights(folder, target)
     text = str(caught.value)
-    assert "the model has, and it has not: head.weight, head.bias" in text
-    assert "it has, and the model has not: output.bias, output.weight" in text
+    assert "only the model has head.weight, head.bias" in text
+    assert "only the checkpoint has output.bias, output.weight" in text
     assert "`finetune_skip`" in text
-    with pytest.raises(UserError, match=r"no name is like wrong\.\*"):
+    with pytest.raises(UserError, match=r"no name matches wrong\.\*"):
         transfer_weights(folder, target, skip=["head.*", "output.*", "wrong.*"])
     assert all(torch.equal(before[name], tensor) for name, tensor in target.state_dict().items())
     done = transfer_weights(folder, target, skip=["head.*", "output.*"])
