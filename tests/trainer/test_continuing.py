@@ -408,20 +408,6 @@ def test_weights_of_another_tokenizer_are_refused_unless_only_rows_were_added(tm
     assert read_trainer_state(tmp_path / "run")["tokenizer"] == "toy"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"finetune_from": "a", "restore_from": "b"}, "weights alone or with a whole state"),
-        ({"finetune_skip": "head.*"}, "need `finetune_from`"),
-        ({"finetune_vocabulary": "common"}, "need `finetune_from`"),
-        ({"finetune_from": "a", "finetune_vocabulary": "all"}, "must be one of equal, common"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        toy_config("run", **{f"checkpoint__{name}": value for name, value in options.items()})
-
-
 def test_a_bare_checkpoint_has_nothing_to_compare(tmp_path):
     torch.manual_seed(0)
     folder = save_checkpoint(tmp_path / "bare", model=ToyModel(), trainer_state={}, config={"optimizer": {"lr": 77}})

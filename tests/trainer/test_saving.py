@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -381,38 +380,6 @@ def test_records_that_never_find_room_are_counted(tmp_path, caplog):
     records.close()
     assert caplog.text.count("cannot be written (No such file or directory)") == 1
     assert "the last 2 records are lost" in caplog.text
-
-
-def test_a_disk_that_is_really_full(tmp_path):
-    """On a file system of 200 kB, where that can be mounted: half of the saves fail, the run comes to its end."""
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(small)], capture_output=True, text=True
-    )
-    if mount.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {mount.stderr.strip()}")
-    try:
-        (tmp_path / "run").symlink_to(small / "run")
-        (small / "run").mkdir()
-        ballast = small / "ballast"
-        ballast.write_bytes(bytes(60_000))
-        trainer = toy_trainer(
-            tmp_path,
-            training__max_update=8,
-            criterion=Acting(6, ballast.unlink),
-            checkpoint__keep_last=0,
-            checkpoint__async_save=False,
-            **EVERY_UPDATE,
-        )
-        summary = trainer.train()
-        assert summary.num_updates == 8
-        there = [path.name for path in (small / "run").glob("checkpoint_[0-9]*")]
-        assert 1 <= len(there) < 8
-        assert all(verify(small / "run" / name) == [] for name in there)
-        assert not list((small / "run").glob("*.tmp-*"))
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 # -- the thread ---------------------------------------------------------------------------------------------------

@@ -150,11 +150,12 @@ class ForbidReading(TorchFunctionMode):
 
 
 def test_a_step_never_reads_a_value_from_the_device(tmp_path):
-    trainer = toy_trainer(tmp_path)
+    trainer = toy_trainer(tmp_path, criterion=Spoiled({2: math.nan}))
     batches = list(trainer.run.train_iterator.batches())
     with ForbidReading():
         trainer.train_step(batches[:2])
         trainer.train_step(batches[2:4])
+    assert trainer.figures.skipped()[0] == 1
     with pytest.raises(AssertionError, match="the host read a tensor"), ForbidReading():
         trainer._log()
 
