@@ -227,8 +227,8 @@ def test_ftk_validate_counts_every_sample_once(arguments, data_bin, tmp_path, ca
     ("flags", "row"),
     [
         ("", None),
-        ("--tensor-parallel-size 2 --data-parallel-shard-size 4", "8 (shard 4 x tensor 2), 4 of them"),
-        ("--pipeline-parallel-size 2 --update-freq 2", "2 (pipeline 2), 1 of them"),
+        ("--tensor-parallel-size 2 --data-parallel-shard-size 4", "8 (shard 4 x tensor 2), 4 data-parallel"),
+        ("--pipeline-parallel-size 2 --update-freq 2", "2 (pipeline 2), 1 data-parallel"),
     ],
 )
 def test_a_dry_run_says_what_the_processes_would_be(arguments, flags, row, capsys):
