@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ftk.builtins import FORMER_NAMES
 from ftk.config.options import MISSING, Option, options_of
 from ftk.config.root import Tree, sections_of, slots_of
 from ftk.errors import UserError, visible, with_flags
@@ -113,7 +114,8 @@ def parse(
             _claim(owners, option.flag, option.key)
             by_dest[option.key] = option
             _add(group, option, filled.get(option.name, option.default))
-    known, unknown = parser.parse_known_intermixed_args(list(argv))  # positional arguments may be apart
+    present = list(map(_with_present_name, argv))
+    known, unknown = parser.parse_known_intermixed_args(present)  # positional arguments may be apart
     if unknown:
         raise UserError(_unknown(unknown[0], prog, owners))
     given: Tree = {}
@@ -128,6 +130,13 @@ def parse(
     if errors:
         raise UserError("\n  ".join(errors))
     return given
+
+
+def _with_present_name(argument: str) -> str:
+    """An argument whose flag had another name once (`ftk.builtins.FORMER_NAMES`), with that of today."""
+    flag, *value = argument.split("=", 1)
+    name = FORMER_NAMES["option"].get(flag.removeprefix("--").replace("-", "_"))
+    return argument if name is None or not flag.startswith("--") else "=".join([f"--{name.replace('_', '-')}", *value])
 
 
 def _sections(root: type) -> list[tuple[str, str, list[Option]]]:

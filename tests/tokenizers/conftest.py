@@ -79,10 +79,10 @@ def tiny(request: pytest.FixtureRequest) -> Tokenizer:
     """Each kind of tokenizer, on a tiny vocabulary, with all its command tokens."""
     if request.param == "bert_wordpiece":
         path = request.getfixturevalue("tiny_bert")
-        return build_tokenizer("bert_wordpiece", path=path, decoder_mask=True, sentinel_tokens=3)
+        return build_tokenizer("bert_wordpiece", path=path, decoder_mask=True, sentinel_tokens=3, special_tokens="glm")
     if request.param in ("gpt2_bpe", "roberta"):
         path = request.getfixturevalue("tiny_gpt2" if request.param == "gpt2_bpe" else "tiny_roberta")
-        return build_tokenizer("gpt2_bpe", path=path, decoder_mask=True)
+        return build_tokenizer("gpt2_bpe", path=path, decoder_mask=True, special_tokens="glm")
     layout = "generic" if request.param == "generic" else "glm"
     path = request.getfixturevalue("tiny_sentencepiece")
-    return build_tokenizer("sentencepiece", path=path, layout=layout, decoder_mask=True)
+    return build_tokenizer("sentencepiece", path=path, layout=layout, decoder_mask=True, special_tokens="glm")

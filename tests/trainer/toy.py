@@ -52,7 +52,8 @@ class ToyTask:
         folder = tmp_path / "toy_tokenizer"
         folder.mkdir(exist_ok=True)
         (folder / "vocabulary.txt").write_text("toy\n")
-        self.corpus = SimpleNamespace(tokenizer_folder=folder)
+        self.corpus = None
+        self.tokenizer_folder = folder
         self.tokenizer = SimpleNamespace(fingerprint="toy")
         self.num_samples = num_samples
 
