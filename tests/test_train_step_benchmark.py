@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.models.conftest import read_arrays, read_config
+from tests.golden_glm import read_arrays, read_config
 
 ROOT = Path(__file__).resolve().parents[1]
+GOLDEN = ROOT / "tests" / "golden" / "glm_tiny"
 sys.path.insert(0, str(ROOT / "scripts" / "benchmark"))
 
 from original_way import OriginalGLM, OriginalWay  # noqa: E402

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.models.glm.convert import from_original
-from ftk.models.glm.model import GLM
 from ftk.trainer.log.records import read_records
 from tests.dense import batch_of
-from tests.models.conftest import read_arrays, read_config
+from tests.golden_glm import read_arrays, read_model
 from tests.trainer.toy import ToyTask, toy_trainer
 
 
@@ -50,13 +48,10 @@ class GoldenTask(ToyTask):
 
 
 def test_twenty_updates_are_those_of_the_original(tmp_path):
-    config = read_config()
-    model = GLM(config)
-    model.load_state_dict(from_original(read_arrays("weights.npz"), config))
     toy_trainer(
         tmp_path,
         task=GoldenTask(tmp_path),
-        model=model,
+        model=read_model(),
         criterion=CrossEntropy(CrossEntropyConfig()),
         optimizer__lr=1e-3,
         lr_scheduler="constant",

@@ -15,7 +15,7 @@ from ftk.trainer.checkpoints import NotFinite
 from ftk.trainer.hooks import Hook
 from ftk.trainer.watch.nonfinite import SkippedUpdates
 from tests.trainer.test_hooks import WithHooks
-from tests.trainer.toy import InfiniteGradient, ToyDataset, ToyModel, ToyTask, assert_same, collate, toy_trainer
+from tests.trainer.toy import Explode, ToyDataset, ToyModel, ToyTask, assert_same, collate, toy_trainer
 
 POISONED = 13
 
@@ -363,8 +363,7 @@ def test_in_glm_a_parameter_of_a_block_is_found_also_when_it_is_computed_again(
     )
     block = trainer.run.model.layers[1]
     forward = block.feed_forward.forward
-
-    block.feed_forward.forward = lambda hidden: InfiniteGradient.apply(forward(hidden))
+    block.feed_forward.forward = lambda hidden: Explode.apply(forward(hidden))
     trainer.train()
     (text,) = warnings(caplog, "anomaly")
     assert "in the backward pass of layers.1.feed_forward (FeedForward): the gradient of its input" in text

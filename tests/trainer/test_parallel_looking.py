@@ -52,10 +52,12 @@ QUICK = (
 PLUGIN = """
 from dataclasses import dataclass, field
 
+import torch
+
 from ftk.model_parallel.shards import canonical_name
 from ftk.registry import register_hook
 from ftk.trainer.hooks import Hook
-from tests.trainer.toy import InfiniteGradient
+from tests.trainer.toy import Explode
 
 
 @dataclass(kw_only=True)
@@ -79,7 +81,7 @@ class BreakAt(Hook):
     def broken(self, module, arguments, output):
         if not self.on:
             return output
-        return output * float("inf") if self.config.place == "forward" else InfiniteGradient.apply(output)
+        return output * float("inf") if self.config.place == "forward" else Explode.apply(output)
 
     def before_step(self, step, micro_batches):
         here = self.config.data_rank in (-1, step.world.data_rank)

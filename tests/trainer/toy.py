@@ -79,8 +79,8 @@ class ToyModel(nn.Module):
         return self.output(self.dropout(self.norm(self.embedding(tokens))))  # [B, T, V]
 
 
-class InfiniteGradient(torch.autograd.Function):
-    """The identity; its gradient is infinite."""
+class Explode(torch.autograd.Function):
+    """Gives what it gets; its gradient is infinite."""
 
     @staticmethod
     def forward(context, value):
