@@ -7,13 +7,12 @@ import json
 import pytest
 
 from ftk_cli import generate
-from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
 
 COMMAND = ("--path", "run", "--input", "-", "--output-format", "json", "--max-len", "16")
 
 
 @pytest.fixture
-def answers(ask):  # noqa: F811
+def answers(ask):
     """answers(lines, *options) -> (exit code, records, stderr)"""
 
     def call(lines, *options):
@@ -126,7 +125,7 @@ def test_bad_lines_are_named_and_the_others_answered(answers, options):
         assert "old" in texts(fine)[0]
 
 
-def test_a_continued_run_knows_the_prompts_within_the_lines(ask, place, tmp_path):  # noqa: F811
+def test_a_continued_run_knows_the_prompts_within_the_lines(ask, place, tmp_path):
     lines = [json.dumps({"prompt": f"the [MASK] {n}", "constraints": ["old"], "seed": n}) for n in range(9)]
     (place / "own.jsonl").write_text("\n".join([*lines, "no JSON"]) + "\n")
     command = (*COMMAND[:2], "--input", "own.jsonl", *COMMAND[4:], "--input-format", "json", "--batch-size", "1")
@@ -146,13 +145,13 @@ def test_a_continued_run_knows_the_prompts_within_the_lines(ask, place, tmp_path
     "arguments",
     [("data-bin", "--input-format", "json"), ("--input", "text", "--score-reference", "--input-format", "tabs")],
 )
-def test_it_goes_with_prompts_alone(ask, arguments):  # noqa: F811
+def test_it_goes_with_prompts_alone(ask, arguments):
     code, _, err = ask(generate.main, "--path", "run", *arguments)
     assert code == 2
     assert "it goes with --input, and not with --score-reference" in err[0]
 
 
-def test_files_named_jsonl_hold_json(place, ask):  # noqa: F811
+def test_files_named_jsonl_hold_json(place, ask):
     prompt = "the quick [MASK] over a dog"
     (place / "own.jsonl").write_text(json.dumps({"prompt": prompt, "max_len": 1}) + "\n")
     for name, options, source in (("own.jsonl", [], prompt), ("own.jsonl", ["--input-format", "text"], None)):
