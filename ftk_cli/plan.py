@@ -50,7 +50,7 @@ class PlanRoot:
     optimizer: Chosen = slot(OPTIMIZERS, flag="--optimizer", default="adamw", help="optimizer, or torch.optim.CLASS")
     work: WorkConfig = section("update")
     cluster: ClusterConfig = section("cluster")
-    limits: LimitsConfig = section("what is looked at")
+    limits: LimitsConfig = section("layouts")
     output: OutputConfig = section("output")
 
     def validate(self) -> Iterator[str]:

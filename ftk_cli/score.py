@@ -19,7 +19,7 @@ class Found:
 
     Args:
         scorers: by name.
-        headline: what stands in front of each score.
+        headline: printed before each score.
     """
 
     def __init__(self, scorers: dict[str, Scorer], headline: str) -> None:

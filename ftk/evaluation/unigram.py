@@ -18,7 +18,7 @@ class Documents(Protocol):
 
 
 def token_counts(documents: Documents, vocab_size: int) -> NDArray[np.int64]:
-    """How often each id comes in a corpus, int64 [vocab_size]."""
+    """Number of times that each id occurs in a corpus, int64 [vocab_size]."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for index in range(len(documents)):
         counts += np.bincount(np.asarray(documents[index], dtype=np.int64), minlength=vocab_size)

@@ -99,7 +99,7 @@ COMMANDS = [
             "--lm-path run --lm-weight 0.1 --no-lm-ends --misspelt-blanks text",
             "--min-lens 1 --max-lens 9 --repetition-penalty 1.2 --repetition-penalty-prompt --unk-penalty 1",
             "--no-repeat-ngram-size 2 --forbid-words red --forbid-words-file words --prefix the --stop .",
-            "--constraints fox --constraint-blanks 1 --ordered-constraints",
+            "--constraints fox --constraint-answers 1 --ordered-constraints",
             "--results-path flags --overwrite-results --output-format json",
             "--score-reference --no-score-end",
             "--tensor-parallel-size 1 --pipeline-parallel-size 1 --user-dir plugin.py --precision bf16",
