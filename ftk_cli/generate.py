@@ -32,7 +32,8 @@ from ftk_cli.progress import BATCHES_AT_ONCE, Meter, progress_bar, say, write
 from ftk_cli.prompts import Remarks, Samples, Source, T, open_source, refusal
 
 if TYPE_CHECKING:
-    from ftk.generation.text import EncodedText, TextGenerator
+    from ftk.generation.results import EncodedText
+    from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
     from ftk_cli.records import Records
     from ftk_cli.results import ResultsFile

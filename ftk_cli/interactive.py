@@ -30,7 +30,8 @@ from ftk_cli.progress import say, tell
 from ftk_cli.prompts import Remarks, line_text, prompt_lines, refusal
 
 if TYPE_CHECKING:
-    from ftk.generation.text import EncodedText, TextAnswer, TextGenerator, TextPiece, TextResult
+    from ftk.generation.results import EncodedText, TextAnswer, TextPiece, TextResult
+    from ftk.generation.text import TextGenerator
 
 PROG = "ftk-interactive"
 DESCRIPTION = """Reads texts and prints each with the model's answers: continued, or with what is missing in it.

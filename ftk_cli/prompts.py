@@ -17,7 +17,8 @@ from ftk.errors import UserError, with_flags
 
 if TYPE_CHECKING:
     from ftk.data.sample_dataset import SampleDataset
-    from ftk.generation.text import EncodedText, TextGenerator
+    from ftk.generation.results import EncodedText
+    from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
     from ftk_cli.generate import GenerateConfig
 

@@ -29,8 +29,7 @@ from ftk.models import build_model
 from ftk.models.conversion import LazyTensors, renamed
 from ftk.registry import HF_MODELS
 from ftk_cli.checkpoint import main
-
-from .test_merging import Held
+from tests.held import Held
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 

@@ -9,24 +9,17 @@ import pytest
 from slow_tokenizers import BYTE_LETTERS, SENTENCES
 
 from ftk.tokenizers import Tokenizer, build_tokenizer, train_sentencepiece
-from tests.paths import TEST_DATA
 
 
 @pytest.fixture(scope="session")
-def published() -> Path:
-    """Folder of the published vocabularies; tests that need it are skipped where it is absent."""
-    folder = TEST_DATA / "tokenizers"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent; set FTK_TEST_DATA to the folder that holds data/tokenizers")
-    return folder
+def published(test_data: Path) -> Path:
+    """Folder of the published vocabularies."""
+    return test_data / "tokenizers"
 
 
 @pytest.fixture(scope="session")
-def hostile() -> Path:
-    folder = TEST_DATA / "hostile"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent; set FTK_TEST_DATA to the folder that holds data/hostile")
-    return folder
+def hostile(test_data: Path) -> Path:
+    return test_data / "hostile"
 
 
 @pytest.fixture(scope="session")

@@ -79,6 +79,18 @@ class ToyModel(nn.Module):
         return self.output(self.dropout(self.norm(self.embedding(tokens))))  # [B, T, V]
 
 
+class Explode(torch.autograd.Function):
+    """Gives what it gets; its gradient is infinite."""
+
+    @staticmethod
+    def forward(context, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * float("inf")
+
+
 def toy_config(save_dir, **options):
     """The configuration of a toy run; options by `section__name=value`."""
     tree = {
