@@ -101,6 +101,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "bert_wordpiece": "ftk.tokenizers.bert_wordpiece",
         "fairseq_dict": "ftk.tokenizers.fairseq_dict",
         "gpt2_bpe": "ftk.tokenizers.gpt2_bpe",
+        "hf": "ftk.tokenizers.hf",
         "sentencepiece": "ftk.tokenizers.sentencepiece",
     },
     "special_tokens": {
