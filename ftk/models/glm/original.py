@@ -194,7 +194,7 @@ def _iteration_folder(source: Path) -> Path:
         if path.is_file():
             tag = read_bytes(path, _MAX_TAG_BYTES).decode("utf-8", "replace").strip().strip("\0")
             if not tag or Path(tag).name != tag or tag == "..":
-                raise UserError(f"{path}: says {tag[:40]!r}; it must name a folder next to it")
+                raise UserError(f"{path}: says {tag[:40]!r}; expected the name of a folder next to it")
             if not (source / tag).is_dir():
                 raise UserError(f"{path}: says {tag!r}, but there is no folder {source / tag}")
             return source / tag
