@@ -1,8 +1,11 @@
-"""ftk-generate in processes that share a model, started by torchrun: what one process writes."""
+"""ftk-generate in ranks that share a model: what one process writes."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+import tempfile
 
 import pytest
 import torch
@@ -12,8 +15,7 @@ from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import generate
 from tests.cli.test_generate_command import LINES, SHAPE, ask, place  # noqa: F401  (fixtures)
-from tests.tiers import slow_but
-from tests.torchrun import torchrun
+from tests.distributed import run_jobs
 
 SIZES = {"tensor": ("--tensor-parallel-size", "2"), "pipeline": ("--pipeline-parallel-size", "2")}
 PROMPTS = [
@@ -28,12 +30,21 @@ PROMPTS = [
 COMMON = ("--path", "two-layers", "--device", "cpu", "--max-len", "4", "--batch-size", "1")
 
 
+def generate_as_a_rank(jobs):
+    [[folder, errors, *arguments]] = jobs
+    os.chdir(folder)
+    os.environ["TORCHELASTIC_ERROR_FILE"] = f"{errors}/{os.environ['RANK']}/error.json"  # as torchrun does
+    print(f"exit code {generate.main(arguments)}", file=sys.stderr)
+    return 0  # any other code would end the other rank at once
+
+
 def shared(place, *arguments):  # noqa: F811
-    """(code, stdout, what ftk-generate says on stderr) of two processes."""
-    program = f"import os, sys; os.chdir({str(place)!r}); from ftk_cli.generate import main; sys.exit(main())"
-    (place / "generate.py").write_text(program)
-    done = torchrun(2, place / "generate.py", *COMMON, *arguments)
-    return done.returncode, done.stdout, [line for line in done.stderr.splitlines() if line.startswith("ftk-generate")]
+    """(code, lines of stdout, what ftk-generate says on stderr) of two ranks."""
+    with tempfile.TemporaryDirectory() as errors:
+        done = run_jobs(generate_as_a_rank, 2, [[str(place), errors, *COMMON, *map(str, arguments)]])
+    lines = done.stderr.splitlines()
+    [code] = {line for line in lines if line.startswith("exit code")}
+    return int(code.split()[-1]), done.stdout.splitlines(), [line for line in lines if line.startswith("ftk-generate")]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +74,7 @@ def assert_same_records(found, expected):
             assert answer["token_logprobs"] == pytest.approx(its["token_logprobs"], abs=2e-5)
 
 
-@pytest.mark.parametrize("sizes", slow_but(("pipeline",), SIZES))
+@pytest.mark.parametrize("sizes", SIZES)
 def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(ask, two_layers, tmp_path, sizes):  # noqa: F811
     command = ("--input", "prompts", "--output-format", "json", "--beam", "2")
     results = ("--results-path", str(tmp_path / "results"))
@@ -72,17 +83,16 @@ def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(as
     assert (code, len(expected), len(said)) == (1, len(PROMPTS), 5)
 
     code, stdout, shared_said = shared(two_layers, *command, *results, *SIZES[sizes])
-    assert (code, stdout) == (1, "")
+    assert (code, stdout) == (1, [])
     assert [line.split(" in ")[0] for line in shared_said] == [line.split(" in ")[0] for line in said]  # said once
     whole = (tmp_path / "results").read_bytes()
     assert_same_records([json.loads(line) for line in whole.splitlines()], expected)
 
-    if sizes == "tensor":  # a launch takes its time, and the file knows nothing of the sizes
-        (tmp_path / "results").write_bytes(whole[:-20])
-        code, _, again = shared(two_layers, *command, *results, *SIZES[sizes])
-        assert code == 1
-        assert "after 8 of an earlier run" in "".join(again)
-        assert (tmp_path / "results").read_bytes() == whole
+    (tmp_path / "results").write_bytes(whole[:-20])
+    code, _, again = shared(two_layers, *command, *results, *SIZES[sizes])
+    assert code == 1
+    assert "after 8 of an earlier run" in "".join(again)
+    assert (tmp_path / "results").read_bytes() == whole
 
     # The sizes are no settings: another number of processes may go on.
     (tmp_path / "results").write_bytes(whole[:-20])
@@ -92,17 +102,15 @@ def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(as
     assert_same_records([json.loads(line) for line in (tmp_path / "results").read_bytes().splitlines()], expected)
 
 
-@pytest.mark.slow
 def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):  # noqa: F811
     command = ("data-bin", "--max-samples", "4", "--output-format", "json", "--scoring", "token_f1")
     _, stdout, said = ask(generate.main, *COMMON, *command)
     code, shared_out, shared_said = shared(two_layers, *command, *SIZES["pipeline"])
     assert code == 0
-    assert_same_records(*([json.loads(line) for line in lines] for lines in (shared_out.splitlines(), stdout)))
+    assert_same_records(*([json.loads(line) for line in lines] for lines in (shared_out, stdout)))
     assert len(shared_said) == sum(line.startswith("ftk-generate") for line in said) == 1
 
 
-@pytest.mark.slow
 def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):
     words = (
         "--input",
@@ -115,6 +123,6 @@ def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):
         tmp_path / "results",
     )
     code, stdout, said = shared(two_layers, *words, *SIZES["tensor"])
-    assert (code != 0, stdout, len(said)) == (True, "", 1)
+    assert (code, stdout, len(said)) == (2, [], 1)
     assert said[0].endswith(" --max-len can be at most 128")
     assert list(tmp_path.iterdir()) == []
