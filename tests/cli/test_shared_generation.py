@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-import tempfile
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import generate
 from tests.cli.test_generate_command import LINES, SHAPE, ask, place  # noqa: F401  (fixtures)
-from tests.distributed import run_jobs
+from tests.distributed import run_main
 
 SIZES = {"tensor": ("--tensor-parallel-size", "2"), "pipeline": ("--pipeline-parallel-size", "2")}
 PROMPTS = [
@@ -30,21 +27,12 @@ PROMPTS = [
 COMMON = ("--path", "two-layers", "--device", "cpu", "--max-len", "4", "--batch-size", "1")
 
 
-def generate_as_a_rank(jobs):
-    [[folder, errors, *arguments]] = jobs
-    os.chdir(folder)
-    os.environ["TORCHELASTIC_ERROR_FILE"] = f"{errors}/{os.environ['RANK']}/error.json"  # as torchrun does
-    print(f"exit code {generate.main(arguments)}", file=sys.stderr)
-    return 0  # any other code would end the other rank at once
-
-
 def shared(place, *arguments):  # noqa: F811
     """(code, lines of stdout, what ftk-generate says on stderr) of two ranks."""
-    with tempfile.TemporaryDirectory() as errors:
-        done = run_jobs(generate_as_a_rank, 2, [[str(place), errors, *COMMON, *map(str, arguments)]])
-    lines = done.stderr.splitlines()
-    [code] = {line for line in lines if line.startswith("exit code")}
-    return int(code.split()[-1]), done.stdout.splitlines(), [line for line in lines if line.startswith("ftk-generate")]
+    ended = run_main(generate.main, [[*COMMON, *map(str, arguments)]] * 2, cwd=place)
+    [code] = set(ended.codes)
+    said = [line for line in ended.stderr.splitlines() if line.startswith("ftk-generate")]
+    return code, ended.stdout.splitlines(), said
 
 
 @pytest.fixture(scope="module")
