@@ -23,7 +23,9 @@ from ftk.tokenizers.base import Tokenizer
 if TYPE_CHECKING:
     from torch import nn
 
+    from ftk.evaluation.unigram import Unigram
     from ftk.generation.engine.request import Framing
+    from ftk.generation.text import TextGenerator
 
 
 class Task(ABC):
@@ -111,11 +113,11 @@ class Task(ABC):
         return None
 
     @classmethod
-    def text_generator(cls) -> type[Any]:
-        """What `ftk.load_generator` makes with `assembled`: `TextGenerator`, or a class with the same methods."""
-        from ftk.generation.text import TextGenerator
+    def text_generator(cls) -> type[TextGenerator[Any]]:
+        """What `ftk.load_generator` makes with `assembled`."""
+        from ftk.generation.continuation import TextContinuer
 
-        return TextGenerator
+        return TextContinuer
 
     def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
         """What `ftk-data show` shows of a split: documents and the samples made of them.
@@ -150,6 +152,13 @@ class Task(ABC):
                     " ".join(spellings), width, initial_indent=f"{what:<8}", subsequent_indent=" " * 8
                 )
         return "\n".join(lines)
+
+    def unigram(self, split: str) -> Unigram | None:
+        """Token frequencies of a split, beside which losses are shown; None: the task does not predict its tokens.
+
+        A task that does returns `ftk.tasks.language_model.corpus_unigram(self, split)`.
+        """
+        return None
 
     def hooks(self) -> Sequence[Any]:
         """Hooks (`ftk.trainer.hooks.Hook`) that this task adds to the training loop."""
