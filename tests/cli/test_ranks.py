@@ -182,7 +182,7 @@ def test_processes_that_were_started_differently_are_refused_before_anything_is_
         ("--pipeline-parallel-size 2 --update-freq 2 --compile model", "--compile model is for whole models"),
         (
             "--pipeline-parallel-size 2 --update-freq 2 --freeze *_embedding layers.0",
-            "--freeze leaves process 0 of the pipeline, with the layers 0, nothing to train",
+            "--freeze leaves rank 0 of the pipeline, with the layers 0, no parameter to train",
         ),
     ],
 )
@@ -216,8 +216,8 @@ def test_ftk_validate_counts_every_sample_once(arguments, data_bin, tmp_path, ca
     ("flags", "row"),
     [
         ("", None),
-        ("--tensor-parallel-size 2 --data-parallel-shard-size 4", "8 (shard 4 x tensor 2), 4 of them"),
-        ("--pipeline-parallel-size 2 --update-freq 2", "2 (pipeline 2), 1 of them"),
+        ("--tensor-parallel-size 2 --data-parallel-shard-size 4", "8 (shard 4 x tensor 2), 4 data-parallel"),
+        ("--pipeline-parallel-size 2 --update-freq 2", "2 (pipeline 2), 1 data-parallel"),
     ],
 )
 def test_a_dry_run_says_what_the_processes_would_be(arguments, flags, row, capsys):
@@ -292,7 +292,7 @@ def test_a_last_save_that_fails_is_left_where_torchrun_looks(arguments, tmp_path
     assert main(["2" if word == "100000" else word for word in arguments[2:]]) == 1
     told = json.loads((tmp_path / "error.json").read_text())["message"]
     assert told["message"].startswith("the end of this run is not saved")
-    assert told["message"].endswith("the same command begins again where this run began")
+    assert told["message"].endswith("the same command starts from the beginning")
     assert told["extraInfo"]["py_callstack"] == told["message"]
 
 
