@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,21 +15,20 @@ from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk_cli.command import report_errors, run
 from ftk_cli.inference_options import DeviceConfig
+from ftk_cli.launch import launch
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ftk.batch import Batch
     from ftk.criterions.base import Criterion
     from ftk.model_parallel.world import World
-    from ftk.tasks.base import Task
     from ftk.trainer.step import Runner
 
 DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
-perplexity, and the same for each objective. The ranks of a run (torchrun) share the batches, and the model if it is
-given sizes.
+perplexity, and the same for each objective. Several processes (--launch, torchrun) share the batches, and the model
+if it is given sizes.
 Examples: ftk-validate data-bin --path run;
-torchrun --nproc-per-node 4 --no-python ftk-validate data-bin --path run --tensor-parallel-size 2"""
+ftk-validate data-bin --path run --launch 4 --tensor-parallel-size 2"""
 
 
 @dataclass(kw_only=True)
@@ -41,12 +40,12 @@ class ValidateConfig:
         metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
     )
     valid_subset: str = field(default="valid", metadata={"help": "split or splits, comma-separated"})
-    batch_size: int = field(default=16, metadata={"help": "samples in a batch", "unit": "samples"})
+    batch_size: int = field(default=16, metadata={"min": 1, "help": "samples in a batch", "unit": "samples"})
     num_workers: int = field(
         default=0, metadata={"min": 0, "max": 1024, "help": "processes that prepare batches", "unit": "processes"}
     )
     max_samples: int | None = field(
-        default=None, metadata={"help": "stop after this many samples per split", "unit": "samples"}
+        default=None, metadata={"min": 1, "help": "stop after this many samples per split", "unit": "samples"}
     )
     precision: str = field(default="fp32", metadata={"help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")})
     unigram: bool = field(
@@ -57,12 +56,6 @@ class ValidateConfig:
     output_format: str = field(
         default="text", metadata={"help": "a table, or one JSON object per split", "choices": ("text", "json")}
     )
-
-    def validate(self) -> Iterator[str]:
-        if self.batch_size < 1:
-            yield f"batch_size is {self.batch_size}; it must be at least 1"
-        if self.max_samples is not None and self.max_samples < 1:
-            yield f"max_samples is {self.max_samples}; it must be at least 1"
 
 
 @dataclass(kw_only=True)
@@ -77,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def body(argv: list[str]) -> int:
+    if (code := launch("validate", argv)) is not None:
+        return code
     root = compose(ValidateRoot, "ftk-validate", DESCRIPTION, argv)
     import torch
 
@@ -123,19 +118,19 @@ def evaluate(root: ValidateRoot, world: World) -> int:
         train_subset=options.train_subset,
     )
     check_same_data(task, split_names(loading) if options.unigram else valid_names(loading), world)
+    unigram = task.unigram(options.train_subset) if options.unigram and "loss" in criterion.nats else None
     iterators = valid_iterators(loading, root.common, task, rank=world.data_rank, ranks=world.sizes.data)
     for split, iterator in iterators.items():
         num_batches = iterator.batches_of_all_ranks()
         shown = None if world.is_main else True  # where there is a terminal; not at all
         batches = tqdm(iterator.batches(), total=iterator.batches_left(), desc=split, unit="batch", disable=shown)
-        figures = validate(runner, model, batches, device=device, world=world, nats=criterion.nats) or {}
+        figures = (
+            validate(runner, model, batches, device=device, world=world, nats=criterion.nats, unigram=unigram) or {}
+        )
         if not world.is_main:
             continue
         if "num_batches" in figures:
             figures["num_batches"] = num_batches
-        if options.unigram:
-            whole = valid_iterators(loading, root.common, task)[split]
-            figures["unigram_loss"] = _unigram(task, options.train_subset, whole.batches())
         _print({"subset": split, **figures}, options.output_format)
     return 0
 
@@ -153,15 +148,6 @@ def load(root: ValidateRoot, world: World, criterion: Criterion) -> tuple[nn.Mod
     if isinstance(model, PipelinedModel):
         return model, model.evaluation_runner(criterion, device, precision)
     return model, SequentialRunner(StepModule(model, criterion), device, precision)
-
-
-def _unigram(task: Task, train_subset: str, batches: Iterator[Batch]) -> float:
-    """Loss of the training tokens' unigram distribution on the targets of `batches`."""
-    from ftk.evaluation.unigram import token_counts, unigram_loss
-
-    counts = token_counts(task.corpus.documents(train_subset), task.tokenizer.padded_vocab_size())
-    targets = (batch.targets.numpy() for batch in batches)
-    return unigram_loss(counts, targets, set(task.tokenizer.special.roles.values()))
 
 
 def _print(figures: dict[str, Any], output_format: str) -> None:

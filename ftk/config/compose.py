@@ -1,4 +1,4 @@
-"""From a command line to a typed configuration: defaults < architecture < --config file < flags."""
+"""From a command line to a typed configuration: defaults < architecture and its recipe < --config file < flags."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ftk.config import flags
-from ftk.config.build import as_mapping, build, chosen_entry, preset, with_usual_parts
+from ftk.config.build import as_mapping, build, chosen_entry, preset, with_recipe, with_usual_parts
 from ftk.config.options import NONE, Option, options_of
 from ftk.config.root import Tree, load_yaml, slots_of
 from ftk.errors import UserError
@@ -116,7 +116,7 @@ def _choose(tree: Tree, key: str, is_architecture: bool, name: str) -> None:
 def _slot_options(root: type, tree: Tree, *, complete: bool) -> list[tuple[str, str, list[Option], Tree]]:
     """(key, title, options, preset) for each chosen part. Not `complete`: skip slots that lack a choice."""
     groups = []
-    tree = with_usual_parts(root, tree, strict=complete)
+    tree, _ = with_recipe(root, with_usual_parts(root, tree, strict=complete))
     for key, slot in slots_of(root).items():
         values = as_mapping(key, tree.get(key))
         try:

@@ -82,7 +82,7 @@ class TextContinuer(TextGenerator[EncodedText]):
         own = self.steering.of(options, 1) if options else None
         seeds = (seed_of(options or {}), seed, self.config.seed)
         request = Request(
-            self.tokenizer.encode(prompt),
+            self._prompt_ids(prompt),
             self.config,
             self.steering.processors if own is None else own,
             next(one for one in seeds if one is not None),
@@ -130,9 +130,12 @@ class TextContinuer(TextGenerator[EncodedText]):
     def _text_behind(self, prompt: EncodedText, tokens: Sequence[int]) -> str:
         return text_behind(self.tokenizer.decode, prompt.request.prompt, tokens)
 
+    def _prompt_ids(self, text: str) -> list[int]:
+        return [*self.tokenizer.prompt_prefix, *self.tokenizer.encode(text)]
+
     def _tokens_behind(self, ids: Sequence[int], prompt: str, text: str) -> list[int]:
         """A text as tokens behind a prompt; where its first ones would join the prompt's last, those of it alone."""
-        joined = self.tokenizer.encode(prompt + text)
+        joined = self._prompt_ids(prompt + text)
         return joined[len(ids) :] if joined[: len(ids)] == list(ids) else self.tokenizer.encode(text)
 
 

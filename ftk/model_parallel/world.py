@@ -99,7 +99,7 @@ def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
             raise UserError(f"{world_size} processes were started, but no parallel size is given; give {flags}")
         text = " x ".join(large) + (f" = {product}" if len(large) > 1 else "")
         if world_size == 1:
-            raise UserError(f"{text} needs {product} processes, but there is one; use {_torchrun(product)}")
+            raise UserError(f"{text} needs {product} processes, but there is one; {_start_of(product)}")
         relation = "does not divide" if derived else "is not"
         raise UserError(f"{text} {relation} the number of processes, {world_size}; use other sizes")
     rest = world_size // product
@@ -109,11 +109,10 @@ def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
     return Sizes(pipeline, rest if replicate is None else replicate, shard, tensor)
 
 
-def _torchrun(num_processes: int) -> str:
-    """The command that starts `num_processes` of this one, as far as it can be told from `sys.argv`."""
-    name = os.path.basename(sys.argv[0])
-    what = f"--no-python {name} ..." if name.startswith("ftk-") else "..."
-    return f"torchrun --nproc-per-node {num_processes} {what}"
+def _start_of(num_processes: int) -> str:
+    """How to start `num_processes` of this one, as far as it can be told from `sys.argv`."""
+    is_command = os.path.basename(sys.argv[0]).startswith("ftk-")
+    return f"add `launch` {num_processes}" if is_command else f"use torchrun --nproc-per-node {num_processes} ..."
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,10 +180,6 @@ class World:
     def data_rank(self) -> int:
         """Which of the batches of an update are this process's; 0 to sizes.data - 1."""
         return self.coordinate("replicate") * self.sizes.shard + self.coordinate("shard")
-
-    @property
-    def is_first_stage(self) -> bool:
-        return self.pipeline_rank == 0
 
     @property
     def is_last_stage(self) -> bool:
@@ -262,7 +257,7 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
     """The world of this process; inside, its process groups exist.
 
     Args:
-        config: the sizes that were asked for, and how long processes wait for each other.
+        config: the chosen sizes, and how long processes wait for each other.
         device: as `resolve_device` found it; each rank takes the GPU of its local rank.
         facts: what this process was started with (`options_by_flag`), which must be the same on all.
 
@@ -379,7 +374,7 @@ def _own_device(device: torch.device, world_size: int) -> torch.device:
     """The device of this process, before any communication.
 
     Raises:
-        UserError: one GPU was asked for by number, or there are too few.
+        UserError: `device` names one GPU by number, or there are too few.
     """
     if device.type != "cuda":
         return device

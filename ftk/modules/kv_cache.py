@@ -79,7 +79,7 @@ class KeyValueCache:
             buffer[target, :, :length] = buffer[source, :, :length]
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """Zeros in some rows: what is not finite would spoil whoever reads there next, though it is masked."""
+        """Zeros in some rows: a value that is not finite would spoil the next sequence there, though it is masked."""
         for buffer in (self._keys, self._values):
             if buffer is not None:
                 buffer[list(rows)] = 0.0

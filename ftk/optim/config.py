@@ -100,7 +100,7 @@ class EMAConfig(Checked):
     def validate(self) -> Iterator[str]:
         yield from super().validate()
         if not self.ema_decay and (self.ema_start_update > 0 or self.ema_interval > 1):
-            yield "ema_start_update and ema_interval go with `ema_decay`: ema_decay is 0, so that no average is kept"
+            yield "ema_start_update and ema_interval need `ema_decay` above 0, which keeps an average"
 
     def decay_at(self, num_updates: int) -> float:
         """The decay of the average after `num_updates` updates, at least 1."""

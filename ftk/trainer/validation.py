@@ -15,13 +15,14 @@ from ftk.batch import Batch
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.errors import UserError
+from ftk.evaluation.unigram import Sums, Unigram
 from ftk.model_parallel.world import World
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.trainer.log.metrics import Meters, averages, summed, with_perplexities
 from ftk.trainer.log.records import Record
 from ftk.trainer.step import Runner
 
-ASK_EVERY = 8  # batches; of several processes, who would otherwise wait for each other at every one
+CHECK_STOP_INTERVAL = 8  # batches between stop checks of several ranks, each of which waits for all ranks
 
 
 def validate_splits(
@@ -59,7 +60,7 @@ def figures_to_come(
     world: World,
     nats: Collection[str] = Criterion.nats,
 ) -> list[str]:
-    """Names of the figures that a validation can give, by the first batch; also of what that batch has none of.
+    """Names of the figures that a validation can give, found by the first batch, even if that has no targets for some.
 
     Args:
         iterator: of the split; the rest as of `validate`.
@@ -84,40 +85,51 @@ def validate(
     world: World | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     nats: Collection[str] = Criterion.nats,
+    unigram: Unigram | None = None,
 ) -> Record | None:
     """Evaluate a model on a whole split, in evaluation mode and without gradients.
 
     Args:
         runner: computes the loss of a batch.
         model: on `device`; its mode is restored.
-        batches: CPU batches of the split, this process's share; as many on each process.
+        batches: this rank's CPU batches of the split; the same number on each rank.
         device: where the model is.
-        world: the processes, whose sums are added; None: this one alone.
-        should_stop: asked before a batch, at the same ones on every process; true ends the pass without a result.
+        world: the ranks whose sums are added; None: this process alone.
+        should_stop: called before the same batches on every rank; true ends the pass without a result.
         nats: see `with_perplexities`.
+        unigram: token frequencies of the training data, where the targets are tokens.
 
     Returns:
         `loss` (nats per target token), `ppl` (exp of it, the loss capped at 20), the criterion's own meters and
-        their perplexities, `num_targets`, `num_batches`, `valid_seconds`. Without a target `num_targets` alone.
-        None if it was stopped.
+        their perplexities, `unigram_loss` if `unigram` is given, `num_targets`, `num_batches`, `valid_seconds`.
+        Without a target `num_targets` alone. None if it was stopped.
     """
     world = world or World.single(device)
     began = time.perf_counter()
     meters = Meters(device)
+    baseline: Sums = {}
     num_batches = 0
     with evaluation_mode(model), torch.no_grad():
         for batch in batches:
-            if (world.size == 1 or num_batches % ASK_EVERY == 0) and should_stop():
+            if (world.size == 1 or num_batches % CHECK_STOP_INTERVAL == 0) and should_stop():
                 return None
             output = runner.evaluate(batch)
             if output is not None:
                 meters.add({"loss": (output.loss, output.num_targets), **output.meters})
+                if unigram is not None:
+                    weights = None if batch.weights is None else batch.weights.numpy()
+                    for name, (total, count) in unigram.sums(batch.targets.numpy(), weights).items():
+                        before = baseline.get(name, (0.0, 0.0))
+                        baseline[name] = (before[0] + total, before[1] + count)
             num_batches += 1
-    sums = summed(meters.read() if world.counts_loss else {}, world)
+    sums = summed({**meters.read(), **baseline} if world.counts_loss else {}, world)
     if not sums or sums["loss"][1] == 0:
         return {"num_targets": 0}
+    baseline = {name: sums.pop(name) for name in list(sums) if name.startswith("unigram")}
     losses = averages(sums)
     record: Record = with_perplexities({"loss": losses.pop("loss"), "ppl": math.nan, **losses}, nats)
+    if baseline:
+        record["unigram_loss"] = Unigram.loss(baseline)
     num_targets = sums["loss"][1]
     record["num_targets"] = num_targets if num_targets % 1 else int(num_targets)  # a sum of weights may have a fraction
     record["num_batches"] = num_batches
@@ -126,6 +138,6 @@ def validate(
 
 
 def with_averages(names: Iterable[str], averages: bool) -> list[str]:
-    """Names of a validation's figures, and of those of the averaged weights where there are some."""
+    """Names of a validation's figures, and of those of the averaged weights if `averages`."""
     names = list(names)
     return [*names, *(f"ema_{name}" for name in names if averages and "num_" not in name)]

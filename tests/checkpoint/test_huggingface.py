@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -345,11 +346,11 @@ OWN_MISTAKES = [
     ("gpt2", edited(n_head=5), "num_attention_heads is 5; it must divide hidden_size 32"),
     ("gpt2", edited(n_layer="many"), "num_layers is 'many'"),
     ("gpt2", edited(n_layer=10**4), "far larger than its tensors"),
-    ("gpt2", with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight is not equal to"),
+    ("gpt2", with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight differs from"),
     ("llama", edited(hidden_act="gelu"), "hidden_act is 'gelu'; ftk's model has 'silu'"),
     ("llama", edited(num_key_value_heads=3), "num_kv_heads is 3; it must divide num_attention_heads 4"),
     ("llama", edited(head_dim=7), "the size of a head is 7; rotary positions need an even one"),
-    ("llama", edited(tie_word_embeddings=True), "lm_head.weight is not equal to"),
+    ("llama", edited(tie_word_embeddings=True), "lm_head.weight differs from"),
     ("llama", edited(rope_parameters=ROPE | {"rope_type": "longrope"}), "rope_type is 'longrope'; ftk's models have"),
     ("llama", edited(rope_parameters=ROPE | {"surprise": 1}), "surprise of the rope type default is not known here"),
     ("llama", edited(rope_parameters=[1]), "rope_scaling is [1]; it must be a mapping"),
@@ -395,7 +396,7 @@ HOSTILE = [
     (with_entry(metadata=None), "needs metadata and names"),
     (with_entry(metadata={"format": 1}), "needs metadata and names"),
     (with_entry(names=["a", 1]), "needs metadata and names"),
-    (with_entry(names=["a"]), "'a' is none of the model"),
+    (with_entry(names=["a"]), "'a' is not in the model"),
     (lambda files: files | {"b.safetensors": files["model.safetensors"]}, "is named twice"),
 ]
 
@@ -475,3 +476,20 @@ def test_a_window_of_mistral_is_as_many_positions(publish, tmp_path) -> None:
     with torch.no_grad():
         expected = drawn("mistral")(tokens()).logits
         assert (model(tokens()) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_a_folder_with_its_tokenizer_answers_in_words(publish, tmp_path) -> None:
+    shutil.copytree(publish("llama"), tmp_path / "source")
+    words = {"<s>": 1, "</s>": 0} | {f"w{i}": i for i in range(2, 99)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="</s>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    theirs.save_pretrained(tmp_path / "source")
+    generator = ftk.load_generator(convert(tmp_path / "source", tmp_path / "ours"), max_len=8)
+    found = generator.generate(["w5 w17 w40"])[0]
+    prompt = theirs(["w5 w17 w40"], return_tensors="pt")
+    assert prompt["input_ids"][0, 0] == 1
+    expected = drawn("llama").generate(**prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)[0]
+    assert found.text.split() == theirs.decode(expected, skip_special_tokens=True).split()
+    assert contents(convert_back(tmp_path / "ours", tmp_path / "back")) == contents(tmp_path / "source")

@@ -68,7 +68,7 @@ def test_sizes_that_cannot_be_are_refused_with_the_numbers(options, world_size, 
 
 def test_a_command_alone_is_told_how_to_start_it(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/ftk-generate", "--path", "run"])
-    with pytest.raises(UserError, match="use torchrun --nproc-per-node 2 --no-python ftk-generate"):
+    with pytest.raises(UserError, match="add `launch` 2$"):
         resolve_sizes(ParallelConfig(pipeline_parallel_size=2), 1)
 
 
@@ -130,7 +130,7 @@ def test_a_process_alone_has_no_group_and_talks_to_itself():
     with open_world(ParallelConfig(), torch.device("cpu")) as world:
         assert not launched_by_torchrun({})
         assert (world.rank, world.size, world.mesh, world.group("tensor")) == (0, 1, None, None)
-        assert all((world.is_main, world.is_first_stage, world.is_last_stage, world.counts_loss))
+        assert all((world.is_main, world.is_last_stage, world.counts_loss))
         assert world.sum_host([1, 2.5]) == [1, 2.5]
         assert world.gather_json({"a": 1}) == [{"a": 1}]
         assert not torch.distributed.is_initialized()
@@ -190,10 +190,6 @@ def fail_on_rank_one() -> None:
 def test_the_first_failing_rank_is_shown():
     with pytest.raises(AssertionError, match="rank 1 failed(.|\n)*this rank is the one"):
         run_ranks(fail_on_rank_one, 2)
-
-
-def test_a_world_of_one():
-    assert World.single().sizes.world == 1
 
 
 def test_two_threads_need_two_host_groups():

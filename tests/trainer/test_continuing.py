@@ -7,10 +7,11 @@ import dataclasses
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from ftk.checkpoint import load_model_tensors, read_trainer_state, save_checkpoint, transfer_weights
-from ftk.config import Chosen, dump
+from ftk.config import Chosen, compose, dump
 from ftk.config.changes import FIXED, FREE, RESETTABLE, RESUME, find_changes, resume_classes
 from ftk.config.choice import choice
 from ftk.config.root import slots_of
@@ -18,8 +19,9 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.registry import LR_SCHEDULERS
 from ftk.trainer import Trainer, build_run
-from ftk.trainer.config import TrainConfig
-from ftk.trainer.resume import check_changes
+from ftk.trainer.config import TrainConfig, describe_recipe
+from ftk.trainer.resume import check_changes, with_recipe_of_run
+from ftk.trainer.state import TrainerState
 from tests.trainer.test_resume import OPTIONS
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
@@ -31,6 +33,26 @@ def refused(tmp_path, **options):
     with pytest.raises(UserError) as caught:
         toy_trainer(tmp_path, **{**GO_ON, **options})
     return str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["save_dir", "restore_from"])
+def test_a_run_keeps_its_values_where_its_architecture_has_another_recipe_now(tmp_path, where):
+    argv = ["data", "--arch", "glm_tiny", "--max-update", "9", "--warmup-updates", "3"]
+    older = ["--lr", "1e-4", "--batch-size", "5", f"--save-dir={tmp_path / 'save_dir'}"]
+    toy = dump(compose(TrainConfig, "ftk-train", "", [*argv, *older]))
+    checkpoint = tmp_path / "save_dir" / "checkpoint_4"
+    save_checkpoint(checkpoint, model=ToyModel(), trainer_state=TrainerState(num_updates=4).to_dict(), config=toy)
+    (tmp_path / "save_dir" / "config.yaml").write_text(yaml.safe_dump(toy))
+    own = f"--save-dir={tmp_path / where}"
+    config = compose(TrainConfig, "ftk-train", "", [*argv, own, "--restore-from", str(tmp_path / "save_dir")])
+    assert config.optimizer.config.lr == 3e-3
+    kept = with_recipe_of_run(config)
+    assert (kept.optimizer.config.lr, kept.dataloader.batch_size) == (1e-4, 5)
+    assert find_changes(toy, kept) == [
+        change for change in find_changes(toy, config) if change.key.startswith("checkpoint")
+    ]
+    assert describe_recipe(config.model).startswith("from the recipe of glm_tiny: `lr` 0.003 `betas` 0.9,0.98 `eps`")
+    assert describe_recipe(kept.model) is None
 
 
 # -- every option has its class -----------------------------------------------------------------------------------
@@ -106,10 +128,10 @@ def test_an_option_that_an_older_ftk_did_not_know_had_its_default():
 @pytest.mark.parametrize(
     ("options", "line", "way"),
     [
-        ({"common__seed": 6}, "common.seed 5 -> 6", "another model or run"),
-        ({"criterion__label_smoothing": 0.1}, "criterion.label_smoothing 0.0 -> 0.1", "another model or run"),
-        ({"model__dropout": 0.3}, "model.dropout 0.1 -> 0.3", "another model or run"),
-        ({"optimizer__": "sgd"}, "optimizer._name adamw -> sgd", "`reset_optimizer` starts its state over"),
+        ({"common__seed": 6}, "common.seed 5 -> 6", "needs a new run"),
+        ({"criterion__label_smoothing": 0.1}, "criterion.label_smoothing 0.0 -> 0.1", "needs a new run"),
+        ({"model__dropout": 0.3}, "model.dropout 0.1 -> 0.3", "needs a new run"),
+        ({"optimizer__": "sgd"}, "optimizer._name adamw -> sgd", "`reset_optimizer` resets its state"),
         ({"optimizer__weight_decay": 0.5}, "optimizer.weight_decay 0.1 -> 0.5", "`reset_optimizer`"),
         ({"optimizer__lr": 0.5}, "optimizer.lr 0.01 -> 0.5", "`reset_lr_scheduler`"),
         ({"lr_scheduler__": "cosine"}, "lr_scheduler._name linear -> cosine", "`reset_lr_scheduler`"),
@@ -129,7 +151,7 @@ def test_a_change_that_would_change_the_results_is_refused_with_its_way_out(tmp_
     text = refused(tmp_path, **options)
     [said] = [one for one in text.splitlines() if line in one]
     assert way in said
-    assert "these, given as well, could be taken:\n  training.max_update 4 -> 6\n" in text
+    assert "these also changed, and are allowed:\n  training.max_update 4 -> 6\n" in text
     assert f"`finetune_from` {tmp_path / 'run' / 'checkpoint_4'}" in text
     assert (tmp_path / "run" / "config.yaml").read_text() == config_before
 
@@ -141,7 +163,7 @@ def test_every_change_that_is_refused_is_named_at_once(tmp_path):
     assert [line.split("   ")[0].strip() for line in lines] == [
         "common.seed 5 -> 6",
         "optimizer.lr 0.01 -> 0.5",
-        "these, given as well, could be taken:",
+        "these also changed, and are allowed:",
         "training.max_update 4 -> 6",
         "training.update_freq 1 -> 2",
         "checkpoint.reset_dataloader False -> True",
@@ -178,8 +200,8 @@ def test_a_longer_run_says_what_becomes_of_its_schedule(tmp_path, caplog):
     options = {"checkpoint__save_interval_updates": 5}
     toy_trainer(tmp_path, training__max_update=5, **options).train()
     longer = toy_trainer(tmp_path, training__max_update=10, **options)
-    assert "now at update 10 and not 5: the learning rate after update 5 is" in caplog.text
-    assert "it was to be 0 (`decay_updates` 5 `reset_lr_scheduler` keep it)" in caplog.text
+    assert "now at update 10 instead of 5: the learning rate after update 5 is" in caplog.text
+    assert "instead of 0 (`decay_updates` 5 `reset_lr_scheduler` keep the old one)" in caplog.text
     longer.run.checkpoints.release()
     caplog.clear()
     kept = toy_trainer(tmp_path, training__max_update=5, **options)
@@ -249,7 +271,7 @@ def test_the_same_command_does_not_reset_twice(tmp_path, caplog):
     toy_trainer(tmp_path, **STOP).train()
     toy_trainer(tmp_path, **{**GO_ON, **changed}).train()
     again = toy_trainer(tmp_path, **{**GO_ON, **changed, "training__max_update": 8})
-    assert "`reset_optimizer`: was done when this run went on with it before; not again" in caplog.text
+    assert "`reset_optimizer`: done when this run was continued with it before; not repeated" in caplog.text
     assert len(moments(again)) > 0
     again.train()
     changed["optimizer__weight_decay"] = 0.25
@@ -359,10 +381,10 @@ def test_names_that_differ_are_named_and_left_out_by_pattern(tmp_path):
     with pytest.raises(UserError) as caught:
         transfer_weights(folder, target)
     text = str(caught.value)
-    assert "the model has, and it has not: head.weight, head.bias" in text
-    assert "it has, and the model has not: output.bias, output.weight" in text
+    assert "only the model has head.weight, head.bias" in text
+    assert "only the checkpoint has output.bias, output.weight" in text
     assert "`finetune_skip`" in text
-    with pytest.raises(UserError, match=r"no name is like wrong\.\*"):
+    with pytest.raises(UserError, match=r"no name matches wrong\.\*"):
         transfer_weights(folder, target, skip=["head.*", "output.*", "wrong.*"])
     assert all(torch.equal(before[name], tensor) for name, tensor in target.state_dict().items())
     done = transfer_weights(folder, target, skip=["head.*", "output.*"])
@@ -406,20 +428,6 @@ def test_weights_of_another_tokenizer_are_refused_unless_only_rows_were_added(tm
     stored = load_model_tensors(tmp_path / "run")
     assert torch.equal(trainer.run.model.embedding.weight, stored["embedding.weight"])
     assert read_trainer_state(tmp_path / "run")["tokenizer"] == "toy"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"finetune_from": "a", "restore_from": "b"}, "weights alone or with a whole state"),
-        ({"finetune_skip": "head.*"}, "go with `finetune_from`"),
-        ({"finetune_vocabulary": "common"}, "go with `finetune_from`"),
-        ({"finetune_from": "a", "finetune_vocabulary": "all"}, "must be one of equal, common"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        toy_config("run", **{f"checkpoint__{name}": value for name, value in options.items()})
 
 
 def test_a_bare_checkpoint_has_nothing_to_compare(tmp_path):
