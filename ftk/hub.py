@@ -155,7 +155,7 @@ def load_generator(
             `lm_weight` add a language model's log-probabilities; `lm_path` is of the same kind as `path`.
 
     Returns:
-        the generator of the task (`Task.text_generator`); that of blank infilling also has `fill`.
+        the generator of the task (`Task.text_generator`).
 
     Raises:
         UserError: as `load_model`; the checkpoint has no tokenizer, or a task that does not generate; an unknown
