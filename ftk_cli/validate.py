@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,12 +40,12 @@ class ValidateConfig:
         metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
     )
     valid_subset: str = field(default="valid", metadata={"help": "split or splits, comma-separated"})
-    batch_size: int = field(default=16, metadata={"help": "samples in a batch", "unit": "samples"})
+    batch_size: int = field(default=16, metadata={"min": 1, "help": "samples in a batch", "unit": "samples"})
     num_workers: int = field(
         default=0, metadata={"min": 0, "max": 1024, "help": "processes that prepare batches", "unit": "processes"}
     )
     max_samples: int | None = field(
-        default=None, metadata={"help": "stop after this many samples per split", "unit": "samples"}
+        default=None, metadata={"min": 1, "help": "stop after this many samples per split", "unit": "samples"}
     )
     precision: str = field(default="fp32", metadata={"help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")})
     unigram: bool = field(
@@ -56,12 +56,6 @@ class ValidateConfig:
     output_format: str = field(
         default="text", metadata={"help": "a table, or one JSON object per split", "choices": ("text", "json")}
     )
-
-    def validate(self) -> Iterator[str]:
-        if self.batch_size < 1:
-            yield f"batch_size is {self.batch_size}; it must be at least 1"
-        if self.max_samples is not None and self.max_samples < 1:
-            yield f"max_samples is {self.max_samples}; it must be at least 1"
 
 
 @dataclass(kw_only=True)

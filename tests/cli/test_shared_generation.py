@@ -1,19 +1,14 @@
-"""ftk-generate in processes that share a model, started by torchrun: what one process writes."""
+"""ftk-generate in ranks that share a model: what one process writes."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-import torch
 
-from ftk.checkpoint import save_checkpoint
-from ftk.models import build_model
-from ftk.tokenizers import load_tokenizer
 from ftk_cli import generate
-from tests.cli.test_generate_command import LINES, SHAPE, ask, place  # noqa: F401  (fixtures)
-from tests.tiers import slow_but
-from tests.torchrun import torchrun
+from tests.distributed import run_main
+from tests.small_run import LINES, save_run
 
 SIZES = {"tensor": ("--tensor-parallel-size", "2"), "pipeline": ("--pipeline-parallel-size", "2")}
 PROMPTS = [
@@ -28,27 +23,18 @@ PROMPTS = [
 COMMON = ("--path", "two-layers", "--device", "cpu", "--max-len", "4", "--batch-size", "1")
 
 
-def shared(place, *arguments):  # noqa: F811
-    """(code, stdout, what ftk-generate says on stderr) of two processes."""
-    program = f"import os, sys; os.chdir({str(place)!r}); from ftk_cli.generate import main; sys.exit(main())"
-    (place / "generate.py").write_text(program)
-    done = torchrun(2, place / "generate.py", *COMMON, *arguments)
-    return done.returncode, done.stdout, [line for line in done.stderr.splitlines() if line.startswith("ftk-generate")]
+def shared(place, *arguments):
+    """(code, lines of stdout, what ftk-generate says on stderr) of two ranks."""
+    ended = run_main(generate.main, [[*COMMON, *map(str, arguments)]] * 2, cwd=place)
+    [code] = set(ended.codes)
+    said = [line for line in ended.stderr.splitlines() if line.startswith("ftk-generate")]
+    return code, ended.stdout.splitlines(), said
 
 
 @pytest.fixture(scope="module")
-def two_layers(place):  # noqa: F811
+def two_layers(place):
     """`place` with a checkpoint that a pipeline of two can share, and prompts, some of which cannot be answered."""
-    tokenizer = load_tokenizer(place / "data-bin")
-    shape = {"vocab_size": tokenizer.padded_vocab_size(), **SHAPE, "num_layers": 2}
-    torch.manual_seed(0)
-    save_checkpoint(
-        place / "two-layers" / "checkpoint_1",
-        model=build_model("glm", **shape),
-        trainer_state={},
-        config={"model": {"_name": "glm", **shape}, "task": {"_name": "glm_blank", "seq_length": 48}},
-        tokenizer_folder=place / "data-bin" / "tokenizer",
-    )
+    save_run(place / "two-layers" / "checkpoint_1", place / "data-bin", num_layers=2)
     (place / "prompts").write_text("\n".join(PROMPTS) + "\n", encoding="utf-8")
     return place
 
@@ -63,8 +49,8 @@ def assert_same_records(found, expected):
             assert answer["token_logprobs"] == pytest.approx(its["token_logprobs"], abs=2e-5)
 
 
-@pytest.mark.parametrize("sizes", slow_but(("pipeline",), SIZES))
-def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(ask, two_layers, tmp_path, sizes):  # noqa: F811
+@pytest.mark.parametrize("sizes", SIZES)
+def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(ask, two_layers, tmp_path, sizes):
     command = ("--input", "prompts", "--output-format", "json", "--beam", "2")
     results = ("--results-path", str(tmp_path / "results"))
     code, stdout, said = ask(generate.main, *COMMON, *command)
@@ -72,17 +58,16 @@ def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(as
     assert (code, len(expected), len(said)) == (1, len(PROMPTS), 5)
 
     code, stdout, shared_said = shared(two_layers, *command, *results, *SIZES[sizes])
-    assert (code, stdout) == (1, "")
+    assert (code, stdout) == (1, [])
     assert [line.split(" in ")[0] for line in shared_said] == [line.split(" in ")[0] for line in said]  # said once
     whole = (tmp_path / "results").read_bytes()
     assert_same_records([json.loads(line) for line in whole.splitlines()], expected)
 
-    if sizes == "tensor":  # a launch takes its time, and the file knows nothing of the sizes
-        (tmp_path / "results").write_bytes(whole[:-20])
-        code, _, again = shared(two_layers, *command, *results, *SIZES[sizes])
-        assert code == 1
-        assert "after 8 of an earlier run" in "".join(again)
-        assert (tmp_path / "results").read_bytes() == whole
+    (tmp_path / "results").write_bytes(whole[:-20])
+    code, _, again = shared(two_layers, *command, *results, *SIZES[sizes])
+    assert code == 1
+    assert "after 8 of an earlier run" in "".join(again)
+    assert (tmp_path / "results").read_bytes() == whole
 
     # The sizes are no settings: another number of processes may go on.
     (tmp_path / "results").write_bytes(whole[:-20])
@@ -92,17 +77,15 @@ def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(as
     assert_same_records([json.loads(line) for line in (tmp_path / "results").read_bytes().splitlines()], expected)
 
 
-@pytest.mark.slow
-def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):  # noqa: F811
+def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):
     command = ("data-bin", "--max-samples", "4", "--output-format", "json", "--scoring", "token_f1")
     _, stdout, said = ask(generate.main, *COMMON, *command)
     code, shared_out, shared_said = shared(two_layers, *command, *SIZES["pipeline"])
     assert code == 0
-    assert_same_records(*([json.loads(line) for line in lines] for lines in (shared_out.splitlines(), stdout)))
+    assert_same_records(*([json.loads(line) for line in lines] for lines in (shared_out, stdout)))
     assert len(shared_said) == sum(line.startswith("ftk-generate") for line in said) == 1
 
 
-@pytest.mark.slow
 def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):
     words = (
         "--input",
@@ -115,6 +98,6 @@ def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):
         tmp_path / "results",
     )
     code, stdout, said = shared(two_layers, *words, *SIZES["tensor"])
-    assert (code != 0, stdout, len(said)) == (True, "", 1)
+    assert (code, stdout, len(said)) == (2, [], 1)
     assert said[0].endswith(" --max-len can be at most 128")
     assert list(tmp_path.iterdir()) == []

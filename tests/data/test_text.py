@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftk.data.text.files import Block, Problem, expand_paths, kind_of, read_blocks
+from ftk.data.text.preprocess_config import TextConfig
 from ftk.data.text.records import clean_texts, is_empty, parse_block, read_documents
 from ftk.errors import UserError
 
@@ -24,12 +25,12 @@ def write(folder, content: bytes | str, name: str = "corpus.txt") -> str:
 
 
 def texts(path: str, **options) -> list[str]:
-    return [document.text for document in read_documents([path], **options)]
+    return [document.text for document in read_documents([path], TextConfig(**options))]
 
 
 def refusal(path: str, **options) -> str:
     with pytest.raises(UserError) as caught:
-        list(read_documents([path], **options))
+        list(read_documents([path], TextConfig(**options)))
     return str(caught.value).removeprefix(path)
 
 
@@ -64,7 +65,7 @@ def test_a_document_is_a_line_that_ends_at_a_newline(tmp_path, content, expected
     ],
 )
 def test_a_document_ends_at_a_blank_line(tmp_path, content, expected):
-    assert texts(write(tmp_path, content), separator="blank-line") == expected
+    assert texts(write(tmp_path, content), document_separator="blank-line") == expected
 
 
 def test_a_document_is_a_file(tmp_path):
@@ -74,7 +75,7 @@ def test_a_document_is_a_file(tmp_path):
     write(folder, "first", "1.txt")
     write(folder / "deep", "third\n", "0.txt")
     paths = expand_paths(str(folder), "file")
-    assert [document.text for document in read_documents(paths, separator="file")] == [
+    assert [document.text for document in read_documents(paths, TextConfig(document_separator="file"))] == [
         "first",
         "a\n\nb",
         "third",
@@ -106,21 +107,31 @@ ODD = ["a", "é", "\n", "\r\n", "\r", "\x00", "\x85", "\u2028", " ", "　"]
 ODD_JSON = [
     *('{"text": "a"}', '{"text": ""}', '{"text": "\\u00e9"}', '{"text": "\\ud83d\\ude00"}', "", " ", "[1]", '"text"'),
     *('{"text": "\\ud83d"}', '{"text": "\\u0000"}', '{"text": 1}', "{}", "{", '{"text": "\t"}', '{"text":"a"}{}'),
+    '{"text": "a", "b": [1, -2.5e3, {"c": null}], "d": "x\\ny"}',
+    '{"b":{}, "e":[], "text":"秦川\\n雄\\t\\"帝\\\\宅\\u00e9\\/"}',
+    '{"text":"😀a\\r","t":[[],{},[{"text":"inner"}]],"n":-0.5E+10}',
+    '{"text":"1","text":"2"}',
+    '{"a":{"text":"no"},"text":"yes", "z": [true, false]}',
+    '{"":"e","text":"x","w":NaN}',
+    *("\u00a0", '{"te\\u0078t": "x"}', "[" * 50, '{"a":' * 40 + "1" + "}" * 40),
 ]
+LETTERS = '{}[]",:\\0123456789.eE+-truefalsn \t\r\x00\x0b\u00a0é秦😀u\n'
 
 
 @pytest.mark.parametrize("kind", ["line", "jsonl"])
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_the_fast_way_reads_what_the_slow_way_reads(kind, data):
     if kind == "line":
         content = "".join(data.draw(st.lists(st.sampled_from(ODD), max_size=12))).encode()
         content += data.draw(st.sampled_from([b"", b"", b"\xff", b"\n\xe4\xbd\n"]))
     else:
         ending = data.draw(st.sampled_from(["\n", "\r\n"]))
-        content = "".join(
-            f"{line}{ending}" for line in data.draw(st.lists(st.sampled_from(ODD_JSON), max_size=3))
-        ).encode()
+        text = "".join(f"{line}{ending}" for line in data.draw(st.lists(st.sampled_from(ODD_JSON), max_size=3)))
+        for letter in data.draw(st.lists(st.sampled_from(["", *LETTERS]), max_size=2)):  # replaces or removes one
+            at = data.draw(st.integers(0, len(text)))
+            text = text[:at] + letter + text[at + 1 :]
+        content = text.encode()
     block = Block("a", kind, 1, 0, content, 0)
     records = list(parse_block(block))
     fast = clean_texts(block)
@@ -194,14 +205,14 @@ def test_other_data_is_named_by_its_first_bytes(tmp_path, start, message):
 )
 @pytest.mark.parametrize("separator", ["line", "file"])
 def test_a_byte_that_is_not_text_is_placed(tmp_path, content, place, message, separator):
-    found = refusal(write(tmp_path, content), separator=separator)
+    found = refusal(write(tmp_path, content), document_separator=separator)
     assert found.startswith(f":{place}{message}")
     assert "`on_error` skip" in found
 
 
 def test_the_byte_is_placed_behind_carriage_returns_too(tmp_path):
     path = write(tmp_path, b"a\r\n\r\nb\r\nc\r\nd \xff\r\n")
-    assert refusal(path, separator="blank-line").startswith(":5: (byte 13) invalid UTF-8")
+    assert refusal(path, document_separator="blank-line").startswith(":5: (byte 13) invalid UTF-8")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +255,8 @@ def test_a_bad_json_line_is_placed_and_explained(tmp_path, line, reason, message
         in found
     )
     problems: list[Problem] = []
-    left = [document.text for document in read_documents([path], on_problem=problems.append)]
+    skipping = TextConfig(on_error="skip")
+    left = [document.text for document in read_documents([path], skipping, on_problem=problems.append)]
     assert left == ["é", "good"]
     assert [problem.reason for problem in problems] == [reason]
 

@@ -192,10 +192,6 @@ def test_the_first_failing_rank_is_shown():
         run_ranks(fail_on_rank_one, 2)
 
 
-def test_a_world_of_one():
-    assert World.single().sizes.world == 1
-
-
 def test_two_threads_need_two_host_groups():
     single = World.single()
     assert single.with_own_host_group().own_host_group is None
