@@ -31,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] not in COMMANDS:
         return run(
-            "ftk", subcommands("ftk", DESCRIPTION, {name: (text, list) for name, text in COMMANDS.items()}), argv
+            "ftk",
+            subcommands("ftk", DESCRIPTION, {name: (text, lambda rest: None) for name, text in COMMANDS.items()}),
+            argv,
         )
     name, *rest = arguments
     command = importlib.import_module(f"ftk_cli.{name.replace('-', '_')}").main

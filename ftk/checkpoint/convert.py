@@ -67,7 +67,8 @@ def convert_from(
     _check_tensors(contents, source)
     task = contents.task.get("_name") or MODELS.get(contents.model).task
     if tokenizer is not None:
-        tokenizer = TASKS.get(task).target.add_special_tokens(tokenizer) if task is not None else tokenizer
+        target: Any = TASKS.get(task).target if task is not None else None
+        tokenizer = tokenizer if target is None else target.add_special_tokens(tokenizer)
         _check_vocabulary(tokenizer, contents.config, source)
     tokenizer = tokenizer or contents.own_tokenizer
     tensors = contents.tensors

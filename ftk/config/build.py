@@ -105,8 +105,8 @@ def _recipe(root: type, tree: Tree) -> Recipe:
         for key, slot in slots_of(root).items():
             values = tree.get(key)
             arch = values.get("arch") if isinstance(values, dict) else None
-            if slot.architectures is not None and arch in slot.architectures:
-                return slot.architectures.get(str(arch)).recipe
+            if slot.architectures is not None and isinstance(arch, str) and arch in slot.architectures:
+                return slot.architectures.get(arch).recipe
     return {}
 
 

@@ -74,24 +74,9 @@ class Rope(NamedTuple):
             scale = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
         return angles.cos() * scale, angles.sin() * scale
 
-    def around(self, position_ids: Tensor) -> RopeWrap:
-        """What turns the queries and keys that any `attend` is given; see `Backbone.around`."""
-        return RopeWrap(*self.tables(position_ids), self.interleaved)
-
     def _dimension_that_turns(self, times: float) -> float:
         """The pair that turns so many times within `original_positions`."""
         return self.size * math.log(self.original_positions / (times * 2 * math.pi)) / (2 * math.log(self.theta))
-
-
-class RopeWrap(NamedTuple):
-    """Cosines and sines of places; called with an `attend`, gives one that turns its queries and keys first."""
-
-    cos: Tensor  # [B, 1, T, R/2]
-    sin: Tensor
-    interleaved: bool
-
-    def __call__(self, attend: Attend) -> RotaryAttention:
-        return RotaryAttention(attend, self.cos, self.sin, self.interleaved)
 
 
 class RotaryAttention(NamedTuple):

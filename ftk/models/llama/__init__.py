@@ -29,7 +29,7 @@ def build_llama(config: LlamaConfig, seed: int | None = None) -> RotaryDecoder:
 def _register(name: str, num_layers: int, hidden_size: int, num_heads: int, inner_size: int, **options: Any) -> None:
     @register_architecture(name, model="llama", recipe=causal_recipe(hidden_size))
     def preset() -> LlamaConfig:
-        shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
+        shape: dict[str, Any] = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
         return LlamaConfig(**shape, ffn_hidden_size=inner_size, **_ONE | options)
 
 

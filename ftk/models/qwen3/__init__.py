@@ -31,7 +31,7 @@ def build_qwen3(config: Qwen3Config, seed: int | None = None) -> RotaryDecoder:
 def _register(name: str, num_layers: int, hidden_size: int, num_heads: int, inner_size: int, **options: Any) -> None:
     @register_architecture(name, model="qwen3", recipe=causal_recipe(hidden_size))
     def preset() -> Qwen3Config:
-        shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
+        shape: dict[str, Any] = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
         return Qwen3Config(**shape, ffn_hidden_size=inner_size, **_ALL | options)
 
 

@@ -18,7 +18,7 @@ from ftk.modules.feed_forward import GatedFeedForward
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.masks import Visibility
 from ftk.modules.norms import RMSNorm
-from ftk.modules.rotary import Rope
+from ftk.modules.rotary import Rope, RotaryAttention
 from ftk.modules.transformer_layer import TransformerLayer
 
 
@@ -62,7 +62,8 @@ class RotaryDecoder(Backbone):
         )
         self.final_norm = RMSNorm(hidden_size, eps=eps)
         if not config.tie_embeddings:
-            self.head = declare(nn.Linear(hidden_size, config.vocab_size, bias=False), weight=Normal(std))
+            head = nn.Linear(hidden_size, config.vocab_size, bias=False)
+            self.head = declare(head, weight=Normal(std))  # type: ignore[misc]  # `Backbone.head` finds it
         self.init_weights(seed)
 
     def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
@@ -86,7 +87,8 @@ class RotaryDecoder(Backbone):
             high=config.rope_high,
             attention_factor=config.rope_attention_factor,
         )
-        return rope.around(position_ids)
+        cos, sin = rope.tables(position_ids)  # once for all layers
+        return lambda attend: RotaryAttention(attend, cos, sin, rope.interleaved)
 
     def finish(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
