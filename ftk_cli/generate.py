@@ -64,14 +64,18 @@ class GenerateConfig:
     )
     path: str = field(
         metadata={
+            "daily": True,
             "help": "checkpoint, or a run's folder (its best checkpoint, else its last); several with colons between "
             "are an ensemble",
             "metavar": "PATH",
         }
     )
-    gen_subset: str | None = field(default=None, metadata={"help": "split of DATA to answer; valid if not given"})
+    gen_subset: str | None = field(
+        default=None, metadata={"daily": True, "help": "split of DATA to answer; valid if not given"}
+    )
     input: str | None = field(
-        default=None, metadata={"help": "text file with one prompt per line, - for standard input", "metavar": "FILE"}
+        default=None,
+        metadata={"daily": True, "help": "text file with one prompt per line, - for standard input", "metavar": "FILE"},
     )
     input_format: str = field(
         default="auto",
@@ -82,17 +86,22 @@ class GenerateConfig:
             "choices": ("auto", "text", "tabs", "json"),
         },
     )
-    max_samples: int | None = field(default=None, metadata={"help": "stop after this many", "unit": "samples"})
+    max_samples: int | None = field(
+        default=None, metadata={"daily": True, "help": "stop after this many", "unit": "samples"}
+    )
     output_format: str = field(
-        default="text", metadata={"help": "fairseq's lines, or one JSON object a line", "choices": ("text", "json")}
+        default="text",
+        metadata={"daily": True, "help": "fairseq's lines, or one JSON object a line", "choices": ("text", "json")},
     )
     scoring: list[str] = field(
-        default_factory=list, metadata={"help": "score the answers to DATA by these, e.g. exact_match,token_f1"}
+        default_factory=list,
+        metadata={"daily": True, "help": "score the answers to DATA by these, e.g. exact_match,token_f1"},
     )
 
     results_path: str | None = field(
         default=None,
         metadata={
+            "daily": True,
             "help": "write to this file, record by record, instead of printing (with --output-format json); the same "
             "command continues there what was interrupted",
             "metavar": "FILE",

@@ -20,10 +20,17 @@ class TrainingConfig:
     """What one update is, when to validate, when to stop."""
 
     max_update: int | None = field(
-        default=None, metadata={"resume": "free", "help": "stop after this many updates", "unit": "updates"}
+        default=None,
+        metadata={"daily": True, "resume": "free", "help": "stop after this many updates", "unit": "updates"},
     )
     max_epoch: int | None = field(
-        default=None, metadata={"resume": "free", "help": "stop after this many passes over the data", "unit": "epochs"}
+        default=None,
+        metadata={
+            "daily": True,
+            "resume": "free",
+            "help": "stop after this many passes over the data",
+            "unit": "epochs",
+        },
     )
     stop_time_hours: float | None = field(
         default=None,
@@ -36,6 +43,7 @@ class TrainingConfig:
     update_freq: int = field(
         default=1,
         metadata={
+            "daily": True,
             "resume": "dataloader",
             "help": "batches whose gradients are added up for one update",
             "unit": "batches",
@@ -47,6 +55,7 @@ class TrainingConfig:
     precision: str = field(
         default="fp32",
         metadata={
+            "daily": True,
             "resume": "free",
             "help": "fp32, or bf16 or fp16 by autocast over fp32 weights; fp16 scales the loss",
             "choices": ("fp32", "bf16", "fp16"),
@@ -64,6 +73,7 @@ class TrainingConfig:
     validate_interval_updates: int = field(
         default=1000,
         metadata={
+            "needs": {"valid_subset": True},
             "resume": "free",
             "help": "validate every so many updates; 0: do not (the end of a run is validated in any case, unless "
             "`valid_subset` is none)",
@@ -73,6 +83,7 @@ class TrainingConfig:
     validate_interval: int = field(
         default=1,
         metadata={
+            "needs": {"valid_subset": True},
             "resume": "free",
             "help": "validate every so many epochs; 0: do not, but at the end of the run",
             "unit": "epochs",
@@ -90,6 +101,7 @@ class TrainingConfig:
     patience: int = field(
         default=0,
         metadata={
+            "needs": {"valid_subset": True},
             "resume": "free",
             "help": "stop after this many validations in a row without a new best; 0: never",
             "unit": "validations",
@@ -118,29 +130,45 @@ class CheckpointConfig:
     """Where checkpoints are written, how often, and which are kept."""
 
     save_dir: str = field(
-        default="checkpoints", metadata={"help": "folder of the run; a run found in it is continued", "metavar": "PATH"}
+        default="checkpoints",
+        metadata={"daily": True, "help": "folder of the run; a run found in it is continued", "metavar": "PATH"},
     )
     save_interval_updates: int = field(
-        default=1000, metadata={"help": "save every so many updates; 0: do not", "unit": "updates"}
+        default=1000,
+        metadata={
+            "needs": {"save": True},
+            "daily": True,
+            "help": "save every so many updates; 0: do not",
+            "unit": "updates",
+        },
     )
-    save_interval: int = field(default=0, metadata={"help": "save every so many epochs; 0: do not", "unit": "epochs"})
+    save_interval: int = field(
+        default=0, metadata={"needs": {"save": True}, "help": "save every so many epochs; 0: do not", "unit": "epochs"}
+    )
     save: bool = field(default=True, metadata={"help": "write checkpoints"})
     async_save: bool = field(
         default=True,
         metadata={
+            "needs": {"save": True},
             "help": "write them beside the training, which waits only for a copy in memory; that takes as much of it "
-            "as parameters and optimizer state"
+            "as parameters and optimizer state",
         },
     )
     keep_last: int = field(
-        default=2, metadata={"help": "newest checkpoints that are kept; 0: all", "unit": "checkpoints"}
+        default=2,
+        metadata={"needs": {"save": True}, "help": "newest checkpoints that are kept; 0: all", "unit": "checkpoints"},
     )
     keep_best: int = field(
-        default=1, metadata={"help": "best checkpoints that are kept besides", "unit": "checkpoints"}
+        default=1,
+        metadata={"needs": {"save": True}, "help": "best checkpoints that are kept besides", "unit": "checkpoints"},
     )
     keep_interval_updates: int = field(
         default=0,
-        metadata={"help": "checkpoints at multiples of this are kept besides; 0: none", "unit": "updates"},
+        metadata={
+            "needs": {"save": True},
+            "help": "checkpoints at multiples of this are kept besides; 0: none",
+            "unit": "updates",
+        },
     )
     restore_from: str | None = field(
         default=None,
@@ -172,6 +200,7 @@ class CheckpointConfig:
     finetune_from: str | None = field(
         default=None,
         metadata={
+            "daily": True,
             "help": "checkpoint or run folder whose weights alone a new run begins with",
             "metavar": "PATH",
         },
@@ -179,6 +208,7 @@ class CheckpointConfig:
     finetune_skip: list[str] = field(
         default_factory=list,
         metadata={
+            "needs": {"finetune_from": True},
             "help": "names of `finetune_from` that may be missing or differ, e.g. 'head.*': they begin anew",
             "several": True,
             "metavar": "PATTERN",
@@ -187,15 +217,23 @@ class CheckpointConfig:
     finetune_vocabulary: str = field(
         default="equal",
         metadata={
+            "needs": {"finetune_from": True},
             "help": "common: where `finetune_from` has another number of rows (a vocabulary of another size), take "
             "those that both have",
             "choices": ("equal", "common"),
         },
     )
     best_metric: str = field(
-        default="loss", metadata={"resume": "meters", "help": "field of the validation record that ranks checkpoints"}
+        default="loss",
+        metadata={
+            "needs": {"valid_subset": True},
+            "resume": "meters",
+            "help": "field of the validation record that ranks checkpoints",
+        },
     )
-    maximize_best_metric: bool = field(default=False, metadata={"resume": "meters", "help": "the larger the better"})
+    maximize_best_metric: bool = field(
+        default=False, metadata={"needs": {"valid_subset": True}, "resume": "meters", "help": "the larger the better"}
+    )
 
     def validate(self) -> Iterator[str]:
         yield from _not_negative(self, "save_interval_updates", "save_interval", "keep_last", "keep_interval_updates")
@@ -205,8 +243,6 @@ class CheckpointConfig:
             yield "save_dir is empty; it must name a folder"
         if self.finetune_from is not None and self.restore_from is not None:
             yield "finetune_from and restore_from: a run begins with weights alone or with a whole state; give one"
-        if self.finetune_from is None and (self.finetune_skip or self.finetune_vocabulary != "equal"):
-            yield "finetune_skip and finetune_vocabulary go with `finetune_from`"
 
 
 def _not_negative(config: object, *names: str) -> Iterator[str]:
@@ -247,7 +283,6 @@ class TrainConfig:
         flag="--dataset",
         default="indexed",
         help="where documents come from",
-        place="DATA",
         resume="dataloader",
     )
     dataloader: DataloaderConfig = section("data loading", resume="dataloader")

@@ -109,7 +109,7 @@ COMMANDS = [
     "data-bin --path run --gen-subset valid --scoring token_f1 --max-samples 1",
     "--path averaged --input - --ema",
     "--version",
-    "--path run --help",
+    "--path run --help all",
 ]
 
 
@@ -129,7 +129,7 @@ def test_every_flag_is_taken_by_a_run(ask, place, capsys):  # noqa: F811
     given, shown = set(), ""
     for command in COMMANDS:
         words = command.split()
-        if words[-1] in ("--help", "--version"):
+        if "--help" in words or "--version" in words:
             with pytest.raises(SystemExit) as end:
                 generate.main(words)
             code, shown = end.value.code, capsys.readouterr().out

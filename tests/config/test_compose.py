@@ -175,7 +175,7 @@ def test_types_come_from_the_dataclass():
         (["d", "e"], "unexpected argument 'e'"),
         (["d", "--part", "cube"], "unknown part 'cube'; .*there are: ball, box, cone"),
         (["d", "--steps", "0"], "^--steps: steps is 0; it must be at least 1$"),
-        ([], "plain.data is missing; give the argument DATA"),
+        ([], "^DATA is missing: folder$"),
         (["d", "--config", "/nowhere.yaml"], "cannot read the configuration /nowhere.yaml: No such file"),
     ],
 )

@@ -194,7 +194,7 @@ def test_a_rate_that_the_warm_up_has_not_reached_yet_is_no_fall():
 @pytest.mark.parametrize("name", LR_SCHEDULERS.names())
 def test_help_shows_the_options_of_each_schedule(name, capsys):
     with pytest.raises(SystemExit):
-        compose(TrainConfig, "ftk-train", "", ["--lr-scheduler", name, "--help"])
+        compose(TrainConfig, "ftk-train", "", ["--lr-scheduler", name, "--help", "all"])
     shown = capsys.readouterr().out
     for field in dataclasses.fields(LR_SCHEDULERS.get(name).config):
         assert f"--{field.name.replace('_', '-')}" in shown

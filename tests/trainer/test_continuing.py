@@ -412,8 +412,6 @@ def test_weights_of_another_tokenizer_are_refused_unless_only_rows_were_added(tm
     ("options", "message"),
     [
         ({"finetune_from": "a", "restore_from": "b"}, "weights alone or with a whole state"),
-        ({"finetune_skip": "head.*"}, "go with `finetune_from`"),
-        ({"finetune_vocabulary": "common"}, "go with `finetune_from`"),
         ({"finetune_from": "a", "finetune_vocabulary": "all"}, "must be one of equal, common"),
     ],
 )

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class CausalLMConfig:
     seq_length: int = field(
-        default=1024, metadata={"max": 10**8, "help": "length of a sample, end tokens counted", "unit": "tokens"}
+        default=1024,
+        metadata={"daily": True, "max": 10**8, "help": "length of a sample, end tokens counted", "unit": "tokens"},
     )
     document_mask: bool = field(
         default=False, metadata={"help": "tokens see only their own document, not those packed before it"}
