@@ -228,8 +228,7 @@ def export(argv: list[str]) -> int:
 
 
 def _export_checkpoint(config: ExportConfig) -> object:
-    from ftk.checkpoint.average import export_weights
-    from ftk.checkpoint.quantize import save_quantized
+    from ftk.checkpoint.average import export_weights, save_quantized
     from ftk.checkpoint.save import refuse_to_replace
 
     if config.quantize is None:

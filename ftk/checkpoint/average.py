@@ -1,23 +1,26 @@
-"""Checkpoints made of checkpoints: the mean of several of one model, and the weights alone."""
+"""Checkpoints made of checkpoints: the mean of several of one model, the weights alone, quantised weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import nn
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
 from ftk.checkpoint.manifest import read_manifest
-from ftk.checkpoint.quantize import refuse_quantized
+from ftk.checkpoint.quantize import QUANTIZATION, refuse_quantized, section_of
 from ftk.checkpoint.save import refuse_to_replace, save_checkpoint
 from ftk.checkpoint.storage import TensorIndex, read_index
 from ftk.config.changes import FREE
 from ftk.config.options import options_of
 from ftk.errors import UserError, counted
+from ftk.modules.quantization import Quantization
 from ftk.registry import MODELS
 
 
@@ -96,6 +99,33 @@ def export_weights(source: str | Path, output: str | Path, *, ema: bool = False,
     return _save_weights(folder, output, tensors, origin, overwrite)
 
 
+def save_quantized(
+    source: str | Path,
+    output: str | Path,
+    model: nn.Module,
+    how: Quantization,
+    *,
+    ema: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Write a quantised model as a checkpoint, which is loaded as any other.
+
+    Args:
+        source: the checkpoint that the model was loaded from, which has the configuration and the tokenizer.
+        output: folder to write.
+        model: after `quantize_model(model, how)`.
+        how: how it was quantised.
+        ema: whether it was loaded with the moving average of its weights; noted in the checkpoint.
+        overwrite: replace a checkpoint of this name.
+
+    Raises:
+        UserError: `output` exists.
+    """
+    folder = layout.resolve_checkpoint(source)
+    origin = {"exported_from": str(folder)} | ({"ema": True} if ema else {})
+    return _save_weights(folder, Path(output), model, origin, overwrite, {QUANTIZATION: section_of(how)})
+
+
 def _finite_tensors(folder: Path, ema: bool) -> dict[str, torch.Tensor]:
     tensors = load_model_tensors(folder, ema=ema)
     refuse_non_finite(tensors, folder)
@@ -103,16 +133,21 @@ def _finite_tensors(folder: Path, ema: bool) -> dict[str, torch.Tensor]:
 
 
 def _save_weights(
-    source: Path, output: Path, tensors: dict[str, torch.Tensor], origin: dict[str, Any], overwrite: bool
+    source: Path,
+    output: Path,
+    model: nn.Module | dict[str, torch.Tensor],
+    origin: dict[str, Any],
+    overwrite: bool,
+    sections: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write tensors with the configuration and the tokenizer of a checkpoint."""
+    """Write weights with the configuration and the tokenizer of a checkpoint, and further sections of config.yaml."""
     tokenizer = source / layout.TOKENIZER
     state = read_trainer_state(source)
     return save_checkpoint(
         output,
-        model=tensors,
+        model=model,
         trainer_state={key: state[key] for key in ("num_updates", "tokenizer") if key in state} | origin,
-        config=read_config(source),
+        config={**read_config(source), **sections},
         tokenizer_folder=tokenizer if tokenizer.is_dir() else None,
         overwrite=overwrite,
     )

@@ -1,4 +1,4 @@
-"""Tensors, arrays, bytes, tuples, NaN and other values that JSON lacks, as JSON, exactly and both ways."""
+"""Tensors, tuples, NaN and other values that JSON lacks, encoded as JSON and decoded without loss."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-_TAGS = ("__tensor__", "__array__", "__bytes__", "__tuple__", "__float__", "__items__")
+_TAGS = ("__tensor__", "__tuple__", "__float__", "__items__")
 _DTYPES = {str(kind).removeprefix("torch."): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 
 def encode(value: Any) -> Any:
-    """Return `value` as something `json.dumps` writes and `decode` turns back into an equal value.
+    """Return `value` in a form that `json.dumps` writes and `decode` turns back into an equal value.
 
-    Random-number states are what it is for: `torch.get_rng_state()`, `random.getstate()`, the
-    `bit_generator.state` of a NumPy Generator. Tensors come back on the CPU.
+    Tensors come back on the CPU.
 
     Raises:
-        TypeError: names a value of a type that cannot be kept.
+        TypeError: names a value of a type that cannot be saved.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -34,17 +33,12 @@ def encode(value: Any) -> Any:
         if all(isinstance(key, str) for key in value) and not any(tag in value for tag in _TAGS):
             return {key: encode(item) for key, item in value.items()}
         return {"__items__": [[encode(key), encode(item)] for key, item in value.items()]}
-    if isinstance(value, (bytes, bytearray)):
-        return {"__bytes__": _base64(bytes(value))}
     if isinstance(value, torch.Tensor):
         raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         name = str(value.dtype).removeprefix("torch.")
-        return {"__tensor__": _base64(raw), "dtype": name, "shape": list(value.shape)}
+        return {"__tensor__": base64.b64encode(raw).decode("ascii"), "dtype": name, "shape": list(value.shape)}
     if isinstance(value, np.generic):
         return encode(value.item())
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        raw = np.ascontiguousarray(value).tobytes()
-        return {"__array__": _base64(raw), "dtype": value.dtype.str, "shape": list(value.shape)}
     raise TypeError(f"a {type(value).__name__} cannot be kept in JSON: {value!r}")
 
 
@@ -75,26 +69,14 @@ def _decode(value: Any) -> Any:
         return tuple(_decode(item) for item in _list(content))
     if tag == "__items__":
         return {_decode(key): _decode(item) for key, item in map(_list, _list(content))}
-    raw = base64.b64decode(content, validate=True)
-    if tag == "__bytes__":
-        return raw
-    shape, name = _list(value["shape"]), value["dtype"]
+    shape = _list(value["shape"])
     if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
         raise ValueError(f"the shape {shape}")
-    if tag == "__tensor__":
-        bytes_ = torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy())
-        return bytes_.view(_DTYPES[name]).reshape(shape)
-    dtype = np.dtype(name)
-    if not isinstance(name, str) or dtype.kind not in "biufc":
-        raise ValueError(f"the dtype {name!r}")
-    return np.frombuffer(raw, dtype=dtype).reshape(shape).copy()
+    raw = np.frombuffer(base64.b64decode(content, validate=True), dtype=np.uint8)
+    return torch.from_numpy(raw.copy()).view(_DTYPES[value["dtype"]]).reshape(shape)
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError(f"{type(value).__name__} in place of a list")
     return value
-
-
-def _base64(raw: bytes) -> str:
-    return base64.b64encode(raw).decode("ascii")

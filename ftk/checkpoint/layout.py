@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +30,6 @@ BEST = "checkpoint_best"
 TEMPORARY = ".tmp-"  # in the temporary names that `ftk.files` gives
 
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
-_EARLIER_TEMPORARY = re.compile(r"(checkpoint_\d+)(\.replaced)?\.tmp")
 
 
 class BrokenCheckpoint(UserError):
@@ -129,36 +127,19 @@ def remove_checkpoint(folder: str | Path) -> None:
 
 
 def clean_leftovers(run_folder: str | Path) -> list[Path]:
-    """Remove what killed processes left half-written in a run's folder; return what was removed.
+    """Remove incomplete files and folders that killed processes left in a run's folder; return their paths.
 
-    Call it before a run starts to save. Only `checkpoint_*.tmp-*` is touched, and of that nothing which a living
-    process writes; and what earlier versions of ftk left, `checkpoint_N.tmp` and `checkpoint_N.replaced.tmp`.
+    Call it before a run starts to save. Only `checkpoint_*.tmp-*` is removed, unless a running process writes it.
     """
     run_folder = Path(run_folder)
     if not run_folder.is_dir():
         return []
     found = run_folder.glob(f"checkpoint_*{TEMPORARY}*")
-    removed = _clean_earlier(run_folder)
+    removed: list[Path] = []
     for name in sorted({path.name.partition(TEMPORARY)[0] for path in found}):
         removed += remove_leftovers(run_folder / name)
     for leftover in removed:
         logger.info("%s: removed, left by a killed process", leftover)
-    return removed
-
-
-def _clean_earlier(run_folder: Path) -> list[Path]:
-    removed = []
-    for path in sorted(run_folder.glob("checkpoint_*.tmp")):
-        match = _EARLIER_TEMPORARY.fullmatch(path.name)
-        if match is None or path.is_symlink() or not (is_checkpoint(path) or is_remains(path)):
-            continue
-        original = path.with_name(match[1])
-        if match[2] and not original.exists():
-            os.rename(path, original)
-            logger.warning("%s: brought back; a save that was to replace it was killed", original)
-        else:
-            shutil.rmtree(path)
-            removed.append(path)
     return removed
 
 

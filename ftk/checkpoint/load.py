@@ -14,7 +14,7 @@ from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.contents import config_of, trainer_state_of
 from ftk.checkpoint.manifest import index_folders, read_manifest
 from ftk.checkpoint.naming import model_tensors
-from ftk.checkpoint.storage import StoredTensor, TensorIndex, read_index, read_tensors
+from ftk.checkpoint.storage import read_index, read_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
 from ftk.model_parallel.world import World
@@ -27,111 +27,112 @@ def load_model_state(
     folder: str | Path,
     model: nn.Module,
     *,
-    strict: bool = True,
     ema: bool = False,
     check_hashes: bool = True,
     world: World | None = None,
-) -> tuple[list[str], list[str]]:
+) -> None:
     """Fill a model's parameters and buffers in place from a checkpoint, in the device and dtype they have.
 
     Sharded tensors (DTensors) take their shards, whatever shards the checkpoint was written in.
 
     Args:
-        folder: a checkpoint, or what `resolve_checkpoint` makes one of.
+        folder: a checkpoint, or a path that `resolve_checkpoint` accepts.
         model: not on the meta device.
-        strict: whether names that only one side has are an error; shapes that differ always are.
-        ema: take the averaged weights of trained parameters, and the plain weights of all others.
+        ema: load the averaged weights of trained parameters, and the plain weights of all others.
         check_hashes: off if the checkpoint was verified just now.
-        world: processes that load together, each calling this with its part of the model, from one file system: each
-            checks some of the files, and what fails on one fails on all. None: this one alone.
-
-    Returns:
-        (names only the model has, names only the checkpoint has); both empty if `strict`.
+        world: ranks that load at the same time from one file system, each with its part of the model: each checks
+            some of the files, and a failure on one fails on all. None: this process alone.
 
     Raises:
         BrokenCheckpoint: before any weight is changed.
         UserError: names or shapes do not fit, or there are no averaged weights; before any weight is changed.
     """
     world = world or World.single()
-    own = {name for names in tied_names(model).values() for name in names} | set(model_tensors(model)[0])
-    known = names_anywhere(own, world)
-    source = collective(world, lambda: layout.resolve_checkpoint(folder))
+    source, known = find_weights(folder, model, ema=ema, check_hashes=check_hashes, world=world)
+    collective(world, lambda: _fill(source, model, known, ema=ema))
+
+
+def find_weights(
+    path: str | Path, model: nn.Module, *, ema: bool = False, check_hashes: bool = True, world: World
+) -> tuple[Path, set[str]]:
+    """Check the files of a checkpoint's weights.
+
+    Args:
+        path, model, ema, check_hashes, world: as of `load_model_state`.
+
+    Returns:
+        The checkpoint's folder; and the names, on all ranks, of the model's tensors.
+    """
+    known = names_on_all_ranks({name for names in names_of_tensors(model).values() for name in names}, world)
+    source = collective(world, lambda: layout.resolve_checkpoint(path))
     check_files(source, prefix=f"{layout.MODEL}/", hashes=check_hashes, world=world)
     if ema:
         check_ema(source, check_hashes, world)
-    return collective(world, lambda: _fill(source, model, known, strict=strict, ema=ema))
+    return source, known
 
 
-def _fill(folder: Path, model: nn.Module, known: set[str], *, strict: bool, ema: bool) -> tuple[list[str], list[str]]:
-    """Read this process's part of a model.
+def _fill(folder: Path, model: nn.Module, known: set[str], *, ema: bool) -> None:
+    """Read this rank's part of a model.
 
     Args:
         folder: a checkpoint whose files are whole.
-        model, strict, ema: as of `load_model_state`, and so is what is returned.
-        known: the names of all processes' parts.
+        model, ema: as of `load_model_state`.
+        known: the names of all ranks' parts.
     """
     wanted, _ = model_tensors(model)
-    tied = tied_names(model)
     index = read_index(folder / layout.MODEL)
-    sources = _by_every_name(index)
-    targets, missing = {}, []
-    for name, tensor in wanted.items():
-        if tensor.is_meta:
+    stored_names = index.names
+    sources: dict[str, str] = {}  # name in the model -> the name it is stored under
+    missing, wrong = [], []
+    for name, names in names_of_tensors(model).items():
+        if wanted[name].is_meta:
             raise ValueError(f"{name} is on the meta device; materialise the model before loading")
-        found = next((other for other in tied.get(name, [name]) if other in sources), None)
-        if found is None:
+        found = [other for other in names if other in stored_names]
+        if not found:
             missing.append(name)
-        else:
-            targets[found] = tensor
-    unexpected = sorted(name for name in index.tensors if name not in known and not _alias_in(index, name, known))
-    wrong = [
-        f"{name} is {list(sources[name][1].shape)} in the checkpoint, {list(tensor.shape)} in the model"
-        for name, tensor in targets.items()
-        if sources[name][1].shape != tuple(tensor.shape)
-    ]
-    for names in tied.values():
-        if len({sources[name][0] for name in names if name in sources}) > 1:
+            continue
+        sources[name] = stored_names[found[0]]
+        stored, shape = index.tensors[sources[name]].shape, tuple(wanted[name].shape)
+        if stored != shape:
+            wrong.append(f"{found[0]} is {list(stored)} in the checkpoint, {list(shape)} in the model")
+        if len({stored_names[other] for other in found}) > 1:
             wrong.append(f"{' and '.join(names)} are one tensor in the model and not in the checkpoint")
-    if wrong or (strict and (missing or unexpected)):
+    present = {stored_names[name] for name in known & stored_names.keys()}
+    unexpected = sorted(index.tensors.keys() - present)
+    if wrong or missing or unexpected:
         raise UserError(f"{folder}: does not fit the model: {mismatch(missing, unexpected, wrong)}")
-    # A tensor that the checkpoint ties and the model does not is read once and copied to its other names.
-    first: dict[str, torch.Tensor] = {}
-    copies = []
-    for name, tensor in targets.items():
-        stored_name = sources[name][0]
-        if stored_name in first:
-            copies.append((tensor, first[stored_name]))
-        else:
-            first[stored_name] = tensor
-    read_tensors(folder / layout.MODEL, first)
-    with torch.no_grad():
-        for target, source in copies:
-            target.copy_(source)
+    averaged = read_index(folder / layout.EMA).tensors if ema else {}
+    read_named(folder / layout.MODEL, wanted, {name: kept for name, kept in sources.items() if kept not in averaged})
     if ema:
-        by_name = {other: wanted[name] for name in wanted for other in tied.get(name, [name])}
-        averaged = read_index(folder / layout.EMA).tensors
-        read_tensors(folder / layout.EMA, {name: by_name[name] for name in averaged if name in by_name})
-    return missing, unexpected
+        read_named(folder / layout.EMA, wanted, {name: kept for name, kept in sources.items() if kept in averaged})
 
 
-def load_model_tensors(folder: str | Path, *, ema: bool = False, check_hashes: bool = True) -> dict[str, torch.Tensor]:
+def read_named(folder: Path, targets: Mapping[str, torch.Tensor], sources: Mapping[str, str]) -> None:
+    """Fill `targets[name]` with the tensor that is stored as `sources[name]`, for each name in `sources`."""
+    left = dict(sources)
+    while left:  # one turn, unless the checkpoint ties tensors that are not tied here
+        turn = {stored: name for name, stored in reversed(left.items())}
+        read_tensors(folder, {stored: targets[name] for stored, name in turn.items()})
+        left = {name: stored for name, stored in left.items() if turn[stored] != name}
+
+
+def load_model_tensors(folder: str | Path, *, ema: bool = False) -> dict[str, torch.Tensor]:
     """Return the tensors of a checkpoint's model by name, on the CPU, in the dtype they are kept in.
 
     Tied ones are one object under each of their names, so that `save_checkpoint` ties them again.
 
     Args:
-        folder: a checkpoint, or what `resolve_checkpoint` makes one of.
+        folder: a checkpoint, or a path that `resolve_checkpoint` accepts.
         ema: return the averaged weights in place of the trained ones they were made of.
-        check_hashes: off if the checkpoint was verified just now.
 
     Raises:
         BrokenCheckpoint: the checkpoint is not whole.
         UserError: it has no averaged weights.
     """
     folder = layout.resolve_checkpoint(folder)
-    check_files(folder, prefix=f"{layout.MODEL}/", hashes=check_hashes)
+    check_files(folder, prefix=f"{layout.MODEL}/")
     if ema:
-        check_ema(folder, check_hashes)
+        check_ema(folder)
     index = read_index(folder / layout.MODEL)
     tensors = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in index.tensors.items()}
     read_tensors(folder / layout.MODEL, tensors)
@@ -149,7 +150,7 @@ def lazy_model_tensors(folder: Path, *, ema: bool = False) -> LazyTensors:
     """
     check_files(folder, prefix=f"{layout.MODEL}/")
     if ema:
-        check_ema(folder, True)
+        check_ema(folder)
     index = read_index(folder / layout.MODEL)
     averaged = read_index(folder / layout.EMA).tensors if ema else {}
 
@@ -163,51 +164,43 @@ def lazy_model_tensors(folder: Path, *, ema: bool = False) -> LazyTensors:
 
 
 def load_extra_tensors(
-    folder: str | Path,
-    name: str,
-    targets: Mapping[str, torch.Tensor],
-    *,
-    strict: bool = True,
-    check_hashes: bool = True,
-    world: World | None = None,
+    folder: str | Path, name: str, targets: Mapping[str, torch.Tensor], *, world: World | None = None
 ) -> list[str]:
     """Fill tensors in place from those that `save_checkpoint` was given as `extra_tensors[name]`.
 
+    Names that only one side has are left alone.
+
     Args:
-        folder: a checkpoint, or what `resolve_checkpoint` makes one of.
+        folder: a checkpoint, or a path that `resolve_checkpoint` accepts.
         name: of the set, for example "ema".
         targets: by name, of the shapes that were saved, in any dtype and on any device.
-        strict: exactly those that were saved; off: what only one side has is left alone.
-        check_hashes: off if the checkpoint was verified just now.
         world: as of `load_model_state`.
 
     Returns:
-        Names of targets that the set has not; none if `strict`.
+        Names of targets that the set lacks.
 
     Raises:
         BrokenCheckpoint: before anything is changed.
-        UserError: the checkpoint has no such set, or one of other names or shapes; before anything is changed.
+        UserError: the checkpoint has no such set, or one with other shapes; before anything is changed.
     """
     world = world or World.single()
     source = collective(world, lambda: layout.resolve_checkpoint(folder))
-    files = check_files(source, prefix=f"{name}/", hashes=check_hashes, world=world)
-    if f"{name}/index.json" not in files:
+    if f"{name}/index.json" not in check_files(source, prefix=f"{name}/", world=world):
         raise UserError(f"{source}: has no {name!r} tensors")
-    return collective(world, lambda: _fill_extra(source, name, targets, strict=strict))
+    return collective(world, lambda: _fill_extra(source, name, targets))
 
 
-def _fill_extra(folder: Path, name: str, targets: Mapping[str, torch.Tensor], *, strict: bool) -> list[str]:
+def _fill_extra(folder: Path, name: str, targets: Mapping[str, torch.Tensor]) -> list[str]:
     stored = read_index(folder / name).tensors
     wrong = [
         f"{key} is {list(stored[key].shape)} in the checkpoint, {list(tensor.shape)} here"
         for key, tensor in targets.items()
         if key in stored and stored[key].shape != tuple(tensor.shape)
     ]
-    missing, unexpected = sorted(targets.keys() - stored.keys()), sorted(stored.keys() - targets.keys())
-    if wrong or (strict and (missing or unexpected)):
-        raise UserError(f"{folder}: its {name!r} tensors do not fit: {mismatch(missing, unexpected, wrong)}")
+    if wrong:
+        raise UserError(f"{folder}: its {name!r} tensors do not fit: {some_names(wrong)}")
     read_tensors(folder / name, {key: tensor for key, tensor in targets.items() if key in stored})
-    return missing
+    return sorted(targets.keys() - stored.keys())
 
 
 def extra_tensor_names(folder: str | Path) -> list[str]:
@@ -216,7 +209,7 @@ def extra_tensor_names(folder: str | Path) -> list[str]:
     return [name for name in index_folders(read_manifest(folder)) if name not in (layout.MODEL, layout.OPTIMIZER)]
 
 
-def check_ema(folder: Path, hashes: bool, world: World | None = None) -> None:
+def check_ema(folder: Path, hashes: bool = True, world: World | None = None) -> None:
     if f"{layout.EMA}/index.json" not in check_files(folder, prefix=f"{layout.EMA}/", hashes=hashes, world=world):
         raise UserError(
             f"{folder}: has no averaged weights (its run had no `ema_decay`); take the trained ones, without `ema`"
@@ -237,30 +230,18 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return config_of(folder)
 
 
-def names_anywhere(names: set[str], world: World) -> set[str]:
-    """The names that any of the processes gives."""
+def names_on_all_ranks(names: set[str], world: World) -> set[str]:
+    """The union of the names that the ranks give."""
     return {name for theirs in world.gather_json(sorted(names)) for name in theirs}
 
 
-def _by_every_name(index: TensorIndex) -> dict[str, tuple[str, StoredTensor]]:
-    """Return every name a model may ask for -> (the name it is kept under, what is kept)."""
-    sources = {name: (name, stored) for name, stored in index.tensors.items()}
-    for alias, name in index.aliases.items():
-        sources[alias] = (name, index.tensors[name])
-    return sources
-
-
-def tied_names(model: nn.Module) -> dict[str, list[str]]:
-    """Return the first name of each tied tensor of a model -> all its names."""
-    _, aliases = model_tensors(model)
-    tied: dict[str, list[str]] = {}
+def names_of_tensors(model: nn.Module) -> dict[str, list[str]]:
+    """Return the first name of each tensor of a model -> all its names, the first one first."""
+    tensors, aliases = model_tensors(model)
+    names = {name: [name] for name in tensors}
     for alias, first in aliases.items():
-        tied.setdefault(first, [first]).append(alias)
-    return tied
-
-
-def _alias_in(index: TensorIndex, name: str, known: set[str]) -> bool:
-    return any(target == name and alias in known for alias, target in index.aliases.items())
+        names[first].append(alias)
+    return names
 
 
 def mismatch(missing: list[str], unexpected: list[str], wrong: list[str]) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.encoding import decode
-from ftk.checkpoint.load import mismatch, names_anywhere
+from ftk.checkpoint.load import mismatch, names_on_all_ranks
 from ftk.checkpoint.naming import parameter_names
 from ftk.checkpoint.storage import INDEX, StoredTensor, TensorIndex, read_index, read_tensors
 from ftk.errors import UserError
@@ -38,7 +38,7 @@ def load_optimizer_state(
     """Give an optimizer the state and the hyperparameters of a checkpoint, bit for bit.
 
     Args:
-        folder: a checkpoint, or what `resolve_checkpoint` makes one of.
+        folder: a checkpoint, or a path that `resolve_checkpoint` accepts.
         model: whose parameters the optimizer holds; they are matched by name.
         optimizer: of the same kind; parameters of one of its groups had the same hyperparameters.
         check_hashes: off if the checkpoint was verified just now.
@@ -50,7 +50,7 @@ def load_optimizer_state(
     """
     world = world or World.single()
     names = parameter_names(model)
-    held = names_anywhere({names[id(p)] for group in optimizer.param_groups for p in group["params"]}, world)
+    held = names_on_all_ranks({names[id(p)] for group in optimizer.param_groups for p in group["params"]}, world)
     source = collective(world, lambda: layout.resolve_checkpoint(folder))
     files = check_files(source, prefix=f"{layout.OPTIMIZER}/", hashes=check_hashes, world=world)
     if f"{layout.OPTIMIZER}/index.json" not in files:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import nn
 
 from ftk import files
 from ftk.checkpoint import layout
 from ftk.checkpoint.manifest import FileRecord, write_file, write_manifest
 from ftk.checkpoint.shared import check_shared
-from ftk.checkpoint.snapshot import ExtraTensors, Snapshot, take_snapshot
+from ftk.checkpoint.snapshot import Snapshot, take_snapshot
 from ftk.checkpoint.storage import write_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.collective import on_main
@@ -26,28 +23,13 @@ logger = logging.getLogger(__name__)
 _BLOCK_BYTES = 1 << 20
 
 
-def save_checkpoint(
-    folder: str | Path,
-    *,
-    model: nn.Module | Mapping[str, torch.Tensor],
-    optimizer: torch.optim.Optimizer | None = None,
-    trainer_state: Mapping[str, Any],
-    config: Mapping[str, Any],
-    tokenizer_folder: str | Path | None = None,
-    extra_tensors: ExtraTensors | None = None,
-    overwrite: bool = True,
-) -> Path:
-    """Write a checkpoint folder that needs nothing else, whole or not at all.
+def save_checkpoint(folder: str | Path, *, overwrite: bool = True, **contents: Any) -> Path:
+    """Write a checkpoint folder that needs nothing else, complete or not at all.
 
     Args:
         folder: its name, `RUN/checkpoint_N`; parents are made.
-        model: the module, or its state dict.
-        optimizer: of this very module; None: no `optimizer/` in the checkpoint.
-        trainer_state: what JSON holds, and tensors, arrays, bytes, tuples, NaN (`ftk.checkpoint.encoding`).
-        config: the resolved configuration as plain dicts, lists, numbers and strings.
-        tokenizer_folder: copied to `tokenizer/`; None: the checkpoint has none and cannot read text.
-        extra_tensors: further tensors by name, each set in a folder of its name: `{"ema": {...}}`.
-        overwrite: replace a checkpoint of this name; it stays until the new one is whole.
+        overwrite: replace a checkpoint of this name; it stays until the new one is complete.
+        contents: as of `take_snapshot`.
 
     Returns:
         `folder`.
@@ -57,25 +39,17 @@ def save_checkpoint(
         OSError: the disk is full or the like; nothing is left of the attempt, older checkpoints stay.
     """
     refuse_to_replace(Path(folder), overwrite=overwrite)
-    snapshot = take_snapshot(
-        model=model,
-        optimizer=optimizer,
-        trainer_state=trainer_state,
-        config=config,
-        tokenizer_folder=tokenizer_folder,
-        extra_tensors=extra_tensors,
-    )
-    return write_snapshot(folder, snapshot, overwrite=overwrite)
+    return write_snapshot(folder, take_snapshot(**contents), overwrite=overwrite)
 
 
 def write_snapshot(
     folder: str | Path, snapshot: Snapshot, *, overwrite: bool = True, world: World | None = None
 ) -> Path:
-    """Write what `take_snapshot` collected, as `save_checkpoint` does. May run in a thread of its own.
+    """Write a snapshot, as `save_checkpoint` does. May run in a thread of its own.
 
     Args:
-        world: processes that write together, each its shards, into a file system that all of them see; with a host
-            group that is not used elsewhere meanwhile (`World.with_own_host_group`). None: this process alone.
+        world: ranks that each write their shards into a file system that all of them see; with a host group that is
+            used for nothing else at that time (`World.with_own_host_group`). None: this process alone.
     """
     folder = Path(folder)
     world = world or World.single()
@@ -87,7 +61,7 @@ def write_snapshot(
         return str(stack.enter_context(files.temporary_folder(folder)))
 
     def finish() -> int:
-        """What the main process writes, and the end; returns the number of bytes."""
+        """Write the files of the main rank and rename the folder; returns the number of bytes."""
         for name, source in snapshot.folders.items():
             records.update(_copy_folder(source, temporary, name))
         for name, content in ((layout.CONFIG, snapshot.config), (layout.TRAINER_STATE, snapshot.trainer_state)):
@@ -98,7 +72,7 @@ def write_snapshot(
         return sum(record.size for record in records.values())
 
     try:
-        with stack:  # remove what the attempt left
+        with stack:  # removes the temporary folder if this fails
             temporary = Path(on_main(world, begin))
             check_shared(temporary, world)
             records = _write_tensors(temporary, snapshot, world)
@@ -113,7 +87,7 @@ def write_snapshot(
 
 
 def _write_tensors(folder: Path, snapshot: Snapshot, world: World) -> dict[str, FileRecord]:
-    """Write the folders of tensors; return the records of their files by name, of all of them on the main process."""
+    """Write the folders of tensors; return the records of their files by name, on the main rank those of all ranks."""
     records: dict[str, FileRecord] = {}
     for part, content in snapshot.parts.items():
         written = write_tensors(
@@ -142,7 +116,7 @@ def refuse_to_replace(folder: Path, *, overwrite: bool) -> None:
 
 
 def _copy_folder(source: Path, folder: Path, name: str) -> dict[str, FileRecord]:
-    """Copy the files under `source` to `folder/name`, synced and hashed on the way."""
+    """Copy the files under `source` to `folder/name`, sync and hash them."""
     if not source.is_dir():
         raise UserError(f"{source}: no such folder; expected one for {name}/")
     records = {}

@@ -1,4 +1,4 @@
-"""What a checkpoint will hold, copied out of a running training at one moment."""
+"""The contents of a checkpoint, copied from a running training at one moment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TAKEN = (layout.MODEL, layout.OPTIMIZER, layout.TOKENIZER, layout.SOURCE)
 class TensorPart:
     """The tensors of one folder of a checkpoint, with the other entries of its index.
 
-    `read` gives them one by one when they are written; then those in `tensors` are on the meta device.
+    If `read` is given, it returns each tensor when it is written, and those in `tensors` are on the meta device.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -42,27 +42,27 @@ class Snapshot:
 
     config: bytes
     trainer_state: bytes
-    folders: Mapping[str, Path]  # folder's name -> one whose files are copied: the tokenizer
-    parts: Mapping[str, TensorPart]  # folder's name -> its tensors
+    folders: Mapping[str, Path]  # name in the checkpoint -> folder whose files are copied: the tokenizer
+    parts: Mapping[str, TensorPart]  # name of a folder -> its tensors
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors, which is nearly all that will be on disk."""
+        """Size of all tensors, nearly the size on disk."""
         return sum(t.numel() * t.element_size() for part in self.parts.values() for t in part.tensors.values())
 
 
 class Buffers:
-    """CPU memory for snapshots, used again by the next one: taking them costs a copy and no allocation.
+    """CPU memory for one snapshot, reused by the next one: a snapshot costs a copy and no allocation.
 
-    Memory is page-locked for tensors that come from a GPU, which makes their copies fast. Of a sharded tensor this
-    process's shard is copied. One snapshot at a time lives here.
+    Memory for tensors on a GPU is page-locked, which makes copies fast. Of a sharded tensor this rank's shard is
+    copied.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, str], torch.Tensor] = {}
 
     def copy(self, parts: Mapping[str, TensorPart]) -> dict[str, TensorPart]:
-        """Copies of all tensors. On return they are whole, and nothing that happens to the originals changes them."""
+        """Copies of all tensors; complete on return, so that the originals may change."""
         used: dict[tuple[str, str], torch.Tensor] = {}
         copies = {
             part: TensorPart(
@@ -82,8 +82,7 @@ class Buffers:
     ) -> torch.Tensor:
         if isinstance(tensor, DTensor):
             shard = self._copy_one(key, tensor.to_local().detach(), used)
-            # By the constructor: `from_local` would take the copy back to the mesh's device, the GPU. It is only read,
-            # as the shard that it holds.
+            # `from_local` would move the copy back to the mesh's device, the GPU; the constructor does not.
             return with_fused(DTensor(shard, tensor._spec, requires_grad=False), fused_of(tensor))
         buffer = self._buffers.get(key)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
@@ -104,15 +103,21 @@ def take_snapshot(
     buffers: Buffers | None = None,
     world: World | None = None,
 ) -> Snapshot:
-    """Collect what `save_checkpoint` writes; the arguments are its own.
+    """Collect the contents of a checkpoint.
 
     Args:
-        buffers: where tensors are copied to; None: they are not copied, and must not change until they are written.
-        world: processes that save together, each calling this with its part of the model; None: this one alone.
+        model: the module, or its state dict.
+        optimizer: of this module; None: no `optimizer/` in the checkpoint.
+        trainer_state: JSON values, and tensors, tuples, NaN (`ftk.checkpoint.encoding`).
+        config: the resolved configuration as plain dicts, lists, numbers and strings.
+        tokenizer_folder: copied to `tokenizer/`; None: the checkpoint has none and cannot read text.
+        extra_tensors: further tensors by name, each set in a folder of its name: `{"ema": {...}}`.
+        buffers: memory to which tensors are copied; None: they are not copied, and must not change until written.
+        world: ranks that each call this with their part of the model; None: this process alone.
 
     Raises:
         TypeError: a value that cannot be kept.
-        ValueError: a name in `extra_tensors` that cannot be a folder's.
+        ValueError: a name in `extra_tensors` that cannot name a folder.
     """
     world = world or World.single()
     tensors, aliases = model_tensors(model)

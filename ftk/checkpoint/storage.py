@@ -100,6 +100,11 @@ class TensorIndex:
         aliases: dict[str, str] = self.extra.get("aliases", {})
         return aliases
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Every name of a tensor -> the name it is stored under."""
+        return {name: name for name in self.tensors} | self.aliases
+
 
 def write_tensors(
     folder: Path,
@@ -135,20 +140,12 @@ def write_tensors(
     return writer.files
 
 
-def read_tensors(
-    folder: Path,
-    targets: Mapping[str, torch.Tensor],
-    *,
-    check: Callable[[set[str]], None] | None = None,
-    process_group: dist.ProcessGroup | None = None,
-) -> None:
-    """Fill `targets` in place from a folder that `write_tensors` wrote.
+def read_tensors(folder: Path, targets: Mapping[str, torch.Tensor]) -> None:
+    """Fill `targets` in place from a folder that `write_tensors` wrote; each rank reads for itself.
 
     Args:
         folder: the folder.
         targets: by name, of the stored shapes, in any dtype and on any device; a DTensor takes its shards.
-        check: called with the names of the files about to be read, before any target changes; raises to stop.
-        process_group: ranks that read together; None: this process alone.
 
     Raises:
         BrokenCheckpoint: the index is damaged, does not fit the files, or has no tensor of a target's name and shape;
@@ -158,16 +155,11 @@ def read_tensors(
     for name, target in targets.items():
         if name not in index.tensors or index.tensors[name].shape != tuple(target.shape):
             raise BrokenCheckpoint(f"{folder / INDEX}: has no tensor {name!r} of shape {list(target.shape)}")
-    reader = _TensorReader(folder, index, check)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    with _quiet_dcp():
-        dcp.load(
-            {name: _as_boxes(target) for name, target in targets.items()},
-            storage_reader=reader,
-            planner=planner,
-            process_group=process_group,
-            no_dist=process_group is None,
-        )
+    boxes = {name: _as_boxes(target) for name, target in targets.items()}
+    with _own_errors(), warnings.catch_warnings():  # the filter is global: use this with no other thread running
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(boxes, storage_reader=_TensorReader(folder, index), planner=planner, no_dist=True)
 
 
 def read_index(folder: Path) -> TensorIndex:
@@ -362,10 +354,9 @@ class _TensorWriter(StorageWriter):
 class _TensorReader(StorageReader):
     """DCP's side of `read_tensors`; one object per rank."""
 
-    def __init__(self, folder: Path, index: TensorIndex, check: Callable[[set[str]], None] | None) -> None:
+    def __init__(self, folder: Path, index: TensorIndex) -> None:
         self.folder = folder
         self.index = index
-        self.check = check
         self.chunks = {
             MetadataIndex(name, chunk.offset): chunk
             for name, stored in index.tensors.items()
@@ -386,11 +377,7 @@ class _TensorReader(StorageReader):
         return None
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        # Here, before the ranks exchange their plans: if one rank finds a broken file, none starts to read.
-        files = {self.chunks[item.storage_index].file for item in plan.items}
-        if self.check is not None:
-            self.check(files)
-        check_headers(self.folder, self.index, files)
+        check_headers(self.folder, self.index, {self.chunks[item.storage_index].file for item in plan.items})
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -417,14 +404,6 @@ class _TensorReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False  # used only as an object handed to DCP, never chosen by name
-
-
-@contextmanager
-def _quiet_dcp() -> Iterator[None]:
-    """Mutes DCP's warning about a single process; the filter is global, so use it with no other thread running."""
-    with warnings.catch_warnings(), _own_errors():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from ftk.checkpoint import layout
-from ftk.checkpoint.checking import check_files
-from ftk.checkpoint.load import check_ema, names_anywhere, some_names, tied_names
+from ftk.checkpoint.load import find_weights, names_of_tensors, read_named, some_names
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.storage import read_index, read_tensors
@@ -45,7 +44,6 @@ def transfer_weights(
     *,
     skip: Sequence[str] = (),
     common_rows: bool = False,
-    ema: bool = False,
     world: World | None = None,
 ) -> Transfer:
     """Fill a model with a checkpoint's weights, to begin another training with them.
@@ -53,11 +51,10 @@ def transfer_weights(
     Sharded tensors take their shards; no more than one tensor is held whole, and only where rows of it are taken.
 
     Args:
-        folder: a checkpoint, or what `resolve_checkpoint` makes one of.
+        folder: a checkpoint, or a path that `resolve_checkpoint` accepts.
         model: not on the meta device.
         skip: patterns (`head.*`, `*.bias`) of names that keep their initial values, or are not wanted.
         common_rows: where a tensor differs in its number of rows (the vocabulary), take those that both have.
-        ema: take the averaged weights.
         world: as of `load_model_state`.
 
     Raises:
@@ -65,54 +62,39 @@ def transfer_weights(
         UserError: names or shapes differ without a pattern in `skip`; before any weight is changed.
     """
     world = world or World.single()
-    tied = tied_names(model)
-    known = names_anywhere({other for name in model_tensors(model)[0] for other in tied.get(name, [name])}, world)
-    source = collective(world, lambda: _further_trainable(folder))
-    check_files(source, prefix=f"{layout.MODEL}/", world=world)
-    if ema:
-        check_ema(source, True, world)
-    return collective(world, lambda: _fill(source, model, known, skip=skip, common_rows=common_rows, ema=ema))
+    source, known = find_weights(folder, model, world=world)
+    collective(world, lambda: refuse_quantized(source, "further training"))
+    return collective(world, lambda: _fill(source, model, known, skip=skip, common_rows=common_rows))
 
 
-def _further_trainable(path: str | Path) -> Path:
-    folder = layout.resolve_checkpoint(path)
-    refuse_quantized(folder, "further training")
-    return folder
-
-
-def _fill(
-    folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str], common_rows: bool, ema: bool
-) -> Transfer:
-    """Read this process's part of a model.
+def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str], common_rows: bool) -> Transfer:
+    """Read this rank's part of a model.
 
     Args:
         folder: a checkpoint whose files are whole.
-        model, skip, common_rows, ema: as of `transfer_weights`.
-        known: the names of all processes' parts.
+        model, skip, common_rows: as of `transfer_weights`.
+        known: the names of all ranks' parts.
     """
     wanted, _ = model_tensors(model)
-    tied = tied_names(model)
-    names = {name: tied.get(name, [name]) for name in wanted}
     index = read_index(folder / layout.MODEL)
-    averaged = read_index(folder / layout.EMA).tensors if ema else {}
-    kept_as = {name: name for name in index.tensors} | index.aliases  # every name -> the one it is kept under
+    stored_names = index.names
 
     def meant_to_differ(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
 
-    sources: dict[str, str] = {}  # name in the model -> the name it is kept under
+    sources: dict[str, str] = {}  # name in the model -> the name it is stored under
     missing, skipped, wrong = [], [], []
     only_rows_differ = True
     rows: dict[str, tuple[int, int]] = {}
-    for name, others in names.items():
-        found = next((other for other in others if other in kept_as), None)
+    for name, others in names_of_tensors(model).items():
+        found = next((other for other in others if other in stored_names), None)
         if any(map(meant_to_differ, others)):
             skipped.append(name)
         elif found is None:
             missing.append(name)
         else:
-            sources[name] = kept_as[found]
-            theirs, ours = index.tensors[kept_as[found]].shape, tuple(wanted[name].shape)
+            sources[name] = stored_names[found]
+            theirs, ours = index.tensors[stored_names[found]].shape, tuple(wanted[name].shape)
             if theirs == ours:
                 continue
             if common_rows and ours and theirs and theirs[1:] == ours[1:]:
@@ -120,26 +102,17 @@ def _fill(
             else:
                 only_rows_differ = only_rows_differ and bool(ours) and theirs[1:] == ours[1:]
                 wrong.append(f"{name} is {list(theirs)} in the checkpoint, {list(ours)} in the model")
-    others_there = [name for name in kept_as if name not in known]
+    others_there = [name for name in stored_names if name not in known]
     unused = [name for name in others_there if meant_to_differ(name)]
     unexpected = [name for name in others_there if not meant_to_differ(name)]
-    idle = [pattern for pattern in skip if not _matches(pattern, [*kept_as, *known])]
+    idle = [pattern for pattern in skip if not _matches(pattern, [*stored_names, *known])]
     _refuse(folder, missing, unexpected, wrong, only_rows_differ, idle)
 
-    def read(targets: Mapping[str, torch.Tensor]) -> None:
-        read_tensors(folder / layout.MODEL, {n: target for n, target in targets.items() if n not in averaged})
-        if averaged:
-            read_tensors(folder / layout.EMA, {n: target for n, target in targets.items() if n in averaged})
-
-    whole = [name for name in sources if name not in rows]
-    while whole:  # one turn, unless the checkpoint ties what the model does not
-        turn = {sources[name]: name for name in reversed(whole)}
-        read({source: wanted[name] for source, name in turn.items()})
-        whole = [name for name in whole if name not in turn.values()]
+    read_named(folder / layout.MODEL, wanted, {name: stored for name, stored in sources.items() if name not in rows})
     for name, (count, _) in rows.items():
         stored = index.tensors[sources[name]]
         source = torch.empty(stored.shape, dtype=stored.dtype)
-        read({sources[name]: source})
+        read_tensors(folder / layout.MODEL, {sources[name]: source})
         _copy_rows(wanted[name], source[:count])
     return Transfer(list(sources), rows, skipped, unused)
 

@@ -359,7 +359,7 @@ def _take_average(folder: Path, ema: EMA | None, world: World) -> None:
         logger.warning("%s has averaged weights; without `ema_decay` they are not kept on", folder)
         return
     # Other parameters may be frozen than before (--reset-optimizer).
-    new = load_extra_tensors(folder, "ema", ema.state_dict(), strict=False, world=world)
+    new = load_extra_tensors(folder, "ema", ema.state_dict(), world=world)
     if new:
         logger.info("the moving average begins anew for %s", ", ".join(new))
 

@@ -123,7 +123,7 @@ def run_on(source: Path | None, target: Path, world: World, optimizer_name: str,
     if source is not None:
         load_model_state(source, model, world=world)
         load_optimizer_state(source, model, optimizer, world=world)
-        load_extra_tensors(source, "ema", ema.state_dict(), strict=False, world=world)
+        load_extra_tensors(source, "ema", ema.state_dict(), world=world)
     inputs = value_of("inputs", (6, 8))
     for _ in range(updates):
         model(inputs).square().mul(value_of("weights", (6, 8))).mean().backward()

@@ -140,7 +140,7 @@ def load_into(folder: Path, world: World) -> tuple[nn.Module, torch.optim.Optimi
     extra = extra_of(model)
     load_model_state(folder, model, world=world)
     load_optimizer_state(folder, model, optimizer, world=world)
-    load_extra_tensors(folder, "ema", extra, strict=False, world=world)
+    load_extra_tensors(folder, "ema", extra, world=world)
     return model, optimizer, differences(model, optimizer, extra)
 
 

@@ -80,7 +80,7 @@ def read_in_turns(folder: str) -> dict[str, Any]:
         "newest": lambda: newest_whole_checkpoint(path.parent, world=world),
         "model": lambda: load_model_state(path, model, world=world),
         "optimizer": lambda: load_optimizer_state(path, model, optimizer, world=world),
-        "extra": lambda: load_extra_tensors(path, "extra", {}, strict=False, world=world),
+        "extra": lambda: load_extra_tensors(path, "extra", {}, world=world),
         "transfer": lambda: transfer_weights(path, model, world=world),
     }
     found: dict[str, Any] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -33,7 +32,7 @@ def test_model_with_ties_bf16_int64_scalars_and_empty_tensors_comes_back_bit_for
     model = Awkward()
     train(model, make_optimizer(model), 3)
     other = Awkward(seed=1)
-    assert load_model_state(saved, other) == ([], [])
+    load_model_state(saved, other)
     assert_same_tensors(other.state_dict(), model.state_dict())
     assert other.head.weight is other.embedding.weight
 
@@ -159,17 +158,14 @@ def test_key_mismatch_names_missing_and_unexpected_and_changes_nothing(saved: Pa
     assert "missing in the checkpoint: extra.weight, extra.bias" in str(caught.value)
     assert "unexpected in the checkpoint: counts" in str(caught.value)
     assert_same_tensors(model.state_dict(), before)
-    assert load_model_state(saved, model, strict=False) == (["extra.weight", "extra.bias"], ["counts"])
-    assert not torch.equal(model.inner.weight, before["inner.weight"])
-    assert torch.equal(model.extra.weight, before["extra.weight"])
 
 
-def test_shape_mismatch_is_named_and_changes_nothing_even_if_not_strict(saved: Path) -> None:
+def test_shape_mismatch_is_named_and_changes_nothing(saved: Path) -> None:
     model = Awkward(seed=1)
     model.inner = nn.Linear(6, 7)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     with pytest.raises(UserError, match=r"inner.weight is \[6, 6\] in the checkpoint, \[7, 6\] in the model"):
-        load_model_state(saved, model, strict=False)
+        load_model_state(saved, model)
     assert_same_tensors(model.state_dict(), before)
 
 
@@ -191,34 +187,24 @@ def test_checkpoint_without_optimizer_says_so(tmp_path: Path) -> None:
         load_optimizer_state(folder, model, make_optimizer(model))
 
 
-def test_trainer_state_keeps_every_kind_of_random_state(tmp_path: Path) -> None:
-    generator = np.random.default_rng(3)
-    generator.random(5)
+def test_trainer_state_keeps_values_that_json_lacks(tmp_path: Path) -> None:
     state = {
         "torch": torch.get_rng_state(),
-        "numpy": generator.bit_generator.state,
-        "legacy": np.random.get_state(),
         "python": random.getstate(),
         "limit": float("inf"),
         "nothing": float("nan"),
         "ratio": 0.1 + 0.2,
-        "by_number": {1: "one", (2, 3): b"\x00\xff"},
+        "by_number": {1: "one", (2, 3): "two"},
         "list": [1, None, True, "注"],
     }
     folder = save(tmp_path / "c", nn.Linear(2, 2), **state)
     back = read_trainer_state(folder)
     assert torch.equal(back["torch"], state["torch"])
-    assert back["numpy"] == state["numpy"]
     assert back["python"] == state["python"]
-    assert back["legacy"][0] == state["legacy"][0]
-    assert np.array_equal(back["legacy"][1], state["legacy"][1])
     assert back["limit"] == float("inf")
     assert back["nothing"] != back["nothing"]
     for key in ("ratio", "by_number", "list"):
         assert back[key] == state[key]
-    expected = generator.random(3)
-    generator.bit_generator.state = back["numpy"]
-    assert np.array_equal(generator.random(3), expected)
 
 
 def test_what_json_cannot_hold_is_refused_before_anything_is_on_disk(tmp_path: Path) -> None:

@@ -24,12 +24,8 @@ from tests.distributed import run_ranks
 FILE = "tensors_00000_of_00001.safetensors"
 
 
-def save_or_load(folder: str, what: str) -> list[str]:
-    """Each rank saves its share of the rows of `rows` (7, so unevenly), of the columns of `columns`, and so on.
-
-    Returns:
-        The files that a rank that loads asked for.
-    """
+def save_or_load(folder: str, what: str) -> None:
+    """Each rank saves or loads its share of the rows of `rows` (7, so unevenly), of the columns of `columns`, …"""
     world, group = dist.get_world_size(), dist.group.WORLD
     mesh = init_device_mesh("cpu", (world,))
     whole = {
@@ -48,14 +44,12 @@ def save_or_load(folder: str, what: str) -> list[str]:
     if what == "save":
         files = write_tensors(Path(folder), tensors, extra={"note": 1}, process_group=group)
         assert (len(files) == world + 1) == (dist.get_rank() == 0), files
-        return []
+        return
     targets = {name: torch.zeros_like(value) for name, value in tensors.items()}
-    asked: list[set[str]] = []
-    read_tensors(Path(folder), targets, check=asked.append, process_group=group)
+    read_tensors(Path(folder), targets)
     for name, target in targets.items():
         full = target.full_tensor() if name in placements else target
         assert torch.equal(full, whole[name]), (name, full)
-    return sorted(asked[0])
 
 
 def test_shards_of_two_ranks_load_into_one_process_and_into_three_ranks(tmp_path: Path) -> None:
@@ -76,7 +70,7 @@ def test_shards_of_two_ranks_load_into_one_process_and_into_three_ranks(tmp_path
     assert torch.equal(targets["few_rows"], torch.tensor([[1.5, 2.5]]))
     assert torch.equal(targets["copied"], torch.arange(5).to(torch.bfloat16))
     assert targets["plain"] == 3.25
-    assert any("tensors_00000" in file for files in run_ranks(save_or_load, 3, str(folder), "load") for file in files)
+    run_ranks(save_or_load, 3, str(folder), "load")
 
 
 def test_every_dtype_starts_at_a_multiple_of_its_size(tmp_path: Path) -> None:
@@ -239,15 +233,3 @@ def test_pipes_and_devices_are_refused_without_waiting(tmp_path: Path, name: str
         (tmp_path / name).symlink_to("/dev/zero")
     with pytest.raises(BrokenCheckpoint, match="which has 0|not a regular file"):
         read_tensors(tmp_path, {"w": torch.zeros(2)})
-
-
-def test_check_comes_before_any_target_changes(tmp_path: Path) -> None:
-    write_tensors(tmp_path, {"w": torch.ones(2)})
-    target = torch.zeros(2)
-
-    def refuse(files: set[str]) -> None:
-        raise BrokenCheckpoint(f"refused {sorted(files)}")
-
-    with pytest.raises(BrokenCheckpoint, match=r"refused .*tensors_00000_of_00001\.safetensors"):
-        read_tensors(tmp_path, {"w": target}, check=refuse)
-    assert not target.any()

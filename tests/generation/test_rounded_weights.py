@@ -9,7 +9,7 @@ import torch
 
 import ftk
 from ftk.checkpoint import save_checkpoint
-from ftk.checkpoint.quantize import save_quantized
+from ftk.checkpoint.average import save_quantized
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.modules.quantization import Quantization, quantize_model
