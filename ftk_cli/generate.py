@@ -107,10 +107,13 @@ class GenerateConfig:
             "metavar": "FILE",
         },
     )
-    overwrite_results: bool = field(default=False, metadata={"help": "replace the content of --results-path"})
+    overwrite_results: bool = field(
+        default=False, metadata={"needs": {"results_path": True}, "help": "replace the content of --results-path"}
+    )
     on_error: str = field(
         default="continue",
         metadata={
+            "needs": {"input": True},
             "help": "a prompt that cannot be answered: say so in its place and continue (exit code 1 at the end), "
             "or stop",
             "choices": ("continue", "stop"),
@@ -128,7 +131,11 @@ class GenerateConfig:
         },
     )
     score_end: bool = field(
-        default=True, metadata={"help": "with --score-reference --input: score the token that ends an answer, too"}
+        default=True,
+        metadata={
+            "needs": {"score_reference": True, "input": True},
+            "help": "with --score-reference --input: score the token that ends an answer, too",
+        },
     )
 
     def line_format(self) -> str:
@@ -164,8 +171,6 @@ class GenerateConfig:
             yield f"max_samples is {self.max_samples}; it must be from 1 to {_MOST_SAMPLES}"
         if self.scoring and self.data is None:
             yield "scoring needs reference answers; it goes with DATA, not with --input"
-        if self.overwrite_results and self.results_path is None:
-            yield "overwrite_results is on, but there is no results_path"
         both = (self.input or "", self.results_path or "")
         if all(both) and len(set(map(os.path.realpath, both))) == 1:
             yield "input and results_path are the same file; write the results to another"
@@ -175,12 +180,8 @@ class GenerateConfig:
             yield "score_reference finds no answers; scoring does not go with it"
         if self.score_reference and self.print_step:
             yield "score_reference takes no steps; print_step does not go with it"
-        if self.on_error == "stop" and self.input is None:
-            yield "on_error is stop; it goes with --input, whose lines may be wrong"
         if self.color == "always" and not self.prints_texts():
             yield "color is always; it goes with text lines of --input that are printed"
-        if not self.score_end and (not self.score_reference or self.input is None):
-            yield "score_end is off; it goes with --score-reference --input"
         for name in self.scoring:
             if name not in SCORERS:
                 yield f"scoring is {name!r}; there are: {', '.join(SCORERS.names())}"

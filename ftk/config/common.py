@@ -15,7 +15,7 @@ class CommonConfig:
     )
     device: str = field(
         default="auto",
-        metadata={"daily": True, "help": "auto (a GPU if there is one), cpu, cuda or cuda:N", "resume": "free"},
+        metadata={"daily": True, "help": "auto, cpu, cuda or cuda:N; auto: a GPU if there is one", "resume": "free"},
     )
     num_threads: int | None = field(
         default=None,

@@ -137,7 +137,6 @@ class CheckpointConfig:
         default=1000,
         metadata={
             "needs": {"save": True},
-            "daily": True,
             "help": "save every so many updates; 0: do not",
             "unit": "updates",
         },

@@ -221,20 +221,6 @@ def test_a_dumped_configuration_composes_to_itself(tmp_path):
     assert "command" not in dump(config)
 
 
-def test_help_without_a_part_lists_names_and_with_one_its_options(capsys):
-    with pytest.raises(SystemExit):
-        run("--help")
-    names_only = capsys.readouterr().out
-    assert "ball, box, cone" in names_only
-    assert "--radius" not in names_only
-    with pytest.raises(SystemExit):
-        run("--shape", "big_box", "--help")
-    with_options = capsys.readouterr().out
-    assert "--radius" in with_options
-    assert "default: 20" in with_options  # the architecture's, not the dataclass's
-    assert "how many (updates; default: 10)" in with_options
-
-
 def test_broken_yaml_and_a_list_are_refused(tmp_path):
     file = tmp_path / "c.yaml"
     for text, message in (("a: [1", "is not a YAML file"), ("- 1\n", "holds no configuration")):

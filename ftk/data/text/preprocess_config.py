@@ -19,7 +19,6 @@ class TextConfig:
     document_separator: str = field(
         default="line",
         metadata={
-            "daily": True,
             "help": "in text, a document is a line, ends at a blank line, or is a file",
             "choices": SEPARATORS,
         },

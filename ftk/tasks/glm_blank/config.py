@@ -21,8 +21,8 @@ class BlankInfillingConfig:
         metadata={
             "daily": True,
             "max": 10**8,
-            "help": "text of one sample before it is blanked out, [CLS] and end-of-document tokens included; "
-            "a sample is somewhat longer, because each blank adds a mask and a start token",
+            "help": "text of one sample before it is blanked out; [CLS] and end-of-document tokens count, a sample is "
+            "somewhat longer, because each blank adds a mask and a start token",
             "unit": "tokens",
         },
     )
