@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ftk.errors import UserError, with_flags
 
 if TYPE_CHECKING:
+    from ftk.data.sample_dataset import SampleDataset
     from ftk.model_parallel.world import World
-    from ftk.tasks.base import SampleDataset
     from ftk_cli.generate import GenerateConfig
 
 EPOCH = 1  # whose samples validation looks at, too

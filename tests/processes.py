@@ -50,11 +50,13 @@ def run_command(
     input: str = "",
     stdout: Path | None = None,
     timeout: float = 300.0,
+    before: Callable[[], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run `run_command("ftk-train", "--help")` in a process of its own, in one thread.
 
     Args:
         stdout: where standard output goes instead of into the result.
+        before: a function of the top of a module, called in the new process first.
 
     Returns:
         Exit code, standard output and standard error, as `subprocess.run` does.
@@ -67,7 +69,7 @@ def run_command(
         streams = [Path(folder) / stream for stream in ("stdin", "stdout", "stderr")]
         streams[0].write_text(input, encoding="utf-8")
         places = [streams[0], stdout or streams[1], streams[2]]
-        process = forked(_main, words, os.fspath(cwd or Path.cwd()), [*map(str, places)])
+        process = forked(_main, words, os.fspath(cwd or Path.cwd()), [*map(str, places)], before)
         process.start()
         process.join(timeout)
         if timed_out := process.exitcode is None:
@@ -118,8 +120,10 @@ def redirect(path: str, number: int) -> None:
     os.close(descriptor)
 
 
-def _main(words: list[str], cwd: str, streams: list[str]) -> None:
+def _main(words: list[str], cwd: str, streams: list[str], before: Callable[[], None] | None) -> None:
     os.chdir(cwd)
+    if before is not None:
+        before()
     for number, path in enumerate(streams):
         redirect(path, number)
     # multiprocessing has closed it

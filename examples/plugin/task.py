@@ -10,7 +10,7 @@ import numpy as np
 
 from ftk.batch import Batch
 from ftk.data.batches.collate import Collater
-from ftk.data.corpora.corpus import Documents
+from ftk.data.corpora.documents import Documents
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 

@@ -10,21 +10,26 @@ from numpy.typing import NDArray
 
 
 class SampleDataset(Protocol):
-    """Samples that are pure functions of (seed, epoch, index).
+    """Samples of one split; a sample is a pure function of (seed, epoch, index).
 
     A dataset may also have
 
     - `samples(epoch, indices)`: a sequence of several samples made in one call;
-    - `epoch_order(epoch)`: int64 [N] indices and int32 [N] sizes, its own order, taken where samples are shuffled.
+    - `epoch_order(epoch)`: int64 [N] indices and int32 [N] sizes, its own order, used where samples are shuffled.
       Indices in it may go beyond 0 .. len - 1;
     - `check_files()`: raises OSError if a file that samples are made of has become shorter (`file_map`); called
       after each batch;
     - `lengths`: the numbers of samples of successive epochs, repeating, where they differ.
     """
 
-    def __len__(self) -> int: ...
-    def sample(self, epoch: int, index: int) -> dict[str, Any]: ...
-    def sizes(self, epoch: int) -> NDArray[np.integer]: ...
+    def __len__(self) -> int:
+        """Samples in an epoch."""
+
+    def sample(self, epoch: int, index: int) -> dict[str, Any]:
+        """One sample as NumPy arrays and numbers."""
+
+    def sizes(self, epoch: int) -> NDArray[np.integer]:
+        """int32 [len]: the most tokens that each sample of this epoch can have, for batching."""
 
 
 def samples_of(dataset: SampleDataset, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, Any]]:

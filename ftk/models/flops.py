@@ -5,13 +5,14 @@ from __future__ import annotations
 from ftk.models.config import TransformerConfig
 
 
-def forward_flops(config: TransformerConfig, num_tokens: int, num_targets: int, num_pairs: int) -> int:
-    """Floating-point operations of the matrix products of one forward pass; a product of [m, k] and [k, n] is 2 m k n.
+def training_flops(config: TransformerConfig, num_tokens: int, num_targets: int, num_pairs: int) -> int:
+    """Floating-point operations of the matrix products of a forward and a backward pass.
 
     Per token and layer: the joint projection 3 H^2, the output projection H^2, the feed-forward network 2 H F
     multiplications. Per pair of query and key and layer: H for the score, H for the weighted value, masked pairs
     included, as a dense attention does them. Per target: H V, since logits are made only where there is loss.
-    Norms, softmax, activations, dropout and embedding look-ups are no matrix products and are not counted.
+    Norms, softmax, activations, dropout and embedding look-ups are no matrix products and are not counted, nor is what
+    activation checkpointing computes again, so that MFU compares useful work ("model" FLOPs).
 
     Args:
         config: the shape.
@@ -24,13 +25,5 @@ def forward_flops(config: TransformerConfig, num_tokens: int, num_targets: int, 
     """
     hidden, inner = config.hidden_size, config.inner_size
     layer = num_tokens * (4 * hidden * hidden + 2 * hidden * inner) + num_pairs * 2 * hidden
-    return 2 * (config.num_layers * layer + num_targets * hidden * config.vocab_size)
-
-
-def training_flops(config: TransformerConfig, num_tokens: int, num_targets: int, num_pairs: int) -> int:
-    """Of a forward and a backward pass: each product has two in the backward pass, 3 times `forward_flops` in all.
-
-    What activation checkpointing computes again is left out, so that MFU compares useful work ("model" FLOPs).
-    Args as `forward_flops`.
-    """
-    return 3 * forward_flops(config, num_tokens, num_targets, num_pairs)
+    multiplications = config.num_layers * layer + num_targets * hidden * config.vocab_size
+    return 6 * multiplications  # a product of [m, k] and [k, n] is 2 m k n operations, and has two in the backward pass

@@ -135,8 +135,8 @@ def may_be_read_by_address(*tensors: Tensor | None) -> bool:
 
 def _is_plain(tensor: Tensor) -> bool:
     return (
-        type(tensor.data) is Tensor
-        and tensor.device.type == "cpu"
+        type(tensor) in (Tensor, nn.Parameter)  # one that wraps a tensor of another kind has that kind's type
+        and tensor.is_cpu
         and tensor.layout == torch.strided
         and not tensor.is_neg()
     )

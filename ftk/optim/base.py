@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from ftk.model_parallel.shards import local
 
 
 def defaults_of(config: Any) -> dict[str, Any]:
@@ -15,12 +19,40 @@ def defaults_of(config: Any) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def step_unless(optimizer: torch.optim.Optimizer, skip: torch.Tensor) -> None:
+class SkippableOptimizer(torch.optim.Optimizer, ABC):
+    """One that takes `grad_scale` and `found_inf` of `torch.amp.GradScaler` into account (see `step_unless`)."""
+
+    _step_supports_amp_scaling = True
+
+    @abstractmethod
+    def update_parameters(self, found_inf: Tensor | None) -> None:
+        """Take a step with the gradients as they are, unless `found_inf`, 0-d, is above 0."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Take one step.
+
+        Args:
+            closure: computes the loss again, with gradients; its value is returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        grad_scale: Tensor | None = getattr(self, "grad_scale", None)
+        if grad_scale is not None:
+            gradients = [local(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_mul_(gradients, grad_scale.reciprocal())
+        self.update_parameters(getattr(self, "found_inf", None))
+        return loss
+
+
+def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
     """Take one optimizer step, or leave parameters and optimizer state untouched where `skip` is true.
 
-    Fused optimizers decide on the device (by the same `found_inf` that `torch.amp.GradScaler`
-    sets), so that the host never waits. For an optimizer without that support (a plugin's, say) the decision is made on
-    the host: free on CPU, one synchronisation per update on an accelerator.
+    Fused optimizers decide on the device (by the same `found_inf` that `torch.amp.GradScaler` sets), so that the host
+    never waits. For an optimizer without that support (of a plugin, say) the decision is made on the host: free on a
+    CPU, one synchronisation per update on an accelerator.
 
     Args:
         optimizer: any `torch.optim.Optimizer`.

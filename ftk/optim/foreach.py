@@ -6,8 +6,8 @@ Their updates are multi-tensor operations on chunks of parameters, which the dev
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ftk.model_parallel.norms import norms
 from ftk.model_parallel.shards import is_distributed, local, locals_of, sum_over_dimension
-from ftk.optim.base import defaults_of
+from ftk.optim.base import SkippableOptimizer, defaults_of
 from ftk.optim.optimizers import OptimizerConfig
 
 # Temporaries of an update are as large as what is updated at once: this many elements. On a CPU they had better stay
@@ -42,19 +42,17 @@ class Chunk(NamedTuple):
         return [state[name] for state in self.states]
 
 
-class ForeachOptimizer(torch.optim.Optimizer, ABC):
+class ForeachOptimizer(SkippableOptimizer):
     """An optimizer whose update is a few foreach operations, and which honours `found_inf` without a host wait.
 
-    `found_inf` (0-d, on the device of the gradients; see `ftk.optim.base.step_unless`) is read by the host
-    where that costs nothing, on the CPU. Elsewhere the update is made and, where `found_inf` is set, undone by
-    the device: parameters and state are bit for bit what they were, whatever the gradients held.
+    The host reads `found_inf` (0-d, on the device of the gradients) where that costs nothing, on the CPU. Elsewhere the
+    update is made and, where `found_inf` is set, undone by the device: parameters and state are bit for bit what they
+    were, whatever the gradients held.
 
     Args:
         config: the options of groups that have none of their own.
         param_groups: as from `ftk.optim.parameter_groups`; a group's own options win.
     """
-
-    _step_supports_amp_scaling = True
 
     def __init__(self, config: OptimizerConfig, param_groups: list[dict[str, Any]]) -> None:
         # "capturable" is torch's word for a step count that lives on the device; checkpoints place it by that.
@@ -68,27 +66,14 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
     def update(self, group: dict[str, Any], chunk: Chunk) -> None:
         """Change parameters and their states in place, with the options of their group."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take one step.
-
-        Args:
-            closure: computes the loss again, with gradients; its value is returned.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
+    def update_parameters(self, found_inf: Tensor | None) -> None:
         if found_inf is not None and _read_without_waiting(found_inf):
             if bool(found_inf):
-                return loss
+                return
             found_inf = None
-        unscale(self.param_groups, getattr(self, "grad_scale", None))
         for group in self.param_groups:
             for parameters in _chunks([p for p in group["params"] if p.grad is not None]):
                 self._update_unless(found_inf, group, parameters)
-        return loss
 
     def _update_unless(self, found_inf: Tensor | None, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:
@@ -105,13 +90,6 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         self.update(group, chunk)
         for tensor, old in zip(changed, before, strict=True):
             tensor.copy_(torch.where(found_inf > 0, old, tensor))
-
-
-def unscale(param_groups: list[dict[str, Any]], grad_scale: Tensor | None) -> None:
-    """Divide the gradients by the scale that `torch.amp.GradScaler` hands to an optimizer; None: there is none."""
-    gradients = [local(p.grad) for group in param_groups for p in group["params"] if p.grad is not None]
-    if grad_scale is not None and gradients:
-        torch._foreach_mul_(gradients, grad_scale.reciprocal())
 
 
 def _chunks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftk.optim.base import step_unless
-from ftk.optim.foreach import unscale
+from ftk.optim.base import SkippableOptimizer, step_unless
 
 
-class JoinedOptimizer(torch.optim.Optimizer):
+class JoinedOptimizer(SkippableOptimizer):
     """One optimizer for scheduling, stepping, saving and loading; each parameter is updated by its own member.
 
     `param_groups` are the members' own group dicts one after another, `state` is one mapping that all share, so
@@ -22,32 +21,17 @@ class JoinedOptimizer(torch.optim.Optimizer):
         optimizers: with parameters of their own each; at least one.
     """
 
-    _step_supports_amp_scaling = True  # as far as the members do, see `step_unless`
-
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)
         super().__init__([group for member in self.optimizers for group in member.param_groups], {})
         self._share()
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take one step of every member.
-
-        Args:
-            closure: computes the loss again, with gradients; its value is returned.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        unscale(self.param_groups, getattr(self, "grad_scale", None))
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
+    def update_parameters(self, found_inf: Tensor | None) -> None:
         for member in self.optimizers:
             if found_inf is None:
                 member.step()
             else:
                 step_unless(member, found_inf > 0)
-        return loss
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores what `load_state_dict` or a copy gives: new groups and a new state, for the members too."""

@@ -14,7 +14,7 @@ from ftk.optim.foreach import Chunk, ForeachOptimizer, State
 from ftk.optim.joined import JoinedOptimizer, routed
 from ftk.optim.optimizers import AdamWConfig, MuonConfig
 from ftk.optim.patterns import matches
-from ftk.optim.torch_optim import AdamW
+from ftk.optim.torch_optim import adamw
 
 # Jordan's: the slope at 0 is as steep as it gets while singular values end up between 0.7 and 1.2.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -39,9 +39,9 @@ class Muon(JoinedOptimizer):
         hidden, rest = routed(param_groups, 2, member_of)
         for group in rest:
             group["lr_scale"] = group.get("lr_scale", 1.0) * config.adamw_lr_ratio
-        adamw = AdamWConfig(lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps)
-        members = ((NewtonSchulz, config, hidden), (AdamW, adamw, rest))
-        super().__init__([kind(options, groups) for kind, options, groups in members if groups])
+        of_rest = AdamWConfig(lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps)
+        members = ((NewtonSchulz, config, hidden), (adamw, of_rest, rest))
+        super().__init__([make(options, groups) for make, options, groups in members if groups])
         set_lr(self, config.lr)
 
 

@@ -199,9 +199,9 @@ def _register(name: str, config: type, module: str, kind: str) -> None:
         return made
 
 
-_register("adamw", AdamWConfig, "ftk.optim.torch_optim", "AdamW")
-_register("adam", AdamConfig, "ftk.optim.torch_optim", "Adam")
-_register("sgd", SGDConfig, "ftk.optim.torch_optim", "SGD")
+_register("adamw", AdamWConfig, "ftk.optim.torch_optim", "adamw")
+_register("adam", AdamConfig, "ftk.optim.torch_optim", "adam")
+_register("sgd", SGDConfig, "ftk.optim.torch_optim", "sgd")
 _register("lion", LionConfig, "ftk.optim.foreach", "Lion")
 _register("lamb", LambConfig, "ftk.optim.foreach", "Lamb")
 _register("adafactor", AdafactorConfig, "ftk.optim.foreach", "Adafactor")

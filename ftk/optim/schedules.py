@@ -6,7 +6,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,8 +25,6 @@ SHAPES: dict[str, Callable[[float], float]] = {
 
 @dataclass(kw_only=True)
 class LRSchedulerConfig(Checked):
-    """Options of every schedule."""
-
     warmup_updates: int = option(
         0, "the rate rises linearly over this many updates", "[0, inf)", unit="updates", daily=True
     )
@@ -46,8 +44,6 @@ class LRSchedulerConfig(Checked):
 
 @dataclass(kw_only=True)
 class DecayConfig(LRSchedulerConfig):
-    """Options of the schedules that decay over a given number of updates."""
-
     decay_updates: int = option(
         0, "updates that the decay takes after the warm-up; 0: the rest of the run", "[0, inf)", unit="updates"
     )
@@ -142,33 +138,33 @@ class Constant(LRScheduler):
 class Annealing(LRScheduler):
     """From `base_lr` to the floor in `decay_updates` updates after the warm-up."""
 
-    shape = "linear"
+    shape: Callable[[float], float]
+    """Progress in [0, 1] -> the share of the way from the floor to the peak that is left, from 1 to 0."""
 
     def decayed(self, num_decayed: int) -> float:
-        remaining = self.remaining(min(1.0, num_decayed / self.decay_updates))
-        return self.floor + (self.base_lr - self.floor) * remaining
+        return self.between(self.base_lr, self.floor, num_decayed / self.decay_updates)
 
-    def remaining(self, progress: float) -> float:
-        """Share of the way from the floor to the peak that is left at `progress` in [0, 1]: from 1 to 0."""
-        return SHAPES[self.shape](progress)
+    def between(self, high: float, low: float, progress: float) -> float:
+        """The rate on the way from one rate down to another; progress above 1 counts as 1."""
+        return low + (high - low) * self.shape(min(1.0, progress))
 
 
 @register_lr_scheduler("linear", config=DecayConfig)
 class Linear(Annealing):
     """A straight line."""
 
+    shape = staticmethod(SHAPES["linear"])
+
 
 @register_lr_scheduler("cosine", config=DecayConfig)
 class Cosine(Annealing):
     """Half a cosine wave, (1 + cos(pi * progress)) / 2 (Loshchilov and Hutter 2017, without restarts)."""
 
-    shape = "cosine"
+    shape = staticmethod(SHAPES["cosine"])
 
 
 @dataclass(kw_only=True)
 class PolynomialConfig(DecayConfig):
-    """Options of the polynomial schedule."""
-
     power: float = option(1.0, "exponent of (1 - progress), above 0", "(0, inf)")
 
 
@@ -176,14 +172,12 @@ class PolynomialConfig(DecayConfig):
 class Polynomial(Annealing):
     """(1 - progress) ** power."""
 
-    def remaining(self, progress: float) -> float:
+    def shape(self, progress: float) -> float:
         return (1.0 - progress) ** self.config.power
 
 
 @dataclass(kw_only=True)
 class ExponentialConfig(DecayConfig):
-    """Options of the exponential schedule."""
-
     decay_rate: float = option(
         0.1, "factor by which the rate has fallen after `decay_updates` updates, in (0, 1]", "(0, 1]"
     )
@@ -208,8 +202,6 @@ class InverseSqrt(LRScheduler):
 
 @dataclass(kw_only=True)
 class NoamConfig(LRSchedulerConfig):
-    """Options of noam."""
-
     model_size: int = option(512, "d in the factor d^-0.5; 1 leaves the factor out", "[1, inf)")
 
     def validate(self) -> Iterator[str]:
@@ -240,8 +232,6 @@ class Noam(LRScheduler):
 
 @dataclass(kw_only=True)
 class StepConfig(LRSchedulerConfig):
-    """Options of step."""
-
     step_updates: int = option(
         0, "updates from one drop to the next; instead of `milestones`", "[0, inf)", unit="updates"
     )
@@ -271,8 +261,6 @@ class Step(LRScheduler):
 
 @dataclass(kw_only=True)
 class TriStageConfig(DecayConfig):
-    """Options of tri-stage."""
-
     hold_updates: int = option(0, "updates at the peak, between warm-up and decay", "[0, inf)", unit="updates")
     phase_ratio: list[float] = option(
         [], "shares of the run that warm-up, hold and decay take, e.g. 0.1,0.4,0.5; instead of their updates"
@@ -310,8 +298,6 @@ class TriStage(LRScheduler):
 
 @dataclass(kw_only=True)
 class WarmupStableDecayConfig(DecayConfig):
-    """Options of warm-up-stable-decay."""
-
     decay_updates: int = option(
         0, "updates of the decay at the end of the run; 0: from `decay_ratio`", "[0, inf)", unit="updates"
     )
@@ -335,7 +321,7 @@ class WarmupStableDecay(Annealing):
         super().__init__(config, base_lr=base_lr, total_updates=total_updates)
         total = self.length("warmup_stable_decay")
         self.decay_updates = config.decay_updates or max(1, round(config.decay_ratio * total))
-        self.stable_updates, self.shape = total - self.warmup_updates - self.decay_updates, config.decay_shape
+        self.stable_updates, self.shape = total - self.warmup_updates - self.decay_updates, SHAPES[config.decay_shape]
         if self.stable_updates < 0:
             raise UserError(
                 f"lr_scheduler: a warm-up of {self.warmup_updates} and a decay of {self.decay_updates} updates do not "
@@ -351,8 +337,6 @@ DEFAULT_RISE = 0.3  # of the run, as in torch.optim.lr_scheduler.OneCycleLR
 
 @dataclass(kw_only=True)
 class OneCycleConfig(DecayConfig):
-    """Options of one-cycle."""
-
     warmup_ratio: float = option(
         0.0, f"the rise as a share of the run; if neither it nor `warmup_updates` is given: {DEFAULT_RISE}", "[0, 1)"
     )
@@ -367,7 +351,7 @@ class OneCycleConfig(DecayConfig):
 
 
 @register_lr_scheduler("one_cycle", config=OneCycleConfig)
-class OneCycle(LRScheduler):
+class OneCycle(Annealing):
     """One cycle (Smith 2018, https://arxiv.org/abs/1803.09820; the options are those of torch's OneCycleLR).
 
     From base / div_factor to base in the warm-up; then down to base / (div_factor * final_div_factor), with
@@ -381,6 +365,7 @@ class OneCycle(LRScheduler):
         if not config.warmup_updates and not config.warmup_ratio:
             config = dataclasses.replace(config, warmup_ratio=DEFAULT_RISE)
         super().__init__(config, base_lr=base_lr, total_updates=total_updates)
+        self.shape = SHAPES[config.anneal]
         self.warmup_init_lr = config.warmup_init_lr or base_lr / config.div_factor
         self.floor = self.floor or self.warmup_init_lr / config.final_div_factor
         if config.three_phase and self.decay_updates <= self.warmup_updates:
@@ -390,22 +375,19 @@ class OneCycle(LRScheduler):
             )
 
     def rising(self, progress: float) -> float:
-        return 1.0 - SHAPES[self.config.anneal](progress)
+        return 1.0 - self.shape(progress)
 
     def decayed(self, num_decayed: int) -> float:
-        start, high, low, length = 0, self.base_lr, self.floor, self.decay_updates
-        if self.config.three_phase and num_decayed < self.warmup_updates:
-            low, length = self.warmup_init_lr, self.warmup_updates
-        elif self.config.three_phase:
-            start, high = self.warmup_updates, self.warmup_init_lr
-        remaining = SHAPES[self.config.anneal](min(1.0, (num_decayed - start) / (length - start)))
-        return low + (high - low) * remaining
+        rise, turn = self.warmup_updates, self.warmup_init_lr
+        if not self.config.three_phase:
+            return super().decayed(num_decayed)
+        if num_decayed < rise:
+            return self.between(self.base_lr, turn, num_decayed / rise)
+        return self.between(turn, self.floor, (num_decayed - rise) / (self.decay_updates - rise))
 
 
 @dataclass(kw_only=True)
 class ReduceOnPlateauConfig(LRSchedulerConfig):
-    """Options of reduce-on-plateau."""
-
     lr_shrink: float = option(0.1, "factor of each drop, in (0, 1)", "(0, 1)")
     lr_patience: int = option(
         0, "validations in a row that may be no better before the rate drops", "[0, inf)", unit="validations"
@@ -429,6 +411,7 @@ class ReduceOnPlateau(LRScheduler):
     best: float | None = None
     validations_without_better = 0
     cooldown_left = 0
+    _STATE = ("drops", "best", "validations_without_better", "cooldown_left")
 
     def decayed(self, num_decayed: int) -> float:
         return self.base_lr * self.config.lr_shrink**self.drops
@@ -457,29 +440,27 @@ class ReduceOnPlateau(LRScheduler):
         return metric > self.best + margin if maximize else metric < self.best - margin
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "drops": self.drops,
-            "best": self.best,
-            "validations_without_better": self.validations_without_better,
-            "cooldown_left": self.cooldown_left,
-        }
+        return {name: getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned; another schedule's state, or none, leaves the initial state."""
-        for name in self.state_dict():
+        for name in self._STATE:
             setattr(self, name, state.get(name, getattr(self, name)))
 
 
 class GroupSchedules:
-    """The schedules of a run as one: the run's main schedule and those that parameter groups have of their own.
+    """The schedules of a run: the main one of `lr_scheduler`, and those of parameter groups.
 
     Args:
-        main: the schedule of `lr_scheduler`.
-        own: the others, by the name that parameter groups give as `schedule`.
+        main: the schedule of groups that have none of their own.
+        optimizer: its method `schedules(total_updates)`, if it has one, gives the others, by the name that parameter
+            groups give as `schedule`.
+        total_updates: length of the run where it is known.
     """
 
-    def __init__(self, main: LRScheduler, own: Mapping[str, LRScheduler] | None = None) -> None:
-        self.main, self.own = main, dict(own or {})
+    def __init__(self, main: LRScheduler, optimizer: Any = None, total_updates: int | None = None) -> None:
+        schedules = getattr(optimizer, "schedules", None)
+        self.main, self.own = main, {} if schedules is None else schedules(total_updates)
         self.lr, self.has_fallen_to = main.lr, main.has_fallen_to
 
     def own_lrs(self, num_updates: int) -> dict[str, float]:
@@ -503,9 +484,3 @@ class GroupSchedules:
         self.main.load_state_dict(main)
         for name in self.own.keys() & own.keys():
             self.own[name].load_state_dict(own[name])
-
-
-def group_schedules(main: LRScheduler, optimizer: Any, total_updates: int | None = None) -> GroupSchedules:
-    """The main schedule with those that an optimizer offers by a method `schedules(total_updates)`, if it has any."""
-    offered = getattr(optimizer, "schedules", None)
-    return GroupSchedules(main, offered(total_updates) if offered is not None else None)

@@ -1,4 +1,4 @@
-"""AdamW, Adam and SGD: torch's with options of ftk; and each class of `torch.optim` by its dotted name."""
+"""AdamW, Adam and SGD of torch with options of ftk; and each class of `torch.optim` by its dotted name."""
 
 from __future__ import annotations
 
@@ -18,44 +18,30 @@ from ftk.optim.options import Checked, option
 from ftk.registry import Entry
 
 
-class AdamW(torch.optim.AdamW):
+def adamw(config: AdamWConfig, param_groups: list[dict[str, Any]]) -> torch.optim.AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), one fused kernel per group.
 
     Args:
         config: learning rate, betas, eps, weight decay.
         param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` wins.
     """
-
-    def __init__(self, config: AdamWConfig, param_groups: list[dict[str, Any]]) -> None:
-        super().__init__(param_groups, **defaults_of(config), fused=True)
+    return torch.optim.AdamW(param_groups, **defaults_of(config), fused=True)
 
 
-class Adam(torch.optim.Adam):
-    """Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980), one fused kernel per group.
+def adam(config: AdamConfig, param_groups: list[dict[str, Any]]) -> torch.optim.Adam:
+    """Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980); arguments as of `adamw`.
 
     Weight decay is an L2 penalty and so passes through the running means; `adamw` decays the weights themselves.
-
-    Args:
-        config: learning rate, betas, eps, weight decay.
-        param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` wins.
     """
-
-    def __init__(self, config: AdamConfig, param_groups: list[dict[str, Any]]) -> None:
-        super().__init__(param_groups, **defaults_of(config), fused=True)
+    return torch.optim.Adam(param_groups, **defaults_of(config), fused=True)
 
 
-class SGD(torch.optim.SGD):
-    """Gradient descent with momentum (Sutskever et al. 2013) and L2 penalty.
+def sgd(config: SGDConfig, param_groups: list[dict[str, Any]]) -> torch.optim.SGD:
+    """Gradient descent with momentum (Sutskever et al. 2013) and L2 penalty; arguments as of `adamw`.
 
     Not torch's fused kernel: it takes no DTensor, and leaves momentum uninitialised where the first step is skipped.
-
-    Args:
-        config: learning rate, momentum, weight decay.
-        param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` wins.
     """
-
-    def __init__(self, config: SGDConfig, param_groups: list[dict[str, Any]]) -> None:
-        super().__init__(param_groups, **defaults_of(config))
+    return torch.optim.SGD(param_groups, **defaults_of(config))
 
 
 PREFIX = "torch.optim."

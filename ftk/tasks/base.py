@@ -5,14 +5,14 @@ from __future__ import annotations
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ftk.batch import Batch
 from ftk.config import Chosen
 from ftk.data.corpora.composition import ComposedCorpus
-from ftk.data.corpora.corpus import Corpus, Documents
+from ftk.data.corpora.corpus import Corpus
+from ftk.data.corpora.documents import Documents
+from ftk.data.sample_dataset import SampleDataset
 from ftk.errors import UserError
 from ftk.tokenizers.base import Tokenizer
 
@@ -20,19 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ftk.generation.engine.request import Framing
-
-
-class SampleDataset(Protocol):
-    """Samples of one split. A sample is a pure function of (seed, epoch, index)."""
-
-    def __len__(self) -> int:
-        """Samples in an epoch."""
-
-    def sample(self, epoch: int, index: int) -> dict[str, Any]:
-        """One sample as NumPy arrays and numbers."""
-
-    def sizes(self, epoch: int) -> np.ndarray:
-        """[len] int32, tokens of each sample of this epoch at most, for batching."""
 
 
 class Task(ABC):

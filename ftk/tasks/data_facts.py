@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ftk.data.corpora.corpus import Documents
+from ftk.data.corpora.documents import Documents
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.model_parallel.collective import collective
 from ftk.model_parallel.same_start import check_same_start

@@ -13,8 +13,8 @@ from ftk.batch import Batch
 from ftk.config.common import CommonConfig
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.data.batches.iterator import EpochBatchIterator
-from ftk.data.sample_dataset import lengths_of, samples_of
-from ftk.tasks.base import SampleDataset, Task
+from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of
+from ftk.tasks.base import Task
 from ftk.trainer.config import TrainingConfig
 
 logger = logging.getLogger(__name__)

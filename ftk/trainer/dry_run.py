@@ -11,11 +11,11 @@ from torch import nn
 
 from ftk.config import dump
 from ftk.data.corpora.blending import BlendedDataset
-from ftk.data.sample_dataset import lengths_of
+from ftk.data.sample_dataset import SampleDataset, lengths_of
 from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.world import Sizes
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
-from ftk.tasks.base import SampleDataset, Task
+from ftk.tasks.base import Task
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
 

@@ -27,7 +27,7 @@ from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, resolve_device
 from ftk.optim.ema import EMA
 from ftk.optim.parameter_groups import ParameterRules, apply_freeze, parameter_rules
-from ftk.optim.schedules import GroupSchedules, group_schedules
+from ftk.optim.schedules import GroupSchedules
 from ftk.tasks.base import Task
 from ftk.trainer import dataloading
 from ftk.trainer.checkpoints import Checkpoints
@@ -192,7 +192,7 @@ def build_run(
             task=task,
             model=model,
             optimizer=optimizer,
-            schedule=group_schedules(schedule, optimizer, total_updates),
+            schedule=GroupSchedules(schedule, optimizer, total_updates),
             update=update,
             ema=None,
             train_iterator=train_iterator,

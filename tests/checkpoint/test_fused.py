@@ -28,7 +28,7 @@ from ftk.optim.foreach import Adafactor
 from ftk.optim.muon import Muon
 from ftk.optim.optimizers import AdafactorConfig, AdamWConfig, MuonConfig
 from ftk.optim.parameter_groups import parameter_groups
-from ftk.optim.torch_optim import AdamW
+from ftk.optim.torch_optim import adamw
 from tests.distributed import run_ranks
 
 PLAN: Plan = {
@@ -45,7 +45,7 @@ ARRANGEMENTS = {
     "four": Sizes(tensor=4),
 }
 OPTIMIZERS: dict[str, Any] = {
-    "adamw": lambda groups: AdamW(AdamWConfig(lr=0.01), groups),
+    "adamw": lambda groups: adamw(AdamWConfig(lr=0.01), groups),
     "adafactor": lambda groups: Adafactor(AdafactorConfig(lr=0.01, beta1=0.9), groups),
     "muon": lambda groups: Muon(MuonConfig(lr=0.01), groups),
 }

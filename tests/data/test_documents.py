@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from number_corpus import CHINESE_STOP, CLS, EOS, FIRST_WORD, FULL_STOP, QUESTION, NumberTokenizer, random_documents
 
-from ftk.data.corpora._documents import draw_document, sentence_start_after, sentence_start_before
 from ftk.data.corpora.documents import DocumentList, DocumentPacker, ends_sentence, sentence_end_ids
 from ftk.data.random import SampleRandom, hash_uniform
 
@@ -75,23 +74,17 @@ def test_texts_are_filled_to_the_sequence_length():
     assert np.mean(lengths) > 58
 
 
-def test_documents_are_drawn_in_proportion_to_their_length():
-    cumulative = np.cumsum([10, 0, 30, 60])
-    counts = np.bincount([draw_document(cumulative, SampleRandom(1, 1, index)) for index in range(10_000)], minlength=4)
-    assert counts[1] == 0
-    expected = np.array([1000, 3000, 6000])
-    assert ((counts[[0, 2, 3]] - expected) ** 2 / expected).sum() < 13.8  # 0.1 % point, 2 degrees of freedom
-
-
 def test_the_drawn_document_is_the_one_that_holds_the_drawn_token():
-    sizes = np.array([3, 0, 0, 7, 1, 0, 200, 5])
-    corpus = DocumentList([np.full(size, FIRST_WORD) for size in sizes])
-    made = packer(corpus)
+    """So documents are drawn in proportion to their length, and empty ones never."""
+    sizes = np.array([3, 0, 0, 7, 1, 0, 20, 5])
+    made = packer(DocumentList([np.full(size, FIRST_WORD + n) for n, size in enumerate(sizes)]), one_document=True)
     indices = np.arange(500)
     first_sizes = made.first_document_sizes(9, 2, indices)
     for index in indices:
         token = int(hash_uniform(9, 2, np.array([index]))[0] * sizes.sum())
-        number = draw_document(made.cumulative, SampleRandom(9, 2, int(index)))
+        text = made.pack(SampleRandom(9, 2, int(index)))
+        number = int(text[1]) - FIRST_WORD
+        assert len(text) == sizes[number] + 2
         assert sizes[:number].sum() <= token < sizes[: number + 1].sum()
         assert first_sizes[index] == sizes[number]
 
@@ -155,28 +148,6 @@ def test_narrow_integer_types_are_read_as_they_are():
     for index in range(50):
         wide = packer(corpus).pack(SampleRandom(1, 1, index))
         assert packer(narrow).pack(SampleRandom(1, 1, index)).tolist() == wide.tolist()
-
-
-@given(st.lists(st.sampled_from([30, FULL_STOP, CHINESE_STOP]), min_size=1, max_size=30), st.integers(0, 30))
-@settings(max_examples=200, deadline=None)
-def test_sentence_starts_equal_the_slow_version(tokens, place):
-    place = min(place, len(tokens))
-    ends = ENDS.astype(np.uint8)
-    starts = [
-        start
-        for start in range(1, len(tokens) + 1)
-        if ends[tokens[start - 1]] and (start == len(tokens) or not ends[tokens[start]])
-    ]
-    array = np.array(tokens, dtype=np.int64)
-    before = [start for start in starts if start <= place]
-    after = [start for start in starts if place <= start < len(tokens)]
-    assert sentence_start_before(array, place, ends) == (before[-1] if before else -1)
-    assert sentence_start_after(array, place, ends) == (after[0] if after else -1)
-
-
-def test_no_sentence_end_is_found_past_the_vocabulary():
-    tokens = np.array([30, 10**6, 30], dtype=np.int64)
-    assert sentence_start_after(tokens, 1, ENDS.astype(np.uint8)) == -1
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from number_corpus import VOCAB_SIZE, NumberTokenizer, random_documents
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.data.batches.collate import Collater
 from ftk.data.batches.iterator import EpochBatchIterator, _abandon_queues
@@ -96,6 +97,18 @@ class DyingAt(Numbers):
 
 
 COLLATER = Collater(NumberTokenizer(pad=-1).special)
+
+
+@pytest.fixture(autouse=True)
+def workers_end_with_their_test(monkeypatch):
+    """PyTorch waits five seconds for workers that a garbage collection ends (see `close`), or to find one dead."""
+    made = []
+    batches = EpochBatchIterator.batches
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
+    monkeypatch.setattr(EpochBatchIterator, "batches", lambda self: made.append(self) or batches(self))
+    yield
+    for each in made:
+        each.close()
 
 
 def iterator(count=40, dataset=None, **options):
@@ -406,7 +419,7 @@ SPAWNING = """
     import sys
     from types import SimpleNamespace
     from ftk.data.batches.collate import Collater
-    from ftk.data.batches.iterator import EpochBatchIterator, _abandon_queues
+    from ftk.data.batches.iterator import EpochBatchIterator
     from ftk.plugins import import_user_dir
 
     if __name__ == "__main__":
@@ -415,6 +428,7 @@ SPAWNING = """
         made = EpochBatchIterator(plugin_of_constants.Constant(), Collater(SimpleNamespace(pad=0)), batch_size=2,
                                   num_workers=1, user_dir=sys.argv[1], multiprocessing_context="spawn")
         print(sum(int(batch.inputs["tokens"].sum()) for batch in made.batches()))
+        made.close()
 """
 
 
@@ -440,7 +454,7 @@ INTERRUPTED = """
     from types import SimpleNamespace
     import numpy as np
     from ftk.data.batches.collate import Collater
-    from ftk.data.batches.iterator import EpochBatchIterator, _abandon_queues
+    from ftk.data.batches.iterator import EpochBatchIterator
 
     class Slow:
         def __len__(self):

@@ -15,7 +15,7 @@ from ftk.model_parallel.gradients import local
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models.glm.model import GLM
 from ftk.optim.optimizers import AdamWConfig
-from ftk.optim.torch_optim import AdamW
+from ftk.optim.torch_optim import adamw
 from ftk.planner import memory as memory_of
 from ftk.planner.check import check_shapes, fake_world, planned_shapes
 from ftk.planner.count import CountMessages, Message
@@ -154,7 +154,7 @@ def several_buckets() -> list[str]:
 def bytes_held(model: Any) -> dict[str, int]:
     """Counted on this process, after a step of AdamW."""
     parameters = list(model.parameters())
-    optimizer = AdamW(AdamWConfig(), [{"params": parameters}])
+    optimizer = adamw(AdamWConfig(), [{"params": parameters}])
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]
     return {

@@ -15,7 +15,7 @@ from ftk.optim.composite import Composite
 from ftk.optim.config import ParametersConfig
 from ftk.optim.optimizers import CompositeConfig
 from ftk.optim.parameter_groups import parameter_groups
-from ftk.optim.schedules import group_schedules
+from ftk.optim.schedules import GroupSchedules
 from ftk.registry import LR_SCHEDULERS, OPTIMIZERS
 from ftk.trainer.config import TrainConfig
 
@@ -82,7 +82,7 @@ def test_every_member_computes_as_it_would_alone(model):
 def test_a_group_follows_the_run_in_proportion_or_its_own_schedule(model):
     optimizer = composite(model, parameters=ParametersConfig(lr_scales=["final_norm=0.5", "token_embedding=0.5"]))
     main = LR_SCHEDULERS.get("constant")
-    schedule = group_schedules(main.target(main.config(), base_lr=1e-3), optimizer, total_updates=1000)
+    schedule = GroupSchedules(main.target(main.config(), base_lr=1e-3), optimizer, total_updates=1000)
     assert rates(optimizer)["token_embedding.weight"] == pytest.approx(0.05)  # before the first update too
     for num_updates, own in ((0, 0.02), (5, 0.01), (10, 0.0)):
         set_lr(optimizer, schedule.lr(num_updates), schedule.own_lrs(num_updates))
@@ -104,7 +104,7 @@ def test_a_schedule_of_its_own_hears_and_remembers(model):
     main = LR_SCHEDULERS.get("constant")
 
     def schedules():
-        return group_schedules(main.target(main.config(), base_lr=1e-3), optimizer, total_updates=None)
+        return GroupSchedules(main.target(main.config(), base_lr=1e-3), optimizer, total_updates=None)
 
     schedule = schedules()
     for metric in (1.0, 2.0, 3.0):
@@ -120,7 +120,7 @@ def test_a_schedule_of_its_own_hears_and_remembers(model):
 
 def test_an_optimizer_without_groups_of_its_own_has_the_runs_schedule_alone():
     main = LR_SCHEDULERS.get("linear").target(LR_SCHEDULERS.get("linear").config(), base_lr=1.0, total_updates=10)
-    schedule = group_schedules(main, torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), 10)
+    schedule = GroupSchedules(main, torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), 10)
     assert (schedule.lr(5), schedule.own_lrs(5), schedule.state_dict()) == (0.5, {}, {})
 
 

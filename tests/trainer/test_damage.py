@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.checkpoint import verify
 from tests.checkpoint.conftest import forge_manifest
@@ -165,7 +166,9 @@ class DyingDataset(ToyDataset):
 
 
 @pytest.mark.parametrize("how", [9, 11, "raises"])
-def test_a_worker_that_dies_is_reported_and_the_state_is_saved(tmp_path, caplog, how):
+def test_a_worker_that_dies_is_reported_and_the_state_is_saved(tmp_path, caplog, monkeypatch, how):
+    # PyTorch looks every five seconds
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
     task = ToyTask(tmp_path)
     healthy = task.load_split
     task.load_split = lambda split: DyingDataset(24, 5, how) if split == "train" else healthy(split)

@@ -21,6 +21,7 @@ from ftk.trainer import Trainer, build_run
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.records import read_records
 from tests.processes import wait_until
+from tests.tiers import slow_but
 from tests.trainer.toy import assert_same
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,7 +156,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tmp_path, data_b
     assert records[0] == records[1]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("signum", slow_but([signal.SIGINT], [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]))
 def test_a_signal_to_the_whole_process_group_leaves_the_workers_alive(tmp_path, data_bin, signum):
     flags = ["--max-update", "100000", "--save-interval-updates", "2", "--num-workers", "2"]
     process = train_command(data_bin, tmp_path / "run", *flags, start_new_session=True)
@@ -174,20 +175,19 @@ def newest_update(folder):
     return max((int(name[11:]) for name in names), default=0)
 
 
-def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path, data_bin):
-    first = train_command(data_bin, tmp_path / "run", "--max-update", "3")
-    _, errors = first.communicate(timeout=120)
-    assert first.returncode == 0, errors
+def small_files_only():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-    def small_files_only():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-    second = train_command(data_bin, tmp_path / "run", "--max-update", "6", preexec_fn=small_files_only)
-    _, errors = second.communicate(timeout=120)
+def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path, data_bin, command):
+    arguments = ["ftk-train", data_bin, *FLAGS, "--save-dir", tmp_path / "run", "--max-update"]
+    first = command(*arguments, 3)
+    assert first.returncode == 0, first.stderr
+    second = command(*arguments, 6, before=small_files_only)
     assert second.returncode == 1
-    assert "Traceback" not in errors
-    assert "checkpoint_6" in errors.splitlines()[-1]
+    assert "Traceback" not in second.stderr
+    assert "checkpoint_6" in second.stderr.splitlines()[-1]
     assert verify(tmp_path / "run" / "checkpoint_3") == []
     assert (tmp_path / "run" / "checkpoint_last").resolve().name == "checkpoint_3"
     assert not list((tmp_path / "run").glob("*.tmp-*"))

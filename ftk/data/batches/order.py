@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,7 @@ class Limits:
 
     def cut(self, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
         """Bounds of the batches, int64 [batches + 1]."""
-        return batch_by_size(
-            sizes,
-            batch_size=self.batch_size,
-            max_tokens=self.max_tokens,
-            required_batch_size_multiple=self.required_batch_size_multiple,
-        )
+        return batch_by_size(sizes, **asdict(self))
 
 
 @dataclass(frozen=True)
@@ -60,18 +55,12 @@ class Ordering:
         return not (self.window or self.short_first or self.drop_long)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "batch_size": self.limits.batch_size,
-            "max_tokens": self.limits.max_tokens,
-            "required_batch_size_multiple": self.limits.required_batch_size_multiple,
-            "window": self.window,
-            "short_first": self.short_first,
-            "drop_long": self.drop_long,
-        }
+        values = asdict(self)
+        return values.pop("limits") | values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Ordering:
-        limits = Limits(values["batch_size"], values["max_tokens"], values["required_batch_size_multiple"])
+        limits = Limits(**{limit.name: values[limit.name] for limit in fields(Limits)})
         return cls(limits, values["window"], values["short_first"], values["drop_long"])
 
 

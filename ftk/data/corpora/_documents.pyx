@@ -310,6 +310,7 @@ cdef Py_ssize_t find_document(const int64_t* cumulative, Py_ssize_t count, doubl
 cdef Py_ssize_t start_before(
     const int64_t* tokens, Py_ssize_t size, Py_ssize_t place, SentenceEnds ends
 ) noexcept nogil:
+    """The nearest place <= `place` after which a sentence starts, or -1. Place 0 does not count by itself."""
     cdef Py_ssize_t start
     for start in range(place, 0, -1):
         if ends_sentence(tokens, start - 1, size, ends):
@@ -320,34 +321,9 @@ cdef Py_ssize_t start_before(
 cdef Py_ssize_t start_after(
     const int64_t* tokens, Py_ssize_t size, Py_ssize_t place, SentenceEnds ends
 ) noexcept nogil:
+    """The nearest place >= `place` where a sentence starts and at least one token follows, or -1."""
     cdef Py_ssize_t start
     for start in range(max(place, 1), size):
         if ends_sentence(tokens, start - 1, size, ends):
             return start
     return -1
-
-
-def draw_document(const int64_t[::1] cumulative, SampleRandom rng):
-    """The number of a document, drawn in proportion to its length.
-
-    Args:
-        cumulative: [D], running sums of the documents' lengths; the last is above zero.
-        rng: its next uniform number u is used: the document is the one that holds token int(u * total).
-    """
-    if cumulative.shape[0] == 0:
-        raise ValueError("there is no document")
-    return find_document(&cumulative[0], cumulative.shape[0], next_uniform(&rng.state))
-
-
-def sentence_start_before(const int64_t[::1] tokens, Py_ssize_t place, const uint8_t[::1] sentence_ends):
-    """The nearest place <= `place` after which a sentence starts, or -1. Place 0 does not count by itself."""
-    if not 0 <= place <= tokens.shape[0]:
-        raise IndexError(f"place {place} of {tokens.shape[0]}")
-    return start_before(&tokens[0], tokens.shape[0], place, ends_of(sentence_ends)) if place else -1
-
-
-def sentence_start_after(const int64_t[::1] tokens, Py_ssize_t place, const uint8_t[::1] sentence_ends):
-    """The nearest place >= `place` where a sentence starts and at least one token follows, or -1."""
-    if not 0 <= place <= tokens.shape[0]:
-        raise IndexError(f"place {place} of {tokens.shape[0]}")
-    return start_after(&tokens[0], tokens.shape[0], place, ends_of(sentence_ends)) if tokens.shape[0] else -1

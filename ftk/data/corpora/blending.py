@@ -14,7 +14,6 @@ from ftk.data.corpora.index_cache import IndexCache
 from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
 from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of
-from ftk.errors import UserError
 
 _WORTH_CACHING = 1 << 22  # samples; fewer are blended in less time than a file takes to open
 _PASS_STREAM = -2  # minus the corpus's number: the stream that orders its passes
@@ -57,19 +56,17 @@ class BlendedDataset:
 
     Args:
         parts: the corpora.
-        weights: share of each; any scale.
+        weights: share of each; any scale, none negative.
         seed: of the order of each pass.
         cache: keeps the sequence of corpora where it is long.
-
-    Raises:
-        UserError: as of `shares_of`.
     """
 
     def __init__(self, parts: Sequence[Part], weights: Sequence[float], seed: int, cache: IndexCache | None = None):
         self.parts = tuple(parts)
         self.seed = seed
         self.cycles = [lengths_of(part.dataset) for part in parts]  # lengths of successive passes, repeating
-        self.shares = shares_of(weights, len(parts))  # [K]
+        self.shares = np.array(weights, dtype=np.float64)  # [K]
+        self.shares /= self.shares.sum()
         means = [-(-int(cycle.sum()) // len(cycle)) for cycle in self.cycles]
         self.samples_per_epoch = sum(means)
         self.firsts = np.cumsum([0, *(len(part.dataset) for part in parts)])  # [K + 1], of the plain indices
@@ -219,20 +216,6 @@ class ShardedDataset:
 
     def _shard(self, epoch: int) -> SampleDataset:
         return self.shards[(epoch - 1) % len(self.shards)]
-
-
-def shares_of(weights: Sequence[float], count: int) -> NDArray[np.float64]:
-    """Weights that sum to 1.
-
-    Raises:
-        UserError: not one weight for each corpus, one is negative or not finite, or all are zero.
-    """
-    if len(weights) != count:
-        raise UserError(f"`data_weights` has {len(weights)} weights for {count} corpora; give one for each")
-    shares = np.asarray(weights, dtype=np.float64)
-    if not np.all(np.isfinite(shares)) or shares.min() < 0 or shares.sum() <= 0:
-        raise UserError(f"`data_weights` {','.join(f'{w:g}' for w in weights)}: not below 0, and one above 0")
-    return shares / shares.sum()
 
 
 def weights_by_size(sizes: Sequence[int], temperature: float) -> NDArray[np.float64]:

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftk.data.corpora.blending import BlendedDataset, Part, ShardedDataset, lengths_of, weights_by_size
+from ftk.data.corpora.blending import BlendedDataset, Part, ShardedDataset, weights_by_size
 from ftk.data.corpora.index_cache import DEFAULT_FOLDER, IndexCache
 from ftk.data.corpora.split import SPLITS, JoinedDocuments, split_documents
 from ftk.data.random import SampleRandom
-from ftk.data.sample_dataset import SampleDataset
+from ftk.data.sample_dataset import SampleDataset, lengths_of
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
-    from ftk.data.corpora.corpus import Corpus, Documents
+    from ftk.data.corpora.corpus import Corpus
+    from ftk.data.corpora.documents import Documents
     from ftk.tokenizers.base import Tokenizer
 
 MakeSamples = Callable[["Documents", int], SampleDataset]  # (documents, seed)

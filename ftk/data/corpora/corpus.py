@@ -7,12 +7,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ftk.data.corpora.composition import ComposedCorpus, CompositionConfig
+from ftk.data.corpora.documents import Documents, TokenizedDocuments
 from ftk.data.indexed.check import forget_pages
 from ftk.data.indexed.dataset import IndexedDataset
 from ftk.data.indexed.folder_layout import NoSplit, find_splits
@@ -24,17 +24,6 @@ from ftk.tokenizers import build_tokenizer, find_description, load_tokenizer
 from ftk.tokenizers.base import Tokenizer
 
 _SLICE = 1 << 20  # sequences looked at together
-
-
-class Documents(Protocol):
-    """Documents as arrays of token ids."""
-
-    @property
-    def sizes(self) -> npt.NDArray[np.int32]: ...  # [num_documents], tokens of each document
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> npt.NDArray[Any]: ...  # [T] integer
 
 
 class Corpus(Protocol):
@@ -54,7 +43,7 @@ class Corpus(Protocol):
         """Folder with the tokenizer's own files, copied into every checkpoint."""
 
 
-class GroupedDocuments:
+class GroupedDocuments(TokenizedDocuments):
     """Documents of several sequences each, as Megatron writes sentences; a document is a view of the file.
 
     Args:
@@ -64,29 +53,13 @@ class GroupedDocuments:
     def __init__(self, dataset: IndexedDataset) -> None:
         self.dataset = dataset
         ends = np.concatenate(([0], np.cumsum(dataset.sizes, dtype=np.int64)))
-        self.offsets = ends[dataset.document_index]  # [documents + 1], in tokens
-        sizes = np.diff(self.offsets)
+        sizes = np.diff(ends[dataset.document_index])
         if sizes.size and sizes.max() > np.iinfo(np.int32).max:
             raise UserError(f"{dataset.prefix}: document {sizes.argmax()} has {sizes.max()} tokens, above 2147483647")
-        self.sizes = sizes.astype(np.int32)
+        super().__init__(dataset.tokens, sizes.astype(np.int32))
 
-    def check_files(self) -> None:
-        """Raises OSError if a file of the documents has become shorter."""
-        self.dataset.check_files()
-
-    @property
-    def tokens(self) -> npt.NDArray[Any]:
-        """All documents back to back."""
-        return self.dataset.tokens
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, index: int) -> npt.NDArray[Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"document {index} of {len(self)}")
-        index %= len(self)
-        return self.dataset.tokens[self.offsets[index] : self.offsets[index + 1]]
+    def __reduce__(self) -> tuple[type[GroupedDocuments], tuple[IndexedDataset]]:
+        return GroupedDocuments, (self.dataset,)  # a worker opens the files itself
 
 
 @dataclass(kw_only=True)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ftk.data.corpora._documents import TextPacker
 from ftk.data.corpora.index_cache import IndexCache, file_identity
+from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom, hash_uniform
 from ftk.errors import UserError
 
@@ -50,6 +51,33 @@ class DocumentList:
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
         return self._documents[index]
+
+
+class TokenizedDocuments:
+    """Documents back to back in one array.
+
+    Args:
+        tokens: all of them, [sum of sizes].
+        sizes: tokens in each, int32 [D].
+    """
+
+    def __init__(self, tokens: NDArray[Any], sizes: NDArray[np.int32]) -> None:
+        self.tokens = tokens
+        self.sizes = sizes
+        self.offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))  # [D + 1]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)}")
+        index %= len(self)
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def check_files(self) -> None:
+        """Raises OSError if the file of the tokens has become shorter."""
+        check_files(self.tokens)
 
 
 class DocumentPacker:

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from ftk.data.corpora.documents import TokenizedDocuments
 from ftk.data.indexed._index import flatten
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import NoSplit
@@ -60,29 +60,6 @@ class RawCorpusConfig(TextConfig):
         if self.raw_limit < 1:
             yield f"raw_limit is {self.raw_limit}; it must be at least 1"
         yield from super().validate()
-
-
-class TokenizedDocuments:
-    """Documents in memory, back to back in one array.
-
-    Args:
-        tokens: all of them, [sum of sizes].
-        sizes: tokens in each, [documents].
-    """
-
-    def __init__(self, tokens: npt.NDArray[Any], sizes: npt.NDArray[np.int32]) -> None:
-        self.tokens = tokens
-        self.sizes = sizes
-        self.offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, index: int) -> npt.NDArray[Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"document {index} of {len(self)}")
-        index %= len(self)
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
 
 @register_dataset("raw", config=RawCorpusConfig)

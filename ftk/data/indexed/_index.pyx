@@ -1,10 +1,9 @@
-"""Compiled kernels of the indexed dataset: index checks, look-ups, gathering, flattening of encoded documents.
+"""Kernels of the indexed dataset: index checks, look-ups, gathering, flattening of encoded documents.
 
 The arrays of an .idx file start at byte 34 and are therefore unaligned; they are read by memcpy, never through
 typed pointers.
 """
 
-cimport cython
 cimport numpy as cnp
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLong
@@ -26,21 +25,6 @@ cdef extern from "numpy/arrayobject.h":
                                 const cnp.npy_intp* strides, void* data, int flags, object obj)
     PyTypeObject PyArray_Type
 
-cdef extern from *:
-    """
-    #if defined(__GNUC__) || defined(__clang__)
-    #define FTK_PREFETCH(address) __builtin_prefetch(address)
-    #else
-    #define FTK_PREFETCH(address) ((void)(address))
-    #endif
-    """
-    void FTK_PREFETCH(const void* address) noexcept nogil
-
-ctypedef fused token_t:
-    unsigned short
-    int
-    long long
-
 ctypedef fused narrow_t:
     uint8_t
     int8_t
@@ -49,11 +33,7 @@ ctypedef fused narrow_t:
     int32_t
     uint32_t
 
-cdef enum:  # memory is asked for before it is needed: random rows miss every cache
-    AHEAD = 16  # rows ahead, at most
-    BYTES_AHEAD = 4096  # in the rows ahead, about: fewer rows ahead when they are long
-    MOST_LINES = 32  # cache lines of one row; behind them the processor has seen the direction
-    FILLER_BYTES = 2048
+cdef tuple FAULTS = ("negative_length", "negative_pointer", "overlap", "beyond", "gap")
 
 
 cdef inline int64_t _int64_at(const unsigned char* data, Py_ssize_t index) noexcept nogil:
@@ -71,8 +51,8 @@ cdef inline int32_t _int32_at(const unsigned char* data, Py_ssize_t index) noexc
 cdef class SequenceTable:
     """Lengths and byte pointers of an index, over its memory map, with the tokens they point into.
 
-    Nothing of the index is believed before a subclass has checked it: the first access calls `check`, which
-    raises or calls `accept`.
+    Nothing of the index is used before a subclass has checked it: the first access calls `check`, which raises or
+    calls `accept`.
 
     Args:
         index: the whole .idx file as bytes.
@@ -82,7 +62,7 @@ cdef class SequenceTable:
     """
 
     cdef const unsigned char[::1] _index
-    cdef object _owner
+    cdef object _owner, _array
     cdef cnp.dtype _descr
     cdef const unsigned char* _sizes
     cdef const unsigned char* _pointers
@@ -104,6 +84,7 @@ cdef class SequenceTable:
         self._pointers = &index[0] + pointers_at if index.shape[0] else NULL
         base = (<object> tokens).base
         self._owner = tokens if base is None else base
+        self._array = tokens
         self._descr = tokens.dtype
         self._data = <char*> cnp.PyArray_DATA(tokens)
         self._itemsize = tokens.itemsize
@@ -115,15 +96,8 @@ cdef class SequenceTable:
 
     def __getitem__(self, Py_ssize_t index):
         """The tokens of one sequence, [length], as a read-only view of the file."""
-        cdef cnp.npy_intp length
-        if not self._accepted:
-            self.check()
-        if index < 0:
-            index += self._count
-        if index < 0 or index >= self._count:
-            raise IndexError(f"sequence {index} of {self._count}")
-        length = self._length_of(index)
-        return self._view(_int64_at(self._pointers, index), length)
+        index = self._number(index)
+        return self._view(_int64_at(self._pointers, index), self._length_of(index))
 
     def get(self, Py_ssize_t index, Py_ssize_t offset=0, length=None):
         """A part of one sequence, without touching the rest of it.
@@ -140,12 +114,7 @@ cdef class SequenceTable:
             IndexError: there is no such sequence, or the part is not within it.
         """
         cdef Py_ssize_t size, wanted
-        if not self._accepted:
-            self.check()
-        if index < 0:
-            index += self._count
-        if index < 0 or index >= self._count:
-            raise IndexError(f"sequence {index} of {self._count}")
+        index = self._number(index)
         size = self._length_of(index)
         wanted = size - offset if length is None else length
         if offset < 0 or wanted < 0 or offset > size - wanted:
@@ -170,25 +139,19 @@ cdef class SequenceTable:
             IndexError: there is no such sequence; nothing has been written then.
             ValueError: `out` or `dtype` does not fit, or `pad` does not fit the dtype.
         """
-        cdef Py_ssize_t width
         starts, sizes, longest, _ = self._locate(indices)
-        if out is not None:
-            if length is not None or dtype is not None:
-                raise ValueError("out fixes length and dtype; leave them out")
-            if not isinstance(out, np.ndarray) or out.ndim != 2 or out.shape[0] != starts.shape[0]:
-                raise ValueError(f"out must be an array of shape [{starts.shape[0]}, T]")
-            if not out.flags.c_contiguous or not out.flags.writeable:
-                raise ValueError("out must be C-contiguous and writeable")
-            self._target_dtype(out.dtype)
-        else:
+        count = len(starts)
+        if out is None:
             if length is not None and length < 0:
                 raise ValueError(f"a length of {length} tokens")
-            width = longest if length is None else length
-            out = np.empty((starts.shape[0], width), dtype=self._target_dtype(dtype))
-        filler = _filler(pad, out.dtype, out.shape[1])
-        if out.size:
-            self._copy_rows(starts, sizes, None, out.reshape(-1).view(np.uint8), out.shape[1], out.itemsize,
-                            filler.view(np.uint8))
+            out = np.empty((count, longest if length is None else length), dtype=self._target_dtype(dtype))
+        elif length is not None or dtype is not None:
+            raise ValueError("out fixes length and dtype; leave them out")
+        else:
+            self._check_output(out, np.ndim(out) == 2 and len(out) == count, f"of shape [{count}, T]")
+        width = out.shape[1]
+        self._copy_rows(starts, np.minimum(sizes, width), np.arange(count) * width, out.reshape(-1), width,
+                        _filler(pad, out.dtype))
         return out
 
     def gather_packed(self, indices, *, dtype=None, out=None):
@@ -207,21 +170,16 @@ cdef class SequenceTable:
             ValueError: `out` or `dtype` does not fit.
         """
         starts, sizes, _, total = self._locate(indices)
-        if out is not None:
-            if dtype is not None:
-                raise ValueError("out fixes the dtype; leave it out")
-            if not isinstance(out, np.ndarray) or out.ndim != 1 or out.shape[0] < total:
-                raise ValueError(f"out must be an array of one dimension that holds {total} tokens")
-            if not out.flags.c_contiguous or not out.flags.writeable:
-                raise ValueError("out must be C-contiguous and writeable")
-            dtype = out.dtype
-        offsets = np.zeros(starts.shape[0] + 1, dtype=np.int64)
+        if out is None:
+            tokens = np.empty(total, dtype=self._target_dtype(dtype))
+        elif dtype is not None:
+            raise ValueError("out fixes the dtype; leave it out")
+        else:
+            self._check_output(out, np.ndim(out) == 1 and len(out) >= total, f"of one dimension that holds {total} tokens")
+            tokens = out[:total]
+        offsets = np.zeros(len(starts) + 1, dtype=np.int64)
         np.cumsum(sizes, out=offsets[1:])
-        wanted = self._target_dtype(dtype)
-        tokens = np.empty(total, dtype=wanted) if out is None else out[:total]
-        if total:
-            self._copy_rows(starts, sizes, offsets, tokens.view(np.uint8), 0, tokens.itemsize,
-                            np.zeros(tokens.itemsize, dtype=np.uint8))
+        self._copy_rows(starts, sizes, offsets, tokens)
         return tokens, offsets
 
     def check(self):
@@ -229,7 +187,7 @@ cdef class SequenceTable:
         raise NotImplementedError
 
     def accept(self):
-        """From now on the index is believed: it has been checked, by this object or by one it is a copy of."""
+        """Says that the index has been checked, by this object or by one it is a copy of."""
         self._accepted = True
 
     @property
@@ -270,17 +228,20 @@ cdef class SequenceTable:
                 if fault:
                     break
                 expected = pointer + length * self._itemsize
-        if fault == 1:
-            return ("negative_length", i, length, 0), 0
-        if fault == 2:
-            return ("negative_pointer", i, pointer, expected), 0
-        if fault == 3:
-            return ("overlap", i, pointer, expected), 0
-        if fault == 4:
-            return ("beyond", i, pointer + length * self._itemsize, total), 0
-        if fault == 5:
-            return ("gap", i, pointer, expected), 0
-        return None, expected
+        if not fault:
+            return None, expected
+        found = length if fault == 1 else pointer if fault != 4 else pointer + length * self._itemsize
+        return (FAULTS[fault - 1], i, found, total if fault == 4 else expected), 0
+
+    cdef inline Py_ssize_t _number(self, Py_ssize_t index) except -1:
+        """The number of a sequence, which may be counted from the end; checks the index if nothing has yet."""
+        if not self._accepted:
+            self.check()
+        if index < 0:
+            index += self._count
+        if index < 0 or index >= self._count:
+            raise IndexError(f"sequence {index} of {self._count}")
+        return index
 
     cdef inline bint _lies_within(self, int64_t at, int64_t length) noexcept nogil:
         """Whether the tokens lie within the file: an index is checked when it is opened, and may change later."""
@@ -289,8 +250,11 @@ cdef class SequenceTable:
     cdef inline Py_ssize_t _length_of(self, Py_ssize_t index) except -1:
         cdef Py_ssize_t length = _int32_at(self._sizes, index)
         if not self._lies_within(_int64_at(self._pointers, index), length):
-            raise OSError(errno.EIO, CHANGED, str(getattr(self, "prefix", "")))
+            raise self._changed()
         return length
+
+    cdef _changed(self):
+        return OSError(errno.EIO, CHANGED, str(getattr(self, "prefix", "")))
 
     cdef inline object _view(self, int64_t at, cnp.npy_intp length):
         """`length` tokens from byte `at` on; the caller has made sure that they exist."""
@@ -302,7 +266,8 @@ cdef class SequenceTable:
 
     cdef _locate(self, indices):
         """Byte offsets [N] and lengths [N] (both int64) of sequences, the greatest length, the sum of lengths."""
-        cdef Py_ssize_t i, index, bad = -1, changed = -1, n
+        cdef Py_ssize_t i, index, bad = -1, n
+        cdef bint changed = False
         cdef int64_t longest = 0, total = 0
         if not self._accepted:
             self.check()
@@ -321,27 +286,25 @@ cdef class SequenceTable:
                 if index < 0 or index >= self._count:
                     bad = i
                     break
-                start_of[i] = index
-            if bad < 0:
-                for i in range(n):
-                    if i + AHEAD < n:
-                        FTK_PREFETCH(self._sizes + 4 * start_of[i + AHEAD])
-                        FTK_PREFETCH(self._pointers + 8 * start_of[i + AHEAD])
-                    index = start_of[i]
-                    size_of[i] = _int32_at(self._sizes, index)
-                    start_of[i] = _int64_at(self._pointers, index)
-                    if not self._lies_within(start_of[i], size_of[i]):
-                        changed = index
-                        break
-                    total += size_of[i]
-                    if size_of[i] > longest:
-                        longest = size_of[i]
+                size_of[i] = _int32_at(self._sizes, index)
+                start_of[i] = _int64_at(self._pointers, index)
+                if not self._lies_within(start_of[i], size_of[i]):
+                    changed = True
+                    break
+                total += size_of[i]
+                longest = max(longest, size_of[i])
         if bad >= 0:
             raise IndexError(f"sequence {given[bad]} of {self._count}")
-        if changed >= 0:
-            self._length_of(changed)
-            raise OSError(errno.EIO, CHANGED, str(getattr(self, "prefix", "")))
+        if changed:
+            raise self._changed()
         return starts, sizes, longest, total
+
+    def _check_output(self, out, fits, expected):
+        if not isinstance(out, np.ndarray) or not fits:
+            raise ValueError(f"out must be an array {expected}")
+        if not out.flags.c_contiguous or not out.flags.writeable:
+            raise ValueError("out must be C-contiguous and writeable")
+        self._target_dtype(out.dtype)
 
     def _target_dtype(self, dtype):
         own = self._descr
@@ -351,155 +314,55 @@ cdef class SequenceTable:
         raise ValueError(f"{own.name} tokens can be had as {own.name} or, except uint64 and floats, as int64; "
                          f"not as {wanted.name}")
 
-    cdef _copy_rows(self, int64_t[::1] starts, int64_t[::1] sizes, offsets, unsigned char[::1] out,
-                    Py_ssize_t width, Py_ssize_t out_itemsize, unsigned char[::1] filler):
-        """Copies rows to fixed places of `width` tokens, filled up, or, with `offsets`, back to back."""
-        cdef const int64_t[::1] places
-        cdef const int64_t* place = NULL
-        if offsets is not None:
-            places = offsets
-            place = &places[0]
-        cdef Py_ssize_t n = starts.shape[0]
-        cdef int64_t filler_bytes = filler.shape[0]
-        cdef char kind = ord(self._descr.kind)
-        if self._itemsize == out_itemsize:
+    cdef _copy_rows(self, int64_t[::1] starts, int64_t[::1] sizes, int64_t[::1] places, out,
+                    Py_ssize_t width=0, filler=0):
+        """Copies rows, `sizes` tokens from the bytes `starts` of the file on, to `places` in a flat array.
+
+        Rows are filled up to `width` tokens with `filler`.
+        """
+        cdef Py_ssize_t i, itemsize = self._itemsize
+        cdef unsigned char[::1] target
+        if itemsize != out.itemsize:
+            _widen(self._array, starts, sizes, places, out, width, filler)
+        elif out.size:
+            if width > 0:
+                out.fill(filler)
+            target = out.view(np.uint8)
             with nogil:
-                _copy(self._data, self._itemsize, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
-                      filler_bytes)
-        elif kind == b"u" and self._itemsize == 1:
-            with nogil:
-                _widen[uint8_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
-                                filler_bytes, 0)
-        elif kind == b"u" and self._itemsize == 2:
-            with nogil:
-                _widen[uint16_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
-                                 filler_bytes, 0)
-        elif kind == b"u" and self._itemsize == 4:
-            with nogil:
-                _widen[uint32_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
-                                 filler_bytes, 0)
-        elif self._itemsize == 1:
-            with nogil:
-                _widen[int8_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
-                               filler_bytes, 0)
-        elif self._itemsize == 2:
-            with nogil:
-                _widen[int16_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
-                                filler_bytes, 0)
-        else:
-            with nogil:
-                _widen[int32_t](self._data, &starts[0], &sizes[0], place, n, &out[0], width, &filler[0],
-                                filler_bytes, 0)
+                for i in range(starts.shape[0]):
+                    memcpy(&target[0] + places[i] * itemsize, self._data + starts[i], sizes[i] * itemsize)
 
 
-cdef inline Py_ssize_t _rows_ahead(const int64_t* sizes, Py_ssize_t n, Py_ssize_t itemsize) noexcept nogil:
-    """How many rows ahead memory is asked for: as many as have BYTES_AHEAD on average, 2 to AHEAD."""
+def _widen(const narrow_t[::1] tokens, int64_t[::1] starts, int64_t[::1] sizes, int64_t[::1] places, int64_t[::1] out,
+           Py_ssize_t width, int64_t filler):
+    """As `_copy_rows`, from narrow integers to int64."""
     cdef Py_ssize_t i
-    cdef int64_t total = 0
-    for i in range(n):
-        total += sizes[i]
-    total = total * itemsize // n
-    return max(2, min(AHEAD, BYTES_AHEAD // (total + 1)))
-
-
-cdef inline void _ask_for(const char* data, int64_t num_bytes) noexcept nogil:
-    """Asks for the first cache lines of a row."""
-    cdef int64_t line
-    for line in range(0, num_bytes if num_bytes < 64 * MOST_LINES else 64 * MOST_LINES, 64):
-        FTK_PREFETCH(data + line)
-
-
-cdef inline void _fill_up(unsigned char* out, int64_t num_bytes, const unsigned char* filler,
-                          int64_t filler_bytes) noexcept nogil:
-    """Writes the filler, many items long, again and again: memcpy writes as fast as the machine can."""
-    while num_bytes > filler_bytes:
-        memcpy(out, filler, filler_bytes)
-        out += filler_bytes
-        num_bytes -= filler_bytes
-    memcpy(out, filler, num_bytes)
-
-
-cdef void _copy(const char* data, Py_ssize_t itemsize, const int64_t* starts, const int64_t* sizes,
-                const int64_t* places, Py_ssize_t n, unsigned char* out, Py_ssize_t width,
-                const unsigned char* filler, int64_t filler_bytes) noexcept nogil:
-    """Rows of the same item size: bytes are moved as they are."""
-    cdef Py_ssize_t i, ahead = _rows_ahead(sizes, n, itemsize)
-    cdef int64_t size, most = INT32_MAX if places != NULL else width
-    for i in range(n):
-        if i + ahead < n:
-            _ask_for(data + starts[i + ahead], min(sizes[i + ahead], most) * itemsize)
-        size = min(sizes[i], most)
-        if places != NULL:
-            memcpy(out + places[i] * itemsize, data + starts[i], size * itemsize)
-        else:
-            memcpy(out + i * width * itemsize, data + starts[i], size * itemsize)
-            _fill_up(out + (i * width + size) * itemsize, (width - size) * itemsize, filler, filler_bytes)
-
-
-cdef void _widen(const char* data, const int64_t* starts, const int64_t* sizes, const int64_t* places, Py_ssize_t n,
-                 unsigned char* out, Py_ssize_t width, const unsigned char* filler, int64_t filler_bytes,
-                 narrow_t _) noexcept nogil:
-    """Rows of narrow integers to int64."""
-    cdef Py_ssize_t i, ahead = _rows_ahead(sizes, n, sizeof(narrow_t))
-    cdef int64_t j, size, most = INT32_MAX if places != NULL else width
+    cdef int64_t j
     cdef const narrow_t* source
     cdef int64_t* target
-    for i in range(n):
-        if i + ahead < n:
-            _ask_for(data + starts[i + ahead], min(sizes[i + ahead], most) * <int64_t> sizeof(narrow_t))
-        size = min(sizes[i], most)
-        source = <const narrow_t*> (data + starts[i])
-        target = <int64_t*> out + (i * width if places == NULL else places[i])
-        for j in range(size):
-            target[j] = source[j]
-        if places == NULL:  # after the row: memory is written in one direction
-            _fill_up(<unsigned char*> (target + size), (width - size) * 8, filler, filler_bytes)
+    if out.shape[0] == 0:
+        return
+    with nogil:
+        for i in range(starts.shape[0]):
+            source = &tokens[0] + starts[i] // <int64_t> sizeof(narrow_t)
+            target = &out[0] + places[i]
+            for j in range(sizes[i]):
+                target[j] = source[j]
+            for j in range(sizes[i], width):
+                target[j] = filler
 
 
-def _filler(pad, dtype, width):
-    """Some items of `dtype` that hold `pad`: as many as a row has, if that is few."""
-    filler = np.empty(max(1, min(width, FILLER_BYTES // dtype.itemsize)), dtype=dtype)
+def _filler(pad, dtype):
+    """`pad` as a number of `dtype`."""
+    filler = np.empty(1, dtype=dtype)
+    fits = True
     try:
         filler[:] = pad
     except OverflowError:
-        raise ValueError(f"pad is {pad}, which {dtype.name} does not hold") from None
-    if filler[0] != pad:
+        fits = False
+    if not fits or filler[0] != pad:
         raise ValueError(f"pad is {pad}, which {dtype.name} does not hold")
-    return filler
-
-
-def find_document_fault(const unsigned char[::1] index, Py_ssize_t at, Py_ssize_t first, Py_ssize_t stop,
-                        int64_t previous):
-    """Checks that the entries first to stop - 1 of the document index never fall.
-
-    Args:
-        index: the whole .idx file as bytes.
-        at: byte offset of the int64 document index.
-        first, stop: which entries.
-        previous: the entry before them.
-
-    Returns:
-        None and the last entry; or (position, found, least value expected) of the first fault and 0.
-    """
-    cdef int64_t value = previous
-    cdef Py_ssize_t i = first
-    cdef bint fault = False
-    cdef const unsigned char* marks
-    if not (0 <= first <= stop <= index.shape[0] // 8 and 0 <= at <= index.shape[0] - 8 * stop):
-        raise IndexError(f"entries {first} to {stop}")
-    if first == stop:
-        return None, previous
-    marks = &index[0] + at
-    with nogil:
-        for i in range(first, stop):
-            value = _int64_at(marks, i)
-            if value < previous:
-                fault = True
-                break
-            previous = value
-    if fault:
-        return (i, value, previous), 0
-    return None, previous
+    return filler[0]
 
 
 def flatten(list rows, dtype):
@@ -515,34 +378,23 @@ def flatten(list rows, dtype):
     Raises:
         OverflowError: an id does not fit `dtype`; the message says which.
     """
-    cdef Py_ssize_t i, total = 0
+    cdef Py_ssize_t i, j, at = 0, total = 0
+    cdef list row
     lengths = np.empty(len(rows), dtype=np.int32)
     cdef int32_t[::1] sizes = lengths
     for i in range(PyList_GET_SIZE(rows)):
         sizes[i] = len(<list?> rows[i])
         total += sizes[i]
-    tokens = np.empty(total, dtype=dtype)
-    limits = np.iinfo(tokens.dtype)
-    if tokens.dtype == np.uint16:
-        _fill[cython.ushort](rows, tokens, limits.min, limits.max)
-    elif tokens.dtype == np.int32:
-        _fill[cython.int](rows, tokens, limits.min, limits.max)
-    else:
-        wide = np.empty(total, dtype=np.longlong)
-        _fill[cython.longlong](rows, wide, limits.min, min(limits.max, np.iinfo(np.longlong).max))
-        tokens[:] = wide
-    return tokens, lengths
-
-
-cdef _fill(list rows, token_t[::1] out, long long least, long long greatest):
-    cdef Py_ssize_t i, j, at = 0
-    cdef long long value
-    cdef list row
+    limits = np.iinfo(dtype)
+    cdef int64_t least = limits.min, greatest = min(limits.max, np.iinfo(np.int64).max), value
+    tokens = np.empty(total, dtype=np.int64)
+    cdef int64_t[::1] out = tokens
     for i in range(PyList_GET_SIZE(rows)):
         row = <list> PyList_GET_ITEM(rows, i)
         for j in range(PyList_GET_SIZE(row)):
             value = PyLong_AsLongLong(<object> PyList_GET_ITEM(row, j))
             if value < least or value > greatest:
                 raise OverflowError(f"token id {value} of document {i} is not in {least}..{greatest}")
-            out[at] = <token_t> value
+            out[at] = value
             at += 1
+    return tokens.astype(dtype, copy=False), lengths

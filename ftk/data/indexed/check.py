@@ -1,11 +1,12 @@
-"""The full check of an index: one compiled pass in slices, which releases the pages that it has read."""
+"""The full check of an index: one pass in slices, which releases the pages that it has read."""
 
 from __future__ import annotations
 
 import mmap
 from typing import TYPE_CHECKING
 
-from ftk.data.indexed._index import find_document_fault
+import numpy as np
+
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,15 +48,17 @@ def forget_pages(mapped: mmap.mmap, start: int, stop: int) -> None:
 
 def _check_document_index(dataset: IndexedDataset) -> None:
     at, count = dataset.layout.marks_at, dataset.layout.num_marks
-    last = 0
     for first in range(0, count, SLICE):
-        stop = min(first + SLICE, count)
-        fault, last = find_document_fault(dataset.index, at, first, stop, last)
-        if fault is None and first == 0:
-            start = find_document_fault(dataset.index, at, 0, 1, 0)[1]
-            fault = (0, start, 0) if start != 0 else None
-        if fault is None and stop == count and last != len(dataset):
-            fault = (count - 1, last, len(dataset))
+        begin, stop = max(first - 1, 0), min(first + SLICE, count)
+        marks = np.frombuffer(dataset.index, "<i8", stop - begin, at + 8 * begin)
+        falls = np.flatnonzero(marks[1:] < marks[:-1])
+        fault = None
+        if first == 0 and marks[0] != 0:
+            fault = (0, marks[0], 0)
+        elif len(falls):
+            fault = (begin + falls[0] + 1, marks[falls[0] + 1], marks[falls[0]])
+        elif stop == count and marks[-1] != len(dataset):
+            fault = (count - 1, marks[-1], len(dataset))
         if fault is not None:
             position, found, expected = fault
             raise UserError(
@@ -72,7 +75,7 @@ def _describe(dataset: IndexedDataset, kind: str, sequence: int, found: int, exp
         num_bytes = dataset.num_tokens * dataset.dtype.itemsize
         return (
             f"{bin_path}: {num_bytes} bytes, but {what} at byte {found} according to "
-            f"{idx_path.name}; one of them is truncated, altered or another's, make both again"
+            f"{idx_path.name}; one of them is truncated, altered or of another pair, make both again"
         )
     how = {
         "negative_length": f"has a length of {found} tokens",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from ftk.modules.initialization import Normal, declare
@@ -45,9 +44,3 @@ class BlockPositionEmbedding(nn.Module):
         """position_ids [B, 2, T]: in the text, and within the blank (0 in the context) -> [B, T, H]"""
         position, block = position_ids.unbind(1)  # each [B, T]
         return self.position(position) + self.block(block)
-
-
-def plain_positions(tokens: Tensor) -> Tensor:
-    """[B, 2, T] for tokens [B, T] that have no blanks: 0, 1, ... T - 1 in the text, 0 within a blank."""
-    position = torch.arange(tokens.size(1), device=tokens.device)
-    return torch.stack((position, torch.zeros_like(position))).expand(tokens.size(0), -1, -1)

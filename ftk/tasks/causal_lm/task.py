@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from ftk.errors import UserError
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.causal_lm.samples import CausalDataset
+from ftk.tasks.language_model import check_positions, vocabulary_divisor
 
 if TYPE_CHECKING:
     from ftk.generation.engine.continuation import Continuation
@@ -24,26 +25,20 @@ if TYPE_CHECKING:
 class CausalLMConfig:
     seq_length: int = field(
         default=1024,
-        metadata={"daily": True, "max": 10**8, "help": "length of a sample, end tokens counted", "unit": "tokens"},
+        metadata={
+            "daily": True,
+            "min": 1,
+            "max": 10**8,
+            "help": "length of a sample, end tokens counted",
+            "unit": "tokens",
+        },
     )
     document_mask: bool = field(
         default=False, metadata={"help": "tokens see only their own document, not those packed before it"}
     )
     restart_positions: bool = field(default=False, metadata={"help": "positions count from 0 in each document"})
     end_loss: bool = field(default=True, metadata={"help": "learn where documents end"})
-    make_vocab_size_divisible_by: int = field(
-        default=128,
-        metadata={
-            "max": 10**6,
-            "help": "the vocabulary is padded to a multiple of this; 1 to continue a model that was not padded",
-            "unit": "tokens",
-        },
-    )
-
-    def validate(self) -> Iterator[str]:
-        for name in ("seq_length", "make_vocab_size_divisible_by"):
-            if getattr(self, name) < 1:
-                yield f"{name} is {getattr(self, name)}; it must be at least 1"
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
 @register_task("causal_lm", config=CausalLMConfig, criterion="cross_entropy")
@@ -69,10 +64,6 @@ class CausalLMTask(Task):
         return Continuation([] if end is None else [end], getattr(model_config, "max_positions", None))
 
     def complete_model_config(self, config: Any) -> Any:
-        if self.config.seq_length > config.max_positions:
-            raise UserError(
-                f"`seq_length` {self.config.seq_length} is beyond the model's {config.max_positions} positions; "
-                f"lower `seq_length` or raise `max_positions`"
-            )
+        check_positions(config, self.config.seq_length, self.config.seq_length)
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         return dataclasses.replace(config, vocab_size=vocab_size)

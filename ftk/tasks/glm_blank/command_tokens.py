@@ -1,6 +1,6 @@
 """GLM's command tokens as data: a table per kind of tokenizer, as the published checkpoints number them.
 
-Where two names share one id in the original, the counter stands still (`advance=0`). Source: THUDM/GLM,
+Where two names share one id in the original, the first has `advance=0`. Source: THUDM/GLM,
 data_utils/tokenization.py.
 """
 
@@ -49,7 +49,7 @@ class GLMTokensConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.layout == "glm":  # what tokenizers were saved with says so; their fingerprint knows defaults only
+        if self.layout == "glm":  # so older tokenizers were saved; options at their default are not in a fingerprint
             self.layout = "auto"
 
     def validate(self) -> Iterator[str]:
@@ -108,6 +108,14 @@ def _table(config: GLMTokensConfig, tokenizer: str, vocab: Mapping[str, int]) ->
     return SENTENCEPIECE if config.fix_command_token else SENTENCEPIECE_UNFIXED
 
 
+_ANSWERS = (
+    Row("sop", "<|startofpiece|>", "block_symbols"),
+    Row("eop", "<|endofpiece|>", "block_symbols"),
+)
+_GMASK, _SMASK = Row("gMASK", "[gMASK]", "task_mask", lstrip=True), Row("sMASK", "[sMASK]", "task_mask", lstrip=True)
+_HIDDEN = Row("dBLOCK", "[dBLOCK]", "decoder_mask")
+_ADDED = (*_ANSWERS, _GMASK, _SMASK, _HIDDEN)
+
 BERT_WORDPIECE = Layout(last=(
     Row("pad", "[PAD]", in_vocab="[PAD]"),
     Row("ENC", "[CLS]", in_vocab="[CLS]", role="cls"),
@@ -115,25 +123,21 @@ BERT_WORDPIECE = Layout(last=(
     Row("unk", "[UNK]", in_vocab="[UNK]"),
     Row("sep", "[SEP]", in_vocab="[SEP]"),
     Row("eos", "[PAD]", in_vocab="[PAD]"),
-    Row("sop", "<|startofpiece|>", "block_symbols"),
-    Row("eop", "<|endofpiece|>", "block_symbols"),
+    *_ANSWERS,
     Row("gMASK", "[gMASK]", "task_mask"),
     Row("sMASK", "[sMASK]", "task_mask"),
-    Row("dBLOCK", "[dBLOCK]", "decoder_mask"),
+    _HIDDEN,
 ))  # fmt: skip
 
 GPT2_BPE = Layout(last=(
     Row("pad", "<|endoftext|>", in_vocab="<|endoftext|>"),
     Row("eos", "<|endoftext|>", in_vocab="<|endoftext|>"),
-    Row("sop", "<|startofpiece|>", "block_symbols"),
-    Row("eop", "<|endofpiece|>", "block_symbols"),
+    *_ANSWERS,
     Row("ENC", "[CLS]", "block_symbols", role="cls"),
     Row("MASK", "[MASK]", "block_symbols", lstrip=True),
     Row("sep", "[SEP]", "block_symbols"),
     Row("unk", "[UNK]", "block_symbols"),
-    Row("gMASK", "[gMASK]", "task_mask", lstrip=True),
-    Row("sMASK", "[sMASK]", "task_mask", lstrip=True),
-    Row("dBLOCK", "[dBLOCK]", "decoder_mask"),
+    _GMASK, _SMASK, _HIDDEN,
 ))  # fmt: skip
 
 ROBERTA_BPE = Layout(last=(
@@ -143,11 +147,7 @@ ROBERTA_BPE = Layout(last=(
     Row("ENC", "[CLS]", role="cls", in_vocab="<s>"),
     Row("MASK", "[MASK]", in_vocab="<mask>", lstrip=True),
     Row("unk", "[UNK]", in_vocab="<unk>"),
-    Row("sop", "<|startofpiece|>", "block_symbols"),
-    Row("eop", "<|endofpiece|>", "block_symbols"),
-    Row("gMASK", "[gMASK]", "task_mask", lstrip=True),
-    Row("sMASK", "[sMASK]", "task_mask", lstrip=True),
-    Row("dBLOCK", "[dBLOCK]", "decoder_mask"),
+    *_ADDED,
 ))  # fmt: skip
 
 # fairseq's four, and GLM's behind the dictionary; <mask> is its own where the dictionary has one (BART, RoBERTa).
@@ -158,18 +158,10 @@ _FAIRSEQ_BASE = (
     Row("eos", "</s>", in_vocab="</s>"),
     Row("unk", "<unk>", in_vocab="<unk>"),
 )
-_FAIRSEQ_ADDED = (
-    Row("sop", "<|startofpiece|>", "block_symbols"),
-    Row("eop", "<|endofpiece|>", "block_symbols"),
-    Row("gMASK", "[gMASK]", "task_mask", lstrip=True),
-    Row("sMASK", "[sMASK]", "task_mask", lstrip=True),
-    Row("dBLOCK", "[dBLOCK]", "decoder_mask"),
-)
-FAIRSEQ = Layout(last=(*_FAIRSEQ_BASE, Row("MASK", "<mask>", lstrip=True), *_FAIRSEQ_ADDED))
-FAIRSEQ_WITH_MASK = Layout(
-    last=(*_FAIRSEQ_BASE, Row("MASK", "<mask>", lstrip=True, in_vocab="<mask>"), *_FAIRSEQ_ADDED)
-)
+FAIRSEQ = Layout(last=(*_FAIRSEQ_BASE, Row("MASK", "<mask>", lstrip=True), *_ADDED))
+FAIRSEQ_WITH_MASK = Layout(last=(*_FAIRSEQ_BASE, Row("MASK", "<mask>", lstrip=True, in_vocab="<mask>"), *_ADDED))
 
+# One id between unk and sop stays unused, as in the original.
 _SENTENCEPIECE_BASE = (
     Row("pad", "<|endoftext|>", advance=0),
     Row("eos", "<|endoftext|>"),
@@ -177,27 +169,15 @@ _SENTENCEPIECE_BASE = (
     Row("ENC", "[CLS]", role="cls"),
     Row("MASK", "[MASK]", lstrip=True),
     Row("unk", "[UNK]"),
+    Row("sop", "<|startofpiece|>", "block_symbols", skip=1),
 )
 
-# 50000 pieces: GLM-Large-Chinese. One id between unk and sop stays unused, as in the original.
-SENTENCEPIECE = Layout(last=(
-    *_SENTENCEPIECE_BASE,
-    Row("sop", "<|startofpiece|>", "block_symbols", skip=1),
-    Row("eop", "<|endofpiece|>", "block_symbols"),
-    Row("sMASK", "[sMASK]", "task_mask", lstrip=True),
-    Row("gMASK", "[gMASK]", "task_mask", lstrip=True),
-    Row("dBLOCK", "[dBLOCK]", "decoder_mask"),
-))  # fmt: skip
+# 50000 pieces: GLM-Large-Chinese.
+SENTENCEPIECE = Layout(last=(*_SENTENCEPIECE_BASE, _ANSWERS[1], _SMASK, _GMASK, _HIDDEN))
 
 # 50000 pieces: GLM-10B-Chinese, whose gMASK has the id of eop (the original without --fix-command-token).
-SENTENCEPIECE_UNFIXED = Layout(last=(
-    *_SENTENCEPIECE_BASE,
-    Row("sop", "<|startofpiece|>", "block_symbols", skip=1),
-    Row("eop", "<|endofpiece|>", "block_symbols", advance=0),
-    Row("gMASK", "[gMASK]", "task_mask", lstrip=True),
-    Row("sMASK", "[sMASK]", "task_mask", lstrip=True),
-    Row("dBLOCK", "[dBLOCK]", "decoder_mask"),
-))  # fmt: skip
+_EOP = Row("eop", "<|endofpiece|>", "block_symbols", advance=0)
+SENTENCEPIECE_UNFIXED = Layout(last=(*_SENTENCEPIECE_BASE, _EOP, _GMASK, _SMASK, _HIDDEN))
 
 # The original's default for any SentencePiece model: eight command tokens, then the pieces. The rows behind
 # the pieces are ftk's addition: without them the layout cannot carry the GLM objective.

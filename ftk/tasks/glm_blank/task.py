@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftk.batch import Batch
 from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import Documents
-from ftk.errors import UserError
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
+from ftk.tasks.language_model import check_positions, vocabulary_divisor
 
 if TYPE_CHECKING:
     from ftk.tasks.glm_blank.infill.fill import BlankFiller
@@ -25,19 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class GLMBlankConfig(BlankInfillingConfig):
-    make_vocab_size_divisible_by: int = field(
-        default=128,
-        metadata={
-            "max": 10**6,
-            "help": "the vocabulary is padded to a multiple of this, so that matrix sizes are round",
-            "unit": "tokens",
-        },
-    )
-
-    def validate(self) -> Iterator[str]:
-        yield from super().validate()
-        if self.make_vocab_size_divisible_by < 1:
-            yield f"make_vocab_size_divisible_by is {self.make_vocab_size_divisible_by}; it must be at least 1"
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
 @register_task("glm_blank", config=GLMBlankConfig, criterion="cross_entropy")
@@ -57,11 +45,7 @@ class GLMBlankTask(Task):
         # Numbered blanks put their answers at the position seq_length; the tables have a row for it, one more than
         # max_positions, only where there are block positions.
         needed = self.config.seq_length + (self.config.sentinel_tokens and not self.config.block_positions)
-        if needed > config.max_positions:
-            raise UserError(
-                f"`seq_length` {self.config.seq_length} is beyond the model's {config.max_positions} positions; "
-                f"lower `seq_length` or raise `max_positions`"
-            )
+        check_positions(config, self.config.seq_length, needed)
         return dataclasses.replace(config, vocab_size=vocab_size, block_positions=self.config.block_positions)
 
     def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:

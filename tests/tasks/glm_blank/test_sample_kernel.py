@@ -16,15 +16,15 @@ from reference_samples import PlainDataset, collate
 from ftk.data.batches._batching import batch_bounds
 from ftk.data.batches.collate import Collater, SampleBatch
 from ftk.data.corpora._blending import blend_corpora
-from ftk.data.corpora._documents import TextPacker, draw_document, sentence_start_after, sentence_start_before
+from ftk.data.corpora._documents import TextPacker
 from ftk.data.corpora.documents import sentence_end_ids
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.data.random import SampleRandom
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
-from ftk.tasks.glm_blank.samples._infilling import build_arrays, hide_answer_inputs, hide_context_inputs
+from ftk.tasks.glm_blank.samples._infilling import build_arrays
 from ftk.tasks.glm_blank.samples._samples import SampleMaker
-from ftk.tasks.glm_blank.samples._spans import SpanDrawer, sentence_spans, token_spans
+from ftk.tasks.glm_blank.samples._spans import SpanDrawer
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.spans import poisson_weights
 from tests.data.number_corpus import CLS, EOS, NumberTokenizer, random_documents
@@ -209,10 +209,6 @@ def test_document_numbers_follow_the_text():
         assert (text[np.flatnonzero(np.diff(of_text))] == EOS).all()
 
 
-def rng():
-    return SampleRandom(1, 1, 1)
-
-
 def ids(*values):
     return np.array(values, dtype=np.int64)
 
@@ -231,19 +227,16 @@ def packer(cumulative, seq_length=32):
     return TextPacker(documents, cumulative, np.zeros(600), 0, 2, seq_length, 0.0, 0.0, False)
 
 
-def drawer(bert_ratio=0.15, weights=(1.0, 2.0)):
-    return SpanDrawer(0, 2, (0.0, 1.0, 0.0, 0.0), (bert_ratio, 0.1, 0.1), 0.5, weights, np.zeros(600), True)
+def drawer(*ratios, weights=(1.0, 2.0)):
+    return SpanDrawer(0, 2, (0.0, 1.0, 0.0, 0.0), ratios or (0.15, 0.1, 0.1), 0.5, weights, np.zeros(600), True)
 
 
 def maker(most_spans):
-    masks = np.zeros(most_spans)
-    return SampleMaker(
-        packer(ids(100)), drawer(0.5), most_spans, np.zeros((3, most_spans)), masks, (0, 0, 2, 7, 10), True, False, -1,
-        -1, 0.0, 0.0, 3
-    )  # fmt: skip
+    masks, commands = np.zeros((3, most_spans)), (0, 0, 2, 7, 10)
+    rest = (commands, True, False, -1, -1, 0.0, 0.0, 3)
+    return SampleMaker(packer(ids(100)), drawer(0.5, 0.1, 0.1), most_spans, masks, masks[0], *rest)
 
 
-WEIGHTS, ENDS = np.array([1.0, 2.0]), np.zeros(600, dtype=np.uint8)
 OUTSIDE = {
     "a span behind the text": lambda: arrays_of(spans_of((3, 5)), ids(0)),
     "a span before the text": lambda: arrays_of(spans_of((-1, 1)), ids(0)),
@@ -254,21 +247,15 @@ OUTSIDE = {
     "too few answers": lambda: arrays_of(spans_of((0, 1), (2, 3)), ids(0)),
     "too few masks": lambda: arrays_of(spans_of((0, 1), (2, 3)), ids(0, 1), masks=1),
     "triples": lambda: arrays_of(np.array([[0, 1, 2]]), ids(0)),
-    "answers behind the sample": lambda: hide_answer_inputs(ids(1, 2, 3), 2, spans_of((0, 9)), ids(0), 10, 0.5, rng()),
-    "a context longer than the sample": lambda: hide_context_inputs(ids(1, 2), 3, spans_of(), 1, 1, 2, 0, 10, rng()),
-    "a span behind the context": lambda: hide_context_inputs(ids(1, 2), 2, spans_of((5, 6)), 1, 1, 2, 0, 10, rng()),
     "no documents": lambda: packer(ids()),
     "documents without tokens": lambda: packer(ids(0, 0)),
     "texts without tokens": lambda: packer(ids(100), seq_length=0),
-    "no document to draw": lambda: draw_document(ids(), rng()),
-    "a place behind the text": lambda: sentence_start_before(ids(1, 2), 3, ENDS),
-    "a place before the text": lambda: sentence_start_after(ids(1, 2), -1, ENDS),
-    "more tokens than there are": lambda: token_spans(ids(1, 3, 4), 0, 2, 50.0, WEIGHTS, False, rng()),
-    "a ratio that is no number": lambda: token_spans(ids(1, 3, 4), 0, 2, float("nan"), WEIGHTS, False, rng()),
-    "no lengths": lambda: token_spans(ids(1, 3, 4), 0, 2, 0.5, np.empty(0), False, rng()),
-    "more sentences than there are": lambda: sentence_spans(ids(1, 3, 4), 0, 2, 5.0, ENDS, rng()),
-    "a drawer of too much": lambda: drawer(bert_ratio=2.0),
-    "a drawer without lengths": lambda: drawer(weights=()),
+    "more tokens than there are": lambda: drawer(2.0, 0.1, 0.1),
+    "more sentences than there are": lambda: drawer(0.1, 5.0, 0.1),
+    "more of a document than there is": lambda: drawer(0.1, 0.1, 1.5),
+    "a ratio that is no number": lambda: drawer(float("nan"), 0.1, 0.1),
+    "no span lengths": lambda: drawer(weights=()),
+    "span lengths of no weight": lambda: drawer(weights=(0.0, 0.0)),
     "room for too few spans": lambda: maker(2),
     "a multiple of nothing": lambda: batch_bounds(np.ones(3, dtype=np.int32), 2, 0, 0),
     "no corpora": lambda: blend_corpora(np.empty(0), 5),

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_samples import segments, slow_document_span, slow_sentence_spans, slow_token_spans
+from reference_samples import PlainDataset, segments
 
 from ftk.data.random import SampleRandom
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
-from ftk.tasks.glm_blank.samples._spans import document_span, sentence_spans, token_spans
-from ftk.tasks.glm_blank.samples.spans import SpanSampler, poisson_weights
+from ftk.tasks.glm_blank.samples.spans import Blanks, poisson_weights, span_drawer
 from tests.data.number_corpus import CHINESE_STOP, CLS, EOS, FULL_STOP, QUESTION, VOCAB_SIZE
 from tests.data.reference_random import SlowRandom
 
@@ -22,6 +21,14 @@ ENDS[[FULL_STOP, CHINESE_STOP, QUESTION]] = 1
 SPECIAL = SimpleNamespace(eos=EOS, cls=CLS)
 WEIGHTS = poisson_weights(3.0, 39)
 
+
+SENTENCES, DOCUMENTS = {"bert_prob": 0.0, "gap_sentence_prob": 1.0}, {"bert_prob": 0.0, "gap_sentence_prob": 0.0}
+OBJECTIVES = [
+    *({"bert_ratio": ratio, "avg_block_length": mean} for ratio in (0.05, 0.15, 0.5) for mean in (0.3, 3.0, 20.0)),
+    *({"single_span_prob": 1.0, "avg_block_length": mean} for mean in (0.3, 3.0, 20.0)),
+    *(SENTENCES | {"gap_sentence_ratio": ratio} for ratio in (0.05, 0.15, 0.5)),
+    *(DOCUMENTS | {"gpt_min_ratio": ratio} for ratio in (0.0, 0.25, 1.0)),
+]
 
 packed_texts = st.lists(
     st.lists(st.one_of(st.integers(20, 40), st.sampled_from([FULL_STOP, QUESTION])), max_size=60),
@@ -35,38 +42,28 @@ def pack(documents, cut):
     return np.array(tokens[: len(tokens) - cut], dtype=np.int64)
 
 
+def drawn(tokens, rng, objective, **options):
+    """The spans of an objective and whether an end token follows each answer."""
+    chosen = {"bert_prob": float(objective == "token"), "gap_sentence_prob": float(objective == "sentence")}
+    _, spans, _, append_end = span_drawer(SPECIAL, BlankInfillingConfig(**chosen, **options), ENDS).sample(tokens, rng)
+    return spans, append_end
+
+
 @given(
     packed_texts,
     st.integers(0, 1),
     st.integers(0, 1000),
-    st.sampled_from([0.05, 0.15, 0.5]),
-    st.booleans(),
-    st.sampled_from([0.3, 3.0, 20.0]),
+    st.sampled_from(OBJECTIVES),
 )
-@settings(max_examples=400, deadline=None)
-def test_token_spans_equal_the_slow_version(documents, cut, seed, ratio, single, mean):
-    tokens, weights = pack(documents, cut), poisson_weights(mean, 39)
-    fast = token_spans(tokens, EOS, CLS, ratio, weights, single, SampleRandom(seed, 1, 1))
-    slow = slow_token_spans(tokens, EOS, CLS, ratio, weights.tolist(), single, SlowRandom(seed, 1, 1))
-    assert [tuple(span) for span in fast.tolist()] == slow
-
-
-@given(packed_texts, st.integers(0, 1), st.integers(0, 1000), st.sampled_from([0.05, 0.15, 0.5]))
-@settings(max_examples=300, deadline=None)
-def test_sentence_spans_equal_the_slow_version(documents, cut, seed, ratio):
+@settings(max_examples=800, deadline=None)
+def test_spans_of_every_objective_equal_the_slow_version(documents, cut, seed, options):
     tokens = pack(documents, cut)
-    fast = sentence_spans(tokens, EOS, CLS, ratio, ENDS, SampleRandom(seed, 1, 1))
-    slow = slow_sentence_spans(tokens, EOS, CLS, ratio, ENDS.astype(bool), SlowRandom(seed, 1, 1))
-    assert [tuple(span) for span in fast.tolist()] == slow
-
-
-@given(packed_texts, st.integers(0, 1), st.integers(0, 1000), st.sampled_from([0.0, 0.25, 1.0]))
-@settings(max_examples=300, deadline=None)
-def test_document_spans_equal_the_slow_version(documents, cut, seed, min_ratio):
-    tokens = pack(documents, cut)
-    fast, is_suffix = document_span(tokens, EOS, CLS, 0.5, min_ratio, SampleRandom(seed, 1, 1))
-    slow = slow_document_span(tokens, EOS, CLS, 0.5, min_ratio, SlowRandom(seed, 1, 1))
-    assert ([tuple(span) for span in fast.tolist()], is_suffix) == slow
+    config = BlankInfillingConfig(**{"bert_prob": 1.0, "gap_sentence_prob": 0.0, **options}, shuffle_blocks=False)
+    weights = poisson_weights(config.avg_block_length, config.max_block_length)
+    slow = PlainDataset(SimpleNamespace(sizes=[1]), SPECIAL, config, ENDS, weights)
+    objective, spans, _, append_end = span_drawer(SPECIAL, config, ENDS).sample(tokens, SampleRandom(seed, 1, 1))
+    expected = slow.blanks(tokens, SlowRandom(seed, 1, 1))
+    assert (objective, [tuple(span) for span in spans.tolist()], append_end) == expected
 
 
 @given(packed_texts, st.integers(0, 1), st.integers(0, 1000), st.sampled_from([(1, 0), (0, 1), (0, 0)]))
@@ -74,7 +71,7 @@ def test_document_spans_equal_the_slow_version(documents, cut, seed, min_ratio):
 def test_spans_of_every_objective_stay_inside_documents(documents, cut, seed, probabilities):
     tokens = pack(documents, cut)
     config = BlankInfillingConfig(bert_prob=probabilities[0], gap_sentence_prob=probabilities[1])
-    blanks = SpanSampler(SPECIAL, config, ENDS).sample(tokens, SampleRandom(seed, 1, 1))
+    blanks = Blanks(*span_drawer(SPECIAL, config, ENDS).sample(tokens, SampleRandom(seed, 1, 1)))
     assert len(blanks.spans) > 0 or not segments(tokens, EOS, CLS)
     assert sorted(blanks.answer_order.tolist()) == list(range(len(blanks.spans)))
     least_gap = 1 if blanks.objective == 0 else 0
@@ -96,7 +93,7 @@ def test_span_lengths_are_poisson():
     tokens = long_text(length=20_000)
     counts = np.zeros(40)
     for index in range(30):
-        spans = token_spans(tokens, EOS, CLS, 0.15, WEIGHTS, False, SampleRandom(11, 1, index))
+        spans, _ = drawn(tokens, SampleRandom(11, 1, index), "token")
         counts += np.bincount(spans[:, 1] - spans[:, 0], minlength=40)[:40]
     probabilities = np.diff(WEIGHTS, prepend=0.0) / WEIGHTS[-1]
     observed = np.append(counts[1:10], counts[10:].sum())
@@ -112,7 +109,7 @@ def test_the_token_objective_covers_fifteen_percent(documents, length):
     tokens = long_text(documents, length)
     covered = np.zeros(len(tokens))
     for index in range(2000):
-        for start, end in token_spans(tokens, EOS, CLS, 0.15, WEIGHTS, False, SampleRandom(5, 1, index)):
+        for start, end in drawn(tokens, SampleRandom(5, 1, index), "token")[0]:
             covered[start:end] += 1
     share = covered.mean() / 2000
     assert 0.145 < share < 0.16
@@ -125,7 +122,7 @@ def test_blanks_lie_anywhere_in_a_document():
     tokens = long_text(length=100)
     covered = np.zeros(len(tokens))
     for index in range(4000):
-        for start, end in token_spans(tokens, EOS, CLS, 0.15, WEIGHTS, False, SampleRandom(5, 2, index)):
+        for start, end in drawn(tokens, SampleRandom(5, 2, index), "token")[0]:
             covered[start:end] += 1
     share = covered[1:-1] / 4000
     assert share.min() > 0.04
@@ -139,7 +136,7 @@ def test_sentences_are_whole_and_cover_at_least_their_share():
         tokens = np.full(300, 30, dtype=np.int64)
         tokens[generator.choice(np.arange(1, 299), 20, replace=False)] = FULL_STOP
         tokens[0], tokens[-1] = CLS, EOS
-        spans = sentence_spans(tokens, EOS, CLS, 0.15, ENDS, SampleRandom(5, 3, index))
+        spans, _ = drawn(tokens, SampleRandom(5, 3, index), "sentence")
         lengths = spans[:, 1] - spans[:, 0]
         assert lengths.sum() >= 45
         assert lengths.sum() - lengths.max() < 45
@@ -152,7 +149,8 @@ def test_document_spans_have_uniform_lengths_and_both_forms():
     tokens = long_text(length=101)
     lengths, suffixes = [], 0
     for index in range(5000):
-        spans, is_suffix = document_span(tokens, EOS, CLS, 0.3, 0.5, SampleRandom(5, 4, index))
+        spans, append_end = drawn(tokens, SampleRandom(5, 4, index), "document", gpt_infill_prob=0.3)
+        is_suffix = not append_end
         start, end = spans[0]
         lengths.append(end - start - is_suffix)
         suffixes += is_suffix
@@ -168,8 +166,8 @@ def test_packed_documents_are_blanked_in_proportion_to_their_length_and_at_their
     tokens = np.concatenate([long_text(1, 30), long_text(1, 90)])
     first = 0
     for index in range(3000):
-        spans, is_suffix = document_span(tokens, EOS, CLS, 0.0, 0.5, SampleRandom(5, 5, index))
-        assert is_suffix
+        spans, append_end = drawn(tokens, SampleRandom(5, 5, index), "document", gpt_infill_prob=0.0)
+        assert not append_end
         assert spans[0, 1] in (32, 124)
         first += spans[0, 1] == 32
     assert abs(first / 3000 - 0.25) < 0.03

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from libc.stdint cimport INT64_MAX, int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
 from ftk.tasks.glm_blank.samples._span cimport Span
-from ftk.data.random cimport RandomState, SampleRandom, next_below, next_uniform
+from ftk.data.random cimport RandomState, next_below, next_uniform
 
 
 cdef Py_ssize_t lay_out(Blanked sample, Rows rows, int64_t* scratch) noexcept nogil:
@@ -95,7 +95,10 @@ cdef void hide_answers(
     RandomState* state, int64_t* tokens, Py_ssize_t context_length, const Span* spans, const int64_t* order,
     Py_ssize_t count, int64_t hidden_id, double probability
 ) noexcept nogil:
-    """As `hide_answer_inputs`."""
+    """Replaces each answer token among the inputs by hidden_id with the given probability; start tokens stay.
+
+    The sample must have been laid out with an end token after each answer.
+    """
     cdef Py_ssize_t out = context_length, answer, step, length
     for answer in range(count):
         length = spans[order[answer]].end - spans[order[answer]].start
@@ -109,7 +112,13 @@ cdef void hide_context(
     RandomState* state, int64_t* tokens, Py_ssize_t context_length, const Span* spans, Py_ssize_t span_count,
     Py_ssize_t reach, Py_ssize_t wanted, int64_t cls_id, int64_t eos_id, int64_t hidden_id, int64_t* scratch
 ) noexcept nogil:
-    """As `hide_context_inputs`; scratch: [2 * context_length]."""
+    """Replaces `wanted` context tokens at most `reach` tokens away from a blank by hidden_id.
+
+    Blanks, [CLS] and end-of-document tokens stay. Where fewer tokens are near blanks, all of them are replaced.
+
+    Args:
+        scratch: [2 * context_length].
+    """
     cdef int64_t* near = scratch
     cdef int64_t* candidates = scratch + context_length
     cdef Py_ssize_t number, blank, step, place, removed = 0, found = 0, other
@@ -197,65 +206,10 @@ def build_arrays(
     return *arrays, context_length
 
 
-def hide_answer_inputs(
-    int64_t[::1] tokens,
-    Py_ssize_t context_length,
-    const int64_t[:, ::1] spans,
-    const int64_t[::1] answer_order,
-    int64_t hidden_id,
-    double probability,
-    SampleRandom rng,
-):
-    """Replaces each answer token among the inputs by hidden_id with the given probability, in place.
-
-    Start tokens stay. The sample must have been built with an end token after each answer.
-    """
-    text = context_length - spans.shape[0] + check_spans(spans, answer_order, INT64_MAX)
-    if not 0 <= context_length <= tokens.shape[0] - (text - context_length + 2 * spans.shape[0]):
-        raise ValueError(f"{tokens.shape[0]} tokens are no sample with these spans and end tokens")
-    if tokens.shape[0] == 0:
-        return
-    with nogil:
-        hide_answers(
-            &rng.state, &tokens[0], context_length, span_pointer(spans), number_pointer(answer_order),
-            answer_order.shape[0], hidden_id, probability
-        )
-
-
-def hide_context_inputs(
-    int64_t[::1] tokens,
-    Py_ssize_t context_length,
-    const int64_t[:, ::1] spans,
-    Py_ssize_t reach,
-    Py_ssize_t count,
-    int64_t cls_id,
-    int64_t eos_id,
-    int64_t hidden_id,
-    SampleRandom rng,
-):
-    """Replaces `count` context tokens at most `reach` tokens away from a blank by hidden_id, in place.
-
-    Blanks, [CLS] and end-of-document tokens stay. Where fewer tokens are near blanks, all of them are replaced.
-    """
-    if not 0 <= context_length <= tokens.shape[0] or reach < 0 or count < 0:
-        raise ValueError(f"a context of {context_length} of {tokens.shape[0]} tokens, reach {reach}, count {count}")
-    covered = check_spans(spans, np.arange(spans.shape[0]), INT64_MAX)
-    if spans.shape[0] and spans[spans.shape[0] - 1, 1] - covered + spans.shape[0] > context_length:
-        raise ValueError(f"the spans do not lie within a context of {context_length} tokens")
-    cdef int64_t[::1] scratch = np.empty(2 * context_length + 1, dtype=np.int64)
-    if context_length == 0:
-        return
-    with nogil:
-        hide_context(
-            &rng.state, &tokens[0], context_length, span_pointer(spans), spans.shape[0], reach, count, cls_id,
-            eos_id, hidden_id, &scratch[0]
-        )
-
-
-cdef int64_t check_spans(const int64_t[:, ::1] spans, const int64_t[::1] answer_order, int64_t size) except -1:
-    """Raises ValueError unless spans are sorted, apart and within a text, and answered once each; tokens in them."""
+cdef int check_spans(const int64_t[:, ::1] spans, const int64_t[::1] answer_order, int64_t size) except -1:
+    """Raises ValueError unless spans are sorted, apart and within a text, and answered once each."""
     cdef Py_ssize_t number
-    cdef int64_t end = 0, covered = 0
+    cdef int64_t end = 0
     seen = np.zeros(spans.shape[0], dtype=np.uint8)
     cdef uint8_t[::1] answered = seen
     if spans.shape[1] != 2 or answer_order.shape[0] != spans.shape[0]:
@@ -264,11 +218,10 @@ cdef int64_t check_spans(const int64_t[:, ::1] spans, const int64_t[::1] answer_
         if not end <= spans[number, 0] < spans[number, 1] <= size:
             raise ValueError(f"span {number} is empty, outside of the text, or in another")
         end = spans[number, 1]
-        covered += end - spans[number, 0]
         if not 0 <= answer_order[number] < spans.shape[0] or answered[answer_order[number]]:
             raise ValueError(f"answer {number} is of no span, or of one that has been answered")
         answered[answer_order[number]] = True
-    return covered
+    return 0
 
 
 cdef inline const int64_t* number_pointer(const int64_t[::1] values) noexcept nogil:

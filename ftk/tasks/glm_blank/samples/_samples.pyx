@@ -119,15 +119,14 @@ cdef class SampleMaker:
         """One sample with what it was made of.
 
         Returns:
-            text int64 [N], where its documents begin int64 [D], spans int64 [K, 2], order of the answers int64
-            [K], whether an end token follows each answer; and what `samples` returns for it.
+            text int64 [N], spans int64 [K, 2], order of the answers int64 [K], whether an end token follows each
+            answer; and what `samples` returns for it.
         """
         drafts = self.draw(seed, epoch, [index])
         cdef int64_t[:, ::1] rows = drafts
         cdef Head* head = <Head*>&rows[0, 0]
         made = (
             drafts[0, self.text_at : self.text_at + head.size].copy(),
-            drafts[0, self.starts_at : self.starts_at + head.num_documents].copy(),
             drafts[0, self.spans_at : self.spans_at + 2 * head.count].reshape(-1, 2).copy(),
             drafts[0, self.order_at : self.order_at + head.count].copy(),
             bool(head.append_end),

@@ -10,6 +10,7 @@ cdef struct Span:  # half-open; an array of them is an int64 [K, 2]
 
 
 cdef inline int compare_lengths(const void* left, const void* right) noexcept nogil:
+    """Shortest first; of equally long ones the first in the text."""
     cdef Span one = (<const Span*>left)[0], other = (<const Span*>right)[0]
     cdef int64_t difference = (one.end - one.start) - (other.end - other.start)
     if difference == 0:
@@ -27,33 +28,19 @@ cdef inline int compare_values(const void* left, const void* right) noexcept nog
     return (one > other) - (one < other)
 
 
-cdef inline void sort_segments_by_length(Span* segments, Py_ssize_t count) noexcept nogil:
-    """Shortest first; equally long ones stay in order."""
+cdef inline void sort_spans(
+    Span* spans, Py_ssize_t count, int (*compare)(const void*, const void*) noexcept nogil
+) noexcept nogil:
+    """By a comparison under which no two are equal."""
     cdef Py_ssize_t place, other
     cdef Span kept
     if count > 48:
-        qsort(segments, count, sizeof(Span), compare_lengths)
-        return
-    for place in range(1, count):
-        kept = segments[place]
-        other = place
-        while other > 0 and segments[other - 1].end - segments[other - 1].start > kept.end - kept.start:
-            segments[other] = segments[other - 1]
-            other -= 1
-        segments[other] = kept
-
-
-cdef inline void sort_spans(Span* spans, Py_ssize_t count) noexcept nogil:
-    """By their start; no two start at the same place."""
-    cdef Py_ssize_t place, other
-    cdef Span kept
-    if count > 48:
-        qsort(spans, count, sizeof(Span), compare_starts)
+        qsort(spans, count, sizeof(Span), compare)
         return
     for place in range(1, count):
         kept = spans[place]
         other = place
-        while other > 0 and spans[other - 1].start > kept.start:
+        while other > 0 and compare(&spans[other - 1], &kept) > 0:
             spans[other] = spans[other - 1]
             other -= 1
         spans[other] = kept

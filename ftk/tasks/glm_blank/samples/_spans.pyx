@@ -4,7 +4,7 @@ import numpy as np
 
 from libc.stdint cimport int64_t, uint8_t
 
-from ftk.tasks.glm_blank.samples._span cimport Span, sort_segments_by_length, sort_spans, sort_values
+from ftk.tasks.glm_blank.samples._span cimport Span, compare_lengths, compare_starts, sort_spans, sort_values
 from ftk.data.corpora._sentence_ends cimport SentenceEnds, ends_of, ends_sentence
 from ftk.data.random cimport (
     RandomState,
@@ -25,9 +25,9 @@ cdef class SpanDrawer:
         eos_id, cls_id: command tokens, which no blank takes (but the end of a document that is generated).
         probabilities: of a single span, of the token, sentence and document objective.
         ratios: of the token and the sentence objective; the document objective's least share.
-        gpt_infill_prob: as of `document_span`.
-        length_weights: as of `token_spans`.
-        sentence_ends: as of `sentence_spans`.
+        gpt_infill_prob: as of `BlankInfillingConfig`.
+        length_weights: running sums of the weights of the span lengths 1, 2, ...
+        sentence_ends: [V], not zero for ids whose text ends a sentence.
         shuffle_blocks: whether answers are in random order.
     """
 
@@ -133,7 +133,7 @@ cdef class SpanDrawer:
 
 
 cdef int check_ratio(double ratio) except -1:
-    """More than all tokens would be drawn, and written behind the scratch space."""
+    """Above 1, more spans would be drawn than the scratch space holds."""
     if not 0.0 <= ratio <= 1.0:
         raise ValueError(f"a ratio is {ratio}; it must be in [0, 1]")
     return 0
@@ -141,7 +141,7 @@ cdef int check_ratio(double ratio) except -1:
 
 cdef int check_weights(const double[::1] weights) except -1:
     if weights.shape[0] == 0 or not 0.0 < weights[weights.shape[0] - 1] < float("inf"):
-        raise ValueError("the weights of the lengths sum to nothing; at least one must be above zero")
+        raise ValueError("the weights of the lengths sum to zero; at least one must be above zero")
     return 0
 
 
@@ -216,7 +216,20 @@ cdef Py_ssize_t draw_token_spans(
     RandomState* state, const int64_t* tokens, Py_ssize_t size, int64_t eos_id, int64_t cls_id, double ratio,
     const double* weights, Py_ssize_t num_weights, bint single, int64_t* scratch, Span* spans
 ) noexcept nogil:
-    """As `token_spans`; returns the number of spans written."""
+    """Short random spans that cover about `ratio` of the tokens, at least one token apart; returns their number.
+
+    Span lengths are drawn until they cover int(ratio * size) tokens (at least one); none is longer than fits into the
+    longest document. They are assigned to the documents from the shortest to the longest, so that the documents so
+    far have, to half a span, their share of all that is covered; the longest takes the rest. A length for which
+    a document is too short goes to a later one. What fits nowhere is left out.
+
+    Args:
+        ratio: share of the tokens to cover.
+        weights: [num_weights], running sums of the weights of the lengths 1, 2, ...
+        single: draw one span only, in a document drawn in proportion to its length.
+        scratch: [scratch_size(size)].
+        spans: written, sorted; none only where there is no text at all.
+    """
     cdef Span* segments = <Span*>scratch
     cdef int64_t* lengths = scratch + 2 * (size + 1)
     cdef int64_t* places = lengths + size + 1
@@ -244,7 +257,7 @@ cdef Py_ssize_t draw_token_spans(
         return 1
     # the draw that reached the mark is longer than the others on average: it must not always come last
     shuffle_indices(state, lengths, drawn)
-    sort_segments_by_length(segments, segment_count)
+    sort_spans(segments, segment_count, compare_lengths)
     for number in range(segment_count):
         length = segments[number].end - segments[number].start
         seen += length
@@ -267,7 +280,7 @@ cdef Py_ssize_t draw_token_spans(
             used += taken
             covered += covered_here
     if segment_count > 1:
-        sort_spans(spans, used)
+        sort_spans(spans, used, compare_starts)
     return used
 
 
@@ -275,7 +288,10 @@ cdef Py_ssize_t draw_sentence_spans(
     RandomState* state, const int64_t* tokens, Py_ssize_t size, int64_t eos_id, int64_t cls_id, double ratio,
     SentenceEnds ends, int64_t* scratch, Span* spans
 ) noexcept nogil:
-    """As `sentence_spans`; returns the number of spans written."""
+    """Whole sentences in random order until they cover int(ratio * size) tokens (at least one); returns their number.
+
+    What follows the last end of a sentence in a document is a sentence, too. The spans are sorted and may touch.
+    """
     cdef Span* segments = <Span*>scratch
     cdef Span* sentences = segments + size + 1
     cdef int64_t* order = <int64_t*>(sentences + size + 1)
@@ -308,7 +324,17 @@ cdef Py_ssize_t draw_document_span(
     RandomState* state, const int64_t* tokens, Py_ssize_t size, int64_t eos_id, int64_t cls_id, double suffix_prob,
     double min_ratio, int64_t* scratch, Span* spans, bint* is_suffix
 ) noexcept nogil:
-    """As `document_span`; returns the number of spans written."""
+    """One long span, the end of a document or a stretch inside it; returns 1, or 0 where there is no text.
+
+    The document is drawn in proportion to its length n, the span's length uniformly between min_ratio * n and
+    n - 1 tokens. Where several documents are packed it is always a document's end, which takes the
+    end-of-document token with it, if there is one.
+
+    Args:
+        suffix_prob: probability of the end of the document where there is one document only.
+        min_ratio: least share of the document.
+        is_suffix: set to whether the span is the end of a document.
+    """
     cdef Span* segments = <Span*>scratch
     cdef Py_ssize_t count = find_segments(tokens, size, eos_id, cls_id, segments), number
     cdef int64_t start, end, shortest, longest, length
@@ -332,108 +358,3 @@ cdef Py_ssize_t draw_document_span(
     spans[0].start = start
     spans[0].end = end
     return 1
-
-
-def token_spans(
-    const int64_t[::1] tokens,
-    int64_t eos_id,
-    int64_t cls_id,
-    double ratio,
-    const double[::1] length_weights,
-    bint single,
-    SampleRandom rng,
-):
-    """Short random spans that cover about `ratio` of the tokens, none across documents, at least one token apart.
-
-    Span lengths are drawn until they cover int(ratio * N) tokens (at least one); none is longer than fits into the
-    longest document. They are dealt to the documents from the shortest to the longest, so that the documents so
-    far have, to half a span, their part of all that is covered; the longest takes the rest. A length for which
-    a document is too short goes to a later one. What fits nowhere is left out.
-
-    Args:
-        tokens: [N].
-        ratio: share of the tokens to cover.
-        length_weights: running sums of the weights of the lengths 1, 2, ...
-        single: draw one span only, in a document drawn in proportion to its length.
-        rng: the sample's random stream.
-
-    Returns:
-        int64 [K, 2] half-open spans, sorted; empty only where there is no text at all.
-    """
-    cdef Py_ssize_t size = tokens.shape[0], count
-    check_ratio(ratio)
-    check_weights(length_weights)
-    cdef int64_t[::1] scratch = np.empty(scratch_size(size), dtype=np.int64)
-    spans_array = np.empty((size + 1, 2), dtype=np.int64)
-    cdef int64_t[:, ::1] spans = spans_array
-    with nogil:
-        count = draw_token_spans(
-            &rng.state, first(tokens), size, eos_id, cls_id, ratio, &length_weights[0], length_weights.shape[0],
-            single, &scratch[0], <Span*>&spans[0, 0]
-        )
-    return spans_array[:count].copy()
-
-
-def sentence_spans(
-    const int64_t[::1] tokens,
-    int64_t eos_id,
-    int64_t cls_id,
-    double ratio,
-    const uint8_t[::1] sentence_ends,
-    SampleRandom rng,
-):
-    """Whole sentences in random order until they cover int(ratio * N) tokens (at least one sentence).
-
-    Args:
-        tokens: [N].
-        ratio: share of the tokens to cover, at least.
-        sentence_ends: [V], not zero for ids whose text ends a sentence. What follows the last of them in a
-            document is a sentence, too.
-        rng: the sample's random stream.
-
-    Returns:
-        int64 [K, 2] half-open spans, sorted; they may touch. Empty only where there is no text at all.
-    """
-    cdef Py_ssize_t size = tokens.shape[0], count
-    cdef int64_t[::1] scratch = np.empty(scratch_size(size), dtype=np.int64)
-    spans_array = np.empty((size + 1, 2), dtype=np.int64)
-    cdef int64_t[:, ::1] spans = spans_array
-    check_ratio(ratio)
-    cdef SentenceEnds ends = ends_of(sentence_ends)
-    with nogil:
-        count = draw_sentence_spans(
-            &rng.state, first(tokens), size, eos_id, cls_id, ratio, ends, &scratch[0], <Span*>&spans[0, 0]
-        )
-    return spans_array[:count].copy()
-
-
-def document_span(
-    const int64_t[::1] tokens, int64_t eos_id, int64_t cls_id, double suffix_prob, double min_ratio, SampleRandom rng
-):
-    """One long span: the end of a document, or a stretch inside it.
-
-    The document is drawn in proportion to its length n, the span's length uniformly between min_ratio * n and
-    n - 1 tokens. Where several documents are packed it is always a document's end, which takes the
-    end-of-document token with it, if there is one.
-
-    Args:
-        tokens: [N].
-        suffix_prob: probability of the end of the document where there is one document only.
-        min_ratio: least share of the document.
-        rng: the sample's random stream.
-
-    Returns:
-        int64 [1, 2] (or [0, 2] where there is no text), and whether it is the end of a document.
-    """
-    cdef Py_ssize_t size = tokens.shape[0], count
-    cdef int64_t[::1] scratch = np.empty(scratch_size(size), dtype=np.int64)
-    spans_array = np.empty((size + 1, 2), dtype=np.int64)
-    cdef int64_t[:, ::1] spans = spans_array
-    cdef bint is_suffix = False
-    check_ratio(min_ratio)
-    with nogil:
-        count = draw_document_span(
-            &rng.state, first(tokens), size, eos_id, cls_id, suffix_prob, min_ratio, &scratch[0],
-            <Span*>&spans[0, 0], &is_suffix
-        )
-    return spans_array[:count].copy(), bool(is_suffix)

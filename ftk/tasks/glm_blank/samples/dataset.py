@@ -19,7 +19,7 @@ from ftk.tasks.glm_blank.command_tokens import sentinels
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_blanks, max_sample_length
 from ftk.tasks.glm_blank.samples._samples import SampleMaker
 from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES, Sample, command_ids
-from ftk.tasks.glm_blank.samples.spans import Blanks, SpanSampler
+from ftk.tasks.glm_blank.samples.spans import Blanks, span_drawer
 
 if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
@@ -67,10 +67,9 @@ class GLMBlankDataset:
             one_document=config.sample_one_document,
             cache=cache,
         )
-        self.sampler = SpanSampler(self.special, config, sentence_ends)
         self.sentinels = sentinels(self.special) if config.sentinel_tokens else ()
         self._length = max(1, math.ceil(self.packer.total_tokens / config.seq_length))
-        self._maker = self._build_maker()
+        self._maker = self._build_maker(sentence_ends)
 
     def __len__(self) -> int:
         return self._length
@@ -113,7 +112,7 @@ class GLMBlankDataset:
     def explain(self, epoch: int, index: int) -> tuple[NDArray[np.int64], Blanks, Sample]:
         """One sample with what it was made of: the packed text, int64 [N], and its blanks."""
         self._check_indices(np.array([index]))
-        text, _, spans, answer_order, append_end, arrays, lengths = self._maker.explain(self.seed, epoch, index)
+        text, spans, answer_order, append_end, arrays, lengths = self._maker.explain(self.seed, epoch, index)
         made = SampleBatch(arrays, lengths)[0]
         made["context_length"], made["objective"] = int(made["context_length"]), int(made["objective"])
         return text, Blanks(made["objective"], spans, answer_order, append_end), Sample(**made)
@@ -127,13 +126,13 @@ class GLMBlankDataset:
         if len(wrong):
             raise IndexError(f"sample {wrong[0]} of {len(self)}")
 
-    def _build_maker(self) -> SampleMaker:
+    def _build_maker(self, sentence_ends: NDArray[np.bool_]) -> SampleMaker:
         config, special = self.config, self.special
         most = max_blanks(config)
         commands = [command_ids(most, objective, special, self.sentinels) for objective in range(len(OBJECTIVES))]
         return SampleMaker(
             self.packer.kernel,
-            self.sampler.kernel,
+            span_drawer(special, config, sentence_ends),
             most,
             np.stack([masks for masks, _ in commands]),
             commands[0][1],

@@ -15,16 +15,6 @@ if TYPE_CHECKING:
     from ftk.tokenizers import SpecialTokens
 
 OBJECTIVES = ("token", "sentence", "document")  # a sample's objective number is its place here
-_OBJECTIVE_NUMBERS = {
-    "token": 0,
-    "sentence": 1,
-    "document": 2,
-    # the original's names
-    "bert": 0,
-    "gap_sentence": 1,
-    "generation": 2,
-    "gpt": 2,
-}
 
 
 @dataclass(frozen=True)
@@ -71,8 +61,8 @@ def build_sample(
         document: token ids [N].
         spans: half-open [start, end) places in the document, [K, 2], in any order; they may touch, not overlap.
         answer_order: the same spans, in the order in which their answers are emitted.
-        objective: "token", "sentence" or "document" (or the original's "bert", "gap_sentence", "generation").
-            It decides the mask token: mask, smask or gmask; without task masks always mask.
+        objective: "token", "sentence" or "document". It decides the mask token: mask, smask or gmask; without task
+            masks always mask.
         special: ids of the command tokens.
         block_positions: whether row 1 of the positions counts inside an answer; otherwise it is 1 there.
         append_end: whether an end token follows each answer in the targets. Without it an answer's own last
@@ -94,9 +84,9 @@ def build_sample(
     ids = np.ascontiguousarray(document, dtype=np.int64)
     if ids.ndim != 1:
         raise ValueError(f"the document has shape {ids.shape}; it must be one row of token ids")
-    if objective not in _OBJECTIVE_NUMBERS:
+    if objective not in OBJECTIVES:
         raise ValueError(f"objective is {objective!r}; it must be one of {', '.join(OBJECTIVES)}")
-    number = _OBJECTIVE_NUMBERS[objective]
+    number = OBJECTIVES.index(objective)
     places, order = _checked_spans(spans, answer_order, len(ids))
     for start, end in places:
         inside = ids[start:end] if append_end else ids[start : end - 1]

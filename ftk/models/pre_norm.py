@@ -1,0 +1,106 @@
+"""A pre-norm transformer with learned positions: what the families of GPT-2's form share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ftk.errors import UserError
+from ftk.models.base import Backbone
+from ftk.models.config import TransformerConfig
+from ftk.models.flops import training_flops
+from ftk.modules.dropout import Dropout
+from ftk.modules.embeddings import TiedEmbedding
+from ftk.modules.initialization import Normal, declare
+from ftk.modules.transformer_layer import TransformerLayer
+
+
+class PreNormTransformer(Backbone):
+    """Embeddings of tokens and positions, added; pre-norm layers; a final norm; the token embedding as the head.
+
+    A family gives `INPUTS` and `attend`, and calls `__init__` with its embedding of positions.
+
+    Args:
+        config: the shape.
+        position_embedding: position_ids -> [B, T, H].
+        seed: of the initial weights; the seed of torch's default generator if None. On the meta device none are
+            drawn: after `to_empty`, `init_weights(seed)` gives the same values as direct construction.
+    """
+
+    POSITION_TABLES: ClassVar[str] = "position_embedding"
+    """Pattern of the modules that hold the tables of positions, for the tensor parallel plan."""
+
+    def __init__(self, config: TransformerConfig, position_embedding: nn.Module, seed: int | None) -> None:
+        super().__init__(config)
+        std = config.init_std
+        self.token_embedding = declare(TiedEmbedding(config.vocab_size, config.hidden_size), weight=Normal(std))
+        self.position_embedding = position_embedding
+        self.embedding_dropout = Dropout(config.embedding_dropout)
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                config.hidden_size,
+                config.num_attention_heads,
+                config.inner_size,
+                config.dropout,
+                config.layer_norm_eps,
+                init_std=std,
+                output_std=std / math.sqrt(2.0 * config.num_layers),
+            )
+            for _ in range(config.num_layers)
+        )
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.init_weights(seed)
+
+    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """tokens [B, T], position_ids in the shape of `INPUTS`, or None for `default_positions` -> [B, T, H]
+
+        Raises:
+            UserError: without position_ids, if T is more than max_positions.
+        """
+        if position_ids is None:
+            num_tokens, max_positions = tokens.size(1), self.config.max_positions
+            if num_tokens > max_positions:
+                raise UserError(
+                    f"sequence of {num_tokens} tokens, but max_positions is {max_positions}; "
+                    "shorten the sequence or build the model with more positions"
+                )
+            position_ids = self.default_positions(tokens)
+        return self.embedding_dropout(self.token_embedding(tokens) + self.position_embedding(position_ids))
+
+    def default_positions(self, tokens: Tensor) -> Tensor:
+        """tokens [B, T] -> 0 to T - 1 in each row, [B, T]"""
+        return torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] -> [..., H]"""
+        return self.final_norm(hidden)
+
+    @property
+    def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
+        """How ranks may share the layers, as data: `ftk.model_parallel.tensor_parallel.plan`.
+
+        As Shoeybi et al. 2019 (https://arxiv.org/abs/1909.08053): each rank has a part of the vocabulary, of the
+        heads and of the inner width; a layer has two sums in its forward and two in its backward pass.
+        """
+        heads = {"units": self.config.num_attention_heads, "unit_name": "attention heads"}
+        return {
+            "token_embedding": "vocab_embedding",
+            self.POSITION_TABLES: {"style": "sequence", "scatter_input": True},
+            "embedding_dropout": "sequence",
+            "layers.*.attention_norm": "sequence",
+            "layers.*.attention": {"style": "sharded", "own_random": self.config.attention_dropout > 0.0},
+            "layers.*.attention.qkv": {"style": "column", **heads},
+            "layers.*.attention.output": {"style": "row", **heads},
+            "layers.*.feed_forward_norm": "sequence",
+            "layers.*.feed_forward.inner": "column",
+            "layers.*.feed_forward.output": "row",
+            "layers.*.dropout": "sequence",
+            "final_norm": {"style": "sequence", "gather_output": True},
+        }
+
+    def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int) -> int:
+        """Operations of a forward and a backward pass: `ftk.models.flops`."""
+        return training_flops(self.config, num_tokens, num_targets, num_pairs)

@@ -1,0 +1,29 @@
+"""What the tasks of language models share: how the vocabulary is padded, and whether the model's positions suffice."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ftk.errors import UserError
+
+
+def vocabulary_divisor() -> Any:
+    """The field of the option `make_vocab_size_divisible_by`."""
+    text = "the vocabulary is padded to a multiple of this, so that matrix sizes are round; 1: not padded"
+    return dataclasses.field(default=128, metadata={"min": 1, "max": 10**6, "help": text, "unit": "tokens"})
+
+
+def check_positions(model_config: Any, seq_length: int, num_positions: int) -> None:
+    """Raises UserError if samples of `seq_length` need more positions than the model has.
+
+    Args:
+        model_config: with `max_positions`.
+        seq_length: of the task, for the message.
+        num_positions: that such samples need.
+    """
+    if num_positions > model_config.max_positions:
+        raise UserError(
+            f"`seq_length` {seq_length} is beyond the model's {model_config.max_positions} positions; "
+            f"lower `seq_length` or raise `max_positions`"
+        )
