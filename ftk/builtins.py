@@ -14,6 +14,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "model": {
         "glm": "ftk.models.glm",
         "gpt2": "ftk.models.gpt2",
+        "llama": "ftk.models.llama",
+        "mistral": "ftk.models.mistral",
+        "qwen2": "ftk.models.qwen2",
+        "qwen3": "ftk.models.qwen3",
     },
     "architecture": {
         "glm_tiny": "ftk.models.glm.architectures",
@@ -31,6 +35,36 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "gpt2_medium": "ftk.models.gpt2",
         "gpt2_tiny": "ftk.models.gpt2",
         "gpt2_xl": "ftk.models.gpt2",
+        "llama_tiny": "ftk.models.llama",
+        "llama_7b": "ftk.models.llama",
+        "llama_13b": "ftk.models.llama",
+        "llama_33b": "ftk.models.llama",
+        "llama_65b": "ftk.models.llama",
+        "llama2_7b": "ftk.models.llama",
+        "llama2_13b": "ftk.models.llama",
+        "llama2_70b": "ftk.models.llama",
+        "llama3_8b": "ftk.models.llama",
+        "llama3_70b": "ftk.models.llama",
+        "llama3_1_8b": "ftk.models.llama",
+        "llama3_1_70b": "ftk.models.llama",
+        "llama3_1_405b": "ftk.models.llama",
+        "llama3_2_1b": "ftk.models.llama",
+        "llama3_2_3b": "ftk.models.llama",
+        "mistral_7b": "ftk.models.mistral",
+        "mistral_7b_v0_3": "ftk.models.mistral",
+        "qwen2_0_5b": "ftk.models.qwen2",
+        "qwen2_1_5b": "ftk.models.qwen2",
+        "qwen2_5_3b": "ftk.models.qwen2",
+        "qwen2_7b": "ftk.models.qwen2",
+        "qwen2_5_14b": "ftk.models.qwen2",
+        "qwen2_5_32b": "ftk.models.qwen2",
+        "qwen2_72b": "ftk.models.qwen2",
+        "qwen3_0_6b": "ftk.models.qwen3",
+        "qwen3_1_7b": "ftk.models.qwen3",
+        "qwen3_4b": "ftk.models.qwen3",
+        "qwen3_8b": "ftk.models.qwen3",
+        "qwen3_14b": "ftk.models.qwen3",
+        "qwen3_32b": "ftk.models.qwen3",
     },
     "criterion": {
         "cross_entropy": "ftk.criterions.cross_entropy",
@@ -72,6 +106,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "special_tokens": {
         "glm": "ftk.tasks.glm_blank.command_tokens",
         "plain": "ftk.tokenizers.special_tokens",
+        "with_end": "ftk.tokenizers.special_tokens",
     },
     "search": {
         "beam": "ftk.generation.search.beam",
@@ -90,13 +125,18 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "hf_model": {
         "gpt2": "ftk.models.gpt2.convert",
+        "llama": "ftk.models.llama.convert",
+        "mistral": "ftk.models.mistral.convert",
+        "qwen2": "ftk.models.qwen2.convert",
+        "qwen3": "ftk.models.qwen3.convert",
     },
 }
 
 FORMER_NAMES: dict[str, dict[str, str]] = {
     "criterion": {"glm_cross_entropy": "cross_entropy"},
+    "option": {"constraint_blanks": "constraint_answers"},
 }
-"""kind -> a name that configurations on disk still have -> the name of today."""
+"""kind -> a name that configurations on disk and commands still have -> the name of today."""
 
-DEFAULT_SPECIAL_TOKENS = "glm"
-"""The layout of special tokens where none is chosen, and of tokenizers on disk that name none."""
+UNNAMED_SPECIAL_TOKENS = "glm"
+"""The layout of special tokens of saved tokenizers that name none: when they were saved, there was no other."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftk.builtins import DEFAULT_SPECIAL_TOKENS
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted, with_flags
 from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TOKENIZERS
 from ftk_cli.command import run, subcommands
+from ftk_cli.preprocess import HELP, tokenizer_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,9 +155,7 @@ class ConvertFrom:
 @dataclass(kw_only=True)
 class ConvertFromWithTokenizer(ConvertFrom):
     tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", help="goes into the checkpoint")
-    special_tokens: Chosen = slot(
-        SPECIAL_TOKENS, flag="--special-tokens", default=DEFAULT_SPECIAL_TOKENS, help="tokens around the text"
-    )
+    special_tokens: Chosen = slot(SPECIAL_TOKENS, flag="--special-tokens", default="plain", help=HELP)
 
 
 @dataclass(kw_only=True)
@@ -300,7 +298,7 @@ def convert(argv: list[str]) -> int:
     if "--to" in flags:
         return _convert_to(compose(ConvertTo, f"{PROG} convert", description, argv))
     root = ConvertFromWithTokenizer if "--tokenizer" in flags else ConvertFrom
-    return _convert_from(compose(root, f"{PROG} convert", description, argv))
+    return _convert_from(compose(root, f"{PROG} convert", description, argv), argv)
 
 
 def _convert_to(config: ConvertTo) -> int:
@@ -314,13 +312,13 @@ def _convert_to(config: ConvertTo) -> int:
     return 0
 
 
-def _convert_from(config: ConvertFrom) -> int:
+def _convert_from(config: ConvertFrom, argv: list[str]) -> int:
     from ftk.checkpoint.convert import convert_from
 
     options = config.convert
     tokenizer = None
     if isinstance(config, ConvertFromWithTokenizer):
-        tokenizer = config.tokenizer.build(special_tokens=config.special_tokens)
+        tokenizer = tokenizer_of(config.tokenizer, config.special_tokens, argv)
     output = convert_from(
         config.form.build(), options.source, options.output, tokenizer=tokenizer, overwrite=options.overwrite
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ftk.errors import visible
 from ftk.generation.token_text import token_texts
 
 if TYPE_CHECKING:
+    from ftk.generation.text import TextAnswer, TextPiece, TextResult
     from ftk.tokenizers import Tokenizer
 
 COLORS = ((0.8, "32"), (0.5, "36"), (0.2, "33"), (0.0, "31"))
@@ -30,7 +31,7 @@ def use_color(choice: str, stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty() and not is_plain
 
 
-def colored_text(result: Any, tokenizer: Tokenizer, clean: Callable[[str], str]) -> str:
+def colored_text(result: TextResult, tokenizer: Tokenizer, clean: Callable[[str], str]) -> str:
     """The text of a result, its answers underlined and each of their tokens in the colour of its probability.
 
     Args:
@@ -45,7 +46,7 @@ def colored_text(result: Any, tokenizer: Tokenizer, clean: Callable[[str], str])
     return text + clean(result.text[at:])
 
 
-def colored_piece(piece: Any, answered: Mapping[int, Any], tokenizer: Tokenizer) -> str:
+def colored_piece(piece: TextPiece, answered: Mapping[int, TextAnswer], tokenizer: Tokenizer) -> str:
     """What a piece adds to the text, coloured as by `colored_text`, for a terminal.
 
     Args:
@@ -68,7 +69,7 @@ def color_legend() -> str:
     return f"colours are the probabilities of tokens: {shown}"
 
 
-def _colored(words: str, answer: Any, tokenizer: Tokenizer, clean: Callable[[str], str]) -> str:
+def _colored(words: str, answer: TextAnswer | TextPiece, tokenizer: Tokenizer, clean: Callable[[str], str]) -> str:
     """Words underlined, those of each token in the colour of its probability (of several: their geometric mean)."""
     space = words[: len(words) - len(words.lstrip())]
     text, last = "", ""

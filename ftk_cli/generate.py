@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.config.options import options_of
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.generation.config import GenerationConfig
-from ftk.generation.config_groups import BatchConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.registry import SCORERS
@@ -31,12 +29,14 @@ from ftk_cli.inference_options import (
     with_options_of_task,
 )
 from ftk_cli.progress import BATCHES_AT_ONCE, Meter, progress_bar, say, write
-from ftk_cli.prompts import Remarks, Samples, Source, open_source, refusal
+from ftk_cli.prompts import Remarks, Samples, Source, T, open_source, refusal
 
 if TYPE_CHECKING:
+    from ftk.generation.text import EncodedText, TextGenerator
     from ftk.model_parallel.world import World
     from ftk_cli.records import Records
     from ftk_cli.results import ResultsFile
+    from ftk_cli.score import Found
 
 SCORED_AT_ONCE = 256
 """Samples with given answers that are sorted by length together, and held in memory."""
@@ -231,28 +231,21 @@ def body(argv: list[str]) -> int:
         if not world.is_main:  # the main process prints
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(silence))
-        checkpoints = _found_everywhere(root, world)
-        results = _open_results(root, checkpoints, world)
-        if results is not None:
-            stack.enter_context(_kept(results, options.overwrite_results))
-        source = open_source(options, checkpoints.model, world)
-        stack.callback(source.close)
-        printed = results is None
-        records = Records(
-            options.output_format == "json",
-            options.print_step,
-            printed and is_terminal(),
-            options.is_colored(),
-        )
-        report = Given(records) if scoring else _found(root, records)
-        if results is not None:
-            for old in results.earlier(source, size):
-                report.earlier(old)
+        checkpoints = _same_checkpoints(root, world)
+        results = stack.enter_context(_results(root, checkpoints, world))
+        source = stack.enter_context(open_source(options, checkpoints.model, world))
+        report = Given() if scoring else _found(root)
+        for old in results.earlier(source, size) if results is not None else ():
+            report.earlier(old)
         meter = Meter(f"{source.unit}s", source.done, "went through" if scoring else "answered")
         if scoring:  # no answer is found: that of the default length need not fit the model's positions
             generation = dataclasses.replace(generation, max_len=1)
         generator = open_generator(checkpoints, root.common, generation, root.processors, world)
-        answer, remarks = generator.score_encoded if scoring else generator.generate_encoded, Remarks()
+        as_json, printed = options.output_format == "json", results is None
+        shows_terminal = printed and is_terminal()
+        records = Records(generator.tokenizer, as_json, options.print_step, shows_terminal, options.is_colored())
+        answer: Callable[..., list[Any]] = generator.score_encoded if scoring else generator.generate_encoded
+        remarks = Remarks()
         meter.begin()
         with progress_bar(source.total(), source.done, source.unit) as bar:
             for block in source.blocks(size):
@@ -261,16 +254,18 @@ def body(argv: list[str]) -> int:
                 found = answer([prompt for _, prompt in asked], progress=bar.update)
                 for (index, prompt), one in zip(asked, found, strict=True):
                     remarks.count(index, prompt)
-                    lines[index], num_tokens = report.add(index, prompt, one, generator.tokenizer)
-                    meter.add(num_tokens)
+                    meter.add(report.add(prompt, one))
+                    lines[index] = (
+                        records.scored(index, prompt.prompt, one)
+                        if scoring
+                        else records.answered(index, one, prompt.references)
+                    )
                 if lines:
                     write((line for index in sorted(lines) for line in lines[index]), results)
                 if stopped_by is not None:
                     raise stopped_by
                 bar.set_postfix_str(meter.rate())
-        write((), results)  # of an input without lines there are results, too
-        if not records.as_json:
-            write(records.notes(generation, scoring), results)
+        write(() if as_json else records.notes(generation, scoring), results)  # an input without lines has results, too
         for line in remarks.lines():
             say(PROG, f"{source.name}: {line}")
         say(PROG, meter.summary())
@@ -278,15 +273,15 @@ def body(argv: list[str]) -> int:
             if scoring:
                 say(PROG, line)
             else:
-                print(line, file=sys.stderr if records.as_json and printed else sys.stdout)
+                print(line, file=sys.stderr if as_json and printed else sys.stdout)
         if source.failed:
-            number = f"{source.failed} line{'s' if source.failed > 1 else ''}"
+            number = counted(source.failed, "line")
             say(PROG, f"{source.name}: {number} not {'scored' if scoring else 'answered'}")
         return FAILURE if source.failed else 0
 
 
-def _found_everywhere(root: GenerateRoot, world: World) -> Checkpoints:
-    """The checkpoints; processes of a world must see the same files."""
+def _same_checkpoints(root: GenerateRoot, world: World) -> Checkpoints:
+    """The checkpoints; all ranks must see the same files."""
     from ftk.checkpoint.layout import MANIFEST
     from ftk.model_parallel.collective import check_same_files
 
@@ -301,27 +296,49 @@ def _found_everywhere(root: GenerateRoot, world: World) -> Checkpoints:
     return checkpoints
 
 
-def _found(root: GenerateRoot, records: Records) -> Any:
+@contextmanager
+def _results(root: GenerateRoot, checkpoints: Checkpoints, world: World) -> Iterator[ResultsFile | None]:
+    """The file of --results-path, if it was given; after an interruption a message says what is in it."""
+    from ftk_cli.results import ResultsFile, settings_of
+
+    options = root.generate
+    if options.results_path is None:
+        yield None
+        return
+    settings = settings_of(root, checkpoints)
+    results = ResultsFile(options.results_path, settings, overwrite=options.overwrite_results, world=world)
+    try:
+        yield results
+    except (KeyboardInterrupt, Terminated):
+        if results.is_ours:
+            again = "the same command" + (" without --overwrite-results" if options.overwrite_results else "")
+            say(PROG, f"{results.path} has the answers so far; run {again} to continue")
+        raise
+    finally:
+        results.close()
+
+
+def _found(root: GenerateRoot) -> Found:
     """The report of answers that are found."""
     from ftk.evaluation.base import build_scorer
     from ftk_cli.score import Found
 
-    options, generation = root.generate, root.generation
+    generation = root.generation
     search = generation.search or ("sampling" if generation.sampling else f"beam={generation.beam}")
-    scorers = {name: build_scorer(name) for name in options.scoring}
-    return Found(records, scorers, f"Generate {options.subset} with {search}")
+    scorers = {name: build_scorer(name) for name in root.generate.scoring}
+    return Found(scorers, f"Generate {root.generate.subset} with {search}")
 
 
 def _read(
-    block: list[tuple[int, Any]], source: Source, generator: Any, records: Records, stop: bool
-) -> tuple[list[tuple[int, Any]], dict[int, list[str]], UserError | None]:
+    block: list[tuple[int, T]], source: Source[T], generator: TextGenerator, records: Records, stop: bool
+) -> tuple[list[tuple[int, EncodedText]], dict[int, list[str]], UserError | None]:
     """A block as the model reads it.
 
     Returns:
         numbers and prompts; the records of lines that cannot be answered, by their numbers; the error of the first
-        of them if `stop`: what stands behind it is not read.
+        of them if `stop`: no line after it is read.
     """
-    asked: list[tuple[int, Any]] = []
+    asked: list[tuple[int, EncodedText]] = []
     refused: dict[int, list[str]] = {}
     for index, item in block:
         try:
@@ -336,56 +353,3 @@ def _read(
             source.failed += 1
             refused[index] = records.refused(index, message)
     return asked, refused, None
-
-
-@contextlib.contextmanager
-def _kept(results: ResultsFile, overwrite: bool) -> Iterator[None]:
-    """Closes the results in the end, and says after an interruption what is in them."""
-    try:
-        yield
-    except (KeyboardInterrupt, Terminated):
-        if results.is_ours:
-            again = "the same command" + (" without --overwrite-results" if overwrite else "")
-            say(PROG, f"{results.path} has the answers so far; run {again} to continue")
-        raise
-    finally:
-        results.close()
-
-
-_DECIDING = ("gen_subset", "output_format", "print_step", "score_reference", "score_end")
-
-
-def _open_results(root: GenerateRoot, checkpoints: Checkpoints, world: World) -> ResultsFile | None:
-    """The file of --results-path, if it was given and is of this command."""
-    from ftk_cli.results import ResultsFile, checkpoint_identity
-
-    options = root.generate
-    if options.results_path is None:
-        return None
-    generation = dataclasses.asdict(root.generation)
-    del generation["lm_path"]  # its identity is more precise
-    of_lm = checkpoint_identity(checkpoints.language_model) if checkpoints.language_model is not None else {}
-    settings = {
-        **{name: getattr(options, name) for name in _DECIDING},
-        "input_format": options.line_format(),
-        **{name: path and os.path.abspath(path) for name, path in (("data", options.data), ("input", options.input))},
-        **checkpoint_identity(checkpoints.model),
-        **{f"lm_{name}": value for name, value in of_lm.items()},
-        "ema": root.common.ema,
-        "precision": root.common.precision,
-        **generation,
-        **dataclasses.asdict(root.processors),
-    }
-    folders = [*checkpoints.model, *(checkpoints.language_model or ())]
-    if root.common.precision == "fp32" and not _small_weights(folders):
-        for only_speed in dataclasses.fields(BatchConfig):  # no answer depends on it
-            del settings[only_speed.name]
-    return ResultsFile(options.results_path, settings, overwrite=options.overwrite_results, world=world)
-
-
-def _small_weights(folders: Sequence[Path]) -> bool:
-    """Whether one of these checkpoints is quantised."""
-    from ftk.checkpoint import read_config
-    from ftk.checkpoint.quantize import quantization_of
-
-    return any(quantization_of(read_config(folder)) is not None for folder in folders)

@@ -17,6 +17,7 @@ from ftk.plugins import import_plugins
 if TYPE_CHECKING:
     from ftk.generation.config import GenerationConfig
     from ftk.generation.processors import ProcessorConfig
+    from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
 
 R = TypeVar("R")
@@ -142,7 +143,7 @@ def open_generator(
     generation: GenerationConfig,
     processors: ProcessorConfig,
     world: World | None = None,
-) -> Any:
+) -> TextGenerator:
     """What answers prompts with the checkpoints, on the device that was asked for, or shared by a world."""
     import torch
 
@@ -154,6 +155,6 @@ def open_generator(
     dtype = torch.bfloat16 if device.precision == "bf16" else None
     options = {one.name: getattr(config, one.name) for config in (generation, processors) for one in fields(config)}
     options["lm_path"] = checkpoints.language_model
-    return load_generator(
-        checkpoints.model, str(resolve_device(device.device)), ema=device.ema, dtype=dtype, world=world, **options
-    )
+    on = str(resolve_device(device.device))
+    made: TextGenerator = load_generator(checkpoints.model, on, ema=device.ema, dtype=dtype, world=world, **options)
+    return made

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.errors import UserError, counted, visible
@@ -28,6 +28,9 @@ from ftk_cli.inference_options import (
 )
 from ftk_cli.progress import say, tell
 from ftk_cli.prompts import Remarks, line_text, prompt_lines, refusal
+
+if TYPE_CHECKING:
+    from ftk.generation.text import EncodedText, TextAnswer, TextGenerator, TextPiece, TextResult
 
 PROG = "ftk-interactive"
 DESCRIPTION = """Reads texts and prints each with the model's answers: continued, or with what is missing in it.
@@ -105,7 +108,7 @@ def body(argv: list[str]) -> int:
     return FAILURE if failed else 0
 
 
-def _answer(generator: Any, line: str | bytes, place: str, color: bool) -> Any:
+def _answer(generator: TextGenerator, line: str | bytes, place: str, color: bool) -> EncodedText | None:
     """Prints the answers to a text, which it returns as the model read it, or what is wrong with it and None."""
     from ftk_cli.colors import colored_text
     from ftk_cli.records import is_terminal
@@ -127,14 +130,14 @@ def _answer(generator: Any, line: str | bytes, place: str, color: bool) -> Any:
     return prompt
 
 
-def _answer_in_sight(generator: Any, prompt: Any, question: str, color: bool) -> Any:
+def _answer_in_sight(generator: TextGenerator, prompt: EncodedText, question: str, color: bool) -> TextResult:
     """Prints the text as it comes, with the question in front of it."""
     from ftk_cli.colors import colored_piece
 
-    answered: dict[int, Any] = {}
+    answered: dict[int, TextAnswer] = {}
     begun = False
 
-    def show(piece: Any) -> None:
+    def show(piece: TextPiece) -> None:
         nonlocal begun
         if piece.answer is not None:
             answered[piece.number] = piece.answer
@@ -200,7 +203,7 @@ def _typed_texts() -> Iterator[str]:
             yield text
 
 
-def _shown(generator: Any, result: Any) -> Iterator[str]:
+def _shown(generator: TextGenerator, result: TextResult) -> Iterator[str]:
     """Each answer with its probability and those of its tokens, and what else was found."""
     yield from _shown_answers(generator, result)
     for other in result.others:
@@ -209,7 +212,7 @@ def _shown(generator: Any, result: Any) -> Iterator[str]:
     yield ""
 
 
-def _shown_answers(generator: Any, result: Any) -> Iterator[str]:
+def _shown_answers(generator: TextGenerator, result: TextResult) -> Iterator[str]:
     if result.score is not None:
         yield f"  all: score {result.score:.4f}"
     for number, answer in enumerate(result.answers, start=1):
@@ -221,12 +224,12 @@ def _shown_answers(generator: Any, result: Any) -> Iterator[str]:
             yield from _likeliest(generator, other)
 
 
-def _described(answer: Any) -> str:
+def _described(answer: TextAnswer) -> str:
     tokens = " ".join(f"{math.exp(one):.3f}" for one in answer.token_logprobs)
     return f"{answer.text!r}  p = {answer.probability:.3g}  (each: {tokens})"
 
 
-def _likeliest(generator: Any, answer: Any) -> Iterator[str]:
+def _likeliest(generator: TextGenerator, answer: TextAnswer) -> Iterator[str]:
     """Of each place the likeliest tokens, if they were asked for."""
     for number, place in enumerate(answer.alternatives, start=1):
         tokens = "  ".join(f"{generator.tokenizer.token_text(token)!r} {math.exp(value):.3f}" for token, value in place)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftk.builtins import DEFAULT_SPECIAL_TOKENS
 from ftk.config import Chosen, compose, section, slot
 from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.errors import UserError
@@ -22,6 +21,9 @@ DESCRIPTION = """Encodes text and writes a data folder: one document per line (o
 Example: ftk-preprocess --trainpref train.txt --validpref valid.txt --destdir data-bin --vocab-size 8000"""
 
 
+HELP = "layout of special tokens; if not given, that of a saved tokenizer, else plain, to which a task adds its own"
+
+
 @dataclass(kw_only=True)
 class PreprocessConfig:
     input: InputConfig = section("input")
@@ -29,9 +31,7 @@ class PreprocessConfig:
     output: OutputConfig = section("output")
     training: TrainingConfig = section("training a SentencePiece model")
     tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", default="sentencepiece")
-    special_tokens: Chosen = slot(
-        SPECIAL_TOKENS, flag="--special-tokens", default=DEFAULT_SPECIAL_TOKENS, help="tokens around the text"
-    )
+    special_tokens: Chosen = slot(SPECIAL_TOKENS, flag="--special-tokens", default="plain", help=HELP)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,12 +54,22 @@ def body(argv: list[str]) -> int:
 
     def make_tokenizer(trained: Path | None) -> Tokenizer:
         if trained is None:
-            return chosen.build(special_tokens=config.special_tokens)
+            return tokenizer_of(chosen, config.special_tokens, argv)
         trained_one = dataclasses.replace(chosen, config=dataclasses.replace(chosen.config, path=str(trained)))
         return trained_one.build(special_tokens=config.special_tokens)
 
     print(preprocess(config.input, config.output, make_tokenizer, training if train else None, config.documents))
     return 0
+
+
+def tokenizer_of(chosen: Chosen, special_tokens: Chosen, argv: Sequence[str]) -> Tokenizer:
+    """The tokenizer; its special tokens are those that its folder was saved with, unless --special-tokens is given."""
+    from ftk.tokenizers.build import saved_special_tokens
+
+    if not any(argument.split("=")[0] == "--special-tokens" for argument in argv):
+        special_tokens = saved_special_tokens(chosen.config.path) or special_tokens
+    made: Tokenizer = chosen.build(special_tokens=special_tokens)
+    return made
 
 
 def _with_path(argv: list[str]) -> list[str]:

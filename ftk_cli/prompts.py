@@ -6,17 +6,22 @@ import itertools
 import json
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 
 from ftk.errors import UserError, with_flags
 
 if TYPE_CHECKING:
     from ftk.data.sample_dataset import SampleDataset
+    from ftk.generation.text import EncodedText, TextGenerator
     from ftk.model_parallel.world import World
     from ftk_cli.generate import GenerateConfig
+
+T = TypeVar("T")
 
 EPOCH = 1  # whose samples validation looks at, too
 
@@ -25,7 +30,7 @@ _MAX_LINE_BYTES = 1 << 20  # a longer line is no prompt; it is not even read who
 _LONGEST_MESSAGE = 1000  # characters
 
 
-class Source:
+class Source(ABC, Generic[T]):
     """Items with their numbers, those that earlier runs have answered left out.
 
     Attributes:
@@ -37,20 +42,20 @@ class Source:
     name: str
     unit: str
 
-    def __init__(self, items: Iterator[Any], limit: int | None) -> None:
+    def __init__(self, items: Iterator[T], limit: int | None) -> None:
         self.limit = limit
         self.done = self.failed = 0
-        self._items: Iterator[tuple[int, Any]] = enumerate(itertools.islice(items, limit))
+        self._items: Iterator[tuple[int, T]] = enumerate(itertools.islice(items, limit))
 
-    def take(self, count: int) -> list[tuple[int, Any]]:
+    def take(self, count: int) -> list[tuple[int, T]]:
         """The next `count` items with their numbers from 0 on, fewer at the end."""
         return list(itertools.islice(self._items, count))
 
-    def put_back(self, items: list[tuple[int, Any]]) -> None:
+    def put_back(self, items: list[tuple[int, T]]) -> None:
         """What was taken comes again."""
         self._items = itertools.chain(items, self._items)
 
-    def blocks(self, size: int) -> Iterator[list[tuple[int, Any]]]:
+    def blocks(self, size: int) -> Iterator[list[tuple[int, T]]]:
         """`size` items at a time."""
         while block := self.take(size):
             yield block
@@ -59,19 +64,16 @@ class Source:
         """How many items there will be, for the time left; None where only their end will tell."""
         return self.limit
 
-    def close(self) -> None:
-        """Nothing is read any more."""
-
-    def prompt(self, item: Any) -> str | None:
+    def prompt(self, item: T) -> str | None:
         """The prompt of an item as a record shows it; None where it is not looked at. UserError: it has none."""
         return None
 
-    def read(self, item: Any, generator: Any) -> Any:
+    @abstractmethod
+    def read(self, item: T, generator: TextGenerator) -> EncodedText:
         """What an item asks for, as the model reads it. UserError: it cannot be answered."""
-        raise NotImplementedError
 
 
-class Samples(Source):
+class Samples(Source[int]):
     """The samples of a split, as validation sees them."""
 
     unit = "sample"
@@ -84,39 +86,24 @@ class Samples(Source):
         count = len(self.samples)
         return max(self.done, count if self.limit is None else min(count, self.limit))
 
-    def read(self, item: int, generator: Any) -> Any:
+    def read(self, item: int, generator: TextGenerator) -> EncodedText:
         return generator.encode_sample(self.samples.sample(EPOCH, item))
 
 
-class Lines(Source):
-    """The lines of an input, each a prompt; it is closed by `close`.
+class Lines(Source[bytes]):
+    """The lines of an input, each a prompt.
 
     Args:
         options: of the command: input, its format, and whether answers are given.
-
-    Raises:
-        UserError: there is no such file.
+        stream: the input.
     """
 
     unit = "prompt"
 
-    def __init__(self, options: GenerateConfig) -> None:
-        assert options.input is not None, "validated"
-        self.options, self.path = options, options.input
-        self.name = input_name(self.path)
-        self.stream: BinaryIO
-        if self.path == "-":
-            self.stream = sys.stdin.buffer
-        else:
-            try:
-                self.stream = open(self.path, "rb")  # noqa: SIM115  (`close` closes it)
-            except OSError as error:
-                raise UserError(f"--input {self.path}: {error.strerror}; give a text file or -") from None
-        super().__init__(prompt_lines(self.stream, self.name), options.max_samples)
-
-    def close(self) -> None:
-        if self.path != "-":
-            self.stream.close()
+    def __init__(self, options: GenerateConfig, stream: BinaryIO) -> None:
+        self.options, self.path = options, str(options.input)
+        self.name = "standard input" if self.path == "-" else self.path
+        super().__init__(prompt_lines(stream, self.name), options.max_samples)
 
     def total(self) -> int | None:
         if not os.path.isfile(self.path) or not sys.stderr.isatty():
@@ -130,7 +117,7 @@ class Lines(Source):
             return parse_candidates(line)[0]
         return parse_prompt(line, self.options.line_format())[0]
 
-    def read(self, item: bytes, generator: Any) -> Any:
+    def read(self, item: bytes, generator: TextGenerator) -> EncodedText:
         line = line_text(item)
         if self.options.score_reference:
             prompt, candidates = parse_candidates(line, generator.example)
@@ -139,20 +126,31 @@ class Lines(Source):
         return generator.encode(prompt, own)
 
 
-def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: World) -> Lines | Samples:
+@contextmanager
+def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: World) -> Iterator[Source[Any]]:
     """What a command asks: its lines, or the samples of its data, made by the task of the first checkpoint.
 
     Raises:
         UserError: there is no such input, or no such split.
     """
-    if options.data is None:
-        return Lines(options)
+    if options.input == "-":
+        yield Lines(options, sys.stdin.buffer)
+        return
+    if options.input is not None:
+        try:
+            stream = open(options.input, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise UserError(f"--input {options.input}: {error.strerror}; give a text file or -") from None
+        with stream:
+            yield Lines(options, stream)
+        return
+    assert options.data is not None, "validated"
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
 
     task, _ = restore_task(checkpoints[0], options.data)
     check_same_data(task, [options.subset], world)
-    return Samples(task.load_split(options.subset), options.subset, options.max_samples)
+    yield Samples(task.load_split(options.subset), options.subset, options.max_samples)
 
 
 class Remarks:
@@ -162,7 +160,7 @@ class Remarks:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._first: dict[tuple[str, str], int] = {}
 
-    def count(self, index: int, prompt: Any) -> None:
+    def count(self, index: int, prompt: EncodedText) -> None:
         """A prompt, as the model reads it, and the number of its line from 0 on."""
         if prompt.remark is not None:
             self._counts[prompt.remark] += 1
@@ -176,11 +174,6 @@ class Remarks:
                 yield f"1 prompt {of_one}: line {first}"
             else:
                 yield f"{count} prompts {of_several}; the first is line {first}"
-
-
-def input_name(source: str) -> str:
-    """What a file, or "-", is called in messages."""
-    return "standard input" if source == "-" else source
 
 
 def prompt_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import io
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftk.builtins import FORMER_NAMES
 from ftk.errors import UserError
 from ftk.files import MAX_JSON_BYTES, open_regular, open_to_write, parse_json, read_json, reason, write_whole
+from ftk.generation.config_groups import BatchConfig
 
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World
-    from ftk_cli.prompts import Source
+    from ftk_cli.generate import GenerateRoot
+    from ftk_cli.inference_options import Checkpoints
+    from ftk_cli.prompts import Source, T
 
 SETTINGS_SUFFIX = ".settings.json"
 """Suffix of the file that records the command of the results."""
@@ -27,6 +33,7 @@ RETIRED = {"contrastive_alpha": 0.6, "contrastive_candidates": 4, "in_flight": T
 """Settings that are gone, with the defaults that they had: older files name them."""
 
 _MAX_SETTINGS_BYTES = 1 << 24
+_DECIDING = ("gen_subset", "output_format", "print_step", "score_reference", "score_end")
 _LONGEST_VALUE = 300  # characters of a setting in a message
 
 
@@ -48,7 +55,7 @@ class OldRecord:
 class ResultsFile:
     """A file of results, open for what comes next.
 
-        results = ResultsFile("out.jsonl", settings)
+        results = ResultsFile("out.jsonl", settings, overwrite=False, world=world)
         for record in results.earlier(source, 64): ...
         results.write(lines)
 
@@ -61,21 +68,15 @@ class ResultsFile:
         path: the file; its folder is made.
         settings: whatever decides the answers; JSON.
         overwrite: whether to start over where the file is there already.
-        world: processes that work together, all of them on such an object: all read what is there, and the main one
-            writes. None: this one alone.
+        world: all ranks make such an object and read what is there; the main one writes.
 
     Raises:
         UserError: the file is of other settings, or of none, or cannot be written.
     """
 
-    def __init__(
-        self,
-        path: str,
-        settings: dict[str, Any],
-        *,
-        overwrite: bool = False,
-        world: World | None = None,
-    ) -> None:
+    def __init__(self, path: str, settings: dict[str, Any], *, overwrite: bool, world: World) -> None:
+        from ftk.model_parallel.collective import collective
+
         self.path, self.world = Path(path), world
         self._real_path = os.path.realpath(path)  # a link that the user names is followed
         self._settings_path = Path(f"{self.path}{SETTINGS_SUFFIX}")
@@ -83,28 +84,22 @@ class ResultsFile:
         self._overwrite = overwrite
         self._begins_at: int | None = None  # the byte where the first `write` goes
         self._has_begun = False  # there was a `write`
-        self._writes = world is None or world.is_main
-        if world is None:
-            self._stream = self._open()
-        else:
-            from ftk.model_parallel.collective import collective
-
-            self._stream = collective(world, self._open)
+        self._stream = collective(world, self._open)
 
     def _open(self) -> io.FileIO | None:
         """The existing file, if any; refuses what could not be written later."""
         try:
             if not os.path.lexists(self._real_path):
-                if self._writes:
+                if self.world.is_main:
                     _check_writable(Path(self._real_path))
                     _check_writable(self._settings_path)
                 return None
             # `close` closes it.
-            stream = open_to_write(self._real_path) if self._writes else open_regular(self._real_path)
+            stream = open_to_write(self._real_path) if self.world.is_main else open_regular(self._real_path)
             try:
                 if os.fstat(stream.fileno()).st_size and not self._overwrite:
                     self._check_settings()
-                elif self._writes:
+                elif self.world.is_main:
                     _check_writable(self._settings_path)
             except BaseException:
                 stream.close()
@@ -132,7 +127,7 @@ class ResultsFile:
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(f"--results-path {self.path}: {error.strerror}; name a file that can be written")
 
-    def earlier(self, source: Source, size: int) -> Iterator[OldRecord]:
+    def earlier(self, source: Source[T], size: int) -> Iterator[OldRecord]:
         """The records of earlier runs, whose items are taken from the source; new results follow them.
 
         Samples of one block are answered together, and their neighbours may show in the last digits of a number: an
@@ -149,32 +144,32 @@ class ResultsFile:
         Raises:
             UserError: the records are of another input.
         """
-        old_records, end = self._records(), 0
-        while True:
-            wanted = size if source.limit is None else min(size, source.limit - source.done)
-            found = list(itertools.islice(old_records, wanted))
-            items = source.take(len(found))
-            if len(items) < len(found):
-                raise UserError(f"{self.path} holds more samples than {source.name} has; was the input changed?")
-            for (index, item), (_, old) in zip(items, found, strict=True):
-                if old.source is not None and not _is_of(source, item, old.source):
-                    raise UserError(
-                        f"{source.name}:{index + 1} is not the prompt that {self.path} holds there; "
-                        "give the same input, another --results-path, or --overwrite-results to start over"
-                    )
-            all_there = source.done + len(found) == source.limit
-            following = source.take(1) if found and len(found) < size and not all_there else []
-            if following or not found:
-                source.put_back([*items, *following])
-                break
-            source.done, end = source.done + len(found), found[-1][0]
-            for _, old in found:
-                source.failed += old.source is None
-                yield old
-            if all_there:
-                return
-        if self.world is not None:
-            self.world.barrier()  # all have read what is there
+        end = 0
+        with closing(self._records()) as old_records:
+            while True:
+                wanted = size if source.limit is None else min(size, source.limit - source.done)
+                found = list(itertools.islice(old_records, wanted))
+                items = source.take(len(found))
+                if len(items) < len(found):
+                    raise UserError(f"{self.path} holds more samples than {source.name} has; was the input changed?")
+                for (index, item), (_, old) in zip(items, found, strict=True):
+                    if old.source is not None and not _is_of(source, item, old.source):
+                        raise UserError(
+                            f"{source.name}:{index + 1} is not the prompt that {self.path} holds there; "
+                            "give the same input, another --results-path, or --overwrite-results to start over"
+                        )
+                all_there = source.done + len(found) == source.limit
+                following = source.take(1) if found and len(found) < size and not all_there else []
+                if following or not found:
+                    source.put_back([*items, *following])
+                    break
+                source.done, end = source.done + len(found), found[-1][0]
+                for _, old in found:
+                    source.failed += old.source is None
+                    yield old
+                if all_there:
+                    return
+        self.world.barrier()  # all have read what is there
         self._begins_at = end
 
     def write(self, lines: Iterable[str]) -> None:
@@ -184,7 +179,7 @@ class ResultsFile:
             UserError: the file cannot be begun.
             OSError: the disk is full or the like; complete records that are in the file stay.
         """
-        if not self._writes:
+        if not self.world.is_main:
             return
         if self._begins_at is not None:
             self._begin()
@@ -217,6 +212,7 @@ class ResultsFile:
             raise UserError(f"{self.path} exists without {self._settings_path.name}; {remedy}") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{self._settings_path} {reason(error)}; {remedy}") from None
+        old = {FORMER_NAMES["option"].get(name, name): value for name, value in old.items()}
         gone = [name for name in old if name not in self._settings]
         names = [*self._settings, *(name for name in gone if name not in RETIRED or old[name] != RETIRED[name])]
         changes = [
@@ -227,7 +223,7 @@ class ResultsFile:
         if changes:
             raise UserError(f"{self.path} was begun with other settings: {', '.join(changes)}; {remedy}")
 
-    def _records(self) -> Iterator[tuple[int, OldRecord]]:
+    def _records(self) -> Generator[tuple[int, OldRecord], None, None]:
         """Complete records with the byte behind each; what an interruption has cut is none."""
         if self._overwrite or self._stream is None:
             return
@@ -252,7 +248,7 @@ class ResultsFile:
             reader.detach()  # the file stays open
 
 
-def _is_of(source: Source, item: Any, recorded: str) -> bool:
+def _is_of(source: Source[T], item: T, recorded: str) -> bool:
     try:
         return source.prompt(item) in (None, recorded)
     except UserError:  # what cannot be read was not answered
@@ -284,12 +280,33 @@ def _likeliest(record: dict[str, Any]) -> tuple[float, int] | None:
     return float(best["logprob"]), sum(len(answer["token_logprobs"]) for answer in best["answers"])
 
 
-def checkpoint_identity(folders: Sequence[Path]) -> dict[str, list[str]]:
-    """Which checkpoints these are, for the settings of results: folders, and digests of their contents."""
+def settings_of(root: GenerateRoot, checkpoints: Checkpoints) -> dict[str, Any]:
+    """Whatever decides the answers of a command: its options, and folders and contents of its checkpoints."""
+    from ftk.checkpoint import read_config
     from ftk.checkpoint.layout import MANIFEST
+    from ftk.checkpoint.quantize import quantization_of
 
-    digests = [hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest() for folder in folders]
-    return {"checkpoint": [os.fspath(folder) for folder in folders], "checkpoint_digest": digests}
+    options, settings = root.generate, dataclasses.asdict(root.generation)
+    del settings["lm_path"]  # its identity is more precise
+    rounded = root.common.precision != "fp32"
+    for prefix, folders in (("", checkpoints.model), ("lm_", checkpoints.language_model)):
+        if folders is not None:
+            digests = [hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest() for folder in folders]
+            settings[f"{prefix}checkpoint"] = [os.fspath(folder) for folder in folders]
+            settings[f"{prefix}checkpoint_digest"] = digests
+            rounded = rounded or any(quantization_of(read_config(folder)) is not None for folder in folders)
+    if not rounded:
+        for only_speed in dataclasses.fields(BatchConfig):  # no answer depends on it
+            del settings[only_speed.name]
+    return {
+        **{name: getattr(options, name) for name in _DECIDING},
+        "input_format": options.line_format(),
+        **{name: path and os.path.abspath(path) for name, path in (("data", options.data), ("input", options.input))},
+        "ema": root.common.ema,
+        "precision": root.common.precision,
+        **settings,
+        **dataclasses.asdict(root.processors),
+    }
 
 
 def _check_writable(file: Path) -> None:

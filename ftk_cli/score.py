@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ftk_cli.records import num_steps
+from ftk_cli.records import num_steps, total_logprob
 
 if TYPE_CHECKING:
     from ftk.evaluation.base import Scorer
-    from ftk_cli.records import Records
+    from ftk.generation.text import EncodedText, TextAnswer, TextResult
     from ftk_cli.results import OldRecord
 
 
@@ -18,23 +18,22 @@ class Found:
     """Answers that were found, compared with the references that there are.
 
     Args:
-        records: makes the record of a sample.
         scorers: by name.
         headline: what stands in front of each score.
     """
 
-    def __init__(self, records: Records, scorers: dict[str, Scorer], headline: str) -> None:
-        self.records, self.scorers, self.headline = records, scorers, headline
+    def __init__(self, scorers: dict[str, Scorer], headline: str) -> None:
+        self.scorers, self.headline = scorers, headline
 
     def earlier(self, old: OldRecord) -> None:
         """The record of an earlier run."""
         self._compare(old.answers)
 
-    def add(self, index: int, prompt: Any, result: Any, tokenizer: Any) -> tuple[list[str], int]:
-        """A prompt and what came of it: its lines, and how many tokens were found."""
+    def add(self, prompt: EncodedText, result: TextResult) -> int:
+        """A prompt and its answers; gives the number of tokens that were found."""
         if prompt.references is not None:
             self._compare(zip((answer.text for answer in result.answers), prompt.references, strict=True))
-        return self.records.answered(index, result, tokenizer, prompt.references), num_steps(result.answers)
+        return num_steps(result.answers)
 
     def lines(self) -> list[str]:
         """The scores."""
@@ -51,14 +50,9 @@ class Found:
 
 
 class Given:
-    """Log-probabilities of answers that were given; of several candidates the likeliest one counts.
+    """Log-probabilities of given answers, summed; of several candidates the likeliest one counts."""
 
-    Args:
-        records: makes the record of a sample.
-    """
-
-    def __init__(self, records: Records) -> None:
-        self.records = records
+    def __init__(self) -> None:
         self.samples = self.tokens = 0
         self.logprob = 0.0
 
@@ -67,15 +61,11 @@ class Given:
         if old.likeliest is not None:
             self._add(*old.likeliest)
 
-    def add(
-        self, index: int, prompt: Any, candidates: Sequence[Sequence[Any]], tokenizer: Any
-    ) -> tuple[list[str], int]:
-        """A prompt with the answers of each candidate: its lines, and how many tokens were scored."""
-        totals = [sum(answer.logprob for answer in answers) for answers in candidates]
-        best = max(range(len(totals)), key=totals.__getitem__)
-        self._add(totals[best], num_steps(candidates[best]))
-        lines = self.records.scored(index, prompt.prompt, candidates, best, tokenizer)
-        return lines, sum(map(num_steps, candidates))
+    def add(self, prompt: EncodedText, candidates: Sequence[Sequence[TextAnswer]]) -> int:
+        """A prompt with the answers of each candidate; gives the number of tokens that were scored."""
+        best = max(candidates, key=total_logprob)
+        self._add(total_logprob(best), num_steps(best))
+        return sum(map(num_steps, candidates))
 
     def lines(self) -> list[str]:
         """The sums."""

@@ -173,7 +173,7 @@ def _unigram(task: Task, train_subset: str, batches: Iterator[Batch]) -> float:
 
     counts = token_counts(task.corpus.documents(train_subset), task.tokenizer.padded_vocab_size())
     targets = (batch.targets.numpy() for batch in batches)
-    return unigram_loss(counts, targets, task.tokenizer.special.eop)
+    return unigram_loss(counts, targets, set(task.tokenizer.special.roles.values()))
 
 
 def _print(figures: dict[str, Any], output_format: str) -> None:

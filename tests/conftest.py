@@ -62,6 +62,8 @@ def data_bin(tmp_path_factory, command) -> Path:
         "sentencepiece",
         "--vocab-size",
         600,
+        "--special-tokens",
+        "glm",
         "--destdir",
         folder / "data-bin",
     )

@@ -227,7 +227,7 @@ def freeze(folder: Path) -> None:
     text = [f"--trainpref={FROZEN / 'train.txt'}", f"--validpref={FROZEN / 'valid.txt'}"]
     printed(
         preprocess,
-        [*text, "--tokenizer=sentencepiece", "--vocab-size=400", "--decoder-mask", f"--destdir={FROZEN / 'data-bin'}"],
+        [*text, "--vocab-size=400", "--special-tokens=glm", "--decoder-mask", f"--destdir={FROZEN / 'data-bin'}"],
     )
     (FROZEN / "train.txt").unlink()
     (FROZEN / "valid.txt").unlink()

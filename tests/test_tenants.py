@@ -8,7 +8,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN = ("ftk/models/glm/", "ftk/tasks/glm_blank/", "ftk/builtins.py")
-WORDS = re.compile(r"\bglm|\bblanks?\b(?![ -]lines?)|\bsop\b|\beop\b|block_position|(?<!si)gmask|smask", re.IGNORECASE)
+WORDS = re.compile(
+    r"(?<![a-z])(glm|blanks?(?![a-z]|[ _-]lines?)|[se]op(?![a-z]))|block_position|(?<!si)gmask|smask", re.IGNORECASE
+)
+"""In texts and in identifiers, whose parts are words, too: `no_blank`, `NoBlank`."""
 STILL = Path(__file__).with_name("tenants.json")
 """Files that name GLM or a blank today, and in how many lines. Entries go down, then away; none is added."""
 
@@ -18,8 +21,13 @@ def found() -> dict[str, int]:
     files = [*(ROOT / "ftk").rglob("*.py"), *(ROOT / "ftk").rglob("*.py[xd]"), *(ROOT / "ftk_cli").rglob("*.py")]
     names = {file.relative_to(ROOT).as_posix(): file for file in files}
     lines = {name: names[name].read_text(encoding="utf-8").splitlines() for name in names if not name.startswith(OWN)}
-    counts = {name: sum(bool(WORDS.search(line)) for line in lines[name]) for name in lines}
+    counts = {name: sum(bool(WORDS.search(_apart(line))) for line in lines[name]) for name in lines}
     return {name: counts[name] for name in sorted(counts) if counts[name]}
+
+
+def _apart(line: str) -> str:
+    """A line in which capitals that begin a word within an identifier stand behind "_"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", line)
 
 
 def test_no_further_line_outside_of_its_folders_names_glm_or_a_blank():

@@ -8,11 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from ftk.models.glm.config import GLMConfig
+from tests.golden_glm import read_arrays, read_config
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "glm_tiny"
@@ -22,37 +21,21 @@ from original_way import OriginalGLM, OriginalWay  # noqa: E402
 from step_ways import Way, all_ways, build_step, dense, make_batches, model_config  # noqa: E402
 
 
-def golden(name):
-    with np.load(GOLDEN / name) as arrays:
-        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
-
-
 def golden_model():
-    shape = json.loads((GOLDEN / "config.json").read_text())
-    config = GLMConfig(
-        vocab_size=shape["vocab_size"],
-        num_layers=shape["num_layers"],
-        hidden_size=shape["hidden_size"],
-        num_attention_heads=shape["num_attention_heads"],
-        max_positions=shape["max_sequence_length"],
-        embedding_dropout=0.0,
-        attention_dropout=0.0,
-        dropout=0.0,
-    )
-    model = OriginalGLM(config)
-    model.load_state_dict(golden("weights.npz"))
+    model = OriginalGLM(read_config())
+    model.load_state_dict(read_arrays("weights.npz"))
     return model
 
 
 def test_the_original_way_computes_the_logits_of_the_original():
-    step = golden("step0.npz")
+    step = read_arrays("step0.npz")
     with torch.no_grad():
         logits = golden_model()(step["input_ids"], step["position_ids"], step["sep"])
     torch.testing.assert_close(logits, step["logits"], atol=1e-4, rtol=0)
 
 
 def test_the_original_way_follows_twenty_updates_of_the_original():
-    arrays = golden("train.npz")
+    arrays = read_arrays("train.npz")
     names = {"tokens": "input_ids", "targets": "targets", "position_ids": "position_ids", "context_length": "sep"}
     way = OriginalWay(golden_model(), "fp32", lr=1e-3, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1, clip_norm=1.0)
     losses = []

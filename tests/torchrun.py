@@ -10,11 +10,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from elastic_test import descendants
 
 
 def command(size: int, *arguments: object, options: tuple[str, ...] = ()) -> list[str]:
-    """The command that starts `arguments` in so many processes; of one without torchrun."""
+    """The command that starts `arguments` in `size` processes; one process needs no torchrun."""
     words = [str(argument) for argument in arguments]
     if size == 1:
         return [sys.executable, *words]
@@ -59,15 +62,6 @@ def started(
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes that a process has started, and those that these have."""
-    found = []
-    with contextlib.suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            found += [int(child), *descendants(int(child))]
-    return found
 
 
 def rank_pid(pid: int, rank: int) -> int:

@@ -26,7 +26,7 @@ from ftk.config.build import build_options
 from ftk.errors import UserError
 from ftk.files import put_in_place, sync_tree, temporary_folder
 from ftk.models.conversion import Contents, FileFormat, LazyTensors
-from ftk.registry import MODELS
+from ftk.registry import MODELS, TASKS
 
 if TYPE_CHECKING:
     from ftk.tokenizers.base import Tokenizer
@@ -50,7 +50,8 @@ def convert_from(
         form: of `source`.
         source: its folder.
         output: folder to write.
-        tokenizer: saved with it; without one the checkpoint cannot read text.
+        tokenizer: saved with it, with the special tokens of the model's task; without one the checkpoint cannot read
+            text.
         overwrite: replace a checkpoint of this name.
 
     Returns:
@@ -65,7 +66,9 @@ def convert_from(
     contents = form.read(Path(source))
     source = contents.place or Path(source)
     _check_tensors(contents, source)
+    task = contents.task.get("_name") or MODELS.get(contents.model).task
     if tokenizer is not None:
+        tokenizer = TASKS.get(task).target.add_special_tokens(tokenizer) if task is not None else tokenizer
         _check_vocabulary(tokenizer, contents.config, source)
     tensors = contents.tensors
 

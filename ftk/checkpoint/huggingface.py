@@ -79,11 +79,12 @@ class HuggingFace:
         try:
             options = converter.config_from(config)
             options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
-            tensors = renamed(_whole(stored.tensors, converter), converter.renames, options)
+            tied = converter.tied(options)
+            tensors = renamed(_whole(stored.tensors, converter, tied), converter.renames, options)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
         # Pickles and buffers are not written back; then weights lie in other files, and no index of these is kept.
-        full_names = _full_names(stored.tensors.described, converter).values()
+        full_names = _full_names(stored.tensors.described, converter, tied).values()
         comes_back = bool(stored.files) and not any(_is_buffer(name, converter) for name in full_names)
         left_out = (_NAMES, PICKLED) if comes_back else (_NAMES, PICKLED, WEIGHTS)
         kept = {
@@ -104,13 +105,14 @@ class HuggingFace:
 
     def write(self, folder: Path, contents: Contents) -> Path:
         converter = _converter(contents.model)
+        tied = converter.tied(contents.config)
         theirs = renamed(contents.tensors, converter.renames, contents.config, back=True)
         kept, place = dict(contents.source_files), (contents.place or Path()) / SOURCE
         for name in kept:
             if not _is_plain(name) or not name.endswith(_KEPT):
                 raise UserError(f"{place / name}: is none of the files that are copied ({', '.join(_KEPT)}); remove it")
         if _NAMES in kept:
-            files = _recorded(kept.pop(_NAMES), place / _NAMES, theirs.described, converter)
+            files = _recorded(kept.pop(_NAMES), place / _NAMES, theirs.described, converter, tied)
         else:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
@@ -122,7 +124,7 @@ class HuggingFace:
             kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | ends | dtype))
             files, index = self._shards(theirs.described)
             kept |= index
-        full = _first_names([name for content in files.values() for name in content["names"]], converter)
+        full = _first_names([name for content in files.values() for name in content["names"]], converter, tied)
         for file, content in files.items():
             described = {name: theirs.described[full[name]] for name in content["names"]}
             # Larger elements first, then by name: safetensors' own order.
@@ -250,15 +252,15 @@ def _pickled(path: Path) -> tuple[LazyTensors, dict[str, str]]:
     return LazyTensors.of(content), {}
 
 
-def _whole(stored: LazyTensors, converter: Converter) -> LazyTensors:
+def _whole(stored: LazyTensors, converter: Converter, tied: Mapping[str, str]) -> LazyTensors:
     """Parameters under their full names, each once: without buffers and without repeated ones.
 
     Raises:
         UserError: one that is to repeat another differs from it.
     """
-    full_names = _full_names(stored.described, converter)
+    full_names = _full_names(stored.described, converter, tied)
     names = {full: name for name, full in full_names.items() if not _is_buffer(full, converter)}
-    for repeated, first in converter.tied.items():
+    for repeated, first in tied.items():
         if repeated in names and first in names:
             if not torch.equal(stored.read(names[repeated]), stored.read(names[first])):
                 raise UserError(f"{repeated} is not equal to {first}; ftk's model has one tensor for both")
@@ -274,15 +276,17 @@ def _json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
-def _full_names(names: Collection[str], converter: Converter) -> dict[str, str]:
+def _full_names(names: Collection[str], converter: Converter, tied: Mapping[str, str]) -> dict[str, str]:
     """Names in files -> full ones; a trunk alone has them without the prefix."""
-    bare = not any(name.startswith(converter.prefix) for name in names)
-    return {name: converter.prefix + name if bare and name not in converter.tied else name for name in names}
+    if any(name.startswith(converter.prefix) for name in names):
+        return {name: name for name in names}
+    known = {name for rename in converter.renames for name in rename.theirs}
+    return {name: name if name in tied or name in known else converter.prefix + name for name in names}
 
 
-def _first_names(names: Collection[str], converter: Converter) -> dict[str, str]:
+def _first_names(names: Collection[str], converter: Converter, tied: Mapping[str, str]) -> dict[str, str]:
     """The same, and for those that repeat another the name of that one."""
-    return {name: converter.tied.get(name, full) for name, full in _full_names(names, converter).items()}
+    return {name: tied.get(name, full) for name, full in _full_names(names, converter, tied).items()}
 
 
 def _is_buffer(full_name: str, converter: Converter) -> bool:
@@ -294,14 +298,16 @@ def _is_plain(name: Any) -> bool:
     return isinstance(name, str) and Path(name).name == name and "\0" not in name
 
 
-def _recorded(content: bytes, place: Path, described: Collection[str], converter: Converter) -> dict[str, Any]:
+def _recorded(
+    content: bytes, place: Path, described: Collection[str], converter: Converter, tied: Mapping[str, str]
+) -> dict[str, Any]:
     """`ftk_names.json` of a checkpoint, which may come from anywhere: what it names is written.
 
     Args:
         content: of the file.
         place: the file, for messages.
         described: full names of the model's tensors.
-        converter: of the family.
+        converter, tied: of the family.
 
     Raises:
         UserError: it has not the form in which `read` makes it, names a file that is none of weights, or has not all
@@ -325,7 +331,7 @@ def _recorded(content: bytes, place: Path, described: Collection[str], converter
         if not strings:
             raise UserError(f"{place}: {file:.80} needs metadata and names, all of strings")
         names += entry["names"]
-    full = _first_names(names, converter)
+    full = _first_names(names, converter, tied)
     unknown = [name for name in names if full[name] not in described]
     missing = sorted(set(described) - set(full.values()))
     twice = [name for name, count in Counter(names).items() if count > 1]

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ftk.builtins import FORMER_NAMES
 from ftk.errors import shown
 from ftk.files import expand_home
 
@@ -169,8 +170,14 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         path=bool(meta.get("path", kind is str and meta.get("metavar") in _PATHS)),
         daily=bool(meta.get("daily", False)),
         needs=meta.get("needs", {}),
-        former=tuple(meta.get("former", ())),
+        former=(*meta.get("former", ()), *_former_flags(field.name)),
     )
+
+
+def _former_flags(name: str) -> Iterator[str]:
+    for old, present in FORMER_NAMES["option"].items():
+        if present == name:
+            yield f"--{old.replace('_', '-')}"
 
 
 def _parse_hint(hint: Any, key: str) -> tuple[type, bool, bool, tuple[Any, ...] | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -25,24 +25,28 @@ def token_counts(documents: Documents, vocab_size: int) -> NDArray[np.int64]:
     return counts
 
 
-def unigram_loss(counts: NDArray[np.int64], targets: Iterable[NDArray[np.int64]], end: int | None) -> float:
+def unigram_loss(
+    counts: NDArray[np.int64], targets: Iterable[NDArray[np.int64]], special_tokens: Collection[int]
+) -> float:
     """Mean negative log-likelihood of targets under the corpus's unigram distribution, in nats.
 
-    Counts get one added each, so that no target is impossible. The end-of-answer token, which a corpus does not
-    hold, is given its share among the targets themselves: the best that any unigram model could do for it.
+    Each count is increased by one, so that no target is impossible. Special tokens that the corpus does not hold (the
+    end of an answer) get their share among the targets themselves: the best that a unigram model can do for them.
 
     Args:
         counts: [V], of the training tokens.
         targets: arrays of target ids.
-        end: id of the end-of-answer token; None if targets have none.
+        special_tokens: their ids.
     """
     target_counts = np.zeros(len(counts), dtype=np.int64)
     for some in targets:
         target_counts += np.bincount(some, minlength=len(counts))
     smoothed = counts + 1.0
-    if end is not None and target_counts[end] > 0:
-        share = target_counts[end] / target_counts.sum()
-        smoothed[end] = 0.0
-        smoothed[end] = smoothed.sum() * share / (1.0 - share) if share < 1.0 else 1.0
+    added = [token for token in sorted(special_tokens) if counts[token] == 0 and target_counts[token] > 0]
+    if added:
+        share = target_counts[added].sum() / target_counts.sum()
+        smoothed[added] = 0.0
+        total = smoothed.sum() * share / (1.0 - share) if share < 1.0 else 1.0
+        smoothed[added] = total * target_counts[added] / target_counts[added].sum()
     log_probs = np.log(smoothed / smoothed.sum())  # [V]
     return float(-(target_counts * log_probs).sum() / target_counts.sum())

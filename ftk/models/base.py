@@ -95,7 +95,10 @@ class Backbone(nn.Module):
             inputs: of the model besides the tokens, by name; `attend` takes its own of them.
         """
         _, for_attend = self.split_inputs(inputs)
-        return self.around(position_ids=inputs.get("position_ids"))(self.attend(tokens, **for_attend))
+        position_ids = inputs.get("position_ids")
+        if position_ids is None:
+            position_ids = torch.arange(tokens.size(1), device=tokens.device)[None]
+        return self.around(position_ids=position_ids)(self.attend(tokens, **for_attend))
 
     def split_inputs(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Of the inputs besides the tokens what `embed` takes, and what `attend` takes; some are for both.
@@ -119,15 +122,13 @@ class Backbone(nn.Module):
         own: Any = self._modules.get("head")
         return TiedVocabulary(self.token_embedding) if own is None else own  # type: ignore[arg-type]
 
-    def around(
-        self, position_ids: Tensor | None = None, key_positions: Tensor | None = None
-    ) -> Callable[[Attend], Attend]:
+    def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
         """What a family puts around each `attend`, of whole sequences and of caches alike; here nothing.
 
         A rotation of queries and keys, a bias or another scale of the scores: a named tuple that holds an `attend`.
 
         Args:
-            position_ids: of the queries, as in `INPUTS`; None: 0 to T - 1.
+            position_ids: of the queries, as in `INPUTS`.
             key_positions: of the keys, where they are not those of the queries.
         """
         return _as_it_is
@@ -142,10 +143,9 @@ class Backbone(nn.Module):
         config, num_tokens = self.config, tokens.size(1)
         # The first is a norm's; matrices may be quantised. And every stage of a pipeline has a layer.
         dtype = matmul_dtype(next(self.layers.parameters()))
-        head_size = config.hidden_size // config.num_attention_heads
-        form = attention_form(config.attention, tokens.device, dtype, num_tokens, head_size, config.attention_dropout)
-        dropout = config.attention_dropout if self.training else 0.0
-        return sequence_attention(form, visibility, num_tokens, tokens.device, dropout, dtype)
+        dropout = config.attention_dropout
+        form = attention_form(config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout)
+        return sequence_attention(form, visibility, num_tokens, tokens.device, dropout if self.training else 0.0, dtype)
 
     @torch.no_grad()
     def init_weights(self, seed: int | None = None) -> None:

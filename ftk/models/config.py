@@ -57,6 +57,16 @@ class TransformerConfig:
         """Inner width of the feed-forward network."""
         return 4 * self.hidden_size if self.ffn_hidden_size is None else self.ffn_hidden_size
 
+    @property
+    def head_size(self) -> int:
+        """D: size of a head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def layer_multiplications(self) -> int:
+        """Of one token in the matrices of one layer: the joint projection, the one behind attention, two others."""
+        return 4 * self.hidden_size * self.hidden_size + 2 * self.hidden_size * self.inner_size
+
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         for name in ("vocab_size", "num_layers", "hidden_size", "num_attention_heads", "max_positions"):
@@ -64,7 +74,8 @@ class TransformerConfig:
                 yield f"{name} is {getattr(self, name)}; it must be at least 1"
         if self.ffn_hidden_size is not None and self.ffn_hidden_size < 1:
             yield f"ffn_hidden_size is {self.ffn_hidden_size}; it must be at least 1, or not given"
-        if self.num_attention_heads >= 1 and self.hidden_size % self.num_attention_heads:
+        heads_share_width = getattr(self, "head_dim", None) is None
+        if heads_share_width and self.num_attention_heads >= 1 and self.hidden_size % self.num_attention_heads:
             yield (f"num_attention_heads is {self.num_attention_heads}; it must divide hidden_size {self.hidden_size}")
         for name in ("embedding_dropout", "attention_dropout", "dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:

@@ -80,6 +80,19 @@ class JointHeads:
         return [rows.t() if self.transposed else rows]
 
 
+class SeparateHeads:
+    """Projections of queries, keys and values apart in theirs, one tensor of rows [K, A/K + 2, D] in ours."""
+
+    def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        parts = [tensor.unflatten(0, (config.kv_heads, -1)) for tensor in theirs]  # [K, A/K D, ...], [K, D, ...] twice
+        return [torch.cat(parts, dim=1).flatten(0, 1)]
+
+    def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        size = config.head_size
+        rows = ours[0].unflatten(0, (config.kv_heads, -1))  # [K, (A/K + 2) D, ...]
+        return [part.flatten(0, 1) for part in rows.split([rows.size(1) - 2 * size, size, size], dim=1)]
+
+
 class Rename(NamedTuple):
     """Parameters of ours and the ones of theirs that hold the same numbers; `*` in a name is a layer's number."""
 
@@ -251,14 +264,15 @@ class Converter(Protocol):
         prefix: stands before the names of their whole model, and not before those of its trunk alone ("transformer.");
             `renames`, `tied` and `buffers` have it.
         renames: all parameters.
-        tied: name -> the one whose numbers it repeats, in files that keep both.
         buffers: names with `*` that are no parameters and are left out.
     """
 
     prefix: str
     renames: Sequence[Rename]
-    tied: Mapping[str, str]
     buffers: Sequence[str]
+
+    def tied(self, config: Any) -> Mapping[str, str]:
+        """Name -> the one whose numbers it repeats, in files that keep both."""
 
     def matches(self, config: dict[str, Any]) -> bool:
         """Whether a config.json is of this family."""

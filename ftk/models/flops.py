@@ -8,9 +8,9 @@ from ftk.models.config import TransformerConfig
 def training_flops(config: TransformerConfig, num_tokens: int, num_targets: int, num_pairs: int) -> int:
     """Floating-point operations of the matrix products of a forward and a backward pass.
 
-    Per token and layer: the joint projection 3 H^2, the output projection H^2, the feed-forward network 2 H F
-    multiplications. Per pair of query and key and layer: H for the score, H for the weighted value, masked pairs
-    included, as a dense attention does them. Per target: H V, since logits are made only where there is loss.
+    Per token and layer: `config.layer_multiplications`. Per pair of query and key and layer: A D for the score, A D
+    for the weighted value, masked pairs included, as a dense attention does them. Per target: H V, since logits are
+    made only where there is loss.
     Norms, softmax, activations, dropout and embedding look-ups are no matrix products and are not counted, nor is what
     activation checkpointing computes again, so that MFU compares useful work ("model" FLOPs).
 
@@ -23,7 +23,7 @@ def training_flops(config: TransformerConfig, num_tokens: int, num_targets: int,
     Source: the per-token count of Narayanan et al. 2021 (https://arxiv.org/abs/2104.04473), appendix, with the
     logits at the targets alone.
     """
-    hidden, inner = config.hidden_size, config.inner_size
-    layer = num_tokens * (4 * hidden * hidden + 2 * hidden * inner) + num_pairs * 2 * hidden
-    multiplications = config.num_layers * layer + num_targets * hidden * config.vocab_size
+    width = config.num_attention_heads * config.head_size
+    layer = num_tokens * config.layer_multiplications + num_pairs * 2 * width
+    multiplications = config.num_layers * layer + num_targets * config.hidden_size * config.vocab_size
     return 6 * multiplications  # a product of [m, k] and [k, n] is 2 m k n operations, and has two in the backward pass

@@ -12,8 +12,10 @@ from ftk.errors import UserError
 from ftk.models.base import Backbone
 from ftk.models.config import TransformerConfig
 from ftk.models.flops import training_flops
+from ftk.modules.attention import Attention
 from ftk.modules.dropout import Dropout
 from ftk.modules.embeddings import TiedEmbedding
+from ftk.modules.feed_forward import FeedForward
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.transformer_layer import TransformerLayer
 
@@ -36,18 +38,16 @@ class PreNormTransformer(Backbone):
     def __init__(self, config: TransformerConfig, position_embedding: nn.Module, seed: int | None) -> None:
         super().__init__(config)
         std = config.init_std
+        spread = {"init_std": std, "output_std": std / math.sqrt(2.0 * config.num_layers)}
         self.token_embedding = declare(TiedEmbedding(config.vocab_size, config.hidden_size), weight=Normal(std))
         self.position_embedding = position_embedding
         self.embedding_dropout = Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
             TransformerLayer(
-                config.hidden_size,
-                config.num_attention_heads,
-                config.inner_size,
+                Attention(config.hidden_size, config.num_attention_heads, **spread),
+                FeedForward(config.hidden_size, config.inner_size, **spread),
+                lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps),
                 config.dropout,
-                config.layer_norm_eps,
-                init_std=std,
-                output_std=std / math.sqrt(2.0 * config.num_layers),
             )
             for _ in range(config.num_layers)
         )

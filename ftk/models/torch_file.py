@@ -31,8 +31,7 @@ def read_tensor_file(path: Path) -> Any:
         what = f" ({found[1]})" if found else ""
         raise UserError(
             f"{path}: holds Python objects besides tensors{what}, or is damaged; ftk does not unpickle those."
-            " If you trust the file, save its weights alone:"
-            " torch.save({'module': torch.load(OLD, weights_only=False)['module']}, NEW)"
+            " The program that wrote it can save its weights alone (transformers: `save_pretrained`, as safetensors)"
         ) from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({reason(error)})") from error

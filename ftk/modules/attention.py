@@ -16,6 +16,7 @@ from ftk.errors import UserError
 from ftk.modules.dropout import dropout
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.masks import Visibility
+from ftk.modules.norms import RMSNorm
 
 FLEX_MIN_HEAD_SIZE = 16
 """The smallest D that flex attention takes."""
@@ -34,7 +35,8 @@ class Attend(Protocol):
         """Mixes the values.
 
         Args:
-            query, key, value: [B, A, T, D]
+            query: [B, A, T, D].
+            key, value: [B, K, T, D]; query head a reads key head a // (A / K).
             bias: added to the scores, of a shape that broadcasts with [B, A, T, S], of S keys; None: none.
             scale: factor on the products of queries and keys; None: D ** -0.5.
 
@@ -46,27 +48,54 @@ class Attend(Protocol):
 class Attention(nn.Module):
     """Scaled dot-product attention with a joint query-key-value projection (Vaswani et al. 2017, 3.2).
 
-    The rows of the projection are laid out per head, [heads, 3, head_size], so that a shard of rows is a set
-    of whole heads for every tensor-parallel degree that divides the heads.
+    The rows of the projection are laid out per key head, [K, A/K + 2, D]: its query heads, then the key, then the
+    value (Ainslie et al. 2023 for K < A). So a shard of rows is a set of whole heads for every tensor-parallel degree
+    that divides K.
 
     Args:
         hidden_size: H.
-        num_heads: A; must divide H.
+        num_heads: A; must divide H where `head_size` is not given.
+        num_kv_heads: K; must divide A. None: A.
+        head_size: D; None: H / A.
+        bias, output_bias: of the joint and of the output projection.
+        head_norm_eps: normalise each query and key head by `RMSNorm` with this epsilon; None: do not.
         init_std, output_std: of the initial weights; the latter of the projection into the residual path.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, *, init_std: float = 0.02, output_std: float = 0.02) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_size: int | None = None,
+        bias: bool = True,
+        output_bias: bool = True,
+        head_norm_eps: float | None = None,
+        init_std: float = 0.02,
+        output_std: float = 0.02,
+    ) -> None:
         super().__init__()
-        if hidden_size % num_heads:
+        if head_size is None and hidden_size % num_heads:
             raise UserError(f"num_attention_heads {num_heads} does not divide hidden_size {hidden_size}; change one")
-        self.head_size = hidden_size // num_heads
-        self.qkv = declare(nn.Linear(hidden_size, 3 * hidden_size), weight=Normal(init_std))
-        self.output = declare(nn.Linear(hidden_size, hidden_size), weight=Normal(output_std))
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.head_size = hidden_size // num_heads if head_size is None else head_size
+        self.group_size = num_heads // num_kv_heads
+        width, rows = num_heads * self.head_size, num_kv_heads * (self.group_size + 2) * self.head_size
+        self.qkv = declare(nn.Linear(hidden_size, rows, bias=bias), weight=Normal(init_std))
+        self.output = declare(nn.Linear(width, hidden_size, bias=output_bias), weight=Normal(output_std))
+        if head_norm_eps is not None:
+            self.query_norm = RMSNorm(self.head_size, eps=head_norm_eps)
+            self.key_norm = RMSNorm(self.head_size, eps=head_norm_eps)
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
-        qkv = self.qkv(hidden).unflatten(-1, (-1, 3, self.head_size))  # [B, T, A, 3, D]
-        query, key, value = qkv.transpose(1, 2).unbind(3)  # each [B, A, T, D]
+        group = self.group_size
+        qkv = self.qkv(hidden).unflatten(-1, (-1, group + 2, self.head_size)).transpose(1, 2)  # [B, K, T, A/K + 2, D]
+        key, value = qkv[..., group, :], qkv[..., group + 1, :]  # [B, K, T, D] each
+        query = qkv[..., 0, :] if group == 1 else qkv[..., :group, :].transpose(2, 3).flatten(1, 2)  # [B, A, T, D]
+        if hasattr(self, "query_norm"):
+            query, key = self.query_norm(query), self.key_norm(key)
         attended = attend(query, key, value)  # [B, A, T, D]
         return self.output(attended.transpose(1, 2).flatten(2))
 
@@ -104,7 +133,7 @@ def fused_attention(
 
     Args:
         query: [B, A, T, D].
-        key, value: [B, A, S, D].
+        key, value: [B, K, S, D].
         mask: bool, True where a query sees a key, or float, added to the scores; None: all is seen.
         is_causal: without a mask: a query sees nothing later than itself.
         dropout: probability with which an attention weight is dropped.
@@ -116,8 +145,9 @@ def fused_attention(
         if mask is not None:
             bias = bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
         mask, is_causal = bias.to(query.dtype), False
+    grouped = query.size(1) != key.size(1)
     return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=dropout, scale=scale
+        query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=dropout, scale=scale, enable_gqa=grouped
     )
 
 
@@ -136,6 +166,8 @@ class EagerAttention(NamedTuple):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
+        if (group := query.size(1) // key.size(1)) > 1:
+            key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))  # [B, A, S, D]
         scores = (query * (query.size(-1) ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)  # [B, A, T, S]
         # Added, not filled in: the gradient passes an addition as it is, and softmax's is 0 where the weight is.
         scores = scores.add_(self.mask.to(scores.dtype))
@@ -163,7 +195,8 @@ class FlexAttention(NamedTuple):
             )
         if bias is not None:
             raise UserError("`attention` flex takes no bias of positions; use `attention` sdpa")
-        return _compiled_flex_attention()(query, key, value, block_mask=self.mask, scale=scale)
+        grouped = query.size(1) != key.size(1)
+        return _compiled_flex_attention()(query, key, value, block_mask=self.mask, scale=scale, enable_gqa=grouped)
 
 
 SequenceAttention = MaskedAttention | EagerAttention | FlexAttention

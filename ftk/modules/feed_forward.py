@@ -25,3 +25,23 @@ class FeedForward(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
         return self.output(F.gelu(self.inner(hidden), approximate="tanh"))
+
+
+class GatedFeedForward(nn.Module):
+    """A linear layer times another that is activated, and one behind (Shazeer 2020): output(silu(gate(x)) * inner(x)).
+
+    Args:
+        hidden_size: H.
+        inner_size: width in between.
+        init_std, output_std: of the initial weights of the first two layers and of the last.
+    """
+
+    def __init__(self, hidden_size: int, inner_size: int, *, init_std: float = 0.02, output_std: float = 0.02) -> None:
+        super().__init__()
+        self.gate = declare(nn.Linear(hidden_size, inner_size, bias=False), weight=Normal(init_std))
+        self.inner = declare(nn.Linear(hidden_size, inner_size, bias=False), weight=Normal(init_std))
+        self.output = declare(nn.Linear(inner_size, hidden_size, bias=False), weight=Normal(output_std))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] -> [..., H]"""
+        return self.output(F.silu(self.gate(hidden)) * self.inner(hidden))

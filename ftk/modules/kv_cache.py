@@ -23,7 +23,7 @@ class Places(NamedTuple):
 
 
 class KeyValueCache:
-    """Keys and values of one layer: two buffers [rows, A, capacity, D], made at the first write.
+    """Keys and values of one layer: two buffers [rows, K, capacity, D], made at the first write.
 
     Made at the first write, because only then dtype, device and the number of (local) heads are known. Heads come
     before slots, so that what a head reads lies in one piece: on a CPU a step's attention takes two thirds of the

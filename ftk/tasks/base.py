@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftk.batch import Batch
 from ftk.config import Chosen
@@ -14,6 +17,7 @@ from ftk.data.corpora.corpus import Corpus
 from ftk.data.corpora.documents import Documents
 from ftk.data.sample_dataset import SampleDataset
 from ftk.errors import UserError
+from ftk.tokenizers import with_special_tokens
 from ftk.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -25,23 +29,45 @@ if TYPE_CHECKING:
 class Task(ABC):
     """What is learned, apart from how (criterion, optimizer) and with what (model).
 
+    Attributes:
+        special_tokens: the layout of special tokens that the task adds to a tokenizer which has none but those of its
+            vocabulary (`plain`); None: it needs no others.
+
     Args:
         config: instance of the dataclass the task was registered with.
         corpus: where documents and tokenizer come from.
         seed: of everything random in the samples.
     """
 
+    special_tokens: ClassVar[str | None] = None
+
     def __init__(self, config: Any, *, corpus: Corpus, seed: int) -> None:
         self.config = config
         self.corpus = corpus
         self.seed = seed
-        self.tokenizer: Tokenizer = corpus.tokenizer()
+        of_corpus = corpus.tokenizer()
+        self.tokenizer = self.add_special_tokens(of_corpus)
+        self._changes_tokenizer = self.tokenizer is not of_corpus
         own_splits = type(self).load_split is not Task.load_split
         if own_splits and isinstance(corpus, ComposedCorpus) and corpus.is_composed:
             raise UserError(
                 f"task {type(self).__name__} cannot blend corpora, it defines load_split instead of make_samples; "
                 f"give one data folder"
             )
+
+    @classmethod
+    def add_special_tokens(cls, tokenizer: Tokenizer) -> Tokenizer:
+        """The tokenizer with the special tokens of this task, if it has none but those of its vocabulary."""
+        return tokenizer if cls.special_tokens is None else with_special_tokens(tokenizer, cls.special_tokens)
+
+    @cached_property
+    def tokenizer_folder(self) -> Path:
+        """Folder with the tokenizer's own files, which every checkpoint gets."""
+        if not self._changes_tokenizer:
+            return self.corpus.tokenizer_folder
+        self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")  # removed with this task
+        self.tokenizer.save(self._scratch.name)
+        return Path(self._scratch.name)
 
     def load_split(self, split: str) -> SampleDataset:
         """The samples of a split, e.g. "train"; of several corpora blended, where the corpus is made of several."""

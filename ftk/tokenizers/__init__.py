@@ -7,7 +7,7 @@ module that registers the tokenizer that is asked for.
 from __future__ import annotations
 
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
-from ftk.tokenizers.build import build_tokenizer, load_tokenizer
+from ftk.tokenizers.build import build_tokenizer, load_tokenizer, with_special_tokens
 from ftk.tokenizers.files import find_description
 from ftk.tokenizers.special_tokens import CommandToken, SpecialTokens
 from ftk.tokenizers.train_sentencepiece import train_sentencepiece
@@ -21,4 +21,5 @@ __all__ = [
     "find_description",
     "load_tokenizer",
     "train_sentencepiece",
+    "with_special_tokens",
 ]

@@ -7,18 +7,19 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from ftk.builtins import DEFAULT_SPECIAL_TOKENS
+from ftk.builtins import UNNAMED_SPECIAL_TOKENS
 from ftk.config import Chosen
 from ftk.errors import UserError
+from ftk.registry import SPECIAL_TOKENS
 from ftk.tokenizers._texts import all_plain
 from ftk.tokenizers.files import VocabularyFile, save_files
-from ftk.tokenizers.special_tokens import CommandToken, CommandTokenSplitter, SpecialTokens
+from ftk.tokenizers.special_tokens import PLAIN, CommandToken, CommandTokenSplitter, SpecialTokens, number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,11 +50,15 @@ class Tokenizer(ABC):
 
     Args:
         config: its options.
-        special_tokens: the layout that was chosen, with its options; None: the tokens are the tokenizer's own.
+        special_tokens: the layout that was chosen, with its options; None: `plain`.
         files: the vocabulary files, as read.
-        command_tokens: in the order of their layout; where two share an id, the later one is decoded.
         num_text_tokens: size of the text vocabulary.
-        text_offset: id of the first text token.
+        vocab: text -> id, of the text tokens that a layout may name.
+        command_tokens: the special tokens of a tokenizer that takes no layout; where two share an id, the later one
+            is decoded.
+
+    Raises:
+        UserError: a token that the layout takes from the vocabulary is not in it.
     """
 
     name: ClassVar[str]
@@ -65,10 +70,16 @@ class Tokenizer(ABC):
         special_tokens: Chosen | None = None,
         *,
         files: Sequence[VocabularyFile],
-        command_tokens: Sequence[CommandToken],
         num_text_tokens: int,
-        text_offset: int = 0,
+        vocab: Mapping[str, int] | None = None,
+        command_tokens: Sequence[CommandToken] | None = None,
     ) -> None:
+        text_offset = 0
+        if command_tokens is None:
+            special_tokens = special_tokens or Chosen(SPECIAL_TOKENS.get(PLAIN), None)
+            layout = special_tokens.build(tokenizer=self.name, vocab=vocab or {})
+            where = str(files[0].path) if files else self.name
+            command_tokens, text_offset = number(layout, num_text_tokens=num_text_tokens, vocab=vocab, where=where)
         self.config = config
         self.special_tokens = special_tokens
         self.files = tuple(files)
@@ -164,8 +175,8 @@ class Tokenizer(ABC):
                 value = getattr(config, f.name)
                 if f.name != "path" and not (only_changed and value == f.default):
                     values[f.name] = value
-        name = self.special_tokens.name if self.special_tokens is not None else DEFAULT_SPECIAL_TOKENS
-        return values if name == DEFAULT_SPECIAL_TOKENS else values | {"special_tokens": name}
+        name = self.special_tokens.name if self.special_tokens is not None else UNNAMED_SPECIAL_TOKENS
+        return values if name == UNNAMED_SPECIAL_TOKENS else values | {"special_tokens": name}
 
     @abstractmethod
     def _encode_text(self, text: str) -> list[int]:

@@ -20,9 +20,9 @@ from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import as_text, find_file, read_file
-from ftk.tokenizers.special_tokens import default_special_tokens, number
 
 _MAX_WORD_CHARACTERS = 100
+_UNKNOWN = "[UNK]"
 _CHINESE_RANGES = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
     (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
@@ -53,25 +53,18 @@ class BertWordPieceTokenizer(Tokenizer):
     name = "bert_wordpiece"
 
     def __init__(self, config: BertWordPieceConfig, special_tokens: Chosen | None = None) -> None:
-        special_tokens = special_tokens or default_special_tokens()
         path = find_file(Path(config.path), "vocab.txt", "a WordPiece vocabulary, one token a line,")
         content, file = read_file(path)
         vocab = _parse_vocab(as_text(content, path), path)
-        command_tokens, _ = number(
-            special_tokens.build(tokenizer=self.name, vocab=vocab),
-            num_text_tokens=len(vocab),
-            vocab=vocab,
-            where=str(path),
-        )
-        super().__init__(
-            config, special_tokens, files=(file,), command_tokens=command_tokens, num_text_tokens=len(vocab)
-        )
+        if _UNKNOWN not in vocab:
+            raise UserError(f"{path}: holds no {_UNKNOWN}; is this the vocabulary of another kind of tokenizer?")
+        super().__init__(config, special_tokens, files=(file,), num_text_tokens=len(vocab), vocab=vocab)
         self.lower_case = config.casing == "uncased" or (config.casing == "auto" and not _has_capitals(vocab))
         self._spellings = {id_: token for token, id_ in vocab.items()} | self._command_texts
         self._cleaning = _Cleaning()
         self._splitting = _Splitting(drop_accents=self.lower_case)
         self._backend = tokenizers.Tokenizer(
-            tokenizers.models.WordPiece(vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=_MAX_WORD_CHARACTERS)
+            tokenizers.models.WordPiece(vocab=vocab, unk_token=_UNKNOWN, max_input_chars_per_word=_MAX_WORD_CHARACTERS)
         )
         self._backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
 

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
-from ftk.builtins import DEFAULT_SPECIAL_TOKENS
+from ftk.builtins import UNNAMED_SPECIAL_TOKENS
 from ftk.config import Chosen
 from ftk.config.build import build_options
 from ftk.errors import UserError, did_you_mean
 from ftk.registry import SPECIAL_TOKENS, TOKENIZERS, Entry
 from ftk.tokenizers.base import Tokenizer
-from ftk.tokenizers.files import find_description, read_description
+from ftk.tokenizers.files import DESCRIPTION, find_description, read_description
+from ftk.tokenizers.special_tokens import PLAIN
 
 
 def build_tokenizer(name: str, **options: Any) -> Tokenizer:
     """The tokenizer registered as `name`.
 
-        build_tokenizer("gpt2_bpe", path="gpt2/", task_mask=True, decoder_mask=True)
+        build_tokenizer("gpt2_bpe", path="gpt2/", special_tokens="with_end")
 
     Args:
         name: "sentencepiece", "bert_wordpiece", "gpt2_bpe", or a plugin's.
         **options: the fields of its config dataclass; `path` is the vocabulary, a file or a folder. `special_tokens`
-            is the name of a layout of special tokens, whose fields are options, too.
+            is the name of a layout of special tokens, whose fields are options, too; without it, `plain`.
 
     Raises:
         UserError: no such name, a wrong option, or a vocabulary that is missing or damaged.
     """
     entry = TOKENIZERS.get(name)
-    layout = SPECIAL_TOKENS.get(options.pop("special_tokens", DEFAULT_SPECIAL_TOKENS))
+    layout = SPECIAL_TOKENS.get(options.pop("special_tokens", PLAIN))
     if "path" in options:
         options["path"] = os.fspath(options["path"])
     own, of_layout = (_names(config) for config in (entry.config, layout.config))
@@ -51,7 +53,8 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     description = read_description(path)
     names = [listed["name"] for listed in description["files"]]
     vocabulary = path.parent / names[0] if names else path.parent
-    tokenizer = build_tokenizer(description["name"], **{**description["options"], "path": vocabulary})
+    options = {"special_tokens": UNNAMED_SPECIAL_TOKENS, **description["options"], "path": vocabulary}
+    tokenizer = build_tokenizer(description["name"], **options)
     saved = description.get("command_tokens", {})
     now = {token.name: token.id for token in tokenizer.command_tokens}
     if saved != now:
@@ -60,6 +63,31 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
             f"(saved {saved}, now {now}); use the ftk that wrote it"
         )
     return tokenizer
+
+
+def saved_special_tokens(path: str | os.PathLike[str]) -> Chosen | None:
+    """The layout of the saved tokenizer whose vocabulary, or folder, is at `path`; None if none was saved there.
+
+    Raises:
+        UserError: the tokenizer there is damaged.
+    """
+    folder = Path(path) if os.path.isdir(path) else Path(path).parent
+    return load_tokenizer(folder).special_tokens if (folder / DESCRIPTION).is_file() else None
+
+
+def with_special_tokens(tokenizer: Tokenizer, name: str) -> Tokenizer:
+    """The tokenizer with the special tokens of a layout, if it has none but those of its vocabulary; else itself.
+
+    Raises:
+        UserError: the vocabulary lacks a token that the layout needs, or the ids of text would change.
+    """
+    if tokenizer.special_tokens is None or tokenizer.special_tokens.name != PLAIN:
+        return tokenizer
+    chosen = Chosen(TOKENIZERS.get(tokenizer.name), tokenizer.config)
+    made: Tokenizer = chosen.build(special_tokens=_chosen("special_tokens", SPECIAL_TOKENS.get(name), {}))
+    if made.text_offset != tokenizer.text_offset:
+        raise UserError(f"`special_tokens` {name} changes the ids of text; preprocess with it")
+    return tokenizer if made.command_tokens == tokenizer.command_tokens else made
 
 
 def _chosen(key: str, entry: Entry, options: dict[str, Any]) -> Chosen:

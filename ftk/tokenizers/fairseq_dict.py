@@ -11,7 +11,6 @@ from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import as_text, read_file
-from ftk.tokenizers.special_tokens import default_special_tokens, number
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3, which stand in no dict.txt
 OVERWRITE = "#fairseq:overwrite"
@@ -46,23 +45,14 @@ class FairseqDictTokenizer(Tokenizer):
     name = "fairseq_dict"
 
     def __init__(self, config: FairseqDictConfig, special_tokens: Chosen | None = None) -> None:
-        special_tokens = special_tokens or default_special_tokens()
         path = find_dictionary(Path(config.path))
         content, file = read_file(path)
         self.symbols, vocab = parse_dictionary(as_text(content, path), path)
         fixed = {symbol: id_ for id_, symbol in enumerate(SPECIAL_SYMBOLS)}  # even where a line overwrites one
-        command_tokens, _ = number(
-            special_tokens.build(tokenizer=self.name, vocab=vocab | fixed),
-            num_text_tokens=len(self.symbols),
-            vocab=vocab | fixed,
-            where=str(path),
-        )
-        super().__init__(
-            config, special_tokens, files=(file,), command_tokens=command_tokens, num_text_tokens=len(self.symbols)
-        )
+        super().__init__(config, special_tokens, files=(file,), num_text_tokens=len(self.symbols), vocab=vocab | fixed)
         self._remove_bpe = config.remove_bpe
         self._unk = fixed["<unk>"]
-        commands = {token.text for token in command_tokens}
+        commands = {token.text for token in self.command_tokens}
         self._words = {symbol: id_ for symbol, id_ in vocab.items() if symbol not in commands}
         self._spellings = dict(enumerate(self.symbols)) | self._command_texts
 

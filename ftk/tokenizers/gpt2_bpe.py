@@ -14,7 +14,6 @@ from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import as_text, read_file, the_only
-from ftk.tokenizers.special_tokens import default_special_tokens, number
 
 # Names under which a vocabulary and its merges go together, beside any common prefix ("gpt2-").
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -33,25 +32,13 @@ class GPT2BPETokenizer(Tokenizer):
     name = "gpt2_bpe"
 
     def __init__(self, config: TokenizerConfig, special_tokens: Chosen | None = None) -> None:
-        special_tokens = special_tokens or default_special_tokens()
         vocab_path, merges_path = _find_files(Path(config.path))
         vocab_bytes, vocab_file = read_file(vocab_path)
         merges_bytes, merges_file = read_file(merges_path)
         vocab = _parse_vocab(as_text(vocab_bytes, vocab_path), vocab_path)
         merges = _parse_merges(as_text(merges_bytes, merges_path), merges_path, vocab)
-        command_tokens, _ = number(
-            special_tokens.build(tokenizer=self.name, vocab=vocab),
-            num_text_tokens=len(vocab),
-            vocab=vocab,
-            where=str(vocab_path),
-        )
-        super().__init__(
-            config,
-            special_tokens,
-            files=(vocab_file, merges_file),
-            command_tokens=command_tokens,
-            num_text_tokens=len(vocab),
-        )
+        files = (vocab_file, merges_file)
+        super().__init__(config, special_tokens, files=files, num_text_tokens=len(vocab), vocab=vocab)
         # "<|endoftext|>" stands in the vocabulary, but it is not made an added token and no merge reaches it
         # (words are split between letters and other signs before merging): text cannot become it.
         self._backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))

@@ -13,7 +13,6 @@ from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Rows, Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import find_file, read_file
-from ftk.tokenizers.special_tokens import default_special_tokens, number
 
 
 @register_tokenizer("sentencepiece", config=TokenizerConfig)
@@ -31,26 +30,12 @@ class SentencePieceTokenizer(Tokenizer):
     batch_bytes = 1 << 18  # the library starts a thread for each batch
 
     def __init__(self, config: TokenizerConfig, special_tokens: Chosen | None = None) -> None:
-        special_tokens = special_tokens or default_special_tokens()
         path = find_file(Path(config.path), ".model", "a SentencePiece model")
         content, file = read_file(path)
         self._processor = _load(content, path)
         num_pieces = self._processor.get_piece_size()
         vocab = _control_pieces(self._processor)
-        command_tokens, text_offset = number(
-            special_tokens.build(tokenizer=self.name, vocab=vocab),
-            num_text_tokens=num_pieces,
-            vocab=vocab,
-            where=str(path),
-        )
-        super().__init__(
-            config,
-            special_tokens,
-            files=(file,),
-            command_tokens=command_tokens,
-            num_text_tokens=num_pieces,
-            text_offset=text_offset,
-        )
+        super().__init__(config, special_tokens, files=(file,), num_text_tokens=num_pieces, vocab=vocab)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Each stretch of pieces is decoded on its own; command tokens stand between them without spaces."""

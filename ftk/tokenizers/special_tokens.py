@@ -14,11 +14,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ftk.builtins import DEFAULT_SPECIAL_TOKENS
-from ftk.config import Chosen
-from ftk.config.build import build_options
 from ftk.errors import UserError
-from ftk.registry import SPECIAL_TOKENS, register_special_tokens
+from ftk.registry import register_special_tokens
+
+PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -144,12 +143,6 @@ def number(
     return tokens, len(layout.first)
 
 
-def default_special_tokens() -> Chosen:
-    """The layout of tokenizers for which none was chosen, with its default options."""
-    entry = SPECIAL_TOKENS.get(DEFAULT_SPECIAL_TOKENS)
-    return Chosen(entry, build_options("special_tokens", entry.config, {}) if entry.config is not None else None)
-
-
 _SPELLINGS = {
     "bos": ("<s>", "<|endoftext|>"),
     "eos": ("</s>", "<|endoftext|>"),
@@ -161,11 +154,19 @@ _SPELLINGS = {
 }
 
 
-@register_special_tokens("plain")
+@register_special_tokens(PLAIN)
 def plain_layout(*, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
     """The special tokens that stand in the vocabulary, and no others: its size stays what it is."""
     found = {role: next((text for text in texts if text in vocab), None) for role, texts in _SPELLINGS.items()}
     return Layout(last=tuple(Row(role, text, in_vocab=text) for role, text in found.items() if text is not None))
+
+
+@register_special_tokens("with_end")
+def layout_with_end(*, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
+    """Those of `plain`, and behind the vocabulary an end token, if the vocabulary has none."""
+    plain = plain_layout(tokenizer=tokenizer, vocab=vocab)
+    has_end = any(row.name == "eos" for row in plain.last)
+    return plain if has_end else Layout(last=(*plain.last, Row("eos", "<|endoftext|>")))
 
 
 class CommandTokenSplitter:

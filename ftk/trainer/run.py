@@ -158,7 +158,7 @@ def build_run(
     total_updates = dataloading.total_updates(config.training, updates_per_epoch)
 
     stopwatch = Stopwatch(clock=clock)
-    checkpoints = Checkpoints(config, task.corpus.tokenizer_folder, world=world)
+    checkpoints = Checkpoints(config, task.tokenizer_folder, world=world)
     try:
         found = checkpoints.find()
         if model is None:

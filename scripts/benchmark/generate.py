@@ -252,7 +252,7 @@ class GivenLengths(Processor):
 
 def lines(model: nn.Module, options: argparse.Namespace) -> dict[str, Any]:
     """Real lines with masked spans, batch after batch and in flight; prints the figures."""
-    tokenizer = build_tokenizer("bert_wordpiece", path=str(options.vocab))
+    tokenizer = build_tokenizer("bert_wordpiece", path=str(options.vocab), special_tokens="glm")
     contexts, lengths = masked_lines(options.text, tokenizer, options.num_lines)
     longest = max(lengths.values())
     ways: dict[bool, list[float]] = {False: [], True: []}

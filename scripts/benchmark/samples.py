@@ -150,7 +150,7 @@ def main() -> int:
     figures: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for language, text, name, vocabulary in CORPORA:
-            tokenizer = build_tokenizer(name, path=str(TEST_DATA / "tokenizers" / vocabulary), task_mask=True)
+            tokenizer = build_tokenizer(name, path=str(TEST_DATA / "tokenizers" / vocabulary), special_tokens="glm")
             limit = 3000 if options.quick else None
             documents = encode(TEST_DATA / text, tokenizer, Path(folder) / language, limit)
             ends = sentence_end_ids(tokenizer)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import tracemalloc
-import weakref
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftk.checkpoint import load_model_tensors
 from ftk.checkpoint.export import stream_safetensors
@@ -18,35 +15,10 @@ from ftk.checkpoint.save import write_snapshot
 from ftk.checkpoint.snapshot import take_snapshot
 from ftk.model_parallel.world import Sizes, make_world
 from tests.distributed import run_ranks
+from tests.held import Held
 
 NUM_TENSORS, ROWS, COLUMNS = 8, 64, 256
 TENSOR_BYTES = ROWS * COLUMNS * 4
-
-
-class Held(TorchDispatchMode):
-    """The most bytes that tensors held at one time, and how many copies into tensors there were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = self.now = self.copies = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        result = function(*arguments, **(options or {}))
-        self.copies += function is torch.ops.aten.copy_.default
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
-                continue
-            if (storage := tensor.untyped_storage())._cdata not in self.known:
-                self.known.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self.free, storage._cdata, storage.nbytes())
-        return result
-
-    def free(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.now -= size
 
 
 def save_in_parts(folder: str) -> None:

@@ -233,7 +233,7 @@ OPTIONS: list[tuple[str, str | None]] = [
     ("--repetition-penalty nan", "--repetition-penalty is 'nan'; it must be a finite number"),
     ("--unk-penalty=-1e29", "unk_penalty is -1e+29; it must be from -1e+06 to 1e+06, or inf (never)"),
     ("--unk-penalty inf", None),
-    (f"--constraints fox --constraint-blanks {10**9}", "constraint_blanks holds 1000000000; it must be from 0"),
+    (f"--constraints fox --constraint-answers {10**9}", "constraint_answers holds 1000000000; it must be from 0"),
     (f"--max-lens {','.join(['1'] * 10_001)}", "max_lens has 10001 entries; at most 10000 answers can be named"),
     (f"--blank-order 1,{'9' * 5000}", "it is left, confident, or numbers from 1 on"),
     ("--lm-path run --lm-weight 1e29", "lm_weight is 1e+29; it must be from 0 to 1e+06"),

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ftk_cli.train import main
-from tests.torchrun import ROOT
+from tests.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from elastic_test import Play, lose_and_return, machines, records

@@ -42,7 +42,9 @@ def place(tmp_path_factory):
     (folder / "text").write_text("\n".join(LINES) + "\n")
     for name, size in (("data-bin", "290"), ("other-bin", "285")):
         source = f"--trainpref {folder}/text --validpref {folder}/text --destdir {folder / name}"
-        code = preprocess.main([*source.split(), "--tokenizer", "sentencepiece", "--vocab-size", size])
+        code = preprocess.main(
+            [*source.split(), "--tokenizer", "sentencepiece", "--vocab-size", size, "--special-tokens", "glm"]
+        )
         assert code == 0
     tokenizer = load_tokenizer(folder / "data-bin")
     shape = {"vocab_size": tokenizer.padded_vocab_size(), **SHAPE}

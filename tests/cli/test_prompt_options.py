@@ -103,7 +103,7 @@ BAD: list[tuple[str, str]] = [
     ('{"prompt": "the [MASK]", "max_len": true}', "max_len"),
     ('{"prompt": "the [MASK]", "constraints": {"a": 1}}', "constraints"),
     ('{"prompt": "the [MASK]", "constraints": [[1]]}', "constraints"),
-    ('{"prompt": "the [MASK]", "constraint_blanks": [1000000000000]}', "constraint_blanks"),
+    ('{"prompt": "the [MASK]", "constraint_answers": [1000000000000]}', "constraint_answers"),
     ('{"prompt": "the [MASK]", "' + "x" * 100_000 + '": 1}', "a prompt has no option 'xxx"),
     ("null", "not a JSON object, but a NoneType"),
     ("", 'the line is empty; write a JSON object, e.g. {"prompt": "the [MASK] fox", "constraints": ["quick"]}'),

@@ -27,7 +27,7 @@ from ftk.tasks.glm_blank.infill.results import FilledBlank, FillResult
 from ftk.tasks.glm_blank.infill.streaming import Piece, Span
 from ftk_cli import generate, prompts, results
 from ftk_cli.colors import color_legend, colored_piece, colored_text, use_color
-from ftk_cli.prompts import Source, prompt_lines
+from ftk_cli.prompts import Lines, prompt_lines
 from ftk_cli.records import one_line
 from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
 
@@ -459,7 +459,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
     path.write_bytes(b"x" * 500_000 + b"\n" + b"the [MASK] fox\n" * 300_000)
     tracemalloc.start()
     with open(path, "rb") as stream:
-        blocks = list(map(len, Source(prompt_lines(stream, "prompts"), None).blocks(64)))
+        blocks = list(map(len, Lines(generate.GenerateConfig(path="run"), stream).blocks(64)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(blocks) == 300_001

@@ -298,7 +298,7 @@ TOGETHER_WITH = {
     **dict.fromkeys(["diverse_groups", "diversity_strength"], ("--search", "diverse_beam", "--beam", "6")),
     **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "typical_p", "nbest_over"], ("--sampling",)),
     **dict.fromkeys(["lm_weight", "lm_ends"], ("--lm-path", "run")),
-    **dict.fromkeys(["constraint_blanks", "ordered_constraints"], ("--constraints", "fox")),
+    **dict.fromkeys(["constraint_answers", "ordered_constraints"], ("--constraints", "fox")),
     "repetition_penalty_prompt": ("--repetition-penalty", "2"),
 }
 

@@ -31,7 +31,9 @@ def roots() -> dict[str, type]:
     found = {}
     for module in pkgutil.iter_modules(ftk_cli.__path__, "ftk_cli."):
         for name, root in vars(importlib.import_module(module.name)).items():
-            if isinstance(root, type) and dataclasses.is_dataclass(root) and (sections_of(root) or slots_of(root)):
+            if not isinstance(root, type) or not dataclasses.is_dataclass(root):
+                continue
+            if any({"section", "slot"} & set(field.metadata) for field in dataclasses.fields(root)):
                 found[f"{module.name.removeprefix('ftk_cli.')} {name}"] = root
     return found
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ftk.data.corpora.corpus import IndexedCorpusConfig, IndexedFolder
-from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
+from ftk.data.indexed.dataset import IndexedDatasetWriter
 from ftk.data.inspect_data import stats, verify
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer, load_tokenizer
@@ -94,23 +91,3 @@ def test_megatrons_documents_of_several_sequences_are_read_as_one(tmp_path):
     assert documents.tokens.tolist() == [1, 2, 3, 4]
     with pytest.raises(IndexError):
         documents[3]
-
-
-@pytest.mark.parametrize("limit", [1 << 31, 1 << 32])
-def test_offsets_beyond_32_bits_are_read(tmp_path, limit):
-    half = limit // 4
-    sizes = [half, half, 3, 2]
-    pointers = [0, 2 * half, 4 * half, 4 * half + 6]
-    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 4, 5) + struct.pack("<4i", *sizes)
-    (tmp_path / "d.idx").write_bytes(index + struct.pack("<4q", *pointers) + struct.pack("<5q", *range(5)))
-    with open(tmp_path / "d.bin", "wb") as file:
-        file.seek(pointers[2])
-        file.write(np.array([7, 8, 9, 10, 11], dtype="<u2").tobytes())
-    if os.stat(tmp_path / "d.bin").st_blocks * 512 > 1 << 24:
-        pytest.skip("this file system has no sparse files")
-    dataset = IndexedDataset(tmp_path / "d")
-    assert dataset.sizes.tolist() == sizes
-    assert dataset[2].tolist() == [7, 8, 9]
-    assert dataset[3].tolist() == [10, 11]
-    assert dataset.get(1, half - 1).tolist() == [0]
-    assert dataset.gather([3, 2], pad=1).tolist() == [[10, 11, 1], [7, 8, 9]]

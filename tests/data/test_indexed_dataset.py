@@ -318,9 +318,11 @@ def test_pointers_beyond_32_bits(tmp_path, limit):
         file.seek(pointers[2])
         file.write(np.array([7, 8, 9, 10, 11], dtype="<u2").tobytes())
     dataset = IndexedDataset(tmp_path / "d")
+    assert dataset.sizes.tolist() == sizes
     assert dataset[2].tolist() == [7, 8, 9]
     assert dataset[3].tolist() == [10, 11]
     assert dataset.get(1, half - 1).tolist() == [0]
+    assert dataset.gather([3, 2], pad=1).tolist() == [[10, 11, 1], [7, 8, 9]]
     assert dataset.num_tokens == 2 * half + 5
 
 

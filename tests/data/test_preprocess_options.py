@@ -14,7 +14,7 @@ import pytest
 from ftk.data import IndexedDataset
 from ftk.data.inspect_data import verify
 from ftk.data.text.files import MAX_DOCUMENT_BYTES, cut_file
-from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
+from ftk.tokenizers import load_tokenizer, train_sentencepiece
 from ftk.tokenizers.gpt2_bpe import _byte_letters
 from ftk_cli.preprocess import main
 
@@ -116,7 +116,9 @@ def test_documents_too_short_and_too_long_are_left_out_and_counted(tmp_path, cor
 
 def test_append_eos_puts_the_end_token_behind_each_document_and_the_limits_do_not_count_it(tmp_path, corpus, model):
     out = tmp_path / "out"
-    assert run(out, model, "--trainpref", corpus, "--append-eos", "--min-tokens", 4) == 0
+    assert (
+        run(out, model, "--trainpref", corpus, "--append-eos", "--special-tokens", "with_end", "--min-tokens", 4) == 0
+    )
     tokenizer = load_tokenizer(out)
     rows = [tokenizer.encode(line) for line in sentences(1500, 1)]
     assert documents(out) == [[*row, tokenizer.special.eos] for row in rows if len(row) >= 4]
@@ -204,7 +206,7 @@ def test_everything_together_is_the_same_whatever_the_workers(tmp_path, corpus, 
     files = ",".join([corpus, str(bad), *map(str, small), str(bad)])
     arguments = ["--trainpref", files, "--validpref", small[3], "--on-error", "skip", "--document-separator", separator]
     arguments += ["--dedup", "--test-ratio", "0.2", "--min-tokens", "2", "--max-tokens-per-document", "500"]
-    arguments += ["--append-eos", "--normalize", "nfkc"]
+    arguments += ["--append-eos", "--special-tokens", "with_end", "--normalize", "nfkc"]
     for workers in (1, 2, 3):
         out = tmp_path / f"out-{workers}"
         assert (
@@ -254,12 +256,8 @@ def test_a_ratio_needs_training_text(tmp_path, capsys, model):
     assert "test_ratio is 0.1, but there is no trainpref to take documents from" in capsys.readouterr().err
 
 
-def test_append_eos_needs_an_end_token(tmp_path, capsys, model, monkeypatch):
-    from ftk.tokenizers.base import SpecialTokens
-
+def test_append_eos_needs_an_end_token(tmp_path, capsys, model):
     (tmp_path / "a.txt").write_text("the cat\n")
-    monkeypatch.setattr(SpecialTokens, "of", classmethod(lambda cls, tokens: cls()))
-    assert build_tokenizer("sentencepiece", path=model).special.eos is None
     assert run(tmp_path / "out", model, "--trainpref", tmp_path / "a.txt", "--append-eos") == 2
     assert "--append-eos: the tokenizer sentencepiece has no end token" in capsys.readouterr().err
 

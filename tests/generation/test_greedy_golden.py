@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
-from ftk.models import build_model
-from ftk.models.glm.convert import from_original
 from ftk.tasks.glm_blank import BlankGenerator
+from tests.golden_glm import GOLDEN, read_model
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
 FILLED = json.loads((GOLDEN / "greedy_fill.json").read_text())
 CASES = FILLED["cases"]
 
 
 @pytest.fixture(scope="module")
 def model():
-    config = json.loads((GOLDEN / "config.json").read_text())
-    model = build_model(
-        "glm",
-        vocab_size=config["vocab_size"],
-        num_layers=config["num_layers"],
-        hidden_size=config["hidden_size"],
-        num_attention_heads=config["num_attention_heads"],
-        max_positions=config["max_sequence_length"],
-    )
-    weights = {name: torch.from_numpy(value) for name, value in np.load(GOLDEN / "weights.npz").items()}
-    model.load_state_dict(from_original(weights, model.config))
-    return model.eval()
+    return read_model().eval()
 
 
 SPECIAL = SimpleNamespace(sop=FILLED["sop"], eop=FILLED["eop"], mask=FILLED["mask"])

@@ -31,7 +31,7 @@ STRATEGIES = {
 PROMPTS: list[tuple[str, dict | None]] = [
     ("the [MASK] fox jumps [MASK]", None),
     ("the [MASK] fox jumps [MASK]", {"constraints": ["dog"]}),
-    ("the [MASK] fox jumps [MASK]", {"constraints": ["dog", "she"], "constraint_blanks": [2, 1]}),
+    ("the [MASK] fox jumps [MASK]", {"constraints": ["dog", "she"], "constraint_answers": [2, 1]}),
     ("over a lazy [MASK] while", {"prefix": "old"}),
     ("she reads [MASK]", {"forbid_words": ["e", "the"], "min_len": 3}),
     ("over a lazy [MASK] while", {"max_len": 2}),
@@ -120,7 +120,7 @@ def test_pieces_that_are_streamed_are_cut_at_the_prompts_own_stop_text(made):
         ({"constraints": ["dog"], "forbid_words": ["dog"]}, "'dog' in it is forbidden"),
         ({"constraints": ["dog"], "max_len": 1}, "tokens, but answer 1 has room for 1"),
         ({"prefix": ["a", "b"]}, "prefix has 2 entries, but the prompt asks for 1 answer"),
-        ({"constraints": ["dog"], "constraint_blanks": [2]}, "names answer 2, but the prompt asks for 1 answer"),
+        ({"constraints": ["dog"], "constraint_answers": [2]}, "names answer 2, but the prompt asks for 1 answer"),
         ({"ordered_constraints": True}, "ordered_constraints needs constraints"),
         ({"repetition_penalty": -1}, "repetition_penalty is -1.0"),
     ],

@@ -90,7 +90,7 @@ def checkpoints(tmp_path_factory):
     """A folder with run and run-int8, and a tokenizer."""
     folder = tmp_path_factory.mktemp("rounded")
     train_sentencepiece(["the quick brown fox jumps over the lazy dog"] * 20, folder / "pieces", vocab_size=284)
-    tokenizer = build_tokenizer("sentencepiece", path=folder / "pieces")
+    tokenizer = build_tokenizer("sentencepiece", path=folder / "pieces", special_tokens="glm")
     tokenizer.save(folder / "tokenizer")
     shape = {**SHAPE, "vocab_size": tokenizer.padded_vocab_size()}
     config = {"model": {"_name": "glm", **shape}}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import gradient_sync
 from ftk.model_parallel.world import World, make_world, resolve_sizes
 from tests.distributed import run_ranks
+from tests.held import Held
 from tests.model_parallel.small_steps import (
     MICRO_BATCHES,
     Volume,
@@ -275,45 +274,10 @@ def frozen_is_left_alone() -> list[float]:
     return worst
 
 
-class Allocated(TorchDispatchMode):
-    """Counts the bytes of all tensors that are alive, those on the meta device left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = self.now = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        import weakref
-
-        result = func(*args, **(kwargs or {}))
-        for tensor in storages(result):
-            storage = tensor.untyped_storage()
-            if storage._cdata in self.known or tensor.device.type == "meta":
-                continue
-            self.known.add(storage._cdata)
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self.free, storage._cdata, storage.nbytes())
-        return result
-
-    def free(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.now -= size
-
-
-def storages(result: Any) -> Iterator[Tensor]:
-    for item in result if isinstance(result, (tuple, list)) else [result]:
-        if isinstance(item, DTensor):
-            yield item._local_tensor
-        elif isinstance(item, Tensor):
-            yield item
-
-
 def peak_bytes(on_meta: bool) -> int:
     """The most that is allocated while a model is built and shared out."""
     world, config = world_of(SHARES, 2)
-    with Allocated() as counted:
+    with Held() as counted:
         train(world, config, num_updates=0, on_meta=on_meta)
     return counted.peak
 

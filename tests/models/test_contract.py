@@ -18,6 +18,7 @@ from ftk.models import build_model, model_config
 from ftk.models.conversion import LazyTensors, Rename, renamed
 from ftk.models.glm.convert import RENAMES as GLM_RENAMES
 from ftk.models.gpt2.convert import GPT2Converter
+from ftk.models.llama.convert import LlamaConverter
 from ftk_cli.checkpoint import main as checkpoint
 from ftk_cli.data import main as data
 from ftk_cli.plan import main as plan
@@ -52,6 +53,25 @@ FAMILIES = {
         ask=" [gMASK]",
         renames=GLM_RENAMES,
         parameters={"glm_large": 334_688_256},
+    ),
+    "llama": Family(
+        arch="llama_tiny",
+        task="causal_lm --document-mask --restart-positions --make-vocab-size-divisible-by 8",
+        ask="",
+        renames=LlamaConverter.renames,
+        parameters={
+            "llama_7b": 6_738_415_616,
+            "llama2_70b": 68_976_648_192,
+            "llama3_8b": 8_030_261_248,
+            "llama3_2_1b": 1_235_814_400,
+            "llama3_2_3b": 3_212_749_824,
+            "mistral_7b": 7_241_732_096,
+            "qwen2_0_5b": 494_032_768,
+            "qwen2_1_5b": 1_543_714_304,
+            "qwen2_7b": 7_615_616_512,
+            "qwen3_0_6b": 596_049_920,
+            "qwen3_4b": 4_022_468_096,
+        },
     ),
     "gpt2": Family(
         arch="gpt2_tiny",

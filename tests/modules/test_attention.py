@@ -69,7 +69,7 @@ def test_feed_forward_uses_the_tanh_gelu() -> None:
 
 
 def test_a_layer_adds_to_its_input() -> None:
-    layer = TransformerLayer(hidden_size=16, num_heads=2, inner_size=64, dropout=0.0)
+    layer = TransformerLayer(Attention(16, 2), FeedForward(16, 64), lambda: torch.nn.LayerNorm(16))
     for linear in (layer.attention.output, layer.feed_forward.output):
         torch.nn.init.zeros_(linear.weight)
         torch.nn.init.zeros_(linear.bias)

@@ -9,24 +9,17 @@ import pytest
 from slow_tokenizers import BYTE_LETTERS, SENTENCES
 
 from ftk.tokenizers import Tokenizer, build_tokenizer, train_sentencepiece
-from tests.paths import TEST_DATA
 
 
 @pytest.fixture(scope="session")
-def published() -> Path:
-    """Folder of the published vocabularies; tests that need it are skipped where it is absent."""
-    folder = TEST_DATA / "tokenizers"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent; set FTK_TEST_DATA to the folder that holds data/tokenizers")
-    return folder
+def published(test_data: Path) -> Path:
+    """Folder of the published vocabularies."""
+    return test_data / "tokenizers"
 
 
 @pytest.fixture(scope="session")
-def hostile() -> Path:
-    folder = TEST_DATA / "hostile"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent; set FTK_TEST_DATA to the folder that holds data/hostile")
-    return folder
+def hostile(test_data: Path) -> Path:
+    return test_data / "hostile"
 
 
 @pytest.fixture(scope="session")
@@ -79,10 +72,10 @@ def tiny(request: pytest.FixtureRequest) -> Tokenizer:
     """Each kind of tokenizer, on a tiny vocabulary, with all its command tokens."""
     if request.param == "bert_wordpiece":
         path = request.getfixturevalue("tiny_bert")
-        return build_tokenizer("bert_wordpiece", path=path, decoder_mask=True, sentinel_tokens=3)
+        return build_tokenizer("bert_wordpiece", path=path, decoder_mask=True, sentinel_tokens=3, special_tokens="glm")
     if request.param in ("gpt2_bpe", "roberta"):
         path = request.getfixturevalue("tiny_gpt2" if request.param == "gpt2_bpe" else "tiny_roberta")
-        return build_tokenizer("gpt2_bpe", path=path, decoder_mask=True)
+        return build_tokenizer("gpt2_bpe", path=path, decoder_mask=True, special_tokens="glm")
     layout = "generic" if request.param == "generic" else "glm"
     path = request.getfixturevalue("tiny_sentencepiece")
-    return build_tokenizer("sentencepiece", path=path, layout=layout, decoder_mask=True)
+    return build_tokenizer("sentencepiece", path=path, layout=layout, decoder_mask=True, special_tokens="glm")

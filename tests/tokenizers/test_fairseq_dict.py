@@ -10,7 +10,7 @@ from ftk.tokenizers import build_tokenizer, load_tokenizer
 
 def make(tmp_path, text: str, **options):
     (tmp_path / "dict.txt").write_text(text, encoding="utf-8")
-    return build_tokenizer("fairseq_dict", path=tmp_path / "dict.txt", **options)
+    return build_tokenizer("fairseq_dict", path=tmp_path / "dict.txt", special_tokens="glm", **options)
 
 
 def test_ids_follow_the_lines_behind_four_special_symbols(tmp_path):

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from ftk.errors import UserError
-from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
+from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer, with_special_tokens
 
 
 def test_a_role_that_nobody_has_is_none() -> None:
@@ -27,10 +27,14 @@ def test_a_role_that_nobody_has_is_none() -> None:
 )
 def test_plain_special_tokens_are_those_of_the_vocabulary(request, tmp_path, name, vocabulary, expected) -> None:
     path = request.getfixturevalue(vocabulary)
-    tokenizer = build_tokenizer(name, path=path, special_tokens="plain")
+    tokenizer = build_tokenizer(name, path=path)
     assert tokenizer.special.roles == expected
     assert tokenizer.vocab_size == tokenizer.num_text_tokens
-    assert tokenizer.fingerprint != build_tokenizer(name, path=path).fingerprint
+    assert tokenizer.fingerprint != build_tokenizer(name, path=path, special_tokens="glm").fingerprint
+    with_end = with_special_tokens(tokenizer, "with_end")
+    assert with_end.special.roles == {"eos": tokenizer.vocab_size, **expected}
+    assert (with_end is tokenizer) == ("eos" in expected)
+    assert (with_special_tokens(with_end, "glm") is with_end) == ("eos" not in expected)
     tokenizer.save(tmp_path)
     assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
     assert tokenizer.decode(tokenizer.encode("the sea")).strip() == "the sea"

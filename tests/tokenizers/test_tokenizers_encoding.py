@@ -216,7 +216,7 @@ def test_sentencepiece_keeps_command_tokens_between_pieces(tiny_sentencepiece: P
 
 
 def test_where_two_command_tokens_share_an_id_the_later_is_decoded(tiny_sentencepiece: Path) -> None:
-    tokenizer = build_tokenizer("sentencepiece", path=tiny_sentencepiece, fix_command_token=False)
+    tokenizer = build_tokenizer("sentencepiece", path=tiny_sentencepiece, fix_command_token=False, special_tokens="glm")
     assert tokenizer.special.gmask == tokenizer.special.eop
     assert tokenizer.decode([tokenizer.special.eop]) == "[gMASK]"
 
@@ -232,7 +232,7 @@ _BUILT: dict[object, Tokenizer] = {}
 def _cached(name: str, path: Path, **options: str) -> Tokenizer:
     key = (name, path, *options.items())
     if key not in _BUILT:
-        _BUILT[key] = build_tokenizer(name, path=path, **options)
+        _BUILT[key] = build_tokenizer(name, path=path, special_tokens="glm", **options)
     return _BUILT[key]
 
 

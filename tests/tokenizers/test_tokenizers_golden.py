@@ -24,7 +24,7 @@ def golden(request: pytest.FixtureRequest, published: Path) -> tuple[dict[str, A
     options = {key: values[key] for key in ("block_symbols", "task_mask", "decoder_mask")}
     if values["tokenizer"] == "ChineseSPTokenizer":
         options["fix_command_token"] = values["fix_command_token"]
-    return values, build_tokenizer(NAMES[values["tokenizer"]], path=published, **options)
+    return values, build_tokenizer(NAMES[values["tokenizer"]], path=published, special_tokens="glm", **options)
 
 
 def test_there_are_six_golden_layouts() -> None:

@@ -56,7 +56,8 @@ def test_without_byte_fallback_rare_characters_become_unk(tmp_path: Path) -> Non
 
 
 def test_command_tokens_stand_behind_any_number_of_pieces(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer("sentencepiece", path=train_sentencepiece(SENTENCES, tmp_path, vocab_size=310))
+    path = train_sentencepiece(SENTENCES, tmp_path, vocab_size=310)
+    tokenizer = build_tokenizer("sentencepiece", path=path, special_tokens="glm")
     assert tokenizer.num_text_tokens == 310
     assert (tokenizer.special.pad, tokenizer.special.mask, tokenizer.special.gmask) == (310, 313, 319)
     assert tokenizer.vocab_size == 320

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.models.glm.config import GLMConfig
-from ftk.models.glm.convert import from_original
-from ftk.models.glm.model import GLM
 from ftk.trainer.log.records import read_records
 from tests.dense import batch_of
+from tests.golden_glm import read_arrays, read_model
 from tests.trainer.toy import ToyTask, toy_trainer
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
-
-
-def arrays(name):
-    with np.load(GOLDEN / name) as loaded:
-        return {key: torch.from_numpy(loaded[key]) for key in loaded.files}
 
 
 class OneBatchAnEpoch:
@@ -48,7 +35,7 @@ def only(samples):
 
 class GoldenTask(ToyTask):
     def load_split(self, split):
-        golden = arrays("train.npz")
+        golden = read_arrays("train.npz")
         names = {"tokens": "input_ids", "context_length": "sep", "position_ids": "position_ids", "targets": "targets"}
         batches = []
         for turn in range(2):
@@ -61,23 +48,10 @@ class GoldenTask(ToyTask):
 
 
 def test_twenty_updates_are_those_of_the_original(tmp_path):
-    shape = json.loads((GOLDEN / "config.json").read_text())
-    config = GLMConfig(
-        vocab_size=shape["vocab_size"],
-        num_layers=shape["num_layers"],
-        hidden_size=shape["hidden_size"],
-        num_attention_heads=shape["num_attention_heads"],
-        max_positions=shape["max_sequence_length"],
-        embedding_dropout=0.0,
-        attention_dropout=0.0,
-        dropout=0.0,
-    )
-    model = GLM(config)
-    model.load_state_dict(from_original(arrays("weights.npz"), config))
     toy_trainer(
         tmp_path,
         task=GoldenTask(tmp_path),
-        model=model,
+        model=read_model(),
         criterion=CrossEntropy(CrossEntropyConfig()),
         optimizer__lr=1e-3,
         lr_scheduler="constant",
@@ -87,7 +61,7 @@ def test_twenty_updates_are_those_of_the_original(tmp_path):
         logging__log_interval=1,
         checkpoint__save=False,
     ).train()
-    golden = arrays("train.npz")
+    golden = read_arrays("train.npz")
     records = read_records(tmp_path / "run" / "metrics.jsonl")
     assert [record["loss"] for record in records] == pytest.approx(golden["losses"].tolist(), abs=1e-3)
     assert [record["gnorm"] for record in records] == pytest.approx(golden["grad_norms"].tolist(), abs=1e-3)

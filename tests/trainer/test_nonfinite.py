@@ -17,7 +17,7 @@ from ftk.trainer.checkpoints import NotFinite
 from ftk.trainer.hooks import Hook
 from ftk.trainer.watch.nonfinite import SkippedUpdates
 from tests.trainer.test_hooks import WithHooks
-from tests.trainer.toy import ToyDataset, ToyModel, ToyTask, assert_same, collate, toy_trainer
+from tests.trainer.toy import Explode, ToyDataset, ToyModel, ToyTask, assert_same, collate, toy_trainer
 
 POISONED = 13
 
@@ -409,16 +409,6 @@ def test_in_glm_a_parameter_of_a_block_is_found_also_when_it_is_computed_again(
     )
     block = trainer.run.model.layers[1]
     forward = block.feed_forward.forward
-
-    class Explode(torch.autograd.Function):
-        @staticmethod
-        def forward(context, value):
-            return value.clone()
-
-        @staticmethod
-        def backward(context, gradient):
-            return gradient * float("inf")
-
     block.feed_forward.forward = lambda hidden: Explode.apply(forward(hidden))
     trainer.train()
     (text,) = warnings(caplog, "anomaly")

@@ -57,6 +57,7 @@ import torch
 from ftk.model_parallel.shards import canonical_name
 from ftk.registry import register_hook
 from ftk.trainer.hooks import Hook
+from tests.trainer.toy import Explode
 
 
 @dataclass(kw_only=True)
@@ -64,16 +65,6 @@ class BreakAtConfig:
     module: str = field(default="", metadata={"help": "which one breaks in the second update"})
     place: str = field(default="forward", metadata={"help": "forward or backward"})
     data_rank: int = field(default=-1, metadata={"help": "where alone it does; -1: everywhere"})
-
-
-class Explode(torch.autograd.Function):
-    @staticmethod
-    def forward(context, value):
-        return value.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        return gradient * float("inf")
 
 
 @register_hook("break_at", config=BreakAtConfig)

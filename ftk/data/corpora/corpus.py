@@ -40,7 +40,7 @@ class Corpus(Protocol):
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Folder with the tokenizer's own files, copied into every checkpoint."""
+        """Folder with the tokenizer's own files."""
 
 
 class GroupedDocuments(TokenizedDocuments):

@@ -36,7 +36,7 @@ FORMATS = ("auto", "text", "jsonl")
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_BLANK = b" \t\r\f\v"
+_SPACES = b" \t\r\f\v"
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
 _ZSTD_BYTES = 1 << 10  # unpacked at a time: they can stand for 32 MiB
 _FOREIGN_STARTS = {
@@ -337,7 +337,7 @@ def _pass_over(pending: bytearray, kind: str) -> tuple[int, int, bool]:
         found = _BLANK_LINE.search(pending)
         end = len(pending) if found is None else found.end()
         goes_on = found is None
-        if goes_on and b"\n" in pending and not pending[pending.rfind(b"\n") :].strip(_BLANK + b"\n"):
+        if goes_on and b"\n" in pending and not pending[pending.rfind(b"\n") :].strip(_SPACES + b"\n"):
             kept = b"\n"  # a blank line may follow
     else:
         end = (pending.find(b"\n") + 1 or len(pending)) if kind != "file" else len(pending)

@@ -161,7 +161,9 @@ def _check_text_key(inputs: InputConfig, paths: Iterable[str]) -> None:
 
 def _end_token(tokenizer: Tokenizer) -> int:
     if tokenizer.special.eos is None:
-        raise UserError(f"`append_eos`: the tokenizer {tokenizer.name} has no end token; leave it out")
+        raise UserError(
+            f"`append_eos`: the tokenizer {tokenizer.name} has no end token; `special_tokens` with_end adds one"
+        )
     return tokenizer.special.eos
 
 

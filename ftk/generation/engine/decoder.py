@@ -314,17 +314,20 @@ class _StepAttention(NamedTuple):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        """query, key, value [R, A, W, D] -> [R, A, W, D]"""
+        """query [R, A, W, D], key, value [R, K, W, D] -> [R, A, W, D]"""
         assert self.places is not None, "there are layers"
         self.cache.write_at(key, value, self.places)
-        keys, values = self.cache.read(query.size(0), self.length)  # [R, A, S, D]
+        keys, values = self.cache.read(query.size(0), self.length)  # [R, K, S, D]
         # One query a row is no work for the fused kernels of a CPU: 48 microseconds against 33 in float32 and 240
         # against 125 in bfloat16 (12 heads of 64, 256 slots, one thread).
         if query.device.type != "cpu" or (query.dtype != torch.float32 and query.size(2) > 1):
             return fused_attention(query, keys, values, self.mask, bias=bias, scale=scale)
-        scores = (query * (query.size(-1) ** -0.5 if scale is None else scale)) @ keys.mT  # [R, A, W, S]
+        shape, per_key = query.shape, (query.size(0), keys.size(1), -1, query.size(-1))
+        query = (query * (query.size(-1) ** -0.5 if scale is None else scale)).reshape(per_key)  # [R, K, A/K W, D]
+        scores = (query @ keys.mT).view(*shape[:-1], self.length)  # [R, A, W, S]
         if self.mask is not None:
             scores += self.mask
         if bias is not None:
             scores += bias
-        return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+        weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+        return (weights.view(*query.shape[:-1], self.length) @ values).view(shape)

@@ -78,7 +78,7 @@ class _Plan:
         self.max_len = max_len
         self.allowed_tokens = allowed_tokens
         self.forbidden = PhraseTrie(self._forbidden())
-        self.num_answers = max(len(config.prefix), len(config.max_lens), *config.constraint_blanks, 0)
+        self.num_answers = max(len(config.prefix), len(config.max_lens), *config.constraint_answers, 0)
         # Number -1 stands for all behind those that some option names.
         self.progress = {number: self._progress(number) for number in range(-1, self.num_answers)}
         self.prefixes = {number: self._prefix(number) for number in range(-1, self.num_answers)}
@@ -122,7 +122,7 @@ class _Plan:
     def _progress(self, number: int) -> Progress | None:
         """The phrases of an answer; None where there are none."""
         config = self.config
-        numbers = config.constraint_blanks or [0] * len(config.constraints)
+        numbers = config.constraint_answers or [0] * len(config.constraints)
         wanted = (0,) if number < 0 else (0, number + 1)
         texts = [text for text, of in zip(config.constraints, numbers, strict=True) if of in wanted]
         if not texts:

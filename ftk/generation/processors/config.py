@@ -61,7 +61,7 @@ class ProcessorConfig:
         default_factory=list,
         metadata={"help": "words and phrases that every answer must hold", "several": True, "metavar": "TEXT"},
     )
-    constraint_blanks: list[int] = field(
+    constraint_answers: list[int] = field(
         default_factory=list,
         metadata={"help": "for each of the constraints the answer, from 1 on, that it is meant for; 0: every one"},
     )
@@ -110,14 +110,14 @@ class ProcessorConfig:
                 yield f"{name} holds an empty text"
         if any(not text for text in self.stop):
             yield "stop holds an empty text"
-        if self.constraint_blanks and len(self.constraint_blanks) != len(self.constraints):
+        if self.constraint_answers and len(self.constraint_answers) != len(self.constraints):
             yield (
-                f"constraint_blanks has {len(self.constraint_blanks)} numbers for {len(self.constraints)} "
+                f"constraint_answers has {len(self.constraint_answers)} numbers for {len(self.constraints)} "
                 "constraints; give one for each"
             )
-        for number in self.constraint_blanks:
+        for number in self.constraint_answers:
             if not 0 <= number <= _MOST_ANSWERS:
-                yield f"constraint_blanks holds {number}; it must be from 0 (every answer), or 1, to {_MOST_ANSWERS}"
+                yield f"constraint_answers holds {number}; it must be from 0 (every answer), or 1, to {_MOST_ANSWERS}"
                 break
         if self.ordered_constraints and not self.constraints:
             yield "ordered_constraints needs constraints"

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ftk.builtins import FORMER_NAMES
 from ftk.config.options import Option, options_of
 from ftk.errors import UserError, counted, did_you_mean
 from ftk.generation.processors.base import Processors
@@ -143,7 +144,8 @@ def seed_of(options: PromptOptions) -> int | None:
 def _converted(options: PromptOptions) -> dict[str, Any]:
     """The options in their types; one that is None is as good as not there."""
     values: dict[str, Any] = {}
-    for name, value in options.items():
+    for given, value in options.items():
+        name = FORMER_NAMES["option"].get(given, given)
         option: Option | None = _SEED if name == _SEED.name else _STEERING.get(name)
         if option is None:
             raise UserError(f"a prompt has no option {name!r}; {did_you_mean(name, PROMPT_OPTIONS)}")
@@ -160,7 +162,7 @@ def _converted(options: PromptOptions) -> dict[str, Any]:
 def _free_of_others(values: dict[str, Any]) -> None:
     """Options of all prompts that only say how another is meant do not hold where that other is replaced; in place."""
     if "constraints" in values:
-        values.setdefault("constraint_blanks", [])
+        values.setdefault("constraint_answers", [])
         if not values["constraints"]:
             values.setdefault("ordered_constraints", False)
     if values.get("repetition_penalty") == 1.0:
@@ -173,6 +175,6 @@ def _check_numbers(values: Mapping[str, Any], num_answers: int) -> None:
     for name in ("prefix", "min_lens", "max_lens"):
         if len(values.get(name, ())) > num_answers:
             raise UserError(f"{name} has {len(values[name])} entries, but the prompt asks for {answers}")
-    for number in values.get("constraint_blanks", ()):
+    for number in values.get("constraint_answers", ()):
         if number > num_answers:
-            raise UserError(f"constraint_blanks names answer {number}, but the prompt asks for {answers}")
+            raise UserError(f"constraint_answers names answer {number}, but the prompt asks for {answers}")

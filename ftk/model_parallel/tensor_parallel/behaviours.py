@@ -53,7 +53,10 @@ class SequenceModule(Styled):
 
 
 class ShardedModule(Styled):
-    """See `styles.Sharded`."""
+    """See `styles.Sharded`. Parameters of its own are whole on each process, which has a part of their gradient."""
+
+    def seen(self, name: str, parameter: DTensor) -> Tensor:
+        return copy_to_region(parameter.to_local(), self.tensor_region.group)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         if not (self.training and self.tensor_style.own_random):
@@ -86,14 +89,27 @@ class RowModule(Styled):
         return region.leave(super().forward(hidden))
 
 
-class VocabEmbeddingModule(Styled):
-    """See `styles.VocabEmbedding`. To the outside the weight is the DTensor, so that a loss can see how it is cut."""
+class _WholeOutside(Styled):
+    """To the outside parameters are DTensors, so that a loss can see how they are cut."""
 
-    padding_idx: int | None
     _weight_is_local: bool = False
 
     def seen(self, name: str, parameter: DTensor) -> Tensor:
         return parameter.to_local() if self._weight_is_local else parameter
+
+    @contextmanager
+    def _local_weight(self) -> Iterator[None]:
+        self._weight_is_local = True
+        try:
+            yield
+        finally:
+            self._weight_is_local = False
+
+
+class VocabEmbeddingModule(_WholeOutside):
+    """See `styles.VocabEmbedding`."""
+
+    padding_idx: int | None
 
     def forward(self, tokens: Tensor) -> Tensor:
         region = self.tensor_region
@@ -104,14 +120,6 @@ class VocabEmbeddingModule(Styled):
             return region.sum(rows)
         region.length = tokens.size(-1)
         return region.leave(rows)
-
-    @contextmanager
-    def _local_weight(self) -> Iterator[None]:
-        self._weight_is_local = True
-        try:
-            yield
-        finally:
-            self._weight_is_local = False
 
 
 class TiedVocabEmbeddingModule(VocabEmbeddingModule):
@@ -125,12 +133,13 @@ class TiedVocabEmbeddingModule(VocabEmbeddingModule):
         return gather_from_region(logits, group, -1, self._parameters["weight"].size(0))  # type: ignore[union-attr]
 
 
-class VocabOutputModule(Styled):
+class VocabOutputModule(_WholeOutside):
     """See `styles.VocabOutput`."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         group = self.tensor_region.group
-        logits = super().forward(copy_to_region(hidden, group))
+        with self._local_weight():
+            logits = super().forward(copy_to_region(hidden, group))
         return gather_from_region(logits, group, -1, self._parameters["weight"].size(0))  # type: ignore[union-attr]
 
 

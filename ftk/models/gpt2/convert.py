@@ -54,8 +54,10 @@ class GPT2Converter:
         *weight_and_bias("layers.*.feed_forward.output", f"{_LAYER}mlp.c_proj", Transposed()),
         *weight_and_bias("final_norm", "transformer.ln_f"),
     )
-    tied: Mapping[str, str] = {"lm_head.weight": "transformer.wte.weight"}
     buffers = (f"{_LAYER}attn.bias", f"{_LAYER}attn.masked_bias")  # causal masks of older files
+
+    def tied(self, config: GPT2Config) -> Mapping[str, str]:
+        return {"lm_head.weight": "transformer.wte.weight"}
 
     def matches(self, config: dict[str, Any]) -> bool:
         return config.get("model_type") == "gpt2"

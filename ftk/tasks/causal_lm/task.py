@@ -46,6 +46,7 @@ class CausalLMTask(Task):
     """The next token, at every place."""
 
     config: CausalLMConfig
+    special_tokens = "with_end"
 
     def make_samples(self, documents: Documents, seed: int) -> CausalDataset:
         end = self.tokenizer.special.eos

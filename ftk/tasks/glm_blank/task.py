@@ -33,6 +33,7 @@ class GLMBlankTask(Task):
     """Spans of a text are blanked out and generated, autoregressively, after the text."""
 
     config: GLMBlankConfig
+    special_tokens = "glm"
 
     def make_samples(self, documents: Documents, seed: int) -> GLMBlankDataset:
         return GLMBlankDataset(documents, self.tokenizer, self.config, seed, getattr(self.corpus, "index_cache", None))

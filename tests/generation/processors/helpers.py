@@ -48,7 +48,7 @@ class Letters(Tokenizer):
 
     def __init__(self):
         commands = [CommandToken(name, f"<{name}>", id_) for name, id_ in self.COMMANDS]
-        super().__init__(TokenizerConfig(path=""), files=(), command_tokens=commands, num_text_tokens=62, text_offset=0)
+        super().__init__(TokenizerConfig(path=""), files=(), command_tokens=commands, num_text_tokens=62)
 
     def decode(self, ids):
         return "".join(map(self.token_text, map(int, ids)))

@@ -70,12 +70,12 @@ def test_one_prefix_is_for_all_blanks_and_several_are_for_one_each():
 
 
 def test_constraints_go_to_the_blanks_that_are_named():
-    options = {"constraints": ["ab", "c"], "constraint_blanks": [2, 0]}
+    options = {"constraints": ["ab", "c"], "constraint_answers": [2, 0]}
     tight = ids("xxxxxxx")
     assert allowed_after(tight, blank=0, **options) == {*ids("c"), *ids(" c")}
     assert allowed_after(tight[:-2], blank=1, **options) >= {*ids("c"), *ids("a")}
     assert allowed_after(tight[:-2], blank=1, **options) == {*ids("c"), *ids("a"), *ids(" c"), *ids(" a")}
-    only_second = {"constraints": ["ab"], "constraint_blanks": [2]}
+    only_second = {"constraints": ["ab"], "constraint_answers": [2]}
     assert 2 in allowed_after(tight, blank=0, **only_second)
     assert 2 in allowed_after(tight, blank=2, **only_second)
     assert allowed_after(tight[:-1], blank=1, **only_second) == {*ids("a"), *ids(" a")}
@@ -95,8 +95,8 @@ def test_constraints_go_to_the_blanks_that_are_named():
         ({"forbid_words": [" "]}, "forbid_words holds an empty text"),
         ({"constraints": [""]}, "constraints holds an empty text"),
         ({"stop": [""]}, "stop holds an empty text"),
-        ({"constraints": ["a"], "constraint_blanks": [1, 2]}, "constraint_blanks has 2 numbers for 1 constraints"),
-        ({"constraints": ["a"], "constraint_blanks": [-1]}, "constraint_blanks holds -1; it must be from 0"),
+        ({"constraints": ["a"], "constraint_answers": [1, 2]}, "constraint_answers has 2 numbers for 1 constraints"),
+        ({"constraints": ["a"], "constraint_answers": [-1]}, "constraint_answers holds -1; it must be from 0"),
         ({"ordered_constraints": True}, "ordered_constraints needs constraints"),
         ({"constraints": ["É"]}, "constraints 'É': the tokenizer does not know a part of it"),
         ({"constraints": ["abcdefghi"]}, "constraints 'abcdefghi' need 9 tokens, but an answer has room for 8"),

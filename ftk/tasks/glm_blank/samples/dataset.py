@@ -182,11 +182,12 @@ def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> 
     if missing:
         raise UserError(
             f"the tokenizer {tokenizer.name} has no {', '.join(missing)}, which blank infilling needs; "
-            f"preprocess with `special_tokens` glm and `block_symbols`"
+            f"preprocess with `special_tokens` plain, or glm and `block_symbols`"
         )
     if config.needs_decoder_mask and special.dblock is None:
         raise UserError(
-            "`block_mask_prob` and `context_mask_ratio` need the command token [dBLOCK]; preprocess with `decoder_mask`"
+            "`block_mask_prob` and `context_mask_ratio` need the command token [dBLOCK]; "
+            "preprocess with `special_tokens` glm and `decoder_mask`"
         )
     numbered = max_blanks(config) - 1
     if config.sentinel_tokens and len(sentinels(special)) < numbered:

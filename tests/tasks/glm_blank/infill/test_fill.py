@@ -67,14 +67,16 @@ def own_tokenizer(tmp_path_factory):
         "she fills blanks in a text , it is trained on text",
     ] * 20
     train_sentencepiece(text, folder, vocab_size=293)
-    return build_tokenizer("sentencepiece", path=str(folder))
+    return build_tokenizer("sentencepiece", path=str(folder), special_tokens="glm")
 
 
 def published(name, file, **options):
     if not (PUBLISHED / file).exists():
         pytest.skip(f"{PUBLISHED} is absent; set FTK_TEST_DATA to the folder that holds data/tokenizers")
     path = PUBLISHED / file
-    return build_tokenizer(name, path=str(path if path.suffix in (".txt", ".model") else PUBLISHED), **options)
+    return build_tokenizer(
+        name, path=str(path if path.suffix in (".txt", ".model") else PUBLISHED), special_tokens="glm", **options
+    )
 
 
 @pytest.fixture(params=["own", "bert", "chinese", "gpt2"])

@@ -229,7 +229,7 @@ def bytes_tokenizer(tmp_path_factory):
     """SentencePiece with byte fallback."""
     folder = tmp_path_factory.mktemp("bytes")
     train_sentencepiece(["the quick brown fox jumps over the lazy dog"] * 20, folder, vocab_size=284)
-    return build_tokenizer("sentencepiece", path=str(folder))
+    return build_tokenizer("sentencepiece", path=str(folder), special_tokens="glm")
 
 
 TOKENIZERS = {

@@ -1,0 +1,29 @@
+"""Mistral in Hugging Face's form."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from ftk.models.mistral import MistralConfig
+from ftk.models.rotary.config import RotaryConfig
+from ftk.models.rotary.convert import RotaryConverter
+from ftk.registry import register_hf_model
+
+
+@register_hf_model("mistral")
+class MistralConverter(RotaryConverter):
+    model_type = "mistral"
+    architecture = "MistralForCausalLM"
+    config_class = MistralConfig
+    defaults: ClassVar[dict[str, Any]] = {"ffn_hidden_size": 14336, "num_kv_heads": 8, "max_positions": 131072}
+
+    def config_from(self, config: dict[str, Any]) -> RotaryConfig:
+        """Of version 0.1, whose tokens see those of a window, as many positions as are in it: there is no other."""
+        theirs = {key: value for key, value in config.items() if key != "sliding_window"}
+        found = super().config_from(theirs)
+        window = config.get("sliding_window", 4096)
+        return found if window is None else dataclasses.replace(found, max_positions=min(found.max_positions, window))
+
+    def config_to(self, config: RotaryConfig) -> dict[str, Any]:
+        return {**super().config_to(config), "sliding_window": None}

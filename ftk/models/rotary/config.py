@@ -1,0 +1,138 @@
+"""The options that decoders with rotary positions share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ftk.models.config import TransformerConfig
+
+
+@dataclass(kw_only=True)
+class RotaryConfig(TransformerConfig):
+    """The shape of a decoder with rotary positions, RMS norms and gated feed-forward networks.
+
+    Attributes:
+        qkv_bias, output_bias: whether the projections of attention have biases; a family may make options of them.
+        norms_heads: whether query and key heads are normalised.
+    """
+
+    qkv_bias: ClassVar[bool] = False
+    output_bias: ClassVar[bool] = False
+    norms_heads: ClassVar[bool] = False
+
+    num_kv_heads: int | None = field(
+        default=None,
+        metadata={
+            "min": 1,
+            "max": 10**5,
+            "help": "key heads, each of which serves as many query heads; must divide num_attention_heads, which it is "
+            "if not given",
+        },
+    )
+    head_dim: int | None = field(
+        default=None,
+        metadata={
+            "min": 2,
+            "max": 10**5,
+            "help": "size of a head; hidden_size / num_attention_heads if not given",
+        },
+    )
+    tie_embeddings: bool = field(default=False, metadata={"help": "use the token embedding as output layer too"})
+    embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the token embeddings, in [0, 1)"})
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
+    dropout: float = field(
+        default=0.0, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
+    )
+    rope_theta: float = field(default=10000.0, metadata={"min": 1, "help": "base of the rotary wavelengths"})
+    rope_scaling: str = field(
+        default="none",
+        metadata={
+            "help": "how rotary positions are stretched for texts longer than those of the pretraining",
+            "choices": ("none", "linear", "llama3", "yarn"),
+        },
+    )
+    rope_factor: float = field(
+        default=1.0,
+        metadata={
+            "needs": {"rope_scaling": ("linear", "llama3", "yarn")},
+            "min": 1,
+            "help": "how much longer, for `rope_scaling`",
+        },
+    )
+    rope_original_positions: int = field(
+        default=8192,
+        metadata={
+            "needs": {"rope_scaling": ("llama3", "yarn")},
+            "min": 1,
+            "help": "longest text of the pretraining, for llama3 and yarn",
+            "unit": "tokens",
+        },
+    )
+    rope_low: float = field(
+        default=1.0,
+        metadata={
+            "needs": {"rope_scaling": ("llama3", "yarn")},
+            "help": "llama3's low_freq_factor, yarn's beta_slow: fewer turns are stretched fully",
+        },
+    )
+    rope_high: float = field(
+        default=4.0,
+        metadata={
+            "needs": {"rope_scaling": ("llama3", "yarn")},
+            "help": "llama3's high_freq_factor, yarn's beta_fast: more turns are not stretched",
+        },
+    )
+    rope_attention_factor: float | None = field(
+        default=None,
+        metadata={
+            "needs": {"rope_scaling": "yarn"},
+            "help": "factor of yarn's cosines and sines; 0.1 ln(rope_factor) + 1 if not given",
+        },
+    )
+
+    @property
+    def kv_heads(self) -> int:
+        """K: key heads."""
+        return self.num_attention_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_size(self) -> int:
+        """D: size of a head."""
+        return super().head_size if self.head_dim is None else self.head_dim
+
+    @property
+    def layer_multiplications(self) -> int:
+        """Of one token in one layer."""
+        attention = self.hidden_size * self.head_size * 2 * (self.num_attention_heads + self.kv_heads)
+        return attention + 3 * self.hidden_size * self.inner_size
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        if min(self.num_attention_heads, self.kv_heads) >= 1:
+            if self.num_attention_heads % self.kv_heads:
+                heads = f"num_attention_heads {self.num_attention_heads}"
+                yield f"num_kv_heads is {self.num_kv_heads}; it must divide {heads}"
+            elif self.head_size % 2:
+                yield f"the size of a head is {self.head_size}; rotary positions need an even one"
+        if self.rope_scaling in ("llama3", "yarn") and not self.rope_low < self.rope_high:
+            yield f"rope_low is {self.rope_low}; it must be below rope_high {self.rope_high}"
+
+
+@dataclass(kw_only=True)
+class BiasedRotaryConfig(RotaryConfig):
+    """The same where the biases of attention are an option."""
+
+    attention_bias: bool = field(default=False, metadata={"help": "biases in the four projections of attention"})
+
+    @property
+    def qkv_bias(self) -> bool:  # type: ignore[override]
+        """Of the joint projection."""
+        return self.attention_bias
+
+    @property
+    def output_bias(self) -> bool:  # type: ignore[override]
+        """Of the output projection."""
+        return self.attention_bias

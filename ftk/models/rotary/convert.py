@@ -1,0 +1,152 @@
+"""Decoders with rotary positions in Hugging Face's form: what LLaMA's, Mistral's and Qwen's files have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ftk.errors import UserError
+from ftk.models.conversion import Rename, SeparateHeads, fields_from
+from ftk.models.rotary.config import RotaryConfig
+
+_LAYER = "model.layers.*."
+_HEADS = [f"{_LAYER}self_attn.{part}_proj" for part in "qkv"]
+_USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means
+    "vocab_size": ("vocab_size", 32000),
+    "hidden_size": ("hidden_size", 4096),
+    "intermediate_size": ("ffn_hidden_size", 11008),
+    "num_hidden_layers": ("num_layers", 32),
+    "num_attention_heads": ("num_attention_heads", 32),
+    "num_key_value_heads": ("num_kv_heads", None),
+    "head_dim": ("head_dim", None),
+    "max_position_embeddings": ("max_positions", 2048),
+    "initializer_range": ("init_std", 0.02),
+    "rms_norm_eps": ("layer_norm_eps", 1e-6),
+    "attention_dropout": ("attention_dropout", 0.0),
+    "tie_word_embeddings": ("tie_embeddings", False),
+}
+_FIXED: dict[str, Any] = {"hidden_act": "silu", "mlp_bias": (False, None), "rope_interleaved": (False, None)}
+_ROPE = {  # rope type -> their key -> ours
+    "default": {},
+    "linear": {"factor": "rope_factor"},
+    "llama3": {
+        "factor": "rope_factor",
+        "low_freq_factor": "rope_low",
+        "high_freq_factor": "rope_high",
+        "original_max_position_embeddings": "rope_original_positions",
+    },
+    "yarn": {
+        "factor": "rope_factor",
+        "beta_slow": "rope_low",
+        "beta_fast": "rope_high",
+        "attention_factor": "rope_attention_factor",
+        "original_max_position_embeddings": "rope_original_positions",
+    },
+}
+_YARN_DEFAULTS = {"rope_low": 1.0, "rope_high": 32.0}
+
+
+class RotaryConverter:
+    """One family. A subclass gives `model_type` and `config_class`, and where its config.json differs the rest.
+
+    Attributes:
+        model_type: of config.json.
+        config_class: of the family.
+        defaults: our field -> what the absence of their key means, where it is not LLaMA's.
+        used, fixed, ignored: keys besides those of all families, as for `fields_from`.
+    """
+
+    model_type: ClassVar[str]
+    architecture: ClassVar[str]
+    config_class: ClassVar[type[RotaryConfig]]
+    defaults: ClassVar[dict[str, Any]] = {}
+    used: ClassVar[dict[str, tuple[str, Any]]] = {}
+    fixed: ClassVar[dict[str, Any]] = {}
+    ignored: ClassVar[tuple[str, ...]] = ()
+
+    prefix = "model."
+    renames = (
+        Rename(("token_embedding.weight",), ("model.embed_tokens.weight",)),
+        *(
+            Rename((f"layers.*.attention.qkv.{kind}",), tuple(f"{name}.{kind}" for name in _HEADS), SeparateHeads())
+            for kind in ("weight", "bias")
+        ),
+        *(
+            Rename((f"layers.*.{ours}",), (f"{_LAYER}{theirs}",))
+            for ours, theirs in {
+                "attention_norm.weight": "input_layernorm.weight",
+                "attention.query_norm.weight": "self_attn.q_norm.weight",
+                "attention.key_norm.weight": "self_attn.k_norm.weight",
+                "attention.output.weight": "self_attn.o_proj.weight",
+                "attention.output.bias": "self_attn.o_proj.bias",
+                "feed_forward_norm.weight": "post_attention_layernorm.weight",
+                "feed_forward.gate.weight": "mlp.gate_proj.weight",
+                "feed_forward.inner.weight": "mlp.up_proj.weight",
+                "feed_forward.output.weight": "mlp.down_proj.weight",
+            }.items()
+        ),
+        Rename(("final_norm.weight",), ("model.norm.weight",)),
+        Rename(("head.weight",), ("lm_head.weight",)),
+    )
+    buffers = (f"{_LAYER}self_attn.rotary_emb.inv_freq",)  # of older files
+
+    def tied(self, config: RotaryConfig) -> Mapping[str, str]:
+        return {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_embeddings else {}
+
+    def matches(self, config: dict[str, Any]) -> bool:
+        return config.get("model_type") == self.model_type
+
+    def config_from(self, config: dict[str, Any]) -> RotaryConfig:
+        theirs = {key: value for key, value in config.items() if key not in _ROPE_KEYS}
+        used = {key: (name, self.defaults.get(name, default)) for key, (name, default) in _USED.items()} | self.used
+        ignored = ("pretraining_tp", *self.ignored)
+        return self.config_class(**fields_from(theirs, used, _FIXED | self.fixed, ignored), **_rope(config))
+
+    def config_to(self, config: RotaryConfig) -> dict[str, Any]:
+        ours = {theirs: getattr(config, name) for theirs, (name, _) in (_USED | self.used).items()}
+        ours |= {"num_key_value_heads": config.kv_heads, "head_dim": config.head_size}
+        ours["intermediate_size"] = config.inner_size
+        kind = "default" if config.rope_scaling == "none" else config.rope_scaling
+        # Newer releases read these two as well as their own `rope_parameters`, which older ones do not know.
+        ours["rope_theta"] = config.rope_theta
+        if kind != "default":
+            scaling = {theirs: getattr(config, name) for theirs, name in _ROPE[kind].items()}
+            given = {key: value for key, value in scaling.items() if value is not None}
+            ours["rope_scaling"] = {"rope_type": kind, **given}
+        fixed = {key: value[0] if isinstance(value, tuple) else value for key, value in self.fixed.items()}
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "hidden_act": "silu",
+            **ours,
+            **fixed,
+        }
+
+    def task(self, config: RotaryConfig) -> dict[str, Any]:
+        length = min(config.max_positions, 2048)
+        return {"_name": "causal_lm", "seq_length": length, "make_vocab_size_divisible_by": 1}
+
+
+_ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Our options of rotary positions: of `rope_parameters`, or of the older `rope_theta` and `rope_scaling`."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise UserError(f"config.json: rope_scaling is {given!r:.60}; it must be a mapping")
+    given = dict(given)
+    theta = given.pop("rope_theta", config.get("rope_theta", 10000.0))
+    kind, older = given.pop("rope_type", None), given.pop("type", None)
+    kind = kind or older or "default"
+    if kind not in _ROPE:
+        raise UserError(f"config.json: rope_type is {kind!r:.40}; ftk's models have {', '.join(_ROPE)}")
+    names = _ROPE[kind]
+    if unknown := given.keys() - names.keys():
+        raise UserError(f"config.json: {min(unknown)} of the rope type {kind} is not known here")
+    found = {names[key]: value for key, value in given.items()}
+    if kind == "yarn":
+        found = _YARN_DEFAULTS | found
+    if "original_max_position_embeddings" in names and "rope_original_positions" not in found:
+        found["rope_original_positions"] = config.get("max_position_embeddings", 2048)
+    return {"rope_theta": theta, "rope_scaling": "none" if kind == "default" else kind, **found}

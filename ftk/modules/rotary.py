@@ -1,0 +1,129 @@
+"""Rotary positions: queries and keys are turned by angles that grow with their places (Su et al. 2021)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ftk.modules.attention import Attend
+
+
+class Rope(NamedTuple):
+    """How fast each pair of dimensions turns.
+
+    Attributes:
+        theta: base of the wavelengths.
+        size: R, leading dimensions of a head that are turned; those behind them pass.
+        interleaved: pairs are (2i, 2i + 1); else (i, i + R/2).
+        scaling: "none", "linear", "llama3" (Dubey et al. 2024) or "yarn" (Peng et al. 2023), for texts longer than
+            those of the pretraining.
+        factor: how much longer.
+        original_positions: longest text of the pretraining; for "llama3" and "yarn".
+        low, high: turns within `original_positions` between which "llama3" interpolates (1, 4) and "yarn" blends
+            (beta_slow 1, beta_fast 32).
+        attention_factor: of cosines and sines under "yarn"; None: 0.1 ln(factor) + 1.
+    """
+
+    theta: float
+    size: int
+    interleaved: bool = False
+    scaling: str = "none"
+    factor: float = 1.0
+    original_positions: int = 0
+    low: float = 1.0
+    high: float = 4.0
+    attention_factor: float | None = None
+
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        """Radians per place of each pair, float32 [R/2]."""
+        exponents = torch.arange(0, self.size, 2, dtype=torch.int64, device=device).float() / self.size
+        frequencies = 1.0 / self.theta**exponents
+        if self.scaling == "linear":
+            return frequencies / self.factor
+        if self.scaling == "llama3":
+            wavelengths = 2 * math.pi / frequencies
+            turns = self.original_positions / wavelengths
+            share = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+            blended = (1 - share) * frequencies / self.factor + share * frequencies
+            slow = torch.where(wavelengths > self.original_positions / self.low, frequencies / self.factor, blended)
+            return torch.where(wavelengths < self.original_positions / self.high, frequencies, slow)
+        if self.scaling == "yarn":
+            first = max(math.floor(self._dimension_that_turns(self.high)), 0)
+            last: float = min(math.ceil(self._dimension_that_turns(self.low)), self.size - 1)
+            last = last + 0.001 if first == last else last
+            places = torch.arange(self.size // 2, dtype=torch.float32, device=device)
+            kept = 1 - ((places - first) / (last - first)).clamp(0, 1)
+            return frequencies / self.factor * (1 - kept) + frequencies * kept
+        return frequencies
+
+    def tables(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the angles at some places.
+
+        Args:
+            position_ids: int64 [B, T].
+
+        Returns:
+            two of [B, 1, T, R/2], float32: bfloat16 cannot tell places beyond 256 apart.
+        """
+        angles = position_ids[:, None, :, None].float() * self.frequencies(position_ids.device)
+        scale = self.attention_factor if self.attention_factor is not None else 1.0
+        if self.scaling == "yarn" and self.attention_factor is None:
+            scale = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        return angles.cos() * scale, angles.sin() * scale
+
+    def around(self, position_ids: Tensor) -> RopeWrap:
+        """What turns the queries and keys that any `attend` is given; see `Backbone.around`."""
+        return RopeWrap(*self.tables(position_ids), self.interleaved)
+
+    def _dimension_that_turns(self, times: float) -> float:
+        """The pair that turns so many times within `original_positions`."""
+        return self.size * math.log(self.original_positions / (times * 2 * math.pi)) / (2 * math.log(self.theta))
+
+
+class RopeWrap(NamedTuple):
+    """Cosines and sines of places; called with an `attend`, gives one that turns its queries and keys first."""
+
+    cos: Tensor  # [B, 1, T, R/2]
+    sin: Tensor
+    interleaved: bool
+
+    def __call__(self, attend: Attend) -> RotaryAttention:
+        return RotaryAttention(attend, self.cos, self.sin, self.interleaved)
+
+
+class RotaryAttention(NamedTuple):
+    """An `Attend` that turns queries and keys before another one mixes the values; a cache keeps turned keys."""
+
+    attend: Attend
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        query, key = (rotate(each, self.cos, self.sin, self.interleaved) for each in (query, key))
+        return self.attend(query, key, value, bias=bias, scale=scale)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Turns the leading R dimensions of queries or keys.
+
+    Args:
+        heads: [B, A, T, D].
+        cos, sin: [B, 1, T, R/2].
+        interleaved: see `Rope`.
+    """
+    size = 2 * cos.size(-1)
+    cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
+    turned = heads if size == heads.size(-1) else heads[..., :size]
+    if interleaved:
+        first, second = turned.unflatten(-1, (-1, 2)).unbind(-1)  # [B, A, T, R/2] each
+        result = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    else:
+        first, second = turned.chunk(2, dim=-1)
+        result = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return result if size == heads.size(-1) else torch.cat((result, heads[..., size:]), dim=-1)

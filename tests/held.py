@@ -1,0 +1,44 @@
+"""Memory of tensors, counted operator by operator."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Held(TorchDispatchMode):
+    """Counts the tensors made inside, but for those on the meta device; of a sharded one this rank's part.
+
+    Attributes:
+        peak: the most bytes that they held at one time.
+        copies: copies into tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self.copies = 0
+        self._now = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        result = function(*arguments, **(options or {}))
+        self.copies += function is torch.ops.aten.copy_.default
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, Tensor) and not tensor.is_meta:
+                self._note(getattr(tensor, "_local_tensor", tensor).untyped_storage())
+        return result
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self._known:
+            self._known.add(storage._cdata)
+            self._now += storage.nbytes()
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+
+    def _free(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._now -= size
