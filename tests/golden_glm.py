@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import from_original
 from ftk.models.glm.model import GLM
 from tests.paths import ROOT

@@ -50,8 +50,8 @@ def convert_from(
         form: of `source`.
         source: its folder.
         output: folder to write.
-        tokenizer: saved with it, with the special tokens of the model's task; without one the checkpoint cannot read
-            text.
+        tokenizer: saved with it, with the special tokens of the model's task; without one that which lies in `source`,
+            where ftk reads its form. A checkpoint without any cannot read text.
         overwrite: replace a checkpoint of this name.
 
     Returns:
@@ -70,6 +70,7 @@ def convert_from(
     if tokenizer is not None:
         tokenizer = TASKS.get(task).target.add_special_tokens(tokenizer) if task is not None else tokenizer
         _check_vocabulary(tokenizer, contents.config, source)
+    tokenizer = tokenizer or contents.own_tokenizer
     tensors = contents.tensors
 
     def read(name: str) -> torch.Tensor:

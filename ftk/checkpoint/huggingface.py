@@ -28,9 +28,10 @@ from ftk.files import naming, parse_json, read_bytes, read_json
 from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors, renamed
 from ftk.models.torch_file import read_tensor_file
 from ftk.registry import HF_MODELS, register_converter
-from ftk.tokenizers import load_tokenizer
+from ftk.tokenizers import build_tokenizer, load_tokenizer
 
 CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"  # suffix of the index of weights that are split into several files
 
@@ -101,6 +102,7 @@ class HuggingFace:
             task=converter.task(options),
             place=source,
             source_files=kept,
+            own_tokenizer=build_tokenizer("hf", path=source) if (source / TOKENIZER).is_file() else None,
         )
 
     def write(self, folder: Path, contents: Contents) -> Path:

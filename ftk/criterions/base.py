@@ -29,7 +29,7 @@ class LossOutput(NamedTuple):
 
 
 class Criterion(ABC):
-    """A loss, built as `Criterion(config)`; it asks nothing of the host, so that a device never waits.
+    """A loss, built as `Criterion(config)`; it reads no tensor on the host, so that a device never waits.
 
     One that takes the model through several passes, or has a model of its own, overrides `__call__`; a pipeline, whose
     stages take a batch through once, cannot train with it.

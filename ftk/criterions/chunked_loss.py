@@ -124,7 +124,7 @@ def _float16_scale(weights: Tensor | None) -> Tensor | float:
 def _losses_and_probs(
     logits: Tensor, targets: Tensor, label_smoothing: float, shard: VocabShard | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """logits [n, V] float32 -> smoothed losses [n], likelihoods [n], and what `_logits_gradient` wants, [n, V]."""
+    """logits [n, V] float32 -> smoothed losses [n], likelihoods [n], and the input of `_logits_gradient`, [n, V]."""
     if shard is not None:
         from ftk.model_parallel.tensor_parallel.cross_entropy import losses_and_softmax
 

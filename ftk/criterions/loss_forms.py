@@ -80,7 +80,7 @@ def linear_loss(
         raise UserError(
             f"`loss_form` linear needs torch 2.13 or newer, this is {torch.__version__}; use `loss_form` chunked"
         )
-    dtype = matmul_dtype(weight)  # autocast knows nothing of this operator
+    dtype = matmul_dtype(weight)  # autocast does not cover this operator
     hidden, weight = hidden.to(dtype), weight.to(dtype)
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk_tokens)
     nll = F.linear_cross_entropy(hidden, weight, targets, reduction="none", options=options).float()

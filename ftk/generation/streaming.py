@@ -3,67 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftk.errors import UserError
+from ftk.generation.token_text import Decode, text_behind
+
+if TYPE_CHECKING:
+    from ftk.generation.search.base import Answer
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer writes for bytes that are no character, or not yet a whole one
 _MOST_BYTES_LACKING = 3  # UTF-8 has up to four bytes a character
 
 
+class NewText(NamedTuple):
+    """The next part of an answer's text, with its tokens and their log-probabilities; "" while nothing is settled."""
+
+    text: str
+    tokens: Sequence[int]
+    token_logprobs: Sequence[float]
+
+
 class AnswerText:
     """The text of one answer while its tokens come.
 
-    A piece of text ends where a token ends. Tokens are kept back that end within a character, that may belong to a
-    stop string, or that are white space, which does not count at the end of an answer.
+    A part of the text ends where a token ends. Tokens are held back that end within a character or may belong to a stop
+    string and, where `strip` removes it, white space at the end. Only tokens that are held back are decoded again.
 
     Args:
         decode: from ids to text.
-        settled: so much of a text as no later token changes or cuts off.
+        settled: the part of a text that no later token changes or cuts off.
+        before: ids that the answer stands behind.
+        strip: takes white space from the ends of a text, or leaves it.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], settled: Callable[[str], str]) -> None:
-        self.decode = decode
-        self.settled = settled
-        self.text = ""  # what was told
-        self.num_told = 0  # tokens
+    def __init__(
+        self,
+        decode: Decode,
+        settled: Callable[[str], str],
+        before: Sequence[int] = (),
+        strip: Callable[[str], str] = str.strip,
+    ) -> None:
+        self.decode, self.settled, self.strip = decode, settled, strip
+        self.before = list(before)  # and then the tokens of what was given
+        self.text = ""  # given so far
         self.tokens: list[int] = []
         self.token_logprobs: list[float] = []
-        self._texts: list[str] = []  # of the first `num_told` + 1 tokens, + 2, ...
+        self.num_given = 0  # tokens
+        self._given = ""  # their text, before `strip`
+        self._texts: list[str] = []  # of the first `num_given` + 1 tokens, + 2, ...
 
-    def add(self, tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[str, int]:
-        """More tokens: the new text that is whole now, "" if none is, and how many tokens, of all, it ends with."""
+    def add(self, tokens: Sequence[int], logprobs: Sequence[float]) -> NewText:
+        """Takes more tokens; returns the text that is settled now and new."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             self.tokens.append(token)
             self.token_logprobs.append(logprob)
-            self._texts.append(self.decode(self.tokens))
+            self._texts.append(self._given + text_behind(self.decode, self.before, self.tokens[self.num_given :]))
         settled = self.settled(self._texts[-1])
-        for kept in range(len(self._texts), 0, -1):
-            begun = self._texts[kept - 1]
-            if settled.startswith(begun):
-                # A token without a text goes with the text behind it, as where a stop string cuts an answer.
-                kept = 1 + self._texts.index(begun)
-                text = begun.strip()
-                new = text[len(self.text) :] if text.startswith(self.text) else ""
-                return new, self.num_told + kept
-        return "", self.num_told
+        begun = next((text for text in reversed(self._texts) if settled.startswith(text)), "")
+        text = self.strip(begun)
+        if not text.startswith(self.text) or len(text) == len(self.text):
+            return NewText("", (), ())
+        # A token without a text goes with the text behind it, as where a stop string cuts an answer.
+        count = self._texts.index(begun) + 1
+        part = slice(self.num_given, self.num_given + count)
+        new = NewText(text[len(self.text) :], self.tokens[part], self.token_logprobs[part])
+        self.text, self._given, self.num_given = text, begun, part.stop
+        self.before.extend(new.tokens)
+        del self._texts[:count]
+        return new
 
-    def tell(self, text: str, count: int) -> tuple[list[int], list[float]]:
-        """`text`, up to token `count`, is told: its tokens and their log-probabilities."""
-        part = slice(self.num_told, count)
-        del self._texts[: count - self.num_told]
-        self.text += text
-        self.num_told = count
-        return self.tokens[part], self.token_logprobs[part]
+    def rest(self, text: str, answer: Answer) -> NewText:
+        """The part of the complete answer that was not given yet.
 
-    def rest(self, text: str) -> str:
-        """What was not told of the complete answer's text.
+        Args:
+            text: of the answer.
+            answer: its tokens.
 
         Raises:
-            UserError: what was told is no part of it; no tokenizer of ftk's does that.
+            UserError: what was given is no part of it; no tokenizer of ftk's does that.
         """
         if not text.startswith(self.text):
             raise text_changed(self.text, text)
-        return text[len(self.text) :]
+        return NewText(text[len(self.text) :], answer.tokens[self.num_given :], answer.token_logprobs[self.num_given :])
 
 
 def whole_characters(text: str) -> str:
@@ -74,9 +95,9 @@ def whole_characters(text: str) -> str:
     return text[:end]
 
 
-def text_changed(told: str, text: str) -> UserError:
-    """The error for text that was told and is no part of the text in the end."""
+def text_changed(given: str, text: str) -> UserError:
+    """The error for text that was given and is no part of the text in the end."""
     return UserError(
-        f"the tokenizer wrote {told!r} first and {text!r} in the end: its text of tokens changes with later tokens, "
-        "so it cannot be told piece by piece; use fill"
+        f"the tokenizer wrote {given!r} first and {text!r} in the end: its text of tokens changes with later tokens, "
+        "so it cannot be given piece by piece; use fill"
     )

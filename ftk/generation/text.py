@@ -1,150 +1,52 @@
-"""Text that a model continues: prompts in words in, the same texts with their continuations out."""
+"""Generators of texts: what `ftk.load_generator` gives and the commands ask, for every task."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from torch import nn
 
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
-from ftk.generation.engine.continuation import PromptReader
-from ftk.generation.engine.engine import Engine, engine_for
-from ftk.generation.engine.request import Framing, Request
+from ftk.generation.engine.engine import collect, engine_for
 from ftk.generation.engine.scoring import Scored, score
-from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
-from ftk.generation.search import Answer
-from ftk.generation.search.base import Fusion
-from ftk.generation.streaming import text_changed, whole_characters
-from ftk.modules.evaluation_mode import evaluation_mode
+from ftk.generation.processors.steering import PromptOptions, Steering
+from ftk.generation.results import EncodedText, TextAnswer, TextPiece, TextResult
 
 if TYPE_CHECKING:
+    from ftk.generation.engine.engine import Engine
+    from ftk.generation.engine.fusion import LanguageModel
+    from ftk.generation.engine.request import Event, Framing, Request
+    from ftk.generation.search import Answer
     from ftk.tokenizers.base import Tokenizer
 
-_CONTEXT_FOR_SPACING = 8  # tokens of a prompt that decide whether its continuation begins with a space
+Encoded = TypeVar("Encoded", bound=EncodedText)
 
 
-@dataclass(frozen=True)
-class TextAnswer:
-    """One continuation.
+class TextStream(Protocol):
+    """One prompt that is being answered: events in, pieces of text out."""
 
-    Attributes:
-        text: what it adds to the prompt, a space in front included.
-        tokens: its ids without the end token.
-        token_logprobs: natural logarithms of their probabilities; the end token's stands last if it came.
-        score: as `ftk.generation.Answer.score`.
-        others: further continuations of the same prompt, best first.
-        alternatives, lm_logprobs: as of `ftk.generation.Answer`.
-        named: what tells the answer from others to the same prompt, in records; a continuation is the only one.
-    """
-
-    text: str
-    tokens: Sequence[int]
-    token_logprobs: Sequence[float]
-    score: float
-    others: tuple[TextAnswer, ...] = ()
-    alternatives: Sequence[Any] = ()
-    lm_logprobs: Sequence[float] = ()
-    named: ClassVar[Mapping[str, str]] = MappingProxyType({})
-
-    @property
-    def probability(self) -> float:
-        """Probability of the whole continuation."""
-        return math.exp(self.logprob)
-
-    @property
-    def logprob(self) -> float:
-        """Natural logarithm of `probability`."""
-        return sum(self.token_logprobs)
+    def add(self, event: Event) -> TextPiece | None:
+        """The text that an event makes known; None where no whole character is new."""
 
 
-@dataclass(frozen=True)
-class TextResult:
-    """A prompt, the text with its best continuation, that continuation as the one answer, and where it stands.
-
-    `score` and `others` are for results that hold several ways to answer a prompt as a whole; here there are none.
-    """
-
-    prompt: str
-    text: str
-    answers: Sequence[TextAnswer]
-    score: float | None = None
-    others: tuple[TextResult, ...] = ()
-
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """Where the answers stand in the text."""
-        return ((len(self.prompt), len(self.text)),)
-
-
-@dataclass(frozen=True)
-class TextPiece:
-    """New text of a continuation, with the tokens that it consists of; answer and result with the last one.
-
-    Attributes:
-        prompt: number of the prompt, from 0 on.
-        text: what the continuation goes on with.
-        tokens, token_logprobs: of the new text; the end token's log-probability comes with the last piece.
-        filled: what the whole text goes on with: the first piece holds the prompt, too.
-        result: the complete result.
-    """
-
-    prompt: int
-    text: str
-    tokens: Sequence[int]
-    token_logprobs: Sequence[float]
-    filled: str
-    result: TextResult | None = None
-    number: ClassVar[int] = 0
-    """Of the answer."""
-
-    @property
-    def answer(self) -> TextAnswer | None:
-        """The complete answer, with the last piece."""
-        return None if self.result is None else self.result.answers[0]
-
-    @property
-    def filled_spans(self) -> tuple[tuple[int, int, int], ...]:
-        """Where parts of answers stand in `filled`, with the number of each answer."""
-        return ((len(self.filled) - len(self.text), len(self.filled), self.number),) if self.text else ()
-
-
-@dataclass(frozen=True)
-class EncodedText:
-    """A prompt as the model reads it.
-
-    Attributes:
-        prompt: as given.
-        request: what the engine is asked.
-        candidates: ids of continuations that are to be scored.
-        references, remark: what is known of the right answers, and what may be wrong with the prompt: nothing.
-    """
-
-    prompt: str
-    request: Request
-    candidates: tuple[list[int], ...] = ()
-    references: ClassVar[None] = None
-    remark: ClassVar[None] = None
-
-
-class TextGenerator:
-    """A model with its tokenizer, in the words of `ftk.load_generator`.
+class TextGenerator(ABC, Generic[Encoded]):
+    """A model with its tokenizer: prompts in words in, the same texts with their answers out.
 
         generator.generate(["Once upon a time"])[0].text
+
+    A task's own generator says how it encodes a prompt, and what a result of its answers is.
 
     Args:
         tokenizer: the one that the model was trained with.
         model: answers.
-        framing: reads prompts, which are token ids, and gives one answer to each.
+        framing: reads prompts.
         config: options of generation.
-        steering: makes processors for all prompts and for those with options of their own.
-        language_model: its log-probabilities are added with the weight in `config`.
+        steering: makes processors for all prompts and for those with options of their own; None: prompts have none.
+        language_model: its log-probabilities are added.
 
     Raises:
         UserError: tokenizer and model do not fit each other.
@@ -153,24 +55,28 @@ class TextGenerator:
     config_class: ClassVar[type[GenerationConfig]] = GenerationConfig
     """The options that a generator of this kind has."""
 
+    example: ClassVar[str] = "Once upon a time"
+    """A prompt, for messages."""
+
+    invitation: str = "Write the beginning of a text"
+    """What ftk-interactive asks for."""
+
     def __init__(
         self,
         tokenizer: Tokenizer,
         model: nn.Module,
         framing: Framing,
-        config: GenerationConfig,
-        steering: Steering,
-        language_model: nn.Module | None = None,
+        config: Any,
+        steering: Steering | None,
+        language_model: LanguageModel | None = None,
     ) -> None:
         self.tokenizer, self.model, self.framing = tokenizer, model, framing
-        self.config, self.steering = config, steering
-        check_vocabulary(tokenizer, model)
-        self.language_model = None
-        if language_model is not None:
-            check_vocabulary(tokenizer, language_model)
-            self.language_model = PromptReader(language_model, framing, Fusion(config.lm_weight, config.lm_ends))
+        self.config, self.steering, self.language_model = config, steering, language_model
+        for one in (model, *([] if language_model is None else [language_model.model])):
+            check_vocabulary(tokenizer, one)
 
     @classmethod
+    @abstractmethod
     def assembled(
         cls,
         tokenizer: Tokenizer,
@@ -179,121 +85,44 @@ class TextGenerator:
         config: Any,
         steering: Steering,
         language_model: nn.Module | None = None,
-    ) -> Any:
-        """One of loaded parts, see the class; where a task's own generator is made differently."""
-        return cls(tokenizer, model, framing, config, steering, language_model)
+    ) -> TextGenerator[Encoded]:
+        """A generator of loaded parts, see the class."""
 
     @classmethod
+    @abstractmethod
     def check_config(cls, config: Any, model_config: Any) -> None:
         """Raises UserError if a model with this config can answer no prompt; before its weights are read."""
-        max_positions = getattr(model_config, "max_positions", None)
-        if max_positions is not None and config.max_len > max_positions:
-            raise UserError(
-                f"max_len is {config.max_len}, but the model has {max_positions} positions; lower it (`max_len`)"
-            )
 
-    def generate(
-        self,
-        prompts: Sequence[str],
-        seeds: Sequence[int] | None = None,
-        progress: Callable[[int], object] | None = None,
-        options: Sequence[PromptOptions | None] | None = None,
-    ) -> list[TextResult]:
-        """Continues each prompt.
-
-        Args:
-            prompts: texts.
-            seeds: one per prompt, for sampling; `config.seed` for all if None.
-            progress: called with the number of prompts that have been answered since the last call.
-            options: for each prompt its own, which take the place of those of the same name; see
-                `ftk.generation.processors.steering.PROMPT_OPTIONS`.
-
-        Raises:
-            UserError: a prompt is empty or too long; its options are not allowed.
-        """
-        check_list("generate", prompts)
-        return self.generate_encoded(self._encoded(prompts, seeds, options), progress)
-
-    def stream(
-        self,
-        prompts: str | Sequence[str],
-        seeds: Sequence[int] | None = None,
-        options: Sequence[PromptOptions | None] | None = None,
-    ) -> Generator[TextPiece, None, None]:
-        """As `generate`, but gives each piece of text as soon as it is there; closing the iterator ends the work.
-
-        Args:
-            prompts: a text, or several, which are answered together: their pieces come in turn.
-            seeds, options: as for `generate`.
-        """
-        return self._pieces(self._encoded([prompts] if isinstance(prompts, str) else list(prompts), seeds, options))
-
-    def score(self, prompts: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[Scored]]:
-        """Log-probabilities of given continuations of each prompt, without an end token; see `Engine.score`.
-
-        Args:
-            prompts: texts.
-            continuations: for each prompt any number of texts, each with the space in front that belongs to it.
-
-        Raises:
-            UserError: as for `generate`; numbers of prompts and lists of continuations that differ.
-        """
-        check_lists("score([prompt], [[continuation]])", prompts, continuations)
-        pairs = zip(prompts, continuations, strict=True)
-        return self._scored([self.encode_candidates(prompt, [[text] for text in own], False) for prompt, own in pairs])
-
-    # What the commands ask of a generator of any task: prompts one by one, in the order of their lines.
-
-    example: ClassVar[str] = "Once upon a time"
-    """A prompt, for messages."""
-
-    invitation: ClassVar[str] = "Write the beginning of a text"
-    """What ftk-interactive asks for."""
-
+    @abstractmethod
     def encode(
-        self, prompt: str, options: PromptOptions | None = None, *, seed: int | None = None, check: bool = True
-    ) -> EncodedText:
+        self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True
+    ) -> Encoded:
         """A prompt as the model reads it.
 
         Args:
             prompt: a text.
             options: of this prompt alone.
             seed: of this prompt; that of its options goes first.
-            check: whether an answer of the longest length must fit the model's positions.
+            check: whether answers of the greatest length must fit the model's positions.
 
         Raises:
             UserError: as for `generate`.
         """
-        check_text(prompt)
-        own = self.steering.of(options, 1) if options else None
-        seeds = (seed_of(options or {}), seed, self.config.seed)
-        request = Request(
-            self.tokenizer.encode(prompt),
-            self.config,
-            self.steering.processors if own is None else own,
-            next(one for one in seeds if one is not None),
-        )
-        if check:
-            self.framing.check(request)
-        return EncodedText(prompt, request)
 
-    def encode_candidates(self, prompt: str, candidates: Sequence[Sequence[str]], end: bool) -> EncodedText:
-        """A prompt with given continuations, each the only text of a list, and whether their end is scored, too.
+    @abstractmethod
+    def encode_candidates(self, prompt: str, candidates: Sequence[Sequence[str]], end: bool) -> Encoded:
+        """A prompt with given answers, to be scored.
+
+        Args:
+            prompt: a text.
+            candidates: any number, each a list with the texts of all answers.
+            end: whether the token that ends an answer is scored, too.
 
         Raises:
-            UserError: there is not one text in each list; they do not fit the model's positions.
+            UserError: as for `generate`; the number of texts is not that of the answers.
         """
-        if any(len(texts) != 1 for texts in candidates):
-            raise UserError("a prompt is continued by one answer; give one, or candidates with one each")
-        encoded = self.encode(prompt, check=False)
-        self.framing.check(dataclasses.replace(encoded.request, options=GenerationConfig(max_len=1)))
-        ids = encoded.request.prompt
-        given = [[*self._tokens_behind(ids, prompt, text), *self.framing.ends[: int(end)]] for (text,) in candidates]
-        for one in given:
-            self.framing.branch(encoded.request, one)  # refuses what does not fit
-        return dataclasses.replace(encoded, candidates=tuple(given))
 
-    def encode_sample(self, sample: Mapping[str, Any]) -> EncodedText:
+    def encode_sample(self, sample: Mapping[str, Any]) -> Encoded:
         """A training sample as a prompt with references.
 
         Raises:
@@ -301,51 +130,119 @@ class TextGenerator:
         """
         raise UserError("samples of this task ask for no answers; give prompts with `input`")
 
+    @abstractmethod
+    def result(self, prompt: Encoded, answers: Sequence[Answer]) -> TextResult:
+        """A prompt with its answers, from left to right, in words."""
+
+    @abstractmethod
+    def scored(self, prompt: Encoded, candidate: Any, found: Scored) -> list[TextAnswer]:
+        """A candidate of a prompt with its log-probabilities, in words."""
+
+    @abstractmethod
+    def text_stream(self, number: int, prompt: Encoded) -> TextStream:
+        """What makes pieces of text of the events of prompt `number`."""
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int] | None = None,
+        progress: Callable[[int], object] | None = None,
+        on_piece: Callable[[TextPiece], object] | None = None,
+        options: Sequence[PromptOptions | None] | None = None,
+    ) -> list[TextResult]:
+        """Answers each prompt.
+
+        Args:
+            prompts: texts.
+            seeds: one per prompt, for sampling; `config.seed` for all if None. The answers depend on the prompt and its
+                seed alone, not on what else is in the batch.
+            progress: called with the number of prompts that have been answered since the last call.
+            on_piece: called with each piece of an answer as it comes, see `stream`; what it raises ends the work.
+            options: for each prompt its own, or None. They take the place of those of the same name; see
+                `ftk.generation.processors.steering.PROMPT_OPTIONS`.
+
+        Raises:
+            UserError: a prompt is empty or too long; its options are not allowed.
+        """
+        if isinstance(prompts, str):
+            raise UserError("generate takes a list of prompts; for one, generate([prompt])[0]")
+        return self.generate_encoded(self._encoded(prompts, seeds, options), progress, on_piece)
+
+    def stream(
+        self,
+        prompts: str | Sequence[str],
+        seeds: Sequence[int] | None = None,
+        options: Sequence[PromptOptions | None] | None = None,
+    ) -> Generator[TextPiece, None, None]:
+        """As `generate`, but gives each piece of an answer as soon as it is there.
+
+            for piece in generator.stream("Once upon a time"):
+                print(piece.filled, end="", flush=True)
+
+        The work is done between one piece and the next, in the thread of the caller; closing the iterator, or
+        dropping it, ends it. Where hypotheses compete (beams, several samples) an answer is one piece.
+
+        Args:
+            prompts: a text, or several, which are answered together: their pieces come in turn.
+            seeds, options: as for `generate`.
+
+        Raises:
+            UserError: as `generate`, at once.
+        """
+        return self.stream_encoded(self._encoded([prompts] if isinstance(prompts, str) else prompts, seeds, options))
+
+    # What the commands ask of a generator of any task: prompts that were encoded one by one.
+
     def generate_encoded(
         self,
-        prompts: Sequence[EncodedText],
+        prompts: Sequence[Encoded],
         progress: Callable[[int], object] | None = None,
         on_piece: Callable[[TextPiece], object] | None = None,
     ) -> list[TextResult]:
-        """As `generate`, for prompts that `encode` has made.
+        """As `generate`, for prompts that `encode` or `encode_sample` has made."""
+        if on_piece is None:
+            found = collect(self.events([prompt.request for prompt in prompts]), len(prompts), progress)
+            return [self.result(prompt, answers) for prompt, answers in zip(prompts, found, strict=True)]
+        results: dict[int, TextResult] = {}
+        with closing(self.stream_encoded(prompts, progress)) as pieces:
+            for piece in pieces:
+                on_piece(piece)
+                if piece.result is not None:
+                    results[piece.prompt] = piece.result
+        return [results[number] for number in range(len(prompts))]
 
-        Args:
-            prompts: any number.
-            progress: as for `generate`.
-            on_piece: called with each piece of text as soon as it is there; what it raises ends the work.
-        """
-        if not prompts:
-            return []
-        if on_piece is not None:
-            results: dict[int, TextResult] = {}
-            with closing(self._pieces(prompts)) as pieces:
-                for piece in pieces:
-                    on_piece(piece)
-                    if piece.result is not None:
-                        results[piece.prompt] = piece.result
-            return [results[number] for number in range(len(prompts))]
-        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].request.prompt), reverse=True)
-        requests = [prompts[index].request for index in order]
-        with evaluation_mode(*self._models()):
-            found = self.engine(requests).answers(requests, progress or (lambda count: None))
-        by_index = dict(zip(order, found, strict=True))
-        return [self._result(prompt, by_index[index][0]) for index, prompt in enumerate(prompts)]
+    def stream_encoded(
+        self, prompts: Sequence[Encoded], progress: Callable[[int], object] | None = None
+    ) -> Generator[TextPiece, None, None]:
+        """As `stream`, for prompts that `encode` has made."""
+        streams = [self.text_stream(number, prompt) for number, prompt in enumerate(prompts)]
+        with closing(self.events([prompt.request for prompt in prompts], stream=True)) as events:
+            for event in events:
+                if event.kind == "done":
+                    if progress is not None:
+                        progress(1)
+                elif (piece := streams[event.request].add(event)) is not None:
+                    yield piece
 
     def score_encoded(
-        self, prompts: Sequence[EncodedText], progress: Callable[[int], object] | None = None
+        self, prompts: Sequence[Encoded], progress: Callable[[int], object] | None = None
     ) -> list[list[list[TextAnswer]]]:
-        """Of each prompt, and each of its candidates, the one answer with its log-probabilities."""
-        penalty = self.config.length_penalty
-        results = []
-        for prompt, found in zip(prompts, self._scored(prompts, progress), strict=True):
-            own = []
-            for ids, scored in zip(prompt.candidates, found, strict=True):
-                words = [token for token in ids if token not in self.framing.ends]
-                score = sum(scored.logprobs) / max(len(ids), 1) ** penalty
-                text = self._text_behind(prompt.request.prompt, words)
-                own.append([TextAnswer(text, words, list(scored.logprobs), score)])
-            results.append(own)
-        return results
+        """The answers of each candidate of each prompt, for what `encode_candidates` or `encode_sample` has made."""
+        requests, candidates = [prompt.request for prompt in prompts], [prompt.candidates for prompt in prompts]
+        found = score(self.model, self.framing, requests, candidates, progress)
+        return [
+            [self.scored(prompt, *pair) for pair in zip(prompt.candidates, own, strict=True)]
+            for prompt, own in zip(prompts, found, strict=True)
+        ]
+
+    def events(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[Event, None, None]:
+        """What happens to requests, alone with an engine; see `Engine.events`.
+
+        Args:
+            requests: of this generator's prompts.
+            stream: whether tokens are reported one by one.
+        """
+        return self.engine(requests).events(requests, stream=stream)
 
     def engine(self, requests: Sequence[Request]) -> Engine:
         """An engine of the generator's model that is large enough for some requests."""
@@ -356,110 +253,23 @@ class TextGenerator:
         prompts: Sequence[str],
         seeds: Sequence[int] | None,
         options: Sequence[PromptOptions | None] | None,
-    ) -> list[EncodedText]:
+    ) -> list[Encoded]:
         seeds = [self.config.seed] * len(prompts) if seeds is None else seeds
-        own = [None] * len(prompts) if options is None else options
-        if not len(prompts) == len(seeds) == len(own):
-            raise UserError(f"{len(prompts)} prompts, {len(seeds)} seeds, {len(own)} options; give one for each")
-        encoded = []
-        for number, (prompt, seed, chosen) in enumerate(zip(prompts, seeds, own, strict=True), start=1):
-            try:
-                encoded.append(self.encode(prompt, chosen, seed=seed))
-            except UserError as error:
-                raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
-        return encoded
-
-    def _scored(
-        self, prompts: Sequence[EncodedText], progress: Callable[[int], object] | None = None
-    ) -> list[list[Scored]]:
-        requests, given = [prompt.request for prompt in prompts], [list(prompt.candidates) for prompt in prompts]
-        with evaluation_mode(self.model):
-            return score(self.model, self.framing, requests, given, progress or (lambda count: None))
-
-    def _models(self) -> list[nn.Module]:
-        return [self.model, *([] if self.language_model is None else [self.language_model.model])]
-
-    def _pieces(self, prompts: Sequence[EncodedText]) -> Generator[TextPiece, None, None]:
-        if not prompts:
-            return
-        with evaluation_mode(*self._models()):
-            requests = [dataclasses.replace(prompt.request, stream=True) for prompt in prompts]
-            engine = self.engine(requests)
-            numbers = [engine.submit(request) for request in requests]
-            lines = {number: _Line(self, index, prompts[index]) for index, number in enumerate(numbers)}
-            with closing(engine.drain(numbers)) as events:
-                for event in events:
-                    if event.error is not None:
-                        raise event.error
-                    if event.kind != "done":
-                        yield from lines[event.request].add(event.tokens, event.logprobs, event.answer)
-
-    def _result(self, prompt: EncodedText, best: Answer) -> TextResult:
-        found, *others = (
-            TextAnswer(
-                prompt.request.processors.cut(self._text_behind(prompt.request.prompt, one.tokens)),
-                one.tokens,
-                one.token_logprobs,
-                one.score,
-                alternatives=one.alternatives,
-                lm_logprobs=one.lm_logprobs,
-            )
-            for one in (best, *best.others)
-        )
-        answer = dataclasses.replace(found, others=tuple(others))
-        return TextResult(prompt.prompt, prompt.prompt + answer.text, [answer])
-
-    def _text_behind(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-        """Tokens as they read behind a prompt, with the space that the tokenizer puts between."""
-        before = list(prompt[-_CONTEXT_FOR_SPACING:])
-        left, joined = self.tokenizer.decode(before), self.tokenizer.decode([*before, *tokens])
-        return joined[len(left) :] if joined.startswith(left) else self.tokenizer.decode(tokens)
-
-    def _tokens_behind(self, ids: Sequence[int], prompt: str, text: str) -> list[int]:
-        """A text as tokens behind a prompt; where its first ones would join the prompt's last, those of it alone."""
-        joined = self.tokenizer.encode(prompt + text)
-        return joined[len(ids) :] if joined[: len(ids)] == list(ids) else self.tokenizer.encode(text)
+        options = [None] * len(prompts) if options is None else options
+        if not len(prompts) == len(seeds) == len(options):
+            raise UserError(f"{len(prompts)} prompts, {len(seeds)} seeds, {len(options)} options; give one for each")
+        return each_prompt(self.encode, prompts, options, seeds)
 
 
-class _Line:
-    """One continuation while its tokens come."""
-
-    def __init__(self, generator: TextGenerator, index: int, prompt: EncodedText) -> None:
-        self.generator, self.index, self.prompt, self.request = generator, index, prompt, prompt.request
-        self.text = ""  # what was told
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.num_told = 0
-        self.is_begun = False  # whether there was a piece
-
-    def add(
-        self, tokens: Sequence[int], logprobs: Sequence[float], answer: Answer | None
-    ) -> Generator[TextPiece, None, None]:
-        """More tokens, and at last the answer: the text that is settled now, if there is any."""
-        self.tokens.extend(tokens)
-        self.logprobs.extend(logprobs)
-        result = None
-        if answer is not None:
-            result = self.generator._result(self.prompt, answer)
-            text, count = result.answers[0].text, len(answer.tokens)
-            if not text.startswith(self.text):
-                raise text_changed(self.text, text)
-        else:
-            text = whole_characters(self.generator._text_behind(self.request.prompt, self.tokens))
-            text, count = self.request.processors.settled(text), len(self.tokens)
-        if result is None and (not text.startswith(self.text) or len(text) == len(self.text)):
-            return
-        new, self.text = text[len(self.text) :], text
-        part = slice(self.num_told, count if result is None else None)
-        filled = new if self.is_begun else self.prompt.prompt + new
-        self.num_told, self.is_begun = count, True
-        yield TextPiece(self.index, new, self.tokens[part], self.logprobs[part], filled, result)
-
-
-def check_list(method: str, prompts: object) -> None:
-    """Raises UserError, with how `method` is called, if one text is given in place of a list of prompts."""
-    if isinstance(prompts, str):
-        raise UserError(f"{method} takes a list of prompts; for one, {method}([prompt])[0]")
+def each_prompt(encode: Callable[..., Encoded], prompts: Sequence[str], *arguments: Iterable[Any]) -> list[Encoded]:
+    """`encode` of each prompt with its arguments; an error names the number of its prompt, from 1 on."""
+    encoded = []
+    for number, own in enumerate(zip(prompts, *arguments, strict=True), start=1):
+        try:
+            encoded.append(encode(*own))
+        except UserError as error:
+            raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
+    return encoded
 
 
 def check_lists(form: str, prompts: Sequence[str], answers: Sequence[object]) -> None:

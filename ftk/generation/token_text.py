@@ -1,9 +1,28 @@
-"""Which part of an answer's text each of its tokens has written: whole characters."""
+"""Tokens and the text that they write: behind other tokens, and token by token in whole characters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+Decode = Callable[[Sequence[int]], str]
+
+_MOST_BEFORE = 8
+"""Tokens before others that decide whether these begin with a space, and which characters their bytes complete."""
+
+
+def text_behind(decode: Decode, before: Sequence[int], tokens: Sequence[int], separator: str = "") -> str:
+    """How tokens read behind others, with the space that the tokenizer puts between.
+
+    Args:
+        decode: from ids to text.
+        before: ids in front; only the last few are decoded.
+        tokens: ids.
+        separator: stands in front where the tokenizer changes the text before these tokens because of them.
+    """
+    before = list(before[-_MOST_BEFORE:])
+    left, joined = decode(before), decode([*before, *tokens])
+    return joined[len(left) :] if joined.startswith(left) else separator + decode(tokens)
 
 
 class TokenText(NamedTuple):
@@ -13,18 +32,16 @@ class TokenText(NamedTuple):
     logprobs: tuple[float, ...]
 
 
-def token_texts(
-    words: str, tokens: Sequence[int], logprobs: Sequence[float], decode: Callable[[Sequence[int]], str]
-) -> list[TokenText]:
+def token_texts(words: str, tokens: Sequence[int], logprobs: Sequence[float], decode: Decode) -> list[TokenText]:
     """An answer's text in parts.
 
-    Bytes of one character that are spread over several tokens are one part, as is all that a tokenizer writes
-    otherwise alone than in its place. What stands in no part, because a stop text has cut it off, is nowhere.
+    Tokens whose text is not known before a later token comes, such as bytes of one character, share a part. Tokens that
+    a stop string has cut off are in no part.
 
     Args:
         words: the answer as it is shown, without white space around it.
         tokens: its ids, without the end token.
-        logprobs: theirs; what follows, the end token's, is not looked at.
+        logprobs: theirs; what follows, the end token's, is not used.
         decode: from ids to text.
 
     Returns:

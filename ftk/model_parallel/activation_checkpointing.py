@@ -50,7 +50,7 @@ def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
         return
     make_contexts: _MakeContexts = _no_contexts
     if mode == "selective":
-        make_contexts = functools.partial(create_selective_checkpoint_contexts, _keep_dear_results)
+        make_contexts = functools.partial(create_selective_checkpoint_contexts, _keep_expensive_results)
     for _, block in needed_blocks(model, "activation_checkpointing", "none")[::every]:
         block.forward = _checkpointed(block.forward, make_contexts, _sequence_regions(block))  # type: ignore
 
@@ -95,7 +95,7 @@ def _contexts_with_lengths(
 
 
 class _WithLengths(AbstractContextManager[None]):
-    """What is computed again finds the lengths of sequences that there are now: another forward pass may have been.
+    """Computes again with the present lengths of sequences: another forward pass may have changed them since.
 
     It is entered for each backward pass through the block.
     """
@@ -116,7 +116,7 @@ class _WithLengths(AbstractContextManager[None]):
         self._stack.__exit__(*failure)
 
 
-def _keep_dear_results(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+def _keep_expensive_results(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
     name = operator.name().rpartition("::")[2].partition(".")[0]
     kept = {"aten": _KEPT, "_c10d_functional": _KEPT_MESSAGES}.get(operator.namespace, ())
     if name in kept or "flex_attention" in str(operator):

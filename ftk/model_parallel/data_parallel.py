@@ -1,24 +1,17 @@
-"""Data parallel: each process takes batches of its own, gradients are summed; copies of the model, or shards."""
+"""Data parallel: each rank takes batches of its own, gradients are summed. Here copies of the model, by DDP."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ftk.errors import UserError
-from ftk.model_parallel.blocks import blocks_of
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def uses_copies(world: World, config: ParallelConfig) -> bool:
@@ -28,7 +21,7 @@ def uses_copies(world: World, config: ParallelConfig) -> bool:
 
 
 def uses_shares(world: World, config: ParallelConfig) -> bool:
-    """Whether data parallel is by FSDP2, which goes with all other dimensions of the mesh."""
+    """Whether data parallel is by FSDP2, which works with all other dimensions of the mesh."""
     return world.mesh is not None and not uses_copies(world, config) and (world.sizes.data > 1 or config.cpu_offload)
 
 
@@ -82,61 +75,8 @@ def require_gradients(model: nn.Module) -> None:
         )
 
 
-def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
-    """Shard a module's parameters over processes, in place; see `shard_fully`.
-
-    Args:
-        module: as it is called in the step; on the meta device, or with equal values on all processes.
-        mesh: of one dimension, over which is sharded; or of two, the first of which holds copies.
-        config: stage, offload, types, prefetch.
-        precision: of the run; on GPUs with bf16, the blocks' parameters are gathered in bf16 unless `config` says
-            otherwise. Under bf16 and fp16 autocast chooses what is computed in which type, so that hidden states
-            between blocks stay float32, as on one process; in fp32 all is computed in the gathered type.
-    """
-    from ftk.model_parallel.fully_sharded import shard_fully
-
-    only_dense_gradients(module)
-    gathered = _gather_dtype(config, mesh.device_type, precision)
-    blocks = [block for _, block in blocks_of(module)]
-    under_autocast = precision != "fp32"
-    if under_autocast and gathered is not None and mesh.device_type == "cpu":
-        for block in blocks:
-            _cast_inputs_of_norms(block)
-    shard_fully(
-        module,
-        blocks,
-        mesh,
-        zero_stage=config.zero_stage,
-        prefetch_blocks=config.prefetch_blocks,
-        cpu_offload=config.cpu_offload,
-        gather_dtype=gathered,
-        reduce_dtype=DTYPES[config.reduce_dtype],
-        under_autocast=under_autocast,
-        is_step=isinstance(module, StepModule),
-    )
-
-
 def only_dense_gradients(module: nn.Module) -> None:
     """Let a tied embedding make dense gradients: what sums them over processes takes no others."""
     for part in module.modules():
         if hasattr(part, "sparse_gradient"):
             part.sparse_gradient = False  # type: ignore[assignment]
-
-
-def _cast_inputs_of_norms(block: nn.Module) -> None:
-    """On a GPU autocast has norms computed in float32, whatever they are given; on a CPU it leaves them alone, where
-    the kernels take no float32 with weights in bf16."""
-    for norm in block.modules():
-        if isinstance(norm, nn.LayerNorm | nn.GroupNorm) and norm.weight is not None:
-            norm.register_forward_pre_hook(_to_weight_dtype)
-
-
-def _to_weight_dtype(norm: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(argument.to(norm.weight.dtype) for argument in arguments)  # type: ignore[arg-type]
-
-
-def _gather_dtype(config: ParallelConfig, device_type: str, precision: str) -> torch.dtype | None:
-    """None: the parameters' own."""
-    if config.gather_dtype != "auto":
-        return DTYPES[config.gather_dtype]
-    return torch.bfloat16 if precision == "bf16" and device_type == "cuda" else None

@@ -7,28 +7,22 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from ftk.errors import UserError
+from ftk.model_parallel.blocks import blocks_of
+from ftk.model_parallel.config import ParallelConfig
+from ftk.model_parallel.data_parallel import only_dense_gradients
+from ftk.model_parallel.step_module import StepModule
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-def shard_fully(
-    module: nn.Module,
-    blocks: Sequence[nn.Module],
-    mesh: DeviceMesh,
-    *,
-    zero_stage: int = 3,
-    prefetch_blocks: int = 1,
-    cpu_offload: bool = False,
-    gather_dtype: torch.dtype | None = None,
-    reduce_dtype: torch.dtype | None = None,
-    under_autocast: bool = False,
-    is_step: bool = False,
-) -> None:
+
+def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
     """Shard a module's parameters over processes, in place: they become DTensors, cut along their first dimension.
 
     A block's parameters are gathered before it is computed; what is in no block is gathered around the module's own
@@ -43,50 +37,60 @@ def shard_fully(
     What a block shares with another one, or with what is in no block, is gathered with the latter: of blocks that share
     a parameter among themselves alone, the first one is counted as in no block.
 
+    Under bf16 and fp16 autocast chooses what is computed in which type. Then what goes into the module and its blocks
+    keeps its type, and parameters in no block are gathered in their own: in bf16 embeddings would make hidden states
+    coarser from the first to the last block, and the output layer the gradient of its matrix. In fp32 all is computed
+    in the gathered type.
+
     Args:
-        module: on the meta device, or with values that are equal on all processes.
-        blocks: its parts that are gathered one after the other, in the order in which they are computed.
+        module: as it is called in the step; on the meta device, or with equal values on all processes.
         mesh: of one dimension, over which is sharded; or of two, the first of which holds copies (HSDP).
-        zero_stage: 1, 2 or 3, see above.
-        prefetch_blocks: the number of blocks whose parameters are gathered ahead.
-        cpu_offload: shares live on the host, where the optimizer computes.
-        gather_dtype: in which parameters are gathered and computed with; None: their own.
-        reduce_dtype: in which gradients are summed; None: that of the gathered parameters.
-        under_autocast: the module is called under autocast. Then what goes into it and its blocks keeps its type, and
-            parameters in no block are gathered in their own: in `gather_dtype` embeddings would make hidden states
-            coarser from the first to the last block, and the output layer the gradient of its matrix.
-        is_step: the module is called with a whole batch, targets included, and its blocks alone cast what they read.
+        config: stage, offload, types, prefetch.
+        precision: of the run; on GPUs with bf16, the blocks' parameters are gathered in bf16 unless `config` says
+            otherwise.
 
     Raises:
         UserError: a parameter is a single number without a dimension to be cut along.
     """
+    only_dense_gradients(module)
     check_dimensions(module)
-    blocks, outside = _apart(module, blocks)
-    policy = MixedPrecisionPolicy(gather_dtype, reduce_dtype, cast_forward_inputs=not under_autocast)
-    # A batch's weights and floating targets keep their type: they are for the loss, not for the model.
-    root_policy = dataclasses.replace(policy, cast_forward_inputs=policy.cast_forward_inputs and not is_step)
-    if under_autocast:
-        root_policy = dataclasses.replace(root_policy, param_dtype=None)
-    options: dict[str, Any] = {
-        "mesh": mesh,
+    all_blocks = [block for _, block in blocks_of(module)]
+    under_autocast = precision != "fp32"
+    policy = MixedPrecisionPolicy(
+        _gather_dtype(config, mesh.device_type, precision),
+        _DTYPES[config.reduce_dtype],
+        cast_forward_inputs=not under_autocast,
+    )
+    if under_autocast and policy.param_dtype is not None and mesh.device_type == "cpu":
+        for block in all_blocks:
+            _cast_inputs_of_norms(block)
+    blocks, outside = _apart(module, all_blocks)
+    root_policy = dataclasses.replace(
+        policy,
+        param_dtype=None if under_autocast else policy.param_dtype,
+        # A batch's weights and floating targets keep their type: they are for the loss, not for the model.
+        cast_forward_inputs=policy.cast_forward_inputs and not isinstance(module, StepModule),
+    )
+    options: dict[str, Any] = {"mesh": mesh, "offload_policy": OffloadPolicy()}
+    if config.cpu_offload:
         # Memory is pinned for a device; without one torch refuses to pin it.
-        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if cpu_offload else OffloadPolicy(),
-    }
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
     for block in blocks:
         elsewhere = outside.intersection(block.parameters()) or None
-        fully_shard(block, reshard_after_forward=zero_stage == 3, mp_policy=policy, ignored_params=elsewhere, **options)
+        reshards = config.zero_stage == 3
+        fully_shard(block, reshard_after_forward=reshards, mp_policy=policy, ignored_params=elsewhere, **options)
     # The backward pass begins where the forward ends.
     fully_shard(module, reshard_after_forward=False, mp_policy=root_policy, **options)
-    module.zero_stage = zero_stage  # type: ignore[assignment]  # for `accumulate`
+    module.zero_stage = config.zero_stage  # type: ignore[assignment]  # for `accumulate`
     for part in sharded_parts(module):
-        # A sum, by an operation that all backends have: a factor alone asks for one that only NCCL has.
+        # A sum, by an operation that all backends have: a factor alone needs one that only NCCL has.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
         if mesh.device_type == "cpu":
             # Without streams only an asynchronous collective overlaps with the computation.
             part._set_unshard_async_op(True)
-    if prefetch_blocks:
-        _prefetch(module, blocks, prefetch_blocks)
+    if config.prefetch_blocks:
+        _prefetch(module, blocks, config.prefetch_blocks)
     module.register_forward_hook(_leave_shares)
 
 
@@ -99,7 +103,7 @@ def accumulate(module: FSDPModule, last: bool) -> None:
     """Prepare for a micro-batch's forward and backward pass.
 
     Args:
-        module: as `shard_fully` left it.
+        module: as `share_over_processes` left it.
         last: whether it is the last one of its update.
     """
     stage = getattr(module, "zero_stage", 1)
@@ -169,3 +173,22 @@ def _leave_shares(module: nn.Module, arguments: Any, output: Any) -> None:
     if not torch.is_grad_enabled():
         for part in sharded_parts(module):
             part.reshard()
+
+
+def _cast_inputs_of_norms(block: nn.Module) -> None:
+    """On a GPU autocast has norms computed in float32, whatever they are given; on a CPU it leaves them alone, where
+    the kernels take no float32 with weights in bf16."""
+    for norm in block.modules():
+        if isinstance(norm, nn.LayerNorm | nn.GroupNorm) and norm.weight is not None:
+            norm.register_forward_pre_hook(_to_weight_dtype)
+
+
+def _to_weight_dtype(norm: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(argument.to(norm.weight.dtype) for argument in arguments)  # type: ignore[arg-type]
+
+
+def _gather_dtype(config: ParallelConfig, device_type: str, precision: str) -> torch.dtype | None:
+    """None: the parameters' own."""
+    if config.gather_dtype != "auto":
+        return _DTYPES[config.gather_dtype]
+    return torch.bfloat16 if precision == "bf16" and device_type == "cuda" else None

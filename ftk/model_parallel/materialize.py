@@ -28,7 +28,7 @@ def materialize(
         module: sharded, or not, in its final form; all of it on the meta device.
         model: the part of it that names are taken from.
         device: where the shares go.
-        initial_value: asked for parameters and buffers alike.
+        initial_value: gives the values of parameters and buffers.
         fill: off: what is in every checkpoint is left as memory is, because one will fill it. Drawing the numbers of a
             large model takes minutes.
     """

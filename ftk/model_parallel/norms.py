@@ -11,7 +11,7 @@ from torch import Tensor
 from ftk.model_parallel.shards import is_distributed, sum_over_shards
 
 # Numbers of which torch takes one float32 norm on a CPU. There it adds all squares in a few lanes, one after the other,
-# so that the norm of an embedding of 50,304 x 1,024 is wrong by 0.4 % (by 3 % if the numbers are much alike). In rows
+# so that the norm of an embedding of 50,304 x 1,024 is wrong by 0.4 % (by 3 % if the numbers are similar). In rows
 # of 1,024 it is right to 2e-7 whatever the numbers are, and no slower; in float64 it would take 17 times as long.
 _ROW = 1024
 

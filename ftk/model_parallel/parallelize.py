@@ -18,7 +18,6 @@ from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.data_parallel import (
     copy_over_processes,
     require_gradients,
-    share_over_processes,
     uses_copies,
     uses_shares,
 )
@@ -143,11 +142,6 @@ class Spread(NamedTuple):
     module: nn.Module
     finishers: tuple[Callable[[], None], ...] = ()
 
-    def finish_gradients(self) -> None:
-        """Call the finishers."""
-        for finish in self.finishers:
-            finish()
-
 
 def parallelize_training(
     module: nn.Module,
@@ -256,6 +250,8 @@ def _spread(
     prepare_model(model, engine)
     offload = parallel.cpu_offload and data_mesh is not None
     if data_mesh is not None:
+        from ftk.model_parallel.fully_sharded import share_over_processes
+
         share_over_processes(module, data_mesh, parallel, precision)
     if is_on_meta(module):
         if initial_value is None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 ANSWER_SECONDS = 5.0  # within which all ranks that timed out report it: they started to wait at about the same time
 
 # Messages of the back ends for a timeout, which has no exception class of its own.
-_IN_VAIN = ("timed out waiting", "wait timeout", "collective operation timeout")
+_TIMEOUTS = ("timed out waiting", "wait timeout", "collective operation timeout")
 
 
 class ProcessHangs(RuntimeError):
@@ -37,7 +37,7 @@ def wait_for_all(store: dist.Store, rank: int, size: int, timeout_seconds: float
     others = range(1, size)
     if rank != 0:
         store.set(f"ftk_asks_{rank}", own)
-        if not _comes(lambda: store.check([f"ftk_answer_{own}"]), timeout_seconds):
+        if not _happens(lambda: store.check([f"ftk_answer_{own}"]), timeout_seconds):
             raise ProcessHangs(_missing([0], timeout_seconds))
         name = store.get(f"ftk_answer_{own}").decode()
         store.set(f"{name}_met_{rank}", "")
@@ -53,7 +53,7 @@ def wait_for_all(store: dist.Store, rank: int, size: int, timeout_seconds: float
             answered.update(new)
         return store.check([f"{own}_met_{other}" for other in others])
 
-    if not _comes(all_have_met, timeout_seconds):
+    if not _happens(all_have_met, timeout_seconds):
         absent = [other for other in others if not store.check([f"{own}_met_{other}"])]
         raise ProcessHangs(_missing(absent, timeout_seconds))
     return own
@@ -76,23 +76,23 @@ def name_missing_ranks(store: dist.Store, rank: int, size: int, timeout_seconds:
     try:
         yield
     except Exception as error:
-        in_vain = waited_in_vain(error)
-        silent = _say(store, rank, size, ANSWER_SECONDS if in_vain else 0.0)
-        if not in_vain:
+        timed_out = is_timeout(error)
+        silent = _report(store, rank, size, ANSWER_SECONDS if timed_out else 0.0)
+        if not timed_out:
             raise
         raise ProcessHangs(_missing(silent, timeout_seconds) + hint) from error
 
 
-def waited_in_vain(error: BaseException | None) -> bool:
-    """Whether an error is, or was caused by, a timeout in waiting for other processes."""
+def is_timeout(error: BaseException | None) -> bool:
+    """Whether an error is, or was caused by, a timeout of waiting for other processes."""
     while error is not None:
-        if isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _IN_VAIN):
+        if isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _TIMEOUTS):
             return True
         error = error.__cause__
     return False
 
 
-def _say(store: dist.Store, rank: int, size: int, seconds: float) -> list[int] | None:
+def _report(store: dist.Store, rank: int, size: int, seconds: float) -> list[int] | None:
     """Report that this process has failed, and wait up to `seconds` for the others' reports.
 
     Returns:
@@ -100,18 +100,18 @@ def _say(store: dist.Store, rank: int, size: int, seconds: float) -> list[int] |
     """
     answers: list[list[int]] = []
 
-    def say_and_hear() -> None:
+    def report_and_wait() -> None:
         def silent() -> list[int]:
             return sorted(set(range(size)) - set(map(int, store.get("failed").split())))
 
         with contextlib.suppress(RuntimeError):  # the machine that keeps the store is lost
             store.append("failed", f"{rank} ")  # type: ignore[attr-defined]  # absent from its stubs
             if seconds > 0:
-                _comes(lambda: not silent(), seconds)
+                _happens(lambda: not silent(), seconds)
                 answers.append(silent())
 
     # In a thread of its own: a connection to a lost machine may block for many minutes.
-    thread = threading.Thread(target=say_and_hear, daemon=True)
+    thread = threading.Thread(target=report_and_wait, daemon=True)
     thread.start()
     thread.join(seconds + 2.0)
     return answers[0] if answers else None
@@ -132,7 +132,7 @@ def _missing(silent: Iterable[int] | None, timeout_seconds: float) -> str:
     return f"{waited}; {which} lost the connection"
 
 
-def _comes(happens: Callable[[], bool], seconds: float) -> bool:
+def _happens(happens: Callable[[], bool], seconds: float) -> bool:
     """Whether it happens within `seconds`. Signals are handled meanwhile, unlike in a store's own wait."""
     deadline, pause = time.monotonic() + seconds, 0.002
     while not happens():

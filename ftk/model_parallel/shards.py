@@ -94,6 +94,14 @@ def sum_over_dimension(values: Tensor, tensor: Any, dim: int) -> Tensor:
     return values
 
 
+def as_dtensor(part: Tensor, tensor: Any) -> Any:
+    """This process's part of something, as a DTensor that is laid out as another; nothing is sent."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements, shape, stride = tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride()
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
 def whole(part: Tensor, tensor: Any) -> Tensor:
     """All processes' parts of something that is laid out as a tensor is, put together; on every process.
 
@@ -101,13 +109,7 @@ def whole(part: Tensor, tensor: Any) -> Tensor:
         part: this process's.
         tensor: distributed or not.
     """
-    if not is_distributed(tensor):
-        return part
-    from torch.distributed.tensor import DTensor
-
-    shape, stride = tensor.shape, tensor.stride()
-    made = DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
-    return made.full_tensor()
+    return as_dtensor(part, tensor).full_tensor() if is_distributed(tensor) else part
 
 
 def own_part(value: Tensor, tensor: Any) -> Tensor:
@@ -132,7 +134,7 @@ def own_places(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> tu
 
 @dataclass(frozen=True)
 class Fused:
-    """Layers that lie behind each other in one tensor, each of which is cut over the same processes.
+    """Layers concatenated in one tensor, each of which is cut over the same processes.
 
     The model has them layer by layer, and in each what one process after the other computes. The distributed tensor is
     of the same shape, but lies process by process, and in each layer after layer: so a process's part is one range,
@@ -172,9 +174,9 @@ class Fused:
 
 
 def fused_parameters(model: nn.Module) -> dict[int, Fused]:
-    """Which parameters of a model lie otherwise than its class has them, by `id`.
+    """The parameters of a model whose order differs from that of its class, by `id`.
 
-    Asked of the modules, for FSDP2 puts other parameters in the place of those that a plan made.
+    Read from the modules, because FSDP2 replaces the parameters that a plan made.
     """
     return {
         id(module._parameters[name]): fused

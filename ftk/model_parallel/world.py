@@ -110,7 +110,7 @@ def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
 
 
 def _torchrun(num_processes: int) -> str:
-    """The command that starts `num_processes` of this one, as far as it can be told from `sys.argv`."""
+    """The command that starts `num_processes` of this one, as far as `sys.argv` shows it."""
     name = os.path.basename(sys.argv[0])
     what = f"--no-python {name} ..." if name.startswith("ftk-") else "..."
     return f"torchrun --nproc-per-node {num_processes} {what}"
@@ -181,10 +181,6 @@ class World:
     def data_rank(self) -> int:
         """Which of the batches of an update are this process's; 0 to sizes.data - 1."""
         return self.coordinate("replicate") * self.sizes.shard + self.coordinate("shard")
-
-    @property
-    def is_first_stage(self) -> bool:
-        return self.pipeline_rank == 0
 
     @property
     def is_last_stage(self) -> bool:
@@ -262,7 +258,7 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
     """The world of this process; inside, its process groups exist.
 
     Args:
-        config: the sizes that were asked for, and how long processes wait for each other.
+        config: the chosen sizes, and how long processes wait for each other.
         device: as `resolve_device` found it; each rank takes the GPU of its local rank.
         facts: what this process was started with (`options_by_flag`), which must be the same on all.
 
@@ -379,7 +375,7 @@ def _own_device(device: torch.device, world_size: int) -> torch.device:
     """The device of this process, before any communication.
 
     Raises:
-        UserError: one GPU was asked for by number, or there are too few.
+        UserError: `device` names one GPU by number, or there are too few.
     """
     if device.type != "cuda":
         return device

@@ -218,6 +218,7 @@ class Contents:
         source_files: name -> content of small files (configuration, tokenizer) that lay next to the weights: kept
             with the checkpoint, so that they are written back as they were.
         tokenizer: folder of the one in an ftk checkpoint.
+        own_tokenizer: the one that lay next to the weights, in a form that ftk reads.
     """
 
     model: str
@@ -230,6 +231,7 @@ class Contents:
     adam: AdamState | None = None
     source_files: Mapping[str, bytes] = field(default_factory=dict)
     tokenizer: Path | None = None
+    own_tokenizer: Any = None
 
 
 class FileFormat(Protocol):

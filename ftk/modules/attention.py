@@ -88,6 +88,13 @@ class Attention(nn.Module):
             self.query_norm = RMSNorm(self.head_size, eps=head_norm_eps)
             self.key_norm = RMSNorm(self.head_size, eps=head_norm_eps)
 
+    @property
+    def key_shape(self) -> tuple[int, int]:
+        """Heads of keys and values on this rank, and their size: K, D."""
+        weight = getattr(self.qkv, "quantized_weight", None)  # of int8 and int4
+        rows = (self.qkv.weight if weight is None else weight).size(0)
+        return rows // ((self.group_size + 2) * self.head_size), self.head_size
+
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
         group = self.group_size

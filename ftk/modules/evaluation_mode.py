@@ -10,10 +10,9 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(*models: nn.Module) -> Iterator[None]:
-    """Inside, all parts of the models are in evaluation mode; behind it each is in the mode that it had before.
+    """Inside, all parts of the models are in evaluation mode; afterwards each is in the mode that it had before.
 
-    `model.train(was_training)` would not do: it says of all parts what was true of the outermost, and a module that was
-    just put around a trained model is in training while its part is not.
+    `model.train(was_training)` would give all parts the mode of the outermost, which may be another.
     """
     modes = [(module, module.training) for model in models for module in model.modules()]
     for model in models:

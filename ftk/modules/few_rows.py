@@ -29,8 +29,8 @@ time of oneDNN (`scripts/benchmark/few_rows.py`).
 def prepare(model: nn.Module) -> None:
     """Makes a model's products fast where a step of generation has only a few rows for them, in place.
 
-    Its linear layers and the tied output layer ask for the fastest kernel each time. Parameters stay what they are, and
-    so do values up to rounding; where there are gradients, torch's own kernels are taken as before.
+    Its linear layers and the tied output layer choose the fastest kernel in each call. Parameters stay as they are, and
+    so do values up to rounding; where there are gradients, torch's own kernels are used.
     """
     for part in model.modules():
         part.__class__ = {nn.Linear: FewRowsLinear, TiedEmbedding: FewRowsEmbedding}.get(type(part), type(part))
@@ -65,7 +65,7 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 def _has_few_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether this is a step of generation, in float32, that a kernel may make."""
     return (
-        may_be_read_by_address(hidden, weight, bias)  # first: sizes that are asked for would be guards of an export
+        may_be_read_by_address(hidden, weight, bias)  # first: reading sizes would add guards to an export
         and hidden.dtype == weight.dtype == torch.float32
         and 0 < hidden.numel() <= FEW_ROWS * hidden.size(-1)
         and weight.dim() == 2
@@ -76,7 +76,7 @@ def _has_few_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 @cache
 def _has_onednn() -> bool:
-    """Asked once: the operator is private to torch, which has it for compiled models."""
+    """Tried once: the operator is private to torch, which has it for compiled models."""
     try:
         given, weight = torch.ones(1, 2, 3), torch.ones(4, 3)
         found = torch.ops.mkldnn._linear_pointwise(given, weight, None, "none", [], "")
@@ -91,7 +91,7 @@ def few_rows_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, 
     What a row gives does not depend on the other rows, nor on the number of threads.
 
     Args:
-        hidden, weight, bias: contiguous or not; float32, of these shapes; `may_be_read_by_address` was asked before.
+        hidden, weight, bias: contiguous or not; float32, of these shapes; `may_be_read_by_address` is true of them.
         scale: float32, one an output, of a weight that is int8.
     """
     (outputs, inputs), num_rows = weight.shape, hidden.numel() // weight.size(1)
@@ -116,10 +116,10 @@ def few_rows_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, 
 
 
 def may_be_read_by_address(*tensors: Tensor | None) -> bool:
-    """Whether these are plain memory of the CPU, and nothing follows what is computed with them.
+    """Whether these are plain memory of the CPU, and nothing (autograd, a tracer) records what is computed with them.
 
-    A kernel that gets addresses sees no gradients, no transforms of functions, no tensors of other kinds (DTensor,
-    fake, sparse), and is not recorded as an operator; in all these cases the answer is no.
+    A kernel that gets addresses supports no gradients, no transforms of functions and no tensors of other kinds
+    (DTensor, fake, sparse), and is not recorded as an operator.
     """
     return (
         not torch.compiler.is_compiling()
@@ -144,7 +144,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 @cache
 def most_int8_rows() -> int:
-    """As `most_rows`, for int8 weights, beside PyTorch's packed kernel, which is made for AVX-512 and bfloat16.
+    """As `most_rows`, for int8 weights, against PyTorch's packed kernel, which is made for AVX-512 and bfloat16.
 
     Milliseconds of both on that EPYC, twelve layers of 768: 1 row 6.4 and 10.3, 4 rows 8.3 and 15.6, 16 rows 20.0
     and 45.4.

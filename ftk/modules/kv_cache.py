@@ -23,22 +23,24 @@ class Places(NamedTuple):
 
 
 class KeyValueCache:
-    """Keys and values of one layer: two buffers [rows, K, capacity, D], made at the first write.
+    """Keys and values of one layer: two buffers [rows, K, capacity, D], made once.
 
-    Made at the first write, because only then dtype, device and the number of (local) heads are known. Heads come
-    before slots, so that what a head reads lies in one piece: on a CPU a step's attention takes two thirds of the
-    time that it takes the other way round.
+    Heads come before slots, so that what a head reads lies in one piece: on a CPU a step's attention takes two thirds
+    of the time that it takes the other way round.
 
     Args:
         num_rows: sequences that are held.
         capacity: slots of each row.
+        like: [K, D], of the type and on the device of the keys; None: the buffers are made at the first write.
     """
 
-    def __init__(self, num_rows: int, capacity: int) -> None:
+    def __init__(self, num_rows: int, capacity: int, like: Tensor | None = None) -> None:
         self.num_rows = num_rows
         self.capacity = capacity
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
+        if like is not None:
+            self._buffers(like[None, :, None])
 
     def write(self, key: Tensor, value: Tensor, places: Places) -> None:
         """Writes the real tokens of a chunk: key and value [n, A, T, D]."""
@@ -77,7 +79,7 @@ class KeyValueCache:
             buffer[target, :, :length] = buffer[source, :, :length]
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """Zeros in some rows: what is not finite would spoil whoever reads there next, though it is masked."""
+        """Zeros in some rows: a value that is not finite would spoil the next sequence there, though it is masked."""
         for buffer in (self._keys, self._values):
             if buffer is not None:
                 buffer[list(rows)] = 0.0

@@ -94,7 +94,7 @@ class Int4Linear(_WithScales):
 
     Buffers: quantized_weight uint8 [O, I / 2], two values a byte, the even input in the high half; scale_and_offset
     bfloat16 [I / G, O, 2]; bias [O] or None. weight = (value - 8) * scale + offset. The packed kernels want another
-    order of the bytes, which depends on the processor: it is made at the first use and kept beside the buffer.
+    order of the bytes, which depends on the processor: it is made at the first use and cached.
 
     Args:
         in_features: I; a multiple of G.
@@ -287,7 +287,7 @@ def unpacked_int4(packed: Tensor) -> Tensor:
 
 
 def packed_int4(packed: Tensor) -> Tensor:
-    """Our bytes in the order that the packed kernel of their device wants."""
+    """Our bytes in the order of the packed kernel of their device."""
     if packed.device.type == "cpu":
         return torch._convert_weight_to_int4pack_for_cpu(unpacked_int4(packed).to(torch.int32), 1)
     return torch._convert_weight_to_int4pack(packed, 8)

@@ -11,7 +11,7 @@ from ftk.modules.dropout import Dropout
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention and a feed-forward network, each behind a norm and beside a residual path.
+    """Self-attention and a feed-forward network, each after a norm and added to the residual path.
 
     Args:
         attention: called as `attention(hidden, attend)`, such as `Attention`.

@@ -38,6 +38,47 @@ def apply_freeze(model: nn.Module, config: ParametersConfig) -> None:
 def parameter_groups(
     model: nn.Module, weight_decay: float, config: ParametersConfig | None = None
 ) -> list[dict[str, Any]]:
+    """The groups of a model's trainable parameters; arguments and errors as of `parameter_rules`."""
+    return parameter_rules(model, weight_decay, config).groups_of(model)
+
+
+@dataclass(frozen=True)
+class ParameterRules:
+    """The rules for each trained parameter of a model, by its name.
+
+    Made from the whole model and applied to any part of it: a rank may hold some of the parameters, or others in
+    their place under the same names.
+
+    Attributes:
+        groups: `{"weight_decay", "lr_scale", "names"}`, decayed ones first, then by falling lr_scale; names in the
+            model's own order.
+        multipliers: factor -> names of the parameters whose gradients it multiplies.
+        num_elements: of all trained parameters together.
+    """
+
+    groups: list[dict[str, Any]]
+    multipliers: dict[float, list[str]]
+    num_elements: int
+
+    @property
+    def names(self) -> list[str]:
+        """Of all trained parameters."""
+        return [name for group in self.groups for name in group["names"]]
+
+    def groups_of(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Groups of the parameters that `model` has, as "params", parallel to "names"; none of them is empty."""
+        own = _by_name(model)
+        kept = [{**group, "names": [name for name in group["names"] if name in own]} for group in self.groups]
+        return [{**group, "params": [own[name] for name in group["names"]]} for group in kept if group["names"]]
+
+    def multipliers_of(self, model: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
+        """The parameters that `model` has, by factor."""
+        own = _by_name(model)
+        made = [(factor, [own[name] for name in names if name in own]) for factor, names in self.multipliers.items()]
+        return [(factor, parameters) for factor, parameters in made if parameters]
+
+
+def parameter_rules(model: nn.Module, weight_decay: float, config: ParametersConfig | None = None) -> ParameterRules:
     """Split a model's trainable parameters into groups of one weight decay and one share of the learning rate.
 
     Biases and the weights of norms, that is every parameter of at most one dimension, are not decayed; embeddings
@@ -48,103 +89,38 @@ def parameter_groups(
     `lr_scales` multiply that.
 
     Args:
-        model: any module; frozen parameters (`requires_grad` false) are left out.
+        model: whole, perhaps on the meta device; frozen parameters (`requires_grad` false) are left out.
         weight_decay: the decay of the decayed ones.
         config: what differs between parameters; None for the defaults.
-
-    Returns:
-        Groups `{"params", "weight_decay", "lr_scale", "names"}`, decayed ones first, then by falling lr_scale,
-        parameters in the model's own order; "names" is parallel to "params".
 
     Raises:
         UserError: a pattern matches nothing, or there are no blocks for `layer_lr_decay`.
     """
-    return parameter_rules(model, weight_decay, config).groups_of(model)
-
-
-@dataclass(frozen=True)
-class ParameterRules:
-    """The rules for each trained parameter of a model, by its name.
-
-    Made from the whole model and applied to any part of it: a process may hold some of the parameters, or others in
-    their place under the same names.
-
-    Attributes:
-        groups: as of `parameter_groups`, without "params".
-        multipliers: (factor, names of the parameters whose gradients it multiplies).
-        num_elements: of all trained parameters together.
-    """
-
-    groups: list[dict[str, Any]]
-    multipliers: list[tuple[float, list[str]]]
-    num_elements: int
-
-    @property
-    def names(self) -> list[str]:
-        """Of all trained parameters."""
-        return [name for group in self.groups for name in group["names"]]
-
-    def groups_of(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Groups of the parameters that `model` has; those of which it has none are left out."""
-        own = _by_name(model)
-        made = []
-        for group in self.groups:
-            names = [name for name in group["names"] if name in own]
-            if names:
-                made.append({**group, "params": [own[name] for name in names], "names": names})
-        return made
-
-    def multipliers_of(self, model: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
-        """The parameters that `model` has, by factor."""
-        own = _by_name(model)
-        made = [(factor, [own[name] for name in names if name in own]) for factor, names in self.multipliers]
-        return [(factor, parameters) for factor, parameters in made if parameters]
-
-
-def parameter_rules(model: nn.Module, weight_decay: float, config: ParametersConfig | None = None) -> ParameterRules:
-    """The rules that the options of a run give for its model.
-
-    Args and raises: as `parameter_groups` and `gradient_multipliers`; the model is whole, perhaps on the meta device.
-    """
     config = config or ParametersConfig()
     names, embeddings = _names(model), _embeddings(model)
+    trained = {parameter: own[0] for parameter, own in names.items() if parameter.requires_grad}
     scales = _layer_scales(model, names, embeddings, config.layer_lr_decay)
     for parameter, factor in _factors(names, config.lr_scales, "`lr_scales`").items():
         scales[parameter] *= factor
     groups: dict[tuple[bool, float], dict[str, Any]] = {}
-    for parameter, (name, *_) in names.items():
-        if not parameter.requires_grad:
-            continue
+    for parameter, name in trained.items():
         decayed = parameter.ndim > 1 and (config.decay_embeddings or parameter not in embeddings)
         scale = scales[parameter]
         new: dict[str, Any] = {"weight_decay": weight_decay if decayed else 0.0, "lr_scale": scale, "names": []}
         groups.setdefault((not decayed, -scale), new)["names"].append(name)
-    multipliers = [
-        (factor, [names[parameter][0] for parameter in parameters])
-        for factor, parameters in gradient_multipliers(model, config)
-    ]
-    num_elements = sum(parameter.numel() for parameter in names if parameter.requires_grad)
+    multipliers: dict[float, list[str]] = {}
+    for parameter, factor in _factors(names, config.gradient_multipliers, "`gradient_multipliers`").items():
+        if parameter in trained:
+            multipliers.setdefault(factor, []).append(trained[parameter])
+    num_elements = sum(parameter.numel() for parameter in trained)
     return ParameterRules([groups[key] for key in sorted(groups)], multipliers, num_elements)
-
-
-def gradient_multipliers(model: nn.Module, config: ParametersConfig) -> list[tuple[float, list[nn.Parameter]]]:
-    """The trained parameters whose gradients `gradient_multipliers` multiply, by factor.
-
-    Raises:
-        UserError: a pattern matches nothing.
-    """
-    by_factor: dict[float, list[nn.Parameter]] = {}
-    for parameter, factor in _factors(_names(model), config.gradient_multipliers, "`gradient_multipliers`").items():
-        if parameter.requires_grad:
-            by_factor.setdefault(factor, []).append(parameter)
-    return list(by_factor.items())
 
 
 def multiply_gradients(multipliers: Sequence[tuple[float, Sequence[nn.Parameter]]]) -> None:
     """Multiply gradients in place; once per update, when they are whole, before their norm is taken.
 
     Args:
-        multipliers: from `gradient_multipliers`.
+        multipliers: from `ParameterRules.multipliers_of`.
     """
     for factor, parameters in multipliers:
         gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]

@@ -64,7 +64,7 @@ def entry(name: str) -> Entry:
         name: such as "torch.optim.RAdam".
 
     Raises:
-        UserError: there is no such class, or it does not go with ftk's training loop; one line.
+        UserError: there is no such class, or ftk's training loop cannot use it; one line.
     """
     found = inspect.getmembers(torch.optim, inspect.isclass)
     classes: dict[str, Any] = {PREFIX + own: kind for own, kind in found if torch.optim.Optimizer in kind.__mro__[1:]}

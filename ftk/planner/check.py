@@ -66,7 +66,8 @@ def real_shapes(model: nn.Module, world: World, layout: Layout) -> Shapes:
     Args:
         model: whole; it is changed.
     """
-    from ftk.model_parallel.data_parallel import share_over_processes, uses_shares
+    from ftk.model_parallel.data_parallel import uses_shares
+    from ftk.model_parallel.fully_sharded import share_over_processes
     from ftk.model_parallel.tensor_parallel.apply import apply_plan
 
     assert world.mesh is not None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ftk.generation.engine.request import Framing
+    from ftk.generation.text import TextGenerator
 
 
 class Task(ABC):
@@ -111,11 +112,11 @@ class Task(ABC):
         return None
 
     @classmethod
-    def text_generator(cls) -> type[Any]:
-        """What `ftk.load_generator` makes with `assembled`: `TextGenerator`, or a class with the same methods."""
-        from ftk.generation.text import TextGenerator
+    def text_generator(cls) -> type[TextGenerator[Any]]:
+        """What `ftk.load_generator` makes with `assembled`."""
+        from ftk.generation.continuation import TextContinuer
 
-        return TextGenerator
+        return TextContinuer
 
     def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
         """What `ftk-data show` shows of a split: documents and the samples made of them.

@@ -62,6 +62,7 @@ class Tokenizer(ABC):
     """
 
     name: ClassVar[str]
+    prompt_prefix: Sequence[int] = ()  # ids that stand in front of every text that a model continues
     batch_bytes: ClassVar[int] = 1 << 17  # more need new pages from the system for each batch: a fifth slower
 
     def __init__(

@@ -18,7 +18,7 @@ from ftk.model_parallel.step_module import StepModule, autocast
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless
 from ftk.optim.loss_scaler import LossScaler
-from ftk.optim.parameter_groups import gradient_multipliers, multiply_gradients
+from ftk.optim.parameter_groups import multiply_gradients
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.metrics import Stopwatch, Sums
 from ftk.trainer.signals import STOP_SIGNALS, StopSignals
@@ -48,7 +48,7 @@ class Update:
         stopwatch: counts what the parts take.
         runner: takes micro-batches through the model; None: one after the other, by this process alone.
         world: the ranks of the run; None: this one alone.
-        multipliers: (factor, parameters whose gradients it multiplies); None: as the options say of this model.
+        multipliers: (factor, parameters whose gradients it multiplies).
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Update:
         *,
         runner: Runner | None = None,
         world: World | None = None,
-        multipliers: Sequence[tuple[float, Sequence[nn.Parameter]]] | None = None,
+        multipliers: Sequence[tuple[float, Sequence[nn.Parameter]]] = (),
     ) -> None:
         self.config = config
         self.model = model
         self.criterion = criterion
         self.optimizer = optimizer
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.multipliers = gradient_multipliers(model, config.parameters) if multipliers is None else multipliers
+        self.multipliers = multipliers
         self.device = device
         self.stopwatch = stopwatch
         self.world = world or World.single(device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 
 PASSES = 3  # forward, gradient of the input, gradient of the weight: as many multiplications each
 

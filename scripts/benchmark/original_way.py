@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 
 LOSS_SCALE = 2.0**12  # fixed: a dynamic one starts at 2 ** 32 and would skip the first twenty steps of a benchmark
 

@@ -19,7 +19,7 @@ from ftk.config.build import build
 from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import DocumentList
 from ftk.model_parallel.engine import prepare_model
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.model import GLM
 from ftk.optim.parameter_groups import parameter_groups

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ftk.checkpoint import load_model_state, load_optimizer_state, verify
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 
 from .conftest import assert_same_tensors

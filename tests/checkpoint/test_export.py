@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import ftk
 from ftk.checkpoint import export, load, load_model_tensors, save_checkpoint
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk_cli.checkpoint import main
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -475,3 +476,20 @@ def test_a_window_of_mistral_is_as_many_positions(publish, tmp_path) -> None:
     with torch.no_grad():
         expected = drawn("mistral")(tokens()).logits
         assert (model(tokens()) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_a_folder_with_its_tokenizer_answers_in_words(publish, tmp_path) -> None:
+    shutil.copytree(publish("llama"), tmp_path / "source")
+    words = {"<s>": 1, "</s>": 0} | {f"w{i}": i for i in range(2, 99)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="</s>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    theirs.save_pretrained(tmp_path / "source")
+    generator = ftk.load_generator(convert(tmp_path / "source", tmp_path / "ours"), max_len=8)
+    found = generator.generate(["w5 w17 w40"])[0]
+    prompt = theirs(["w5 w17 w40"], return_tensors="pt")
+    assert prompt["input_ids"][0, 0] == 1
+    expected = drawn("llama").generate(**prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)[0]
+    assert found.text.split() == theirs.decode(expected, skip_special_tokens=True).split()
+    assert contents(convert_back(tmp_path / "ours", tmp_path / "back")) == contents(tmp_path / "source")

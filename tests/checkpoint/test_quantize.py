@@ -12,7 +12,7 @@ import ftk
 from ftk.checkpoint import load_model_tensors, save_checkpoint, verify
 from ftk.checkpoint.quantize import quantization_of
 from ftk.errors import UserError
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.modules.quantized_linear import Int4Linear, Int8Linear, Int8TiedEmbedding
 from ftk_cli.checkpoint import main

@@ -82,5 +82,5 @@ def test_eight_calls_lead_from_a_prompt_to_a_layer(ask, run, monkeypatch, task):
     monkeypatch.setattr(transformer_layer.TransformerLayer, "forward", traced)
     path = "run" if task == "blanks" else str(run)
     assert ask(generate.main, "--path", path, "--input", "-", "--max-len", "4", stdin=b"the [MASK] fox\n")[0] == 0
-    assert {calls[:5] for calls in found} == {("run", "body", "generate_encoded", "answers", "step")}
+    assert {calls[:5] for calls in found} == {("run", "body", "generate_encoded", "collect", "events")}
     assert max(map(len, found)) <= 8

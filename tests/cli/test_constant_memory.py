@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FillResult
+from ftk.generation.results import EncodedText, TextResult
 from ftk_cli import generate
 from ftk_cli.inference_options import Checkpoints
 from ftk_cli.progress import BATCHES_AT_ONCE
@@ -49,14 +49,14 @@ class Counting:
         self.answered = self.most_held = self.most_ahead = 0
 
     def encode(self, prompt, options):
-        encoded = EncodedPrompt(prompt, ["the ", " fox"], [1, 2])
+        encoded = EncodedText(prompt, None)
         self.prompts.append(weakref.ref(encoded))
         return encoded
 
     def generate_encoded(self, prompts, progress):
         self.most_ahead = max(self.most_ahead, self.pipe.given - self.answered)
         self.answered += len(prompts)
-        results = [FillResult(prompt.prompt, "the red fox", []) for prompt in prompts]
+        results = [TextResult(prompt.prompt, "the red fox", []) for prompt in prompts]
         self.results += map(weakref.ref, results)
         for kind in (self.prompts, self.results):
             kind[:] = [one for one in kind if one() is not None]

@@ -45,7 +45,7 @@ def test_two_checkpoints_answer_together(ask, place, second):  # noqa: F811
         found[path] = json.loads(out[0])["candidates"][0]["answers"][0]
     filler = hub.load_generator(place / "run")
     encoded = filler.encode_candidates("the lazy [MASK] while", [["dog"]])
-    filler.generator.model = Ensemble([hub.load_model(place / "run"), hub.load_model(place / second)])
+    filler.model = Ensemble([hub.load_model(place / "run"), hub.load_model(place / second)])
     (((expected,),),) = filler.score_encoded([encoded])
     assert found["run:second"]["token_logprobs"] == pytest.approx(expected.token_logprobs, abs=1e-5)
     first_logprobs = [found[path]["token_logprobs"][0] for path in ("run", "run:second", "second")]

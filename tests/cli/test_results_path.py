@@ -22,9 +22,8 @@ import yaml
 from ftk import hub
 from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
+from ftk.generation.results import Span, TextAnswer, TextPiece, TextResult
 from ftk.models import build_model
-from ftk.tasks.glm_blank.infill.results import FilledBlank, FillResult
-from ftk.tasks.glm_blank.infill.streaming import Piece, Span
 from ftk_cli import generate, prompts, results
 from ftk_cli.colors import color_legend, colored_piece, colored_text, use_color
 from ftk_cli.prompts import Lines, prompt_lines
@@ -541,21 +540,21 @@ def test_who_decides_about_colors(monkeypatch, choice, environment, expected):
 @pytest.mark.parametrize(("probability", "color"), [(0.9, 32), (0.6, 36), (0.3, 33), (0.01, 31), (0.0, 31)])
 def test_colors_say_how_probable_a_token_of_the_answer_is(probability, color):
     logprob = math.log(probability) if probability else -math.inf
-    answer = FilledBlank("[MASK]", "red\nfox", [7, 8], [logprob, logprob], logprob)
-    result = FillResult("a [MASK] b", "a red\nfox b", [answer], ((2, 9),))
+    answer = TextAnswer("red\nfox", [7, 8], [logprob, logprob], logprob)
+    result = TextResult("a [MASK] b", "a red\nfox b", [answer], ((2, 9),))
     assert colored_text(result, WORDS, one_line) == f"a \x1b[4;{color}mred\\nfox\x1b[0m b"
     assert colored_text(result, WORDS, str) == f"a \x1b[4;{color}mred\nfox\x1b[0m b"
 
 
 def test_each_token_has_its_own_color_and_no_character_two():
     logprobs = [math.log(0.9), math.log(0.3), math.log(0.9), math.log(0.1), math.log(0.01)]  # the last: an end token
-    answer = FilledBlank("[MASK]", "red\nfox €", [7, 8, 9, 10], logprobs, 0.0)
-    result = FillResult("a [MASK]", "a red\nfox €", [answer], ((2, 11),))
+    answer = TextAnswer("red\nfox €", [7, 8, 9, 10], logprobs, 0.0)
+    result = TextResult("a [MASK]", "a red\nfox €", [answer], ((2, 11),))
     # The two halves of the euro sign: the square root of 0.9 times 0.1 is 0.3, as yellow as the fox.
     assert colored_text(result, WORDS, one_line) == "a \x1b[4;32mred\x1b[0m\x1b[4;33m\\nfox €\x1b[0m"
-    piece = Piece(0, 0, "red\nfox €", [7, 8, 9, 10], logprobs, " red\nfox € b", (Span(0, 10, 0),))
+    piece = TextPiece(0, 0, "red\nfox €", [7, 8, 9, 10], logprobs, " red\nfox € b", (Span(0, 10, 0),))
     assert colored_piece(piece, {}, WORDS) == "\x1b[4;32m red\x1b[0m\x1b[4;33m\nfox €\x1b[0m b"
-    assert colored_piece(replace(piece, blank=1), {0: answer}, WORDS) == colored_piece(piece, {}, WORDS)
+    assert colored_piece(replace(piece, number=1), {0: answer}, WORDS) == colored_piece(piece, {}, WORDS)
 
 
 def test_the_legend_shows_every_color():

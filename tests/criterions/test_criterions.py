@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.registry import CRITERIONS
 from tests.dense import batch_of

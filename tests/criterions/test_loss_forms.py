@@ -15,7 +15,7 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.criterions.loss_forms import linear_loss
 from ftk.criterions.token_loss import TokenLosses, token_losses
 from ftk.errors import UserError
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from tests.dense import batch_of
 

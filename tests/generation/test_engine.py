@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -217,17 +218,14 @@ def test_whatever_fails_of_a_requests_own_processors_ends_no_other(model, method
 
 
 class FailsAt(Continuation):
-    """A framing that fails over a prompt when it is asked for it once more."""
+    """A framing that fails when it is asked what follows the answer to a prompt."""
 
     prompt = None
-    asked = 0
 
-    def first(self, request):
+    def next(self, request, answers):
         if request.prompt == self.prompt:
-            self.asked += 1
-            if self.asked > 1:
-                raise ValueError("of a framing")
-        return super().first(request)
+            raise ValueError("of a framing")
+        return super().next(request, answers)
 
 
 class CannotRead(CachedDecoder):
@@ -397,6 +395,26 @@ def test_tokens_are_reported_before_the_answer_where_they_are_settled(model):
 def test_what_an_engine_is_too_small_for_is_refused_by_name(model, one, message):
     with pytest.raises(UserError, match=message):
         engine(model).submit(one)
+
+
+def test_caches_that_do_not_fit_are_refused_when_they_are_made(model):
+    with pytest.raises(UserError, match="keys and values of 1099511627776 prompts .* lower batch_size, max_len or"):
+        CachedDecoder(model, 2**40, 4, 16, 40)
+    decoder = CachedDecoder(model, 4, 4, 16, 40)
+    assert decoder.num_bytes == 2 * 4 * 2 * 16 * 4 * (16 + 4 * 40)  # before any frame was read
+
+
+class Biased(NamedTuple):
+    attend: Any
+
+    def __call__(self, query, key, value, *, bias=None, scale=None):
+        return self.attend(query, key, value, bias=torch.zeros(1), scale=scale)
+
+
+def test_a_model_with_a_bias_of_positions_is_refused_when_the_decoder_is_made(model, monkeypatch):
+    monkeypatch.setattr(model, "around", lambda position_ids: Biased)
+    with pytest.raises(UserError, match="adds a bias of positions to attention scores"):
+        CachedDecoder(model, 4, 4, 16, 40)
 
 
 def test_given_continuations_score_as_a_slow_forward_says(model):

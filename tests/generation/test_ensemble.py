@@ -8,7 +8,6 @@ import torch
 from ftk.errors import UserError
 from ftk.generation.ensemble import Ensemble
 from ftk.tasks.glm_blank import BlankGenerator
-from ftk.tasks.glm_blank.infill.scoring import score_ids
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 from tests.tasks.glm_blank.infill.test_orders import CONTEXTS
@@ -61,7 +60,7 @@ def test_scores_and_generation_agree():
     generator = BlankGenerator(Ensemble(members()), SPECIAL, max_len=5, beam=3)
     (answers,) = generator.fill_ids(CONTEXTS[:1])
     given = [answer.tokens + [SPECIAL.eop] * answer.ended for answer in answers]
-    (((*scored,),),) = score_ids(generator, CONTEXTS[:1], [[given]], end=False)
+    (((*scored,),),) = generator.score(CONTEXTS[:1], [[given]], end=False)
     for one, answer in zip(scored, answers, strict=True):
         assert one.token_logprobs == pytest.approx(answer.token_logprobs, abs=3e-5)
 

@@ -255,8 +255,9 @@ def test_answers_that_are_cut_at_tokens_which_do_not_go_on(model, other, max_len
 @pytest.mark.parametrize("options", [{}, {"beam": 3}, {"sampling": True, "reencode": True}])
 def test_streamed_answers_are_the_same(model, other, options):
     fused = generator(model, other, max_len=5, batch_size=2, **options)
-    expected = fused.fill_ids(CONTEXTS)
-    streamed = {(part.prompt, part.blank): part.answer for part in fused.stream_ids(CONTEXTS)}
+    contexts = [context for context in CONTEXTS if set(context) & set(BLANKS)]
+    expected = fused.fill_ids(contexts)
+    streamed = {(one.request, one.number): one.answer for one in fused.stream_ids(contexts) if one.answer is not None}
     assert streamed == {(i, n): answer for i, row in enumerate(expected) for n, answer in enumerate(row)}
 
 

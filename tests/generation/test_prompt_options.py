@@ -133,7 +133,7 @@ def test_what_is_wrong_with_them_is_said(made, options, message):
 
 def test_options_need_a_filler_that_can_make_processors_and_one_for_each_prompt(made):
     filler = made()
-    with pytest.raises(UserError, match="options for 1 prompts, but there are 2"):
+    with pytest.raises(UserError, match="2 prompts, 2 seeds, 1 options"):
         filler.fill(["a", "b"], options=[None])
     bare = BlankFiller(filler.tokenizer, filler.generator)
     with pytest.raises(UserError, match="without steering"):
@@ -143,10 +143,12 @@ def test_options_need_a_filler_that_can_make_processors_and_one_for_each_prompt(
 
 def test_prompts_with_the_same_options_share_their_processors(made):
     filler = made()
-    same = [filler.encode("the [MASK]", options={"constraints": ["dog"], "seed": n}).processors for n in range(3)]
+    same = [
+        filler.encode("the [MASK]", options={"constraints": ["dog"], "seed": n}).request.processors for n in range(3)
+    ]
     assert same[0] is same[1] is same[2]
-    assert filler.encode("the [MASK]", options={"seed": 2}).processors is None
-    assert filler.encode("the [MASK]", options={"constraints": ["she"]}).processors is not same[0]
+    assert filler.encode("the [MASK]", options={"seed": 2}).request.processors is filler.generator.processors
+    assert filler.encode("the [MASK]", options={"constraints": ["she"]}).request.processors is not same[0]
     for number in range(400):
         filler.encode("the [MASK]", options={"repetition_penalty": 1 + number})
     assert len(filler.steering._known) <= 256
@@ -186,7 +188,7 @@ def test_each_of_them_sees_its_own_prompts_and_no_others():
     (mine,), (its,), (third,), () = (one.items for one in both.own)
     both.reorder(torch.arange(8).reshape(4, 2))
     assert [one.sources.tolist() for one in (mine, its, third)] == [[[0, 1]], [[2, 3]], [[4, 5]]]
-    both.keep(torch.tensor([2, 3]))
+    both.keep_requests([2, 3], torch.device("cpu"))
     assert third.kept == [0]
     assert not hasattr(its, "kept")
     assert both.own[0].items == (third,)

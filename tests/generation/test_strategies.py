@@ -130,7 +130,6 @@ def test_prompts_that_leave_change_nothing_for_those_that_stay(name):
                 search.keep(torch.tensor(leaves[step]))
                 rows = rows[leaves[step]]
             search.advance(one[rows])
-        assert list(search.task.contexts) == [[row] for row in rows.tolist()]
         return dict(zip(rows.tolist(), search.answers(), strict=True))
 
     whole_run, shrinking = run({}), run({2: [3, 0, 2], 4: [2, 0]})

@@ -16,8 +16,9 @@ from step_ways import LEARNING_RATE, SEED, Way, build_step, make_batches, model_
 from torch import nn
 
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.data_parallel import copy_over_processes, share_over_processes
+from ftk.model_parallel.data_parallel import copy_over_processes
 from ftk.model_parallel.engine import prepare_model
+from ftk.model_parallel.fully_sharded import share_over_processes
 from ftk.model_parallel.materialize import materialize
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule

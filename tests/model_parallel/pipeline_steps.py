@@ -17,7 +17,7 @@ from ftk.model_parallel.gradients import GlobalGradients
 from ftk.model_parallel.pipeline.build import build_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.world import World, make_world, resolve_sizes
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from tests.dense import batch_of
 from tests.model_parallel.small_steps import VOCAB, whole

@@ -18,7 +18,7 @@ from ftk.model_parallel.pipeline.build import build_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.planner.communication import traffic
 from ftk.planner.count import CountMessages, Message
@@ -127,7 +127,8 @@ def update(
         for place, batch in enumerate(batches, start=1):
             with gradient_sync(called, enabled=place == micro_batches):
                 called(batch).loss.backward()
-        spread.finish_gradients()
+        for finish in spread.finishers:
+            finish()
     return Updated(counted.counts, model)
 
 

@@ -21,7 +21,7 @@ from ftk.model_parallel.gradients import gradient_sync
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from tests.dense import batch_of
 

@@ -13,7 +13,7 @@ from ftk.batch import Batch
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel.tensor_parallel.apply import apply_plan
 from ftk.model_parallel.world import Sizes, make_world
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.modules.few_rows import prepare
 from tests import dense

@@ -14,7 +14,6 @@ from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.tasks.glm_blank import BlankGenerator
-from ftk.tasks.glm_blank.infill.scoring import score_ids
 from tests.distributed import run_ranks
 from tests.generation.slow import SPECIAL, small_model
 from tests.tasks.glm_blank.infill.test_orders import CONTEXTS
@@ -42,7 +41,7 @@ def answers_of(folder: str, world: World) -> dict[str, Any]:
         filled = BlankGenerator(model, SPECIAL, max_len=6, **options).fill_ids(CONTEXTS)
         found[name] = [[dataclasses.asdict(answer) for answer in answers] for answers in filled]
     given = [[[[7, 8], [9, 2], [10]]]]
-    scored = score_ids(BlankGenerator(model, SPECIAL, max_len=6), CONTEXTS[:1], given)
+    scored = BlankGenerator(model, SPECIAL, max_len=6).score(CONTEXTS[:1], given)
     found["scores"] = [[[dataclasses.asdict(answer) for answer in answers] for answers in own] for own in scored]
     return json.loads(json.dumps(found))
 

@@ -60,6 +60,12 @@ def test_layouts_that_cannot_be_are_refused_with_the_numbers(options, num_layers
     assert message in str(refused.value)
 
 
+def test_no_rank_has_more_stages_than_another():
+    """Else the first and the last stage, which share tied parameters, could be on one rank."""
+    with pytest.raises(ValueError, match="3 stages on 2 ranks"):
+        PipelineLayout((1, 1, 1), 2)
+
+
 @pytest.mark.parametrize(
     ("schedule", "num_stages", "count", "message"),
     [

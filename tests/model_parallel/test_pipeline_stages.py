@@ -94,21 +94,38 @@ class Block(nn.Module):
         return hidden + attend(self.inner(hidden))
 
 
+class TiedHead(nn.Module):
+    """A tied matrix among parameters of its own, as the head of BERT."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.dense = nn.Linear(8, 8)
+        self.weight = weight
+        self.bias = nn.Parameter(torch.zeros(11))
+
+    def forward(self, hidden):
+        return nn.functional.linear(self.dense(hidden), self.weight, self.bias)
+
+
 class OtherModel(Backbone):
     """Built unlike GLM: layers deep inside, the output layer tied under another name, a buffer, a frozen parameter."""
 
     INPUTS: ClassVar = {"tokens": "B T"}
 
-    def __init__(self, extra: bool = False, shared: bool = False, with_embedding: bool = False) -> None:
+    def __init__(
+        self, num_blocks=3, own_head=False, extra: bool = False, shared: bool = False, with_embedding: bool = False
+    ) -> None:
         super().__init__(config=None)
-        self.trunk = nn.ModuleDict({"words": nn.Embedding(11, 8), "blocks": nn.ModuleList(Block() for _ in range(3))})
+        blocks = nn.ModuleList(Block() for _ in range(num_blocks))
+        self.trunk = nn.ModuleDict({"words": nn.Embedding(11, 8), "blocks": blocks})
         if shared:
             self.trunk["blocks"][2].inner = self.trunk["blocks"][0].inner
         if with_embedding:
             self.trunk["blocks"][2].words = self.trunk["words"]
         self.final_norm = nn.LayerNorm(8)
-        self.head = nn.Linear(8, 11, bias=False)
-        self.head.weight = self.trunk["words"].weight
+        weight = self.trunk["words"].weight
+        self.head = TiedHead(weight) if own_head else nn.Linear(8, 11, bias=False)
+        self.head.weight = weight
         self.output_scale = nn.Parameter(torch.ones(()))
         self.register_buffer("factor", torch.tensor(0.5))
         self.final_norm.bias.requires_grad_(False)
@@ -152,21 +169,24 @@ def test_a_foreign_model_is_cut_by_what_uses_its_parameters():
     torch.testing.assert_close(second.model.finish(hidden), model.hidden_states(tokens))
 
 
-def test_what_gets_memory_in_a_stage_is_what_the_process_trains():
+@pytest.mark.parametrize("layout", [PipelineLayout((1, 2), 2), PipelineLayout((1, 1, 1, 1), 2)], ids=str)
+@pytest.mark.parametrize("own_head", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_gets_memory_in_a_stage_is_what_the_process_trains(layout, own_head, rank):
     """Also where the model itself has a parameter, and where the output is a module of its own that is tied."""
     with torch.device("meta"):
-        model = OtherModel()
-    part = cut_model(model, PipelineLayout((1, 1, 1), 2), 0)  # stages 0 and 2
+        model = OtherModel(layout.num_layers, own_head)
+    part = cut_model(model, layout, rank)
     for stage in part.stages:
         materialize(stage, stage, torch.device("cpu"), lambda name, shape: torch.full(shape, 2.0))
-    assert len(part.stages) == 2
     of_stages = {name: parameter for stage in part.stages for name, parameter in stage.named_parameters()}
     assert dict(part.model.named_parameters()).keys() == of_stages.keys()
+    assert ("head.bias" in of_stages) == (own_head and rank == 1)
     for name, parameter in part.model.named_parameters():
         assert parameter is of_stages[name]
         assert parameter.eq(2.0).all()
-    last = part.stages[1]
-    assert last.head.weight is last.trunk["words"].weight
+    end = part.stages[0 if rank == 0 else -1]
+    assert end.head.weight is end.trunk["words"].weight is part.model.trunk["words"].weight
 
 
 @pytest.mark.parametrize(

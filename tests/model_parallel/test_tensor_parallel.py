@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
@@ -19,7 +18,6 @@ from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.gradients import GlobalGradients
 from ftk.model_parallel.tensor_parallel.apply import (
     apply_plan,
-    set_sequence_length,
     sum_sequence_gradients,
     whole_state_dict,
 )
@@ -29,7 +27,6 @@ from ftk.modules import few_rows
 from tests.distributed import run_ranks
 from tests.model_parallel.small_steps import relative_difference
 from tests.model_parallel.tensor_models import (
-    HIDDEN,
     LAYERS,
     SEQUENCE,
     VOCAB,
@@ -58,7 +55,6 @@ def find_all() -> dict[str, Any]:
         "frozen": frozen(),
         "whole vocabulary": whole_vocabulary(),
         "generation": generation(),
-        "stage": later_stage(),
         "refused": refuse(),
     }
 
@@ -387,30 +383,6 @@ def test_cached_generation_equals_one_process_by_the_same_kernels(two: list[dict
         assert results["generation"]["difference"] < 5e-6
         fast, count = results["generation"]["fast"]
         assert fast == count == 5 * (4 * LAYERS + 1)
-
-
-def later_stage() -> list[float]:
-    """Layers without the embedding get parts of a sequence whose length they are told."""
-    whole_model, shared = GLM(shape(), seed=1), parallel(True)
-    stage = nn.Module()
-    stage.layers = shared.layers
-    length = 31
-    hidden = torch.randn(3, length, HIDDEN, generator=torch.Generator().manual_seed(0))
-    attend = whole_model.attend(torch.zeros(3, length, dtype=torch.int64))
-    part = 16
-    own = nn.functional.pad(hidden, (0, 0, 0, 1))[:, dist.get_rank() * part :][:, :part]
-    set_sequence_length(stage, length)
-    for one, other in zip(whole_model.layers, stage.layers, strict=True):
-        hidden, own = one(hidden, attend), other(own, attend)
-    expected = nn.functional.pad(hidden, (0, 0, 0, 1))[:, dist.get_rank() * part :][:, :part]
-    real = min(part, length - dist.get_rank() * part)
-    return [own.size(1), (own - expected)[:, :real].abs().max().item()]
-
-
-def test_a_later_stage_gets_parts_of_an_uneven_sequence(two: list[dict[str, Any]]) -> None:
-    for results in two:
-        assert results["stage"][0] == 16
-        assert results["stage"][1] < 5e-6
 
 
 # -- refusals -------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from ftk.criterions.chunked_loss import chunked_loss
 from ftk.errors import UserError
 from ftk.model_parallel.tensor_parallel import functions
+from ftk.model_parallel.tensor_parallel.apply import own_chunk
 from ftk.model_parallel.tensor_parallel.cross_entropy import VocabShard, vocab_parallel_cross_entropy
 from ftk.model_parallel.tensor_parallel.random import RandomStreams
-from ftk.model_parallel.tensor_parallel.sharding import own_chunk
 from ftk.model_parallel.world import Sizes, make_world
 from tests.distributed import run_ranks
 

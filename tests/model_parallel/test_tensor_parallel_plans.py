@@ -14,7 +14,7 @@ from ftk.model_parallel.shards import fused_parameters
 from ftk.model_parallel.tensor_parallel.apply import apply_plan, sum_sequence_gradients, whole_state_dict
 from ftk.model_parallel.tensor_parallel.plan import Plan, match_plan
 from ftk.model_parallel.world import Sizes, make_world
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from tests.distributed import run_ranks
 

@@ -114,7 +114,7 @@ def test_a_process_alone_has_no_group_and_talks_to_itself():
     with open_world(ParallelConfig(), torch.device("cpu")) as world:
         assert not launched_by_torchrun({})
         assert (world.rank, world.size, world.mesh, world.group("tensor")) == (0, 1, None, None)
-        assert all((world.is_main, world.is_first_stage, world.is_last_stage, world.counts_loss))
+        assert all((world.is_main, world.is_last_stage, world.counts_loss))
         assert world.sum_host([1, 2.5]) == [1, 2.5]
         assert world.gather_json({"a": 1}) == [{"a": 1}]
         assert not torch.distributed.is_initialized()

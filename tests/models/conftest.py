@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from tests.golden_glm import GOLDEN, read_arrays, read_config, read_model
 

@@ -24,6 +24,7 @@ from ftk_cli.data import main as data
 from ftk_cli.plan import main as plan
 from ftk_cli.preprocess import main as preprocess
 from tests.distributed import run_jobs
+from tests.tiers import slow_but, wants_slow
 from tests.trainer.parallel_jobs import run_all
 
 
@@ -87,18 +88,19 @@ FAMILIES = {
     ),
 }
 
-# Two micro-batches of four samples an update, of one rank or of two.
+# Two micro-batches of four samples an update, of one data rank or of two.
 FLAGS = (
     "--device cpu --num-layers 2 --max-positions 64 --seq-length 48 --dropout 0 --attention-dropout 0 "
     "--embedding-dropout 0 --lr 1e-3 --lr-scheduler constant --log-interval 1 --log-format json --batch-size 4 "
     "--max-valid-samples 8"
 )
-LAYOUTS = {
+TWO_RANKS = {
     "T2": "--update-freq 2 --tensor-parallel-size 2",
     "T2_SP": "--update-freq 2 --tensor-parallel-size 2 --sequence-parallel",
     "P2": "--update-freq 2 --pipeline-parallel-size 2",
     "FSDP2": "--data-parallel-shard-size 2",
 }
+FOUR_RANKS = {"T2_P2": "--update-freq 2 --tensor-parallel-size 2 --pipeline-parallel-size 2"}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -119,8 +121,8 @@ def english(test_data, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(english, tmp_path_factory) -> Path:
-    """Runs of each family in each layout, all in one start of two ranks; and those of one process."""
+def runs(english, tmp_path_factory, request) -> Path:
+    """Runs of each family in each layout, all of one number of ranks in one start; and those of one process."""
     folder = tmp_path_factory.mktemp("runs")
 
     def job(name: str, run: str, flags: str) -> list[str]:
@@ -132,7 +134,8 @@ def runs(english, tmp_path_factory) -> Path:
         done = run_jobs(run_all, size, jobs)
         assert done.returncode == 0, done.stderr
 
-    start(2, [job(name, run, f"{flags} --max-update 3") for name in FAMILIES for run, flags in LAYOUTS.items()])
+    for size, layouts in ({2: TWO_RANKS} | ({4: FOUR_RANKS} if wants_slow(request) else {})).items():
+        start(size, [job(name, run, f"{flags} --max-update 3") for name in FAMILIES for run, flags in layouts.items()])
     one = "--update-freq 2"
     start(
         1,
@@ -150,7 +153,7 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in lines if line["event"] == "train"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", slow_but(TWO_RANKS, [*TWO_RANKS, *FOUR_RANKS]))
 def test_losses_are_those_of_one_process(runs, name, layout) -> None:
     found, expected = losses(runs / name / layout), losses(runs / name / "one")[:3]
     assert len(found) == 3

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ftk.errors import UserError
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import (
     config_from_original,
     from_original,

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.models.flops import training_flops
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from tests.dense import batch_of
 

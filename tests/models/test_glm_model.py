@@ -9,7 +9,7 @@ import torch
 
 from ftk.errors import UserError
 from ftk.models import build_model
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from ftk.modules.kv_cache import KeyValueCache, Places
@@ -51,9 +52,10 @@ def test_a_step_writes_each_hypothesis_of_each_row_to_its_slot():
             assert torch.equal(values[row, :, slots[row, hypothesis]], value[row, :, hypothesis])
 
 
-def test_buffers_are_made_once_and_hold_what_they_say():
-    cache = KeyValueCache(4, 8)
-    assert cache.num_bytes == 0
+@pytest.mark.parametrize("at_once", [True, False])
+def test_buffers_are_made_once_and_hold_what_they_say(at_once):
+    cache = KeyValueCache(4, 8, like=torch.zeros(2, 3) if at_once else None)
+    assert bool(cache.num_bytes) == at_once
     cache.write(*chunk(1, 1, 0), places((0, 0, 0, 0)))
     place = [part.data_ptr() for part in cache.read(4, 1)]
     for slot in range(1, 8):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.modules import quantized_linear
 from ftk.modules._few_rows import is_supported

@@ -10,7 +10,7 @@ from ftk.checkpoint.naming import optimizer_state
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.optim.config import ParametersConfig
-from ftk.optim.parameter_groups import apply_freeze, gradient_multipliers, multiply_gradients, parameter_groups
+from ftk.optim.parameter_groups import apply_freeze, multiply_gradients, parameter_groups, parameter_rules
 
 LAYERS = 4
 
@@ -151,7 +151,7 @@ def test_names_are_the_models_own_whatever_wraps_it(model):
             "`lr_scales` 'tokens_embedding' matches no parameter; there are for example token_embedding",
         ),
         (
-            lambda m: gradient_multipliers(m, ParametersConfig(gradient_multipliers=["xyz=0.1"])),
+            lambda m: parameter_rules(m, 0.1, ParametersConfig(gradient_multipliers=["xyz=0.1"])),
             "`gradient_multipliers` 'xyz' matches no parameter; there are for example token_embedding",
         ),
     ],
@@ -167,9 +167,8 @@ def test_gradients_are_multiplied_by_the_last_rule(model):
     model.final_norm.bias.grad = None
     model.layers[2].attention.qkv.weight.requires_grad_(False)
     before = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    multipliers = gradient_multipliers(
-        model, ParametersConfig(gradient_multipliers=["layers=2", "layers.1=0.5", "final_norm=-1", "*.inner.bias=2"])
-    )
+    options = ParametersConfig(gradient_multipliers=["layers=2", "layers.1=0.5", "final_norm=-1", "*.inner.bias=2"])
+    multipliers = parameter_rules(model, 0.1, options).multipliers_of(model)
     assert sorted(factor for factor, _ in multipliers) == [-1.0, 0.5, 2.0]
     multiply_gradients(multipliers)
     for name, old in before.items():

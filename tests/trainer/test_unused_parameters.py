@@ -18,8 +18,7 @@ FLAGS = (
 PLUGIN = """
 import dataclasses
 from torch import nn
-from ftk.models.glm.architectures import glm_tiny
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.registry import register_architecture, register_model
 
@@ -35,7 +34,7 @@ def build(config, seed=None):
 
 @register_architecture("glm_tiny_extra", model="glm_extra")
 def glm_tiny_extra():
-    return glm_tiny()
+    return GLMConfig(num_layers=4, hidden_size=64, num_attention_heads=4)
 """
 
 

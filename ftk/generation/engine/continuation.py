@@ -48,6 +48,10 @@ class Continuation:
         """The prompt's tokens."""
         return len(request.prompt)
 
+    def work(self, request: Request) -> tuple[int]:
+        """The prompt's tokens."""
+        return (len(request.prompt),)
+
     def first(self, request: Request) -> Frame:
         """The prompt."""
         tokens = request.prompt

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftk.errors import UserError
 from ftk.generation.engine.device import to_device
 from ftk.generation.engine.reading import Where, read_packed
 from ftk.modules.attention import Attend, fused_attention
@@ -43,7 +44,7 @@ class Decoder(Protocol):
     """What the engine drives: rows, each for one request at a time, with W hypotheses.
 
     Attributes:
-        model: what is decoded.
+        models: what is decoded; the first one's vocabulary and tokens are the requests'.
         num_rows: requests at once.
         width: W.
         prefix_capacity: most tokens that a row can have settled: frames, and answers before the present one.
@@ -53,7 +54,7 @@ class Decoder(Protocol):
         fusion: how the second half of the logits counts, see `FusedDecoder`; None where there is none.
     """
 
-    model: Any
+    models: tuple[Any, ...]
     num_rows: int
     width: int
     prefix_capacity: int
@@ -104,8 +105,11 @@ class CachedDecoder:
     Args:
         model: a `Backbone`, or what has its `embed`, `around`, `layers`, `finish` and `head`; each layer gets a cache
             as its `attend`.
-        num_rows, width, prefix_capacity, branch_capacity: see `Decoder`. The caches are made at the first frame.
+        num_rows, width, prefix_capacity, branch_capacity: see `Decoder`.
         observer: of hidden states.
+
+    Raises:
+        UserError: the caches do not fit into the device's memory; the model adds a bias to attention scores.
     """
 
     fusion: Fusion | None = None
@@ -119,14 +123,14 @@ class CachedDecoder:
         branch_capacity: int,
         observer: Observer | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.models = model, (model,)
         self.num_rows = num_rows
         self.width = width
         self.prefix_capacity, self.branch_capacity = prefix_capacity, branch_capacity
         self.capacity = prefix_capacity + width * branch_capacity
         self.device: torch.device = next(model.parameters()).device
         self.observer = observer
-        self.caches = [KeyValueCache(num_rows, self.capacity) for _ in model.layers]
+        self.caches = self._new_caches()
         # Of each row, on the host: nothing here waits for the device.
         self.prefixes = np.zeros(num_rows, dtype=np.int64)  # leading tokens that all its tokens see
         self.prefix_lengths = np.zeros(num_rows, dtype=np.int64)  # what is settled
@@ -229,6 +233,24 @@ class CachedDecoder:
         """Of all keys and values."""
         return sum(cache.num_bytes for cache in self.caches)
 
+    def _new_caches(self) -> list[KeyValueCache]:
+        """Those of the layers: at their full size where their attention says what its keys are (`key_shape`)."""
+        dtype = next(one.dtype for one in self.model.parameters() if one.is_floating_point())
+        shapes = [module.key_shape for module in self.model.modules() if hasattr(module, "key_shape")]
+        likes = [torch.empty(shape, dtype=dtype, device=self.device) for shape in shapes]
+        if len(likes) != len(self.model.layers):
+            return [KeyValueCache(self.num_rows, self.capacity) for _ in self.model.layers]
+        for model in getattr(self.model, "members", [self.model]):
+            _refuse_bias(model, likes[:1])
+        try:
+            return [KeyValueCache(self.num_rows, self.capacity, like) for like in likes]
+        except (RuntimeError, MemoryError):  # on a GPU torch.OutOfMemoryError, a RuntimeError
+            size = 2 * self.num_rows * self.capacity * sum(like.nbytes for like in likes) / 1e9
+            raise UserError(
+                f"keys and values of {self.num_rows} prompts with {self.capacity} places each take {size:,.1f} GB, "
+                f"more than {self.device} has; lower batch_size, max_len or the number of hypotheses"
+            ) from None
+
     def _remember(self, rows: np.ndarray, frames: Sequence[Frame]) -> None:
         """The inputs of the tokens to come follow from these."""
         for name, first in frames[0].stride.items():
@@ -303,6 +325,26 @@ class _Pointers:
             self.inputs[name].add_(stride)
 
 
+def _refuse_bias(model: Any, likes: Sequence[Tensor]) -> None:
+    """Raises UserError if what a model puts around attention adds a bias: the caches know no positions of keys."""
+    axes = getattr(model, "INPUTS", {}).get("position_ids", "B T").split()
+    positions = torch.zeros([int(axis) if axis.isdigit() else 1 for axis in axes], dtype=torch.int64)
+    for like in likes:
+        key = like[None, :, None]  # [1, A, 1, D]
+        wraps_of(model, {"position_ids": positions.to(like.device)})(_WithoutBias())(key, key, key)
+
+
+class _WithoutBias(NamedTuple):
+    """An `attend` that refuses a bias, and computes nothing."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        if bias is not None:
+            raise UserError("the model adds a bias of positions to attention scores; ftk cannot generate with it yet")
+        return query
+
+
 class _StepAttention(NamedTuple):
     """`attend` for one token of each hypothesis: the W of a row stand side by side as queries over its one buffer."""
 
@@ -316,18 +358,17 @@ class _StepAttention(NamedTuple):
     ) -> Tensor:
         """query [R, A, W, D], key, value [R, K, W, D] -> [R, A, W, D]"""
         assert self.places is not None, "there are layers"
+        assert bias is None, "refused when the decoder was made"
         self.cache.write_at(key, value, self.places)
         keys, values = self.cache.read(query.size(0), self.length)  # [R, K, S, D]
         # One query a row is no work for the fused kernels of a CPU: 48 microseconds against 33 in float32 and 240
         # against 125 in bfloat16 (12 heads of 64, 256 slots, one thread).
         if query.device.type != "cpu" or (query.dtype != torch.float32 and query.size(2) > 1):
-            return fused_attention(query, keys, values, self.mask, bias=bias, scale=scale)
+            return fused_attention(query, keys, values, self.mask, scale=scale)
         shape, per_key = query.shape, (query.size(0), keys.size(1), -1, query.size(-1))
         query = (query * (query.size(-1) ** -0.5 if scale is None else scale)).reshape(per_key)  # [R, K, A/K W, D]
         scores = (query @ keys.mT).view(*shape[:-1], self.length)  # [R, A, W, S]
         if self.mask is not None:
             scores += self.mask
-        if bias is not None:
-            scores += bias
         weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
         return (weights.view(*query.shape[:-1], self.length) @ values).view(shape)

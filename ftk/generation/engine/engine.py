@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +24,14 @@ from ftk.generation.processors.base import index_of
 from ftk.generation.processors.per_request import PerRequest
 from ftk.generation.search import Answer, Move, Search, Strategy, Task, not_finite, strategy
 from ftk.generation.search.random import prompt_key, step_numbers
+from ftk.modules.evaluation_mode import evaluation_mode
 
 CHECK_EVERY = 8
-"""Steps after which a GPU is asked whether answers are complete: to ask it is to wait for it."""
+"""Steps between two checks on a GPU of which answers are complete: each check waits for the device."""
 
 ENTER_TOGETHER = 4
-"""Rows that are free wait for company until they are one part in this many of all, see `enter_after_steps`. Each entry
-begins a search of its own: fewer at once mean more small operators a step, more at once rows that stand idle."""
+"""Requests enter once a quarter of the rows is free, see `enter_after_steps`. Each entry starts a search of its own:
+few requests at a time mean many small operators in each step, many at a time mean rows without work."""
 
 PATIENCE = 64
 """`enter_after_steps` where throughput counts and not the time to the first token."""
@@ -38,28 +40,28 @@ ONE_BY_ONE = ("seed", "batch_size")
 """Options in which requests of one search may differ."""
 
 MAX_STRATEGIES = 64
-"""Sets of options that an engine remembers: requests that come with one of them again share searches."""
-
-_NOTHING = Frame((), {}, {})
+"""Sets of options that an engine remembers, so that later requests with the same options share searches."""
 
 
 class Engine:
     """Answers requests in the rows of one decoder: first come, first served.
 
     Rows that begin an answer at the same time with the same options are a group with a search of its own; all groups
-    share each step of the decoder. In fp32 a request's answers are the same whatever rows, groups and neighbours it
-    has, and one that fails (a processor raises, a logit is not finite) fails alone; where a search fails, so do the
-    requests of its group. Memory and width are the decoder's, made once. The model must be in evaluation mode.
+    share each step of the decoder. In fp32 a request's answers do not depend on rows, groups and neighbours. A request
+    that fails (a processor raises, a logit is not finite) fails alone; where a search fails, all requests of its group
+    fail. Memory and width are the decoder's, made once.
+
+        for event in engine.events(requests): ...  # or, with requests that come at any time and models in eval mode:
 
         number = engine.submit(Request(prompt))
         while engine.is_busy:
             for event in engine.step(): ...
 
     Args:
-        decoder: free.
+        decoder: of this engine alone.
         framing: how prompts are read.
-        enter_after_steps: steps that a request may wait, with a row free, for others to enter with it. 0: none. Where
-            all that wait can enter none waits. Counted in steps, not in time: all ranks must decide the same.
+        enter_after_steps: steps that a request may wait, with a row free, for others to enter with it; 0: none. No
+            request waits where all can enter. Counted in steps, not in time: all ranks must decide the same.
     """
 
     def __init__(self, decoder: Decoder, framing: Framing, *, enter_after_steps: int = 0) -> None:
@@ -70,8 +72,8 @@ class Engine:
         self.check_every = 1 if decoder.device.type == "cpu" else CHECK_EVERY
         self.num_steps = 0  # of the decoder
         self._numbers = itertools.count()
-        self._strategies: dict[tuple[Any, ...], Strategy] = {}  # the one that was asked for last stands last
-        self._waiting: dict[int, _Job] = {}  # in the order in which they came
+        self._strategies: dict[tuple[Any, ...], Strategy] = {}  # the one used last stands last
+        self._waiting: dict[int, _Job] = {}  # in the order of their arrival
         self._between: list[_Job] = []  # have a row and an answer, and will begin another
         self._groups: list[_Group] = []
         self._free = list(range(decoder.num_rows))
@@ -82,7 +84,7 @@ class Engine:
         self._own_places = torch.arange(decoder.width, device=decoder.device).expand(shape)
 
     def submit(self, request: Request) -> int:
-        """Puts a request behind those that wait.
+        """Adds a request behind those that wait.
 
         Returns:
             its number, by which its events name it.
@@ -93,17 +95,36 @@ class Engine:
         """
         own = self._strategy(request.options)
         self.framing.check(request)
-        check_ids(self.decoder.model, self.framing.first(request).tokens)
+        frame = self.framing.first(request)
+        check_ids(self.decoder.models[0], frame.tokens)
         self._check_size(request, own)
         number = next(self._numbers)
-        self._waiting[number] = _Job(number, request, own)
+        self._waiting[number] = _Job(number, request, own, frame)
         return number
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Lets requests enter and begin their answers, or else writes one more token of each; tells what came of it."""
-        if not self._enter() and self._groups:
-            self._advance()
+        """Lets requests enter and begin their answers, or else writes one more token of each; returns what happened."""
+        jobs = self._entering()
+        if jobs:
+            frames, asked = [job.frame for job in jobs], [(job.request, job.answers) for job in jobs]
+            try:
+                first = self.decoder.read([job.row for job in jobs], frames, asked)  # [N, V]
+            except Exception:  # of a model or framing that is not ftk's; one by one shows which request fails
+                self._begin_groups(self._read_one_by_one(jobs))
+            else:
+                self._begin_groups(list(zip(jobs, first, strict=True)))
+        elif self._groups:
+            tokens, sources = self._moves()
+            try:
+                if sources is not None:
+                    self.decoder.reorder(sources)
+                logits = self.decoder.step(tokens)  # [R, W, V]
+            except Exception as error:  # e.g. out of memory: the content of the rows is undefined
+                for group in list(self._groups):
+                    self._fail(group, dict.fromkeys(range(len(group.jobs)), error))
+            else:
+                self._advance(logits)
         events, self._events = self._events, []
         return events
 
@@ -114,7 +135,7 @@ class Engine:
 
     @torch.inference_mode()
     def cancel(self, number: int) -> None:
-        """Drops a request; there are no further events of it. One that is unknown, or done, is left alone."""
+        """Drops a request; there are no further events of it. A number that is unknown, or done, changes nothing."""
         self._events = [event for event in self._events if event.request != number]
         self._waiting.pop(number, None)
         for job in [job for job in self._between if job.number == number]:
@@ -123,54 +144,49 @@ class Engine:
         for group in list(self._groups):
             self._drop(group, [place for place, job in enumerate(group.jobs) if job.number == number], free=True)
 
-    def drain(self, numbers: Sequence[int]) -> Generator[Event, None, None]:
-        """Takes steps until the engine stands idle, and gives their events.
+    def events(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[Event, None, None]:
+        """Answers requests, alone with the engine: gives their events as they come.
+
+        Requests with the most work enter first, so that few rows are without work at the end. The models are in
+        evaluation mode until the iterator ends. Closing it drops the requests that are not answered.
 
         Args:
-            numbers: of requests that are dropped if the iterator is closed before that.
+            requests: any number.
+            stream: whether the tokens of all are reported one by one; else those of requests that ask for it.
+
+        Yields:
+            events whose `request` is the place among `requests`.
+
+        Raises:
+            Exception: the error of a request that fails; as `submit`.
         """
+        places: dict[int, int] = {}  # number -> place
         try:
-            while self.is_busy:
-                yield from self.step()
+            for place in sorted(range(len(requests)), key=lambda n: self.framing.work(requests[n]), reverse=True):
+                request = dataclasses.replace(requests[place], stream=True) if stream else requests[place]
+                places[self.submit(request)] = place
+            with evaluation_mode(*self.decoder.models):
+                while self.is_busy:
+                    for event in self.step():
+                        if event.error is not None:
+                            raise event.error
+                        yield event._replace(request=places[event.request])
         finally:
-            for number in numbers:
+            for number in places:
                 self.cancel(number)
 
     def answers(
-        self, requests: Sequence[Request], progress: Callable[[int], object] = lambda count: None
+        self, requests: Sequence[Request], progress: Callable[[int], object] | None = None
     ) -> list[list[Answer]]:
-        """The answers of each request, in the order in which its framing asks for them; alone with the engine.
-
-        Args:
-            requests: they enter in this order.
-            progress: called with the number of requests that are done since the last call.
-
-        Raises:
-            Exception: what has made a request fail; as `submit`.
-        """
-        found: dict[int, list[Answer]] = {}
-        try:
-            for request in requests:
-                found[self.submit(request)] = []
-            while self.is_busy:
-                for event in self.step():
-                    if event.error is not None:
-                        raise event.error
-                    if event.answer is not None:
-                        found[event.request].append(event.answer)
-                    if event.kind == "done":
-                        progress(1)
-        finally:
-            for number in found:
-                self.cancel(number)
-        return list(found.values())
+        """The answers of each request; as `events`, see `collect`."""
+        return collect(self.events(requests), len(requests), progress)
 
     def score(self, requests: Sequence[Request], continuations: Sequence[Sequence[Any]]) -> list[list[Scored]]:
         """Log-probabilities of given continuations; see `ftk.generation.engine.scoring.score`."""
-        return score(self.decoder.model, self.framing, requests, continuations)
+        return score(self.decoder.models[0], self.framing, requests, continuations)
 
     def _strategy(self, options: GenerationConfig) -> Strategy:
-        """One for all requests with these options, so that they can share a search."""
+        """One object for all requests with these options, so that they can share a search."""
         # As text: an option of a plugin may be a list.
         key = (type(options), repr([item for item in vars(options).items() if item[0] not in ONE_BY_ONE]))
         own = self._strategies.pop(key, None) or strategy(options)
@@ -200,46 +216,26 @@ class Engine:
         if own.target.observer is not None and decoder.observer is None:
             raise UserError(f"the engine was made without hidden states, which {request.options.strategy} search needs")
 
-    def _enter(self) -> bool:
-        """Lets requests read what comes next, if there are rows, and company or nothing to wait for."""
+    def _entering(self) -> list[_Job]:
+        """The requests that read a frame now: those between two answers, and new ones if they need not wait longer."""
         room = min(len(self._free), len(self._waiting))
         count = room + len(self._between)
         if count == 0:
-            return False
+            return []
         if self._groups and room < len(self._waiting) and count < self.quorum and self._held < self.enter_after_steps:
             self._held += 1
-            return False
+            return []
         self._held = 0
         jobs, self._between = self._between, []
         self._free.sort()
         for number in list(self._waiting)[:room]:
             job = self._waiting.pop(number)
             job.row = self._free.pop(0)
-            try:
-                job.frame = self.framing.first(job.request)
-            except Exception as error:  # of a framing that is not ftk's
-                self._report_error(job, error)
-            else:
-                jobs.append(job)
-        frames, asked = [job.frame for job in jobs], [(job.request, job.answers) for job in jobs]
-        try:
-            first = self.decoder.read([job.row for job in jobs], frames, asked) if jobs else ()  # [N, V]
-            read = list(zip(jobs, first, strict=True))
-        except Exception:  # of a model or framing that is not ftk's; who is at fault shows alone
-            read = self._read_one_by_one(jobs)
-        places: dict[int, list[int]] = {}
-        for place, (job, _) in enumerate(read):
-            places.setdefault(id(job.strategy), []).append(place)
-        begun: list[_Group] = []
-        for own in places.values():
-            logits = torch.stack([read[place][1] for place in own])
-            begun += self._begin([read[place][0] for place in own], logits[:, None])
-        for group in begun:
-            self._collect(group)
-        return True
+            jobs.append(job)
+        return jobs
 
     def _read_one_by_one(self, jobs: list[_Job]) -> list[tuple[_Job, Tensor]]:
-        """Those of the requests whose frames can be read, each with the logits [V] of its first token."""
+        """The requests whose frames can be read, each with the logits [V] of its first token."""
         read = []
         for job in jobs:
             try:
@@ -247,6 +243,17 @@ class Engine:
             except Exception as error:
                 self._report_error(job, error)
         return read
+
+    def _begin_groups(self, read: Sequence[tuple[_Job, Tensor]]) -> None:
+        """Requests begin an answer, each with the logits [V] of its first token; equal options share a group."""
+        by_options: dict[int, list[tuple[_Job, Tensor]]] = {}
+        for job, logits in read:
+            by_options.setdefault(id(job.strategy), []).append((job, logits))
+        begun: list[_Group] = []
+        for own in by_options.values():
+            begun += self._begin([job for job, _ in own], torch.stack([logits for _, logits in own])[:, None])
+        for group in begun:
+            self._collect(group)
 
     def _begin(self, jobs: list[_Job], logits: Tensor) -> list[_Group]:
         """The groups in which these begin an answer, with logits [N, 1, V] of its first token."""
@@ -291,33 +298,27 @@ class Engine:
         ]
         return torch.from_numpy(np.concatenate(numbers)).to(self.decoder.device)
 
-    def _advance(self) -> None:
-        """One more token in all groups."""
-        num_rows = 1 + max(job.row for group in self._groups for job in group.jobs)
-        first, width = self._groups[0], self.decoder.width
-        alone = len(self._groups) == 1 and first.rows == list(range(num_rows)) and first.width == width
-        tokens, sources = first.move if alone else self._moves(num_rows)
-        try:
-            if sources is not None:
-                self.decoder.reorder(sources)
-            logits = self.decoder.step(tokens)  # [R, W, V]
-        except Exception as error:  # e.g. out of memory: the content of the rows is undefined
-            for group in list(self._groups):
-                self._fail(group, dict.fromkeys(range(len(group.jobs)), error))
-            return
+    def _advance(self, logits: Tensor) -> None:
+        """Gives each group its part of the logits [R, W, V] of a step, and takes the answers that are complete."""
         self.num_steps += 1
+        width, is_alone = self.decoder.width, self._is_alone(len(logits))
         going = []
         for group in list(self._groups):
-            own = logits if alone else logits[group.index]
+            own = logits if is_alone else logits[group.index]
             if self._take(group, own if group.width == width else own[:, : group.width]):
                 going.append(group)
-        for group in going:  # when all have their work: to collect is to wait for the device
+        for group in going:  # after all groups have their work: collecting waits for the device
             self._collect(group)
         if not self._waiting and self.decoder.observer is None:
             self._close_up()
 
+    def _is_alone(self, num_rows: int) -> bool:
+        """Whether one group fills these rows in their order, so that nothing has to be picked."""
+        group = self._groups[0]
+        return len(self._groups) == 1 and group.rows == list(range(num_rows)) and group.width == self.decoder.width
+
     def _take(self, group: _Group, logits: Tensor) -> bool:
-        """Gives a group logits [N, 1 or W, V] of its rows; requests that fail over it leave. False if none stays."""
+        """Gives a group the logits [N, 1 or W, V] of its rows; requests that fail leave. False if none is left."""
         try:
             group.advance(logits)
         except Exception as error:  # of a search or processor that is not ftk's: the other groups continue
@@ -326,8 +327,11 @@ class Engine:
             self._fail(group, group.processors.failed)
         return bool(group.jobs)
 
-    def _moves(self, num_rows: int) -> Move:
-        """The moves of all groups, each in its rows; a narrower one leaves the other hypotheses where they are."""
+    def _moves(self) -> Move:
+        """The moves of all groups, each in its rows; a narrower group leaves the other hypotheses where they are."""
+        num_rows = 1 + max(job.row for group in self._groups for job in group.jobs)
+        if self._is_alone(num_rows):
+            return self._groups[0].move
         for group in self._groups:
             if group.width == self.decoder.width:
                 self._tokens[group.index] = group.move.tokens
@@ -342,7 +346,7 @@ class Engine:
         return Move(self._tokens[:num_rows], sources)
 
     def _collect(self, group: _Group) -> None:
-        """Takes the answers that are complete; their rows continue with the next one, or become free."""
+        """Takes the answers that are complete; their rows continue with the next answer, or become free."""
         try:
             if any(job.request.stream for job in group.jobs):
                 self._report_tokens(group)
@@ -356,7 +360,7 @@ class Engine:
         self._drop(group, places, free=False)
 
     def _answered(self, job: _Job, answers: Sequence[Answer]) -> None:
-        """A request has the answer that it is at, the best of these."""
+        """The present answer of a request is complete: the best of these."""
         try:
             answer = _best(job, answers)
             job.answers.append(answer)
@@ -364,8 +368,8 @@ class Engine:
         except Exception as error:  # logits that are not finite, processors
             self._report_error(job, error)
             return
-        told, number, job.num_told, job.ended = job.num_told, job.frame.number, 0, False
-        rest = answer.tokens[told:], answer.token_logprobs[told:]
+        reported, number, job.num_reported, job.ended = job.num_reported, job.frame.number, 0, False
+        rest = answer.tokens[reported:], answer.token_logprobs[reported:]
         self._events.append(Event(job.number, "answer", number, *rest, answer))
         if frame is None:
             self._free.append(job.row)
@@ -375,7 +379,7 @@ class Engine:
             self._between.append(job)
 
     def _report_tokens(self, group: _Group) -> None:
-        """What a step has settled. Where hypotheses compete nothing is."""
+        """Reports the tokens that a step has settled; none while hypotheses compete."""
         newest = group.search.newest()  # [2, N]
         if newest is None:
             return
@@ -383,18 +387,18 @@ class Engine:
         for place, (job, token, logprob) in enumerate(zip(group.jobs, *newest.tolist(), strict=True)):
             if not math.isfinite(logprob):
                 failed[place] = not_finite()
-            job.ended = job.ended or token in self.framing.ends  # a row that has ended goes on with anything
+            job.ended = job.ended or token in self.framing.ends  # tokens after the end have no meaning
             if job.request.stream and not job.ended and place not in failed:
-                job.num_told += 1
+                job.num_reported += 1
                 self._events.append(Event(job.number, "token", job.frame.number, [int(token)], [logprob]))
         self._fail(group, failed)
 
     def _finished(self, group: _Group) -> list[int]:
-        """Places of the requests that are to leave their group now."""
+        """Places of the requests that leave their group now."""
         places = range(len(group.jobs))
         if not places or group.num_steps == group.jobs[0].strategy.num_steps:
             return list(places)
-        # The same steps for all groups, so that they wait for the device together. Who streams waits in each step.
+        # The same steps for all groups, so that they wait for the device together. Streaming waits in each step.
         check_every = 1 if any(job.request.stream for job in group.jobs) else self.check_every
         if self.num_steps % check_every:
             return []
@@ -422,7 +426,7 @@ class Engine:
             self._free.extend(rows)
         try:
             group.keep([place for place in range(len(group.jobs)) if place not in places])
-        except Exception as error:  # of a search that is not ftk's: those that stay fail with it
+        except Exception as error:  # of a search that is not ftk's: the rest of its group fails, too
             for job in group.jobs:
                 self._report_error(job, error)
             group.jobs = []
@@ -430,7 +434,7 @@ class Engine:
             self._groups.remove(group)
 
     def _close_up(self) -> None:
-        """Rows that will stay free are filled from behind, so that a step computes fewer rows."""
+        """Moves requests from the last rows to free ones, so that a step computes fewer rows."""
         for group in self._groups:
             for job in group.jobs:
                 target = min(self._free, default=job.row)
@@ -456,7 +460,7 @@ def engine_for(
     Args:
         model: answers them.
         framing: reads them.
-        requests: one or more.
+        requests: to be answered.
         batch_size: rows at most.
         language_model: its log-probabilities are added to the model's.
         enter_after_steps: as for `Engine`.
@@ -466,17 +470,38 @@ def engine_for(
     """
     strategies = [strategy(options) for options in {id(one.options): one.options for one in requests}.values()]
     num_rows = min(batch_size, len(requests))
-    width, branch = max(one.width for one in strategies), max(one.num_steps for one in strategies) - 1
-    slots = max(map(framing.slots, requests))
+    width = max((one.width for one in strategies), default=1)
+    branch = max((one.num_steps for one in strategies), default=1) - 1
+    slots = max(map(framing.slots, requests), default=0)
     observers = [one.target.observer for one in strategies if one.target.observer is not None]
     observer = observers[0](num_rows, slots) if observers else None
     own = CachedDecoder(model, num_rows, width, slots, branch, observer)
     decoder: Decoder = own
     if language_model is not None:
-        others = max(map(language_model.slots, requests))
+        others = max(map(language_model.slots, requests), default=0)
         other = CachedDecoder(language_model.model, num_rows, width, others, branch)
         decoder = FusedDecoder(own, other, language_model)
     return Engine(decoder, framing, enter_after_steps=enter_after_steps)
+
+
+def collect(
+    events: Generator[Event, None, None], count: int, progress: Callable[[int], object] | None = None
+) -> list[list[Answer]]:
+    """The answers to `count` requests by their numbers, from `Engine.events`, which is closed.
+
+    Args:
+        events: of the requests.
+        count: how many requests there are.
+        progress: called with the number of requests that are done since the last call.
+    """
+    found: list[dict[int, Answer]] = [{} for _ in range(count)]
+    with closing(events):
+        for event in events:
+            if event.answer is not None:
+                found[event.request][event.number] = event.answer
+            elif event.kind == "done" and progress is not None:
+                progress(1)
+    return [[own[number] for number in sorted(own)] for own in found]
 
 
 @dataclass(eq=False)
@@ -486,15 +511,15 @@ class _Job:
     number: int
     request: Request
     strategy: Strategy
+    frame: Frame  # of the present answer
     answers: list[Answer] = field(default_factory=list)
     row: int = -1  # of the decoder, once it has entered
-    frame: Frame = _NOTHING  # of the present answer
-    num_told: int = 0  # tokens of it that were reported
+    num_reported: int = 0  # tokens of the present answer that were reported
     ended: bool = False  # whether its end token has come
 
 
 class _Group:
-    """Requests that began an answer together."""
+    """Requests that began an answer together, with their search."""
 
     def __init__(
         self,
@@ -521,7 +546,7 @@ class _Group:
         self.num_steps += 1
 
     def answers(self, places: Sequence[int]) -> list[list[Answer]]:
-        """Of the requests at `places`, which are finished, the answers that were found, best first."""
+        """The answers that were found for the finished requests at `places`, best first."""
         if not places:
             return []
         found = self.search.answers()
@@ -531,12 +556,16 @@ class _Group:
         return [self.record.given_to(answers, place) for answers, place in zip(own, places, strict=True)]
 
     def keep(self, places: list[int]) -> None:
-        """Of its requests only those at `places` stay."""
+        """Only the requests at `places` stay."""
         self.jobs = [self.jobs[place] for place in places]
         if not self.jobs:
             return
         index = index_of(places, self.device)
+        frames = [job.frame for job in self.jobs]
+        contexts, numbers = [frame.context for frame in frames], [frame.number for frame in frames]
+        self.search.task = self.search.task._replace(contexts=contexts, numbers=numbers)
         self.search.keep(index)
+        self.processors.keep_requests(places, self.device)
         if self.record is not None:
             self.record.keep(index)
         tokens, sources = self.move
@@ -544,13 +573,13 @@ class _Group:
         self.move_rows()
 
     def move_rows(self) -> None:
-        """Its requests have come, or gone, to other rows."""
+        """Takes over the rows of its requests after they have changed."""
         self.rows = [job.row for job in self.jobs]
         self.index = index_of(self.rows, self.device)
 
 
 def _best(job: _Job, answers: Sequence[Answer]) -> Answer:
-    """The best answer of those that were found, with the others."""
+    """The best of the answers that were found, with the others."""
     if not answers:
         raise UserError("the model gives no token a probability above 0; its weights may hold NaN")
     best, *others = (_cut(job, answer) for answer in answers)
@@ -560,7 +589,7 @@ def _best(job: _Job, answers: Sequence[Answer]) -> Answer:
 
 
 def _cut(job: _Job, answer: Answer) -> Answer:
-    """The answer without what processors do not count: what stands behind a stop string."""
+    """The answer without what stands behind a stop string."""
     length = job.request.processors.length(job.frame.number, answer.tokens)
     if length == len(answer.tokens):
         return answer

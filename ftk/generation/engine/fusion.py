@@ -54,7 +54,7 @@ class FusedDecoder:
         self.decoder, self.other = decoder, other
         self.language_model = language_model
         self.fusion: Fusion | None = language_model.fusion
-        self.model = decoder.model
+        self.models = (decoder.model, other.model)
         self.num_rows, self.width, self.device = decoder.num_rows, decoder.width, decoder.device
         self.prefix_capacity, self.branch_capacity = decoder.prefix_capacity, decoder.branch_capacity
         self.observer = decoder.observer

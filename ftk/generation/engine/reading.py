@@ -98,8 +98,7 @@ class PackedAttention(NamedTuple):
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
         """query, key, value [1, A, T, D] -> [1, A, T, D]"""
-        if bias is not None:
-            raise NotImplementedError("frames that are read together take no bias: each has keys of its own")
+        assert bias is None, "refused when the decoder was made"
         self.cache.write(key, value, self.places)
         attended = []
         for row, columns, mask in self.spans:

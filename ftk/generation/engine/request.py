@@ -116,6 +116,9 @@ class Framing(Protocol):
     def slots(self, request: Request) -> int:
         """The most tokens that all its frames, and the answers between them, take in a cache."""
 
+    def work(self, request: Request) -> tuple[int, ...]:
+        """How much work it is, to be compared with other requests."""
+
     def first(self, request: Request) -> Frame:
         """What is read for its first answer."""
 

@@ -17,6 +17,7 @@ from ftk.generation.engine.device import to_device
 from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids
 from ftk.generation.search import not_finite
 from ftk.modules.attention import MaskedAttention
+from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.modules.masks import Visibility
 
 MAX_TOKENS = 8192
@@ -52,7 +53,7 @@ def score(
     framing: Framing,
     requests: Sequence[Request],
     continuations: Sequence[Sequence[Any]],
-    progress: Callable[[int], object] = lambda count: None,
+    progress: Callable[[int], object] | None = None,
 ) -> list[list[Scored]]:
     """Log-probabilities of continuations, as an engine would have found them on the way there.
 
@@ -61,7 +62,7 @@ def score(
     cost more than they save.
 
     Args:
-        model: in evaluation mode.
+        model: computes; in evaluation mode meanwhile.
         framing: reads requests and continuations.
         requests: N; their options and processors are not used.
         continuations: for each request any number, as `Framing.branch` understands them.
@@ -82,9 +83,11 @@ def score(
         rows += _rows(number, frame, branches)
     scored = [[Scored([], []) for _ in own] for own in continuations]
     waiting = Counter(row.request for row in rows)
+    progress = progress or (lambda count: None)
     progress(len(requests) - len(waiting))  # those without a continuation
     for batch in _batches(rows):
-        values = zip(*_target_logprobs(model, batch), strict=True)
+        with evaluation_mode(model):
+            values = zip(*_target_logprobs(model, batch), strict=True)
         for row in batch:
             for number, branch in zip(row.numbers, row.branches, strict=True):
                 for _ in _scored_places(branch):

@@ -54,13 +54,13 @@ class PerRequest(Processors):
                 except Exception as error:  # of a processor that is not ftk's, here and below
                     self._fail(rows, error)
 
-    def keep(self, rows: Tensor) -> None:
-        stay = rows.tolist()
-        for processors, own, _ in self._shares(rows.device):
+    def keep_requests(self, stay: Sequence[int], device: torch.device) -> None:
+        """`keep`, given on the host: of the requests only those with these numbers stay, in this order."""
+        for processors, own, _ in self._shares(device):
             left = [own.index(row) for row in stay if row in own]
             if left and processors.keeps_state:
                 try:
-                    processors.keep(index_of(left, rows.device))
+                    processors.keep(index_of(left, device))
                 except Exception as error:
                     self._fail([own[place] for place in left], error)
         self.own = [self.own[row] for row in stay]

@@ -192,16 +192,13 @@ class Search(ABC):
         """Of the prompts only `rows`, int64 [R], stay, in this order. Overridden with a call of `keep_task`."""
 
     def keep_task(self, rows: Tensor) -> None:
-        """`keep` for the task and the processors."""
-        chosen, task = rows.tolist(), self.task
+        """`keep` for the tensors of the task; the engine does it for what lies on the host, and for processors."""
+        task = self.task
         self.task = task._replace(
-            num_prompts=len(chosen),
+            num_prompts=len(rows),
             uniforms=None if task.uniforms is None else task.uniforms[rows],
-            contexts=[task.contexts[row] for row in chosen] if task.contexts else (),
-            numbers=[task.numbers[row] for row in chosen] if task.numbers else (),
             states=None if task.states is None else task.states.keep(rows),
         )
-        self.processors.keep(rows)
         self.likeliest.keep(rows)
 
     def scored(self, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,1 +1,1 @@
-"""Pipeline parallel: processes that each hold a stretch of the layers, and hand on what lies between them."""
+"""Pipeline parallel: processes that each hold consecutive layers and send hidden states to the next."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.parallelize import parallelize_training
@@ -16,7 +17,7 @@ from ftk.model_parallel.pipeline.layout import check_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.pipeline.stage_module import Stage
 from ftk.model_parallel.pipeline.stages import Part, cut_model
-from ftk.model_parallel.pipeline.tied import sum_tied_gradients
+from ftk.model_parallel.shards import local
 from ftk.model_parallel.world import World
 
 
@@ -29,7 +30,6 @@ def build_pipeline(
     *,
     update_freq: int,
     precision: str = "fp32",
-    plan: Any = None,
     seed: int | None = None,
     fill: bool = True,
 ) -> PipelineRunner:
@@ -44,7 +44,6 @@ def build_pipeline(
         engine: activation checkpointing and compilation.
         update_freq: micro-batches of an update.
         precision: of the run.
-        plan: of tensor parallel; `model.tensor_parallel_plan` if not given.
         seed: of the initial values.
         fill: off: a checkpoint will fill the parameters.
 
@@ -67,7 +66,7 @@ def build_pipeline(
     # torch's schedules keep FSDP2 from gathering them anew for each of the passes, which do not come in pairs.
     shared = dataclasses.replace(parallel, zero_stage=1)
     if zero_bubble := parallel.pipeline_schedule == "zero-bubble":
-        shared.gather_dtype = "fp32"  # see `check_pipeline`; autocast makes it bf16 where that is asked for
+        shared.gather_dtype = "fp32"  # see `check_pipeline`; autocast makes it bf16 under `precision` bf16
     stages: list[Stage] = []
     finishers: list[Callable[[], None]] = []
     for index, own in zip(layout.stages_of(part.rank), part.stages, strict=True):
@@ -80,9 +79,7 @@ def build_pipeline(
             hidden_dtype=hidden_dtype,
             loss_apart=zero_bubble,
         )
-        spread = parallelize_training(
-            stage, world, shared, engine, precision=precision, plan=plan, seed=seed, fill=fill
-        )
+        spread = parallelize_training(stage, world, shared, engine, precision=precision, seed=seed, fill=fill)
         stages.append(stage)
         finishers += spread.finishers
     finishers += _tied_sums(part, group)
@@ -99,7 +96,7 @@ def build_pipeline(
     )
 
 
-def _tied_sums(part: Part, group: torch.distributed.ProcessGroup) -> list[Callable[[], None]]:
+def _tied_sums(part: Part, group: dist.ProcessGroup) -> list[Callable[[], None]]:
     """What sums the gradients of the parameters that the first and the last stage hold, where this is one of the two.
 
     Called after FSDP2 has put other parameters in the place of those that were cut.
@@ -108,4 +105,42 @@ def _tied_sums(part: Part, group: torch.distributed.ProcessGroup) -> list[Callab
     if not part.tied or peer is None:
         return []
     parameters = dict(part.model.named_parameters())
-    return [functools.partial(sum_tied_gradients, [parameters[name] for name in sorted(part.tied)], peer, group)]
+    return [functools.partial(_sum_tied_gradients, [parameters[name] for name in sorted(part.tied)], peer, group)]
+
+
+@torch.no_grad()
+def _sum_tied_gradients(parameters: Sequence[nn.Parameter], peer: int, group: dist.ProcessGroup) -> None:
+    """Give both holders of tied parameters the sum of their gradients, bit for bit the same; once per update.
+
+    The initial values are equal, as they are functions of the name. With equal gradients, clipped by one norm, the
+    optimizers of both ranks keep them so. The other ranks take no part.
+
+    Args:
+        parameters: in the same order on both ranks; sharded in the same way, if they are.
+        peer: the other rank in the group.
+        group: of the pipeline.
+    """
+    other = dist.get_global_rank(group, peer)
+    # One after the other: both at once need a batch, and the first batch of an NCCL group all of its processes.
+    sends_first = dist.get_rank(group) < peer
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            continue
+        own = _local_gradient(parameter)
+        received = torch.empty_like(own, memory_format=torch.contiguous_format)
+        if sends_first:
+            dist.send(own.contiguous(), other, group=group)
+        dist.recv(received, other, group=group)
+        if not sends_first:
+            dist.send(own.contiguous(), other, group=group)
+        own.add_(received)
+
+
+def _local_gradient(parameter: nn.Parameter) -> Tensor:
+    """This rank's part of a gradient, to be added to in place; zeros where the parameter was not used."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    if parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.to_dense()
+    own: Tensor = local(parameter.grad)
+    return own

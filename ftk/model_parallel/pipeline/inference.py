@@ -1,4 +1,4 @@
-"""A pipeline that generates and scores: each process runs its layers, all of them see the same logits."""
+"""A pipeline that generates and scores: each process runs its layers, and all get the same logits."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ftk.model_parallel.pipeline.stages import Part
 class PipelinedModel(nn.Module):
     """This process's stage, to be called as the whole model is: every process makes the same calls.
 
-    `embed` waits for what the stage before hands on, the last of `layers` hands on to the stage behind, and `head`
-    gives every process the logits of the last stage. Whoever decides by logits decides the same everywhere. Hidden
-    states are those of the last stage there alone.
+    `embed` receives from the stage before, the last of `layers` sends to the next stage, and `head` broadcasts the
+    logits of the last stage, so that all processes choose the same tokens. Only the last stage has the model's hidden
+    states.
 
     Args:
         part: with one stage.
@@ -37,7 +37,7 @@ class PipelinedModel(nn.Module):
         stage: Any = self.stage
         self.layers: list[Callable[..., Tensor]] = list(stage.layers)
         if self.rank != self.last_rank:
-            self.layers[-1] = self._handing_on(self.layers[-1])
+            self.layers[-1] = self._sending(self.layers[-1])
 
     def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """As the whole model: tokens [B, T] -> logits [B, T, V]"""
@@ -54,7 +54,7 @@ class PipelinedModel(nn.Module):
         return self.finish(hidden)
 
     def embed(self, tokens: Tensor, **inputs: Any) -> Tensor:
-        """tokens [B, T], others as the model's -> what the first layer here reads, [B, T, H]"""
+        """tokens [B, T], others as the model's -> the input of the first layer here, [B, T, H]"""
         if self.rank == 0:
             stage: Any = self.stage
             return stage.embed(tokens, **inputs)
@@ -73,7 +73,7 @@ class PipelinedModel(nn.Module):
         return stage.finish(hidden) if self.rank == self.last_rank else hidden
 
     def head(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H], looked at on the last stage -> logits [..., V], on every stage"""
+        """hidden [..., H], read on the last stage -> logits [..., V], on every stage"""
         if self.rank == self.last_rank:
             stage: Any = self.stage
             logits = stage.head(hidden).contiguous()
@@ -84,7 +84,7 @@ class PipelinedModel(nn.Module):
         return logits
 
     def evaluation_runner(self, criterion: Any, device: torch.device, precision: str) -> PipelineRunner:
-        """What takes validation steps of the model: the loss is made on the last stage, and no logits are handed on.
+        """What takes validation steps of the model: the loss is computed on the last stage, and no logits are sent.
 
         Args:
             criterion: computes the loss (`ftk.criterions.base.Criterion`), in one pass.
@@ -109,7 +109,7 @@ class PipelinedModel(nn.Module):
             hidden_dtype=self._dtype(),
         )
 
-    def _handing_on(self, layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def _sending(self, layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def layer_and_send(hidden: Tensor, attend: Any) -> Tensor:
             hidden = layer(hidden, attend)
             dist.send(hidden.contiguous(), group=self.group, group_dst=self.rank + 1)
@@ -118,5 +118,5 @@ class PipelinedModel(nn.Module):
         return layer_and_send
 
     def _dtype(self) -> torch.dtype:
-        """Of what is handed on: that of the weights."""
+        """Of hidden states between stages: that of the weights."""
         return next(self.stage.parameters()).dtype

@@ -10,15 +10,22 @@ from ftk.model_parallel.config import EngineConfig, ParallelConfig
 
 @dataclass(frozen=True)
 class PipelineLayout:
-    """The stretches of a model's layers, in order; stage i is on rank i modulo the number of ranks.
+    """Consecutive layers of a model for each stage; stage i is on rank i modulo the number of ranks.
+
+    Each rank has the same number of stages, so that the last stage is on the last rank and never on the first, whose
+    stages would otherwise share tied parameters.
 
     Attributes:
         layers_per_stage: layers of each stage, first to last; each has one or more.
-        num_ranks: processes along the pipeline.
+        num_ranks: ranks along the pipeline, 2 or more.
     """
 
     layers_per_stage: tuple[int, ...]
     num_ranks: int
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 2 or self.num_stages % self.num_ranks:
+            raise ValueError(f"{self.num_stages} stages on {self.num_ranks} ranks: each rank needs the same number")
 
     @property
     def num_stages(self) -> int:
@@ -31,7 +38,7 @@ class PipelineLayout:
     @property
     def last_rank(self) -> int:
         """The rank with the output layer."""
-        return self.rank_of(self.num_stages - 1)
+        return self.num_ranks - 1
 
     def layers_of(self, stage: int) -> range:
         """The places of a stage's layers in the whole model."""
@@ -79,17 +86,17 @@ def pipeline_layout(num_layers: int, config: ParallelConfig) -> PipelineLayout:
 
 
 def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """As even as can be. The first stages get what is over: the last one has the output layer to compute as well."""
+    """As even as possible. The first stages get the rest: the last one computes the output layer as well."""
     each, over = divmod(num_layers, num_stages)
     return tuple(each + (stage < over) for stage in range(num_stages))
 
 
 NOT_ZERO_BUBBLE = ("selective",)
-"""Forms of activation checkpointing that the zero-bubble schedule does not go with."""
+"""Forms of activation checkpointing that the zero-bubble schedule does not support."""
 
 
 def check_pipeline(config: ParallelConfig, engine: EngineConfig, num_layers: int, update_freq: int) -> PipelineLayout:
-    """The layout, after a check that schedule, engine and number of micro-batches go with it.
+    """The layout, after a check that schedule, engine and number of micro-batches fit it.
 
     Args:
         config: with more than one pipeline process.
@@ -158,7 +165,7 @@ def check_micro_batches(schedule: str, layout: PipelineLayout, count: int) -> No
 
 
 def micro_batches_fit(schedule: str, num_stages: int, num_ranks: int, count: int) -> bool:
-    """Whether a schedule over so many stages on so many processes can run with `count` micro-batches an update."""
+    """Whether a schedule can run with `count` micro-batches per update."""
     if schedule == "gpipe":
         return True
     if schedule == "1f1b":

@@ -20,7 +20,7 @@ _SCHEDULES_KEPT = 2
 micro-batches), so that batches of ever new sizes cost little."""
 
 _SENDS_AHEAD = 2
-"""In validation a stage goes on to the next batch until so many results are still on their way to the next stage."""
+"""Results of validation that a stage may have in flight to the next stage before it waits."""
 
 
 class PipelineRunner:
@@ -35,8 +35,8 @@ class PipelineRunner:
         num_micro_batches: of an update.
         group: the processes of the pipeline.
         device: of this process.
-        token_shards: over so many processes each sequence is shared between the stages (sequence parallel).
-        hidden_dtype: in which hidden states are handed on.
+        token_shards: number of ranks that share each sequence between the stages (sequence parallel).
+        hidden_dtype: of hidden states between stages.
         finishers: called after the last backward pass of an update, to make gradients whole.
     """
 
@@ -103,8 +103,7 @@ class PipelineRunner:
     def evaluate(self, batch: Batch) -> Any:
         """The `LossOutput` of a batch, in the mode that the model is in; None on processes without the last stage.
 
-        Nothing is waited for after the last stage here has handed on its result, so that in a loop over many batches
-        the stages work side by side.
+        Sends are not waited for, so that in a loop over many batches the stages work at the same time.
 
         Args:
             batch: on the CPU.
@@ -158,7 +157,7 @@ class PipelineRunner:
         return Shape(rows, tokens // self._token_shards)
 
     def _schedule(self, room: int) -> Schedule:
-        """The schedule for buffers of so many tokens; those used last are kept."""
+        """The schedule for buffers of `room` tokens; those used last are kept."""
         schedule = self._schedules.pop(room, None)
         if schedule is None:
             while len(self._schedules) >= _SCHEDULES_KEPT:

@@ -54,7 +54,7 @@ class Stage(StepModule):
         index: of the stage.
         num_stages: of the pipeline, 2 or more.
         precision: fp32, bf16 or fp16, of matrix products.
-        hidden_dtype: in which hidden states are handed on.
+        hidden_dtype: of hidden states between stages.
         loss_apart: go backward through the loss at once, and from its input later, as zero-bubble needs it: there a
             backward pass is run in two parts, which a loss that makes its gradients in the forward cannot.
 
@@ -96,7 +96,7 @@ class Stage(StepModule):
         self._coming = iter(micro_batches)
 
     def forward(self, received: Tensor) -> Tensor:  # type: ignore[override]
-        """What is handed on of the next micro-batch (`begin`).
+        """The output of the next micro-batch (`begin`).
 
         Args:
             received: hidden states of the stage before, [room, H], of which B T are meant; anything on the first stage.
@@ -117,7 +117,7 @@ class Stage(StepModule):
             hidden = model.finish(hidden) if self.is_last else hidden.to(self._hidden_dtype)
         if self.is_last:
             return self._loss(hidden, micro_batch)
-        if torch.is_grad_enabled() and not hidden.requires_grad:  # all frozen until here: an end for the backward pass
+        if torch.is_grad_enabled() and not hidden.requires_grad:  # all frozen so far: the backward pass needs an end
             hidden = hidden.detach().requires_grad_()
         return _packed(hidden, micro_batch.room)
 
@@ -141,7 +141,7 @@ class Stage(StepModule):
 
 def _packed(hidden: Tensor, room: int) -> Tensor:
     """[B, T, H] -> [room, H], so that micro-batches of all shapes go through buffers of one."""
-    # A copy also where there is nothing to add: zero-bubble detaches in place what is handed on, and no view lets it.
+    # A copy also where there is nothing to add: zero-bubble detaches the output in place, which a view does not allow.
     return F.pad(hidden.flatten(0, 1), (0, 0, 0, room - hidden.size(0) * hidden.size(1)))
 
 

@@ -25,7 +25,7 @@ class Part:
         model: everything that this process holds; names are those of the whole model.
         stages: the same, stage by stage, with the same parameters; of one stage it is the model itself.
         tied: names of the parameters that both the first and the last stage hold, such as a token embedding that is
-            the output layer too; empty where one process has both.
+            the output layer too.
         names: of all parameters of the whole model, in its order.
         hidden_size: numbers a token that one stage hands to the next.
     """
@@ -41,7 +41,7 @@ class Part:
     @property
     def copies(self) -> frozenset[str]:
         """Names of the parameters here that are the first stage's: neither counted in norms nor saved here."""
-        return self.tied if self.rank == self.layout.last_rank and self.rank != 0 else frozenset()
+        return self.tied if self.rank == self.layout.last_rank else frozenset()
 
 
 def cut_model(model: nn.Module, layout: PipelineLayout, rank: int) -> Part:
@@ -84,8 +84,7 @@ def cut_model(model: nn.Module, layout: PipelineLayout, rank: int) -> Part:
     own = [kept(stage) for stage in layout.stages_of(rank)]
     held = _restricted(model, set().union(*own))
     stages = (held,) if len(own) == 1 else tuple(_restricted(held, kept) for kept in own)
-    tied = frozenset(first & last) if layout.last_rank != 0 else frozenset()
-    return Part(layout, rank, held, stages, tied, tuple(parameters), hidden_size)
+    return Part(layout, rank, held, stages, frozenset(first & last), tuple(parameters), hidden_size)
 
 
 def _check_layers(model: nn.Module, layout: PipelineLayout) -> None:

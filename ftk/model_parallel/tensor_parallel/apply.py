@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ftk.errors import UserError
-from ftk.model_parallel.shards import Fused, fused_parameters
-from ftk.model_parallel.tensor_parallel.behaviours import (
+from ftk.model_parallel.shards import Fused, as_dtensor, fused_parameters, own_pieces, with_fused
+from ftk.model_parallel.tensor_parallel.functions import all_reduce, part_size
+from ftk.model_parallel.tensor_parallel.plan import Plan, match_plan
+from ftk.model_parallel.tensor_parallel.region import TensorRegion
+from ftk.model_parallel.tensor_parallel.styles import (
+    Replicated,
     SequenceModule,
+    Style,
     Styled,
     TiedVocabEmbeddingModule,
     VocabEmbeddingModule,
 )
-from ftk.model_parallel.tensor_parallel.functions import all_reduce
-from ftk.model_parallel.tensor_parallel.plan import Plan, match_plan
-from ftk.model_parallel.tensor_parallel.region import TensorRegion
-from ftk.model_parallel.tensor_parallel.sharding import distributed_parameter, take_own_parts, whole_value
-from ftk.model_parallel.tensor_parallel.styles import Replicated, Style
 
 
 def apply_plan(
@@ -84,12 +85,12 @@ def _adopt(module: nn.Module, style: Style, region: TensorRegion, known: dict[nn
         if parameter is None:
             continue
         if parameter not in known:
-            known[parameter] = distributed_parameter(parameter, region.mesh, dims.get(name), fused)
+            known[parameter] = _distributed_parameter(parameter, region.mesh, dims.get(name), fused)
         module._parameters[name] = known[parameter]
     module.tensor_style, module.tensor_region = style, region  # type: ignore[assignment]
     if fused > 1:
         module.fused_parameters = {name: Fused(dim, fused, region.size) for name, dim in dims.items()}  # type: ignore[assignment]
-    module.register_load_state_dict_pre_hook(take_own_parts)
+    module.register_load_state_dict_pre_hook(_take_own_parts)
     behaviour = style.behaviour
     if behaviour is VocabEmbeddingModule and hasattr(module, "logits"):
         behaviour = TiedVocabEmbeddingModule
@@ -97,6 +98,57 @@ def _adopt(module: nn.Module, style: Style, region: TensorRegion, known: dict[nn
         module.__class__ = _subclass(type(module), behaviour, tuple(module._parameters))  # type: ignore[arg-type]
     for attribute in style.divide:
         setattr(module, attribute, getattr(module, attribute) // region.size)
+
+
+def _distributed_parameter(whole: nn.Parameter, mesh: DeviceMesh, dim: int | None, fused: int = 1) -> nn.Parameter:
+    """The parameter as a DTensor on a one-dimensional mesh; nothing is communicated.
+
+    Args:
+        whole: the same on every process, or on the meta device.
+        mesh: over the processes.
+        dim: along which each process gets a part; None: all of it.
+        fused: the number of equal layers concatenated in `whole` along `dim`, each of which is cut
+            (`ftk.model_parallel.shards.Fused`).
+    """
+    values = whole.detach()
+    placement: Placement = Replicate()
+    if dim is None:
+        local = values.contiguous()
+    else:
+        local = own_chunk(values.unflatten(dim, (fused, -1)), mesh, dim + 1).flatten(dim, dim + 1)
+        placement = Shard(dim)
+    stride = torch.empty(values.shape, device="meta").stride()
+    made = DTensor.from_local(local, mesh, [placement], run_check=False, shape=values.shape, stride=stride)
+    return nn.Parameter(made, requires_grad=whole.requires_grad)
+
+
+def own_chunk(whole: Tensor, mesh: DeviceMesh, dim: int) -> Tensor:
+    """This process's part along `dim`, cut as `torch.chunk` cuts: a copy, so that the whole can be freed."""
+    length, size = whole.size(dim), part_size(whole.size(dim), mesh.size())
+    start = min(mesh.get_local_rank() * size, length)
+    return whole.narrow(dim, start, min(size, length - start)).clone(memory_format=torch.contiguous_format)
+
+
+def _take_own_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a module loads a state dict: of whole tensors for its DTensors, take this process's part. Nothing is sent.
+
+    Args:
+        module: whose own parameters are loaded.
+        state: changed in place.
+        prefix: of the module's names in it.
+    """
+    fused = getattr(module, "fused_parameters", {})
+    for name, parameter in module._parameters.items():
+        value = state.get(prefix + name)
+        if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
+            continue
+        if value.shape != parameter.shape:  # torch names both shapes
+            continue
+        # A copy: load_state_dict(assign=True) would keep the whole alive.
+        part = torch.empty(parameter.to_local().shape, dtype=value.dtype, device=value.device)
+        for here, there in own_pieces(with_fused(parameter.detach(), fused.get(name))):
+            part[here] = value.detach()[there]
+        state[prefix + name] = as_dtensor(part, parameter)
 
 
 # Cached, so that the blocks of a model stay instances of one class, and torch.compile makes one graph for all.
@@ -145,17 +197,6 @@ def sum_sequence_gradients(model: nn.Module) -> None:
             part.copy_(summed.view_as(part))
 
 
-def set_sequence_length(model: nn.Module, length: int) -> None:
-    """Give a stage without an embedding the length of the sequences of which it gets parts, [B, n, H].
-
-    Needed only if the length is no multiple of the number of processes.
-    """
-    for module in model.modules():
-        if isinstance(module, Styled):
-            module.tensor_region.length = length
-            return
-
-
 def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state dict that the model would have on one process; all processes must call this.
 
@@ -164,6 +205,7 @@ def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
     fused = fused_parameters(model)
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
-        whole = whole_value(value)
+        found = value.detach()
+        whole = found.full_tensor() if isinstance(found, DTensor) else found
         state[name] = fused[id(value)].in_model_order(whole) if id(value) in fused else whole
     return state

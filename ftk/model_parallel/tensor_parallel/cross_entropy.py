@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from ftk.errors import UserError
-from ftk.model_parallel.tensor_parallel.behaviours import first_row
 from ftk.model_parallel.tensor_parallel.functions import all_reduce, copy_to_region, part_size
+from ftk.model_parallel.tensor_parallel.styles import first_row
 
 _NAME = "vocab_parallel_cross_entropy"  # in messages
 
@@ -91,8 +91,8 @@ def vocab_parallel_cross_entropy(
     _check_part(logits.size(-1), shard)
     counted = targets != ignore_index if mask is None else mask & (targets != ignore_index)
     outside = counted & ((targets < 0) | (targets >= vocab_size))
-    waits_for_nobody = targets.device.type == "cpu" and not torch.compiler.is_compiling()
-    if waits_for_nobody and outside.any():
+    host_reads_freely = targets.device.type == "cpu" and not torch.compiler.is_compiling()
+    if host_reads_freely and outside.any():
         raise UserError(
             f"{_NAME}: the target {int(targets[outside][0])} is no row of a vocabulary of {vocab_size}; leave such "
             f"places out with mask, or with ignore_index (which is {ignore_index})"
@@ -100,7 +100,7 @@ def vocab_parallel_cross_entropy(
     rows = logits.reshape(targets.numel(), logits.size(-1))  # [N, n]
     losses, _ = vocab_parallel_losses(rows, targets.reshape(-1), shard, label_smoothing)
     losses = losses.view(targets.shape).masked_fill(~counted, 0.0)
-    if waits_for_nobody:
+    if host_reads_freely:
         return losses
     return losses * torch.ones_like(losses).masked_fill(outside, torch.nan)  # the gradient is multiplied, too
 

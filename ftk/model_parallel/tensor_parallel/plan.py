@@ -18,8 +18,16 @@ from typing import Any, get_type_hints
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.tensor_parallel.behaviours import drops
-from ftk.model_parallel.tensor_parallel.styles import STYLES, Column, Row, Sequence, Sharded, Style, VocabEmbedding
+from ftk.model_parallel.tensor_parallel.styles import (
+    STYLES,
+    Column,
+    Row,
+    Sequence,
+    Sharded,
+    Style,
+    VocabEmbedding,
+    drops,
+)
 
 Plan = Mapping[str, str | Mapping[str, Any]]
 """Pattern -> the name of a style, or {"style": name, option: value, ...}."""

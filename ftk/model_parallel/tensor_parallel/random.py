@@ -1,9 +1,9 @@
-"""Random numbers: the same on all tensor parallel processes where values are whole, each its own where they are shared.
+"""Random numbers: the same on all tensor parallel ranks where values are whole, different where they are shared.
 
-All processes of a batch seed torch alike, step by step; that is the common stream. A dropout of what is shared, such as
-the attention weights of some heads, must differ between processes: it draws from a stream that is seeded by one
-number of the common stream and the rank. Nothing is kept from one use to the next, so that whatever restores the common
-stream (a resumed run, activation checkpointing before it computes again) restores all.
+All ranks of a batch seed torch with the same number in each step; that is the common stream. A dropout of what is
+shared, such as the attention weights of some heads, must differ between ranks: it draws from a stream that is seeded by
+one number of the common stream and the rank. No state is kept from one use to the next, so that whatever restores the
+common stream (a resumed run, activation checkpointing before it computes again) restores all.
 """
 
 from __future__ import annotations

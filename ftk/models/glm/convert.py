@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.models.conversion import JointHeads, LazyTensors, Rename, renamed, weight_and_bias
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 
 StateDict = Mapping[str, Tensor]
 

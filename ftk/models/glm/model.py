@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ftk.models.glm.config import GLMConfig
+from ftk.models.glm import GLMConfig
 from ftk.models.glm.positions import BlockPositionEmbedding, PositionEmbedding
 from ftk.models.pre_norm import PreNormTransformer
 from ftk.modules.attention import Attend

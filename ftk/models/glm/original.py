@@ -24,8 +24,8 @@ from ftk.errors import UserError, counted
 from ftk.files import naming, new_file_for_torch, read_bytes, write_whole
 from ftk.models import model_config
 from ftk.models.conversion import AdamState, Contents, LazyTensors
+from ftk.models.glm import GLMConfig
 from ftk.models.glm import convert as names
-from ftk.models.glm.config import GLMConfig
 from ftk.models.glm.original_adam import original_state, read_original_state
 from ftk.models.torch_file import read_tensor_file
 from ftk.registry import register_converter
@@ -195,7 +195,7 @@ def _iteration_folder(source: Path) -> Path:
         if path.is_file():
             tag = read_bytes(path, _MAX_TAG_BYTES).decode("utf-8", "replace").strip().strip("\0")
             if not tag or Path(tag).name != tag or tag == "..":
-                raise UserError(f"{path}: says {tag[:40]!r}; the name of a folder beside it is meant there")
+                raise UserError(f"{path}: says {tag[:40]!r}; it must name a folder next to it")
             if not (source / tag).is_dir():
                 raise UserError(f"{path}: says {tag!r}, but there is no folder {source / tag}")
             return source / tag

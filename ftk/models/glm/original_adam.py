@@ -34,7 +34,7 @@ def read_original_state(
         folder: for messages.
 
     Returns:
-        None if there is none, or one of another form (DeepSpeed's, FP16_Optimizer's, Adafactor's): that is said.
+        None if there is none, or one of another form (DeepSpeed's, FP16_Optimizer's, Adafactor's), with a warning.
     """
     if all(part.get("optimizer") is None for part in parts):
         return None

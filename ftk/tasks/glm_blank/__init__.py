@@ -9,18 +9,13 @@ from ftk.lazy_names import lazy_names
 if TYPE_CHECKING:
     from ftk.tasks.glm_blank.infill.fill import BlankFiller
     from ftk.tasks.glm_blank.infill.generator import BlankGenerator
-    from ftk.tasks.glm_blank.infill.results import FilledBlank, FillResult
-    from ftk.tasks.glm_blank.infill.streaming import Piece
 
-__all__ = ["BlankFiller", "BlankGenerator", "FillResult", "FilledBlank", "Piece"]
+__all__ = ["BlankFiller", "BlankGenerator"]
 
 __getattr__ = lazy_names(
     __name__,
     {
         "BlankFiller": "ftk.tasks.glm_blank.infill.fill",
         "BlankGenerator": "ftk.tasks.glm_blank.infill.generator",
-        "FillResult": "ftk.tasks.glm_blank.infill.results",
-        "FilledBlank": "ftk.tasks.glm_blank.infill.results",
-        "Piece": "ftk.tasks.glm_blank.infill.streaming",
     },
 )

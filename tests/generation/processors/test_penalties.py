@@ -86,7 +86,7 @@ def test_the_tokens_of_a_prompt_are_gathered_once_however_many_searches_are_unde
     own = [Processors([MinLength([length]), MaxLength([length]), penalty]) for length in lengths]
     groups = []
     step = Engine._advance
-    monkeypatch.setattr(Engine, "_advance", lambda self: (groups.append(len(self._groups)), step(self)))
+    monkeypatch.setattr(Engine, "_advance", lambda self, logits: (groups.append(len(self._groups)), step(self, logits)))
     together = BlankGenerator(small_model(), SPECIAL, max_len=8, batch_size=4).fill_ids(contexts, processors=own)
     assert max(groups) > 1
     assert sorted(met) == sorted(contexts)

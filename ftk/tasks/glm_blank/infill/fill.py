@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
 from ftk.errors import UserError
+from ftk.generation.engine.scoring import Scored
 from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
+from ftk.generation.results import TextAnswer, TextResult
 from ftk.generation.search import Answer
-from ftk.generation.text import check_list, check_lists, check_text, check_vocabulary
-from ftk.modules.evaluation_mode import evaluation_mode
+from ftk.generation.text import TextGenerator, check_lists, check_text, each_prompt
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
-from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer, longest_first, whole_answers
-from ftk.tasks.glm_blank.infill.given_answers import encode_answers
+from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer
+from ftk.tasks.glm_blank.infill.joint import fillings_of
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tasks.glm_blank.infill.misspelt_blanks import refuse_misspelt_blanks
 from ftk.tasks.glm_blank.infill.questions import question_of
-from ftk.tasks.glm_blank.infill.results import EncodedPrompt, FilledBlank, FillResult
-from ftk.tasks.glm_blank.infill.scoring import check_answers, score_ids
-from ftk.tasks.glm_blank.infill.streaming import Piece, PromptStream
+from ftk.tasks.glm_blank.infill.results import EncodedPrompt
+from ftk.tasks.glm_blank.infill.scoring import Given, encode_answers, given_answers, scored_answers
+from ftk.tasks.glm_blank.infill.streaming import PromptStream
 from ftk.tasks.glm_blank.infill.truncation import truncate
 
 if TYPE_CHECKING:
-    from ftk.generation.processors.base import Processors
-    from ftk.tasks.glm_blank.infill.generator import NewTokens
+    from ftk.generation.engine.request import Event, Request
     from ftk.tokenizers import Tokenizer
 
 _BLANKS = {"[MASK]": "mask", "[sMASK]": "smask", "[gMASK]": "gmask"}
+_CONTINUED = "has no blank and is continued at the end", "have no blank and are continued at the end"
 
 
-class BlankFiller:
+class BlankFiller(TextGenerator[EncodedPrompt]):
     """A generator with its tokenizer: text in, text with its blanks filled out.
 
         filler = BlankFiller(tokenizer, BlankGenerator(model, tokenizer.special, beam=4))
+        filler.fill(["Ng is an adjunct professor at [MASK] ."])[0].answers[0].text
+
+    Blanks are filled from left to right; a prompt without a blank is continued at its end. A prompt is
+    refused if the tokenizer lacks one of its blanks or, unless `misspelt_blanks` is "text", one is misspelt ("[mask]").
 
     Args:
         tokenizer: the one that the model was trained with.
@@ -51,12 +55,12 @@ class BlankFiller:
 
     config_class: ClassVar[type[FillConfig]] = FillConfig
     example: ClassVar[str] = "the [MASK] fox"
+    framing: Any
 
     def __init__(self, tokenizer: Tokenizer, generator: BlankGenerator, steering: Steering | None = None) -> None:
-        self.tokenizer = tokenizer
+        parts = generator.model, generator.framing, generator.config, steering, generator.language_model
+        super().__init__(tokenizer, *parts)
         self.generator = generator
-        self.steering = steering
-        check_vocabulary(tokenizer, generator.model)
         special = tokenizer.special
         ids = {text: getattr(special, name) for text, name in _BLANKS.items()}
         self.blanks: dict[str, int] = {text: one for text, one in ids.items() if one is not None}
@@ -66,6 +70,7 @@ class BlankFiller:
         own_names = [tokenizer.token_text(one) for one in self.blanks.values()]
         self._names = {*self.blanks, *(token.text for token in tokenizer.command_tokens)}
         self._blank_pattern = re.compile("|".join(map(re.escape, {*self.blanks, *own_names})))
+        self.invitation = f"Write a text with {', '.join(self.blanks)} where something is missing, or one to go on"
 
     @classmethod
     def assembled(
@@ -77,231 +82,23 @@ class BlankFiller:
         steering: Steering,
         language_model: nn.Module | None = None,
     ) -> BlankFiller:
-        """One of loaded parts, see `TextGenerator.assembled`; the generator makes its own framing."""
-        beside = None
+        """See `TextGenerator.assembled`; the generator makes its own framing."""
+        reader = None
         if language_model is not None:
-            beside = LanguageModel(language_model, tokenizer.special, config.lm_weight, ends=config.lm_ends)
+            reader = LanguageModel(language_model, tokenizer.special, config.lm_weight, ends=config.lm_ends)
         processors = steering.processors
-        generator = BlankGenerator(model, tokenizer.special, config, processors=processors, language_model=beside)
+        generator = BlankGenerator(model, tokenizer.special, config, processors=processors, language_model=reader)
         return cls(tokenizer, generator, steering)
 
     @classmethod
     def check_config(cls, config: FillConfig, model_config: Any) -> None:
-        """See `TextGenerator.check_config`."""
         check_longest_answer(config, model_config)
 
-    @property
-    def invitation(self) -> str:
-        """What ftk-interactive asks for."""
-        return f"Write a text with {', '.join(self.blanks)} where something is missing, or one to go on"
-
-    def generate(self, prompts: Sequence[str], seeds: Sequence[int] | None = None, **options: Any) -> list[FillResult]:
-        """`fill`, under the name that it has for every task."""
-        return self.fill(prompts, seeds, **options)
-
-    def fill(
-        self,
-        prompts: Sequence[str],
-        seeds: Sequence[int] | None = None,
-        progress: Callable[[int], object] | None = None,
-        on_piece: Callable[[Piece], object] | None = None,
-        options: Sequence[PromptOptions | None] | None = None,
-    ) -> list[FillResult]:
-        """Fills the blanks of each prompt from left to right.
-
-            filler.fill(["Ng is an adjunct professor at [MASK] ."])[0].answers[0].text
-
-        Args:
-            prompts: texts; one without a blank is continued at its end.
-            seeds, progress: as for `BlankGenerator.fill_ids`.
-            on_piece: called with each piece of an answer as it comes, see `stream`; what it raises ends the work.
-            options: for each prompt its own, which take the place of those of the same name; see
-                `ftk.generation.processors.steering.PROMPT_OPTIONS`.
-
-        Raises:
-            UserError: a prompt is empty or too long, or has a blank that the tokenizer lacks or, unless
-                `misspelt_blanks` is "text", one that is misspelt ("[mask]"); its options are not allowed.
-        """
-        check_list("fill", prompts)
-        return self.generate_encoded(self._encoded(prompts, options), progress, on_piece, seeds)
-
-    def stream(
-        self,
-        prompts: str | Sequence[str],
-        seeds: Sequence[int] | None = None,
-        options: Sequence[PromptOptions | None] | None = None,
-    ) -> Generator[Piece, None, None]:
-        """As `fill`, but gives each piece of an answer as soon as it is there.
-
-            for piece in filler.stream("Ng is an adjunct professor at [MASK] ."):
-                print(piece.filled, end="", flush=True)
-
-        The work is done between one piece and the next, in the thread of the caller; closing the iterator, or
-        dropping it, ends it. Where hypotheses compete (beams, several samples) a blank has one piece: its answer. With
-        `nbest_over` "text" these come when all are known, and `others` only by `fill`.
-
-        Args:
-            prompts: a text, or several, which are answered together: their pieces come in turn.
-            seeds, options: as for `fill`.
-
-        Raises:
-            UserError: as `fill`, at once.
-        """
-        encoded = self._encoded([prompts] if isinstance(prompts, str) else prompts, options)
-        return self.stream_encoded(encoded, seeds)
-
-    def _encoded(
-        self, prompts: Sequence[str], options: Sequence[PromptOptions | None] | None = None
-    ) -> list[EncodedPrompt]:
-        options = [None] * len(prompts) if options is None else options
-        if len(options) != len(prompts):
-            raise UserError(f"options for {len(options)} prompts, but there are {len(prompts)}; None stands for none")
-        encoded = []
-        for number, (prompt, own) in enumerate(zip(prompts, options, strict=True), start=1):
-            try:
-                encoded.append(self.encode(prompt, options=own))
-            except UserError as error:
-                raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
-        return encoded
-
-    def encode(self, prompt: str, options: PromptOptions | None = None, *, check: bool = True) -> EncodedPrompt:
-        """What the model reads for a prompt: [CLS], the text, and end of text unless a [gMASK] is at the end.
-
-        Args:
-            prompt: a text.
-            options: of this prompt alone.
-            check: whether answers of the longest length must fit the model's positions.
-
-        Raises:
-            UserError: as for `fill`.
-        """
-        check_text(prompt)
-        text = prompt.strip()
-        if not text:
-            raise UserError("the prompt is empty; write a text, with [MASK] where something is missing")
-        for blank in self._missing:
-            if blank in text:
-                raise UserError(f"this tokenizer has no {blank}; it has {', '.join(self.blanks)}")
-        if self.generator.config.misspelt_blanks == "refuse":
-            refuse_misspelt_blanks(prompt, self._names, list(self.blanks))
-        pieces = self._blank_pattern.split(text)
-        # "[MASK]" is understood everywhere, also where the tokenizer's own name for it is another.
-        for blank, token in self.blanks.items():
-            text = text.replace(blank, self.tokenizer.token_text(token))
-        ids = self.tokenizer.encode(text, command_tokens=True)
-        special = self.tokenizer.special
-        continued = len(pieces) == 1
-        if continued:
-            ids, pieces = [*ids, self._last_blank], [*pieces, ""]
-        if sum(token in self.generator.framing.masks for token in ids) != len(pieces) - 1:
-            raise UserError("the prompt holds a command token that counts as a blank here; remove it")
-        if special.cls is not None and ids[0] != special.cls:
-            ids = [special.cls, *ids]
-        if special.eos is not None and ids[-1] not in (special.gmask, special.eos):
-            ids = [*ids, special.eos]
-        side, limit = self.generator.config.truncate, self.generator.longest_context(len(pieces) - 1)
-        if side != "error" and limit is not None:
-            ids = truncate(ids, self.generator.framing.masks, limit, side, (special.cls, special.eos))
-        if check:
-            self.generator.check(ids)
-        if not options:
-            return EncodedPrompt(prompt, pieces, ids, continued=continued)
-        if self.steering is None:
-            raise UserError("prompts have options of their own, but the filler was made without steering")
-        processors = self.steering.of(options, len(pieces) - 1)
-        return EncodedPrompt(prompt, pieces, ids, seed_of(options), processors, continued)
-
-    def generate_encoded(
-        self,
-        prompts: Sequence[EncodedPrompt],
-        progress: Callable[[int], object] | None = None,
-        on_piece: Callable[[Piece], object] | None = None,
-        seeds: Sequence[int] | None = None,
-    ) -> list[FillResult]:
-        """As `fill`, for prompts that `encode` or `encode_sample` has made."""
-        generator = self.generator
-        if generator.config.nbest_over == "text":
-            return self._fill_texts(prompts, seeds, progress, on_piece)
-        if on_piece is not None:
-            results: dict[int, FillResult] = {}
-            with closing(self.stream_encoded(prompts, seeds, progress)) as pieces:
-                for piece in pieces:
-                    on_piece(piece)
-                    if piece.result is not None:
-                        results[piece.prompt] = piece.result
-            return [results[number] for number in range(len(prompts))]
-        contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
-        if generator.config.blank_order == "confident":
-            answers = generator.fill_ids(contexts, self._seeds(prompts, seeds), progress, own)
-            return [self.result(prompt, found) for prompt, found in zip(prompts, answers, strict=True)]
-        # The engine is asked from here, as directly as it goes: most prompts come this way.
-        requests = generator.requests(contexts, self._seeds(prompts, seeds), own)
-        order = longest_first(requests)
-        asked, by_blank = [requests[index] for index in order], [dict[int, Answer]() for _ in prompts]
-        if asked:
-            with evaluation_mode(*generator.models()):
-                found = generator.engine(asked).answers(asked, progress or (lambda count: None))
-            for index, own_answers in zip(order, found, strict=True):
-                by_blank[index] = dict(zip(requests[index].prompt.order, own_answers, strict=True))
-        return [
-            self.result(prompt, [found[blank] for blank in sorted(found)])
-            for prompt, found in zip(prompts, by_blank, strict=True)
-        ]
-
-    def _fill_texts(
-        self,
-        prompts: Sequence[EncodedPrompt],
-        seeds: Sequence[int] | None,
-        progress: Callable[[int], object] | None,
-        on_piece: Callable[[Piece], object] | None,
-    ) -> list[FillResult]:
-        """As `generate_encoded`, the n best of each text as a whole."""
-        contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
-        found = self.generator.fill_texts(contexts, self._seeds(prompts, seeds), progress, own)
-        if on_piece is not None:
-            parts = (part for number, one in enumerate(found) for part in whole_answers(number, one[0].answers))
-            for piece in self._pieces([PromptStream(self, prompt) for prompt in prompts], parts):
-                on_piece(piece)
-        results = []
-        for prompt, fillings in zip(prompts, found, strict=True):
-            best, *others = (replace(self.result(prompt, one.answers), score=one.score) for one in fillings)
-            results.append(replace(best, others=tuple(others)))
-        return results
-
-    def stream_encoded(
-        self,
-        prompts: Sequence[EncodedPrompt],
-        seeds: Sequence[int] | None = None,
-        progress: Callable[[int], object] | None = None,
-    ) -> Generator[Piece, None, None]:
-        """As `stream`, for prompts that `encode` has made."""
-        contexts, own = [prompt.context for prompt in prompts], [prompt.processors for prompt in prompts]
-        parts = self.generator.stream_ids(contexts, self._seeds(prompts, seeds), progress, own)
-        return self._pieces([PromptStream(self, prompt) for prompt in prompts], parts)
-
-    def _seeds(self, prompts: Sequence[EncodedPrompt], seeds: Sequence[int] | None) -> Sequence[int] | None:
-        """The seed of each prompt; its own goes first."""
-        if all(prompt.seed is None for prompt in prompts) or (seeds is not None and len(seeds) != len(prompts)):
-            return seeds
-        usual = [self.generator.config.seed] * len(prompts) if seeds is None else seeds
-        return [seed if prompt.seed is None else prompt.seed for prompt, seed in zip(prompts, usual, strict=True)]
-
-    def processors_of(self, prompt: EncodedPrompt) -> Processors:
-        """What changes the scores of a prompt's answers, and says what counts of them."""
-        return self.generator.processors if prompt.processors is None else prompt.processors
-
-    def _pieces(
-        self, streams: Sequence[PromptStream], parts: Generator[NewTokens, None, object]
-    ) -> Generator[Piece, None, None]:
-        with closing(parts):
-            for part in parts:
-                piece = streams[part.prompt].add(part)
-                if piece is not None:
-                    yield piece
+    fill = TextGenerator.generate
 
     def score(
         self, prompts: Sequence[str], answers: Sequence[Sequence[str]], end: bool = True
-    ) -> list[list[FilledBlank]]:
+    ) -> list[list[TextAnswer]]:
         """Scores given answers instead of finding some.
 
             filler.score(["Ng is at [MASK] ."], [["Stanford University"]])[0][0].logprob
@@ -323,7 +120,7 @@ class BlankFiller:
 
     def score_candidates(
         self, prompts: Sequence[str], candidates: Sequence[Sequence[Sequence[str]]], end: bool = True
-    ) -> list[list[list[FilledBlank]]]:
+    ) -> list[list[list[TextAnswer]]]:
         """As `score`, for any number of candidates for each prompt, which share one reading of it.
 
         Args:
@@ -334,33 +131,42 @@ class BlankFiller:
             per prompt and candidate, in the order given, one answer a blank.
         """
         check_lists("score_candidates([prompt], [[[answer]]])", prompts, candidates)
-        encoded = []
-        for number, (prompt, own) in enumerate(zip(prompts, candidates, strict=True), start=1):
-            try:
-                encoded.append(self.encode_candidates(prompt, own, end))
-            except UserError as error:
-                raise UserError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
-        return self.score_encoded(encoded)
+        return self.score_encoded(each_prompt(self.encode_candidates, prompts, candidates, [end] * len(prompts)))
 
-    def score_encoded(
-        self, prompts: Sequence[EncodedPrompt], progress: Callable[[int], object] | None = None
-    ) -> list[list[list[FilledBlank]]]:
-        """As `score_candidates`, for what `encode_candidates` or `encode_sample` has made."""
-        contexts, orders = [prompt.context for prompt in prompts], [prompt.order for prompt in prompts]
-        candidates = [prompt.candidates for prompt in prompts]
-        scored = score_ids(self.generator, contexts, candidates, orders, end=False, progress=progress)
-        return [
-            [self.describe(prompt.context, answers) for answers in found]
-            for prompt, found in zip(prompts, scored, strict=True)
-        ]
+    def encode(
+        self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True
+    ) -> EncodedPrompt:
+        """What the model reads for a prompt: [CLS], the text, and end of text unless a [gMASK] is at the end."""
+        check_text(prompt)
+        if not prompt.strip():
+            raise UserError("the prompt is empty; write a text, with [MASK] where something is missing")
+        for blank in self._missing:
+            if blank in prompt:
+                raise UserError(f"this tokenizer has no {blank}; it has {', '.join(self.blanks)}")
+        if self.config.misspelt_blanks == "refuse":
+            refuse_misspelt_blanks(prompt, self._names, list(self.blanks))
+        pieces, ids = self._split(prompt.strip())
+        side, limit = self.config.truncate, self._longest_context(len(pieces) - 1)
+        if side != "error" and limit is not None:
+            special = self.tokenizer.special
+            ids = truncate(ids, self.framing.masks, limit, side, (special.cls, special.eos))
+        processors = None
+        if options and self.steering is None:
+            raise UserError("prompts have options of their own, but the filler was made without steering")
+        if options and self.steering is not None:
+            own_seed, processors = seed_of(options), self.steering.of(options, len(pieces) - 1)
+            seed = seed if own_seed is None else own_seed
+        request = self.generator.request(ids, seed, processors)
+        if check:
+            self.framing.check(request)
+        is_continued = self._blank_pattern.search(prompt) is None
+        return EncodedPrompt(prompt, request, remark=_CONTINUED if is_continued else None, pieces=pieces)
 
     def encode_candidates(self, prompt: str, candidates: Sequence[Sequence[str]], end: bool = True) -> EncodedPrompt:
         """A prompt with answers that are to be scored; arguments as for `score_candidates`, of one prompt."""
-        encoded, ends = self.encode(prompt, check=False), self.generator.framing.ends
-        given = [encode_answers(self.tokenizer, encoded, answers) for answers in candidates]
-        if end:
-            given = [[one if one and one[-1] in ends else [*one, ends[0]] for one in answers] for answers in given]
-        check_answers(self.generator, encoded.context, given, end=False)
+        encoded = self.encode(prompt, check=False)
+        ids = [encode_answers(self.tokenizer, encoded.pieces, answers) for answers in candidates]
+        given = [given_answers(self.framing, encoded.request, answers, end=end) for answers in ids]
         return replace(encoded, candidates=given)
 
     def encode_sample(self, sample: Mapping[str, Any]) -> EncodedPrompt:
@@ -370,38 +176,46 @@ class BlankFiller:
             UserError: the task numbers the blanks of its samples.
         """
         question = question_of(sample, self.tokenizer.special)
+        request = self.generator.request(question.context)
+        targets = question.training_targets(self.framing.ends[0])
         return EncodedPrompt(
             self.source_text(question.context),
-            [],
-            question.context,
-            order=question.order,
-            candidates=[question.training_targets(self.generator.framing.ends[0])],
+            request,
+            candidates=[given_answers(self.framing, request, targets, question.order, end=False)],
             references=[self.tokenizer.decode(reference).strip() for reference in question.references],
         )
 
-    def describe(
-        self, context: Sequence[int], answers: Sequence[Answer], processors: Processors | None = None
-    ) -> list[FilledBlank]:
-        """Answers in words, each with the blank that it fills; `processors` if they are not the generator's."""
-        blanks = [token for token in context if token in self.generator.framing.masks]
-        processors = self.generator.processors if processors is None else processors
-        return [self._described(blank, answer, processors) for blank, answer in zip(blanks, answers, strict=True)]
+    def events(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[Event, None, None]:
+        """See `BlankGenerator.events`."""
+        return self.generator.events(requests, stream=stream)
 
-    def describe_blank(self, prompt: EncodedPrompt, number: int, answer: Answer) -> FilledBlank:
-        """As `describe`, for the blank of this number alone, counted from 0."""
-        blanks = [token for token in prompt.context if token in self.generator.framing.masks]
-        return self._described(blanks[number], answer, self.processors_of(prompt))
+    def text_stream(self, number: int, prompt: EncodedPrompt) -> PromptStream:
+        return PromptStream(self, number, prompt)
 
-    def _described(self, blank: int, answer: Answer, processors: Processors) -> FilledBlank:
-        return FilledBlank(
-            self.tokenizer.token_text(blank),
-            processors.cut(self.tokenizer.decode(answer.tokens)).strip(),
+    def result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> TextResult:
+        """A prompt with its answers, from left to right; of a sample, which has no `pieces`, without a text."""
+        if self.config.nbest_over == "blank":
+            return self._result(prompt, answers)
+        ways = fillings_of(answers, self.config.length_penalty)
+        best, *others = (replace(self._result(prompt, way.answers), score=way.score) for way in ways)
+        return replace(best, others=tuple(others))
+
+    def scored(self, prompt: EncodedPrompt, candidate: Given, found: Scored) -> list[TextAnswer]:
+        answers = scored_answers(self.framing, candidate, found, self.config.length_penalty)
+        return self._all_described(prompt, answers)
+
+    def described(self, prompt: EncodedPrompt, blank: int, answer: Answer) -> TextAnswer:
+        """An answer in words; `blank` is the id of its mask token."""
+        of_texts = self.config.nbest_over == "text"  # `others` are parts of other ways to fill the text
+        return TextAnswer(
+            prompt.request.processors.cut(self.tokenizer.decode(answer.tokens)).strip(),
             answer.tokens,
             answer.token_logprobs,
             answer.score,
-            tuple(self._described(blank, other, processors) for other in answer.others),
+            () if of_texts else tuple(self.described(prompt, blank, other) for other in answer.others),
             answer.alternatives,
             answer.lm_logprobs,
+            {"blank": self.tokenizer.token_text(blank)},
         )
 
     def source_text(self, context: Sequence[int]) -> str:
@@ -413,16 +227,37 @@ class BlankFiller:
             ids = ids[:-1]
         return self.tokenizer.decode(ids)
 
-    def filled_text(self, prompt: EncodedPrompt) -> FilledText:
-        """A prompt's text, none of its blanks filled yet."""
-        return FilledText(self.tokenizer, self.generator.framing.masks, prompt, self.processors_of(prompt).cut)
+    def _split(self, text: str) -> tuple[list[str], list[int]]:
+        """The text before, between and behind the blanks; all of it as ids, with a blank at the end if it has none."""
+        pieces, special = self._blank_pattern.split(text), self.tokenizer.special
+        # "[MASK]" is understood everywhere, also where the tokenizer's own name for it is another.
+        for blank, token in self.blanks.items():
+            text = text.replace(blank, self.tokenizer.token_text(token))
+        ids = self.tokenizer.encode(text, command_tokens=True)
+        if len(pieces) == 1:
+            ids, pieces = [*ids, self._last_blank], [*pieces, ""]
+        if sum(token in self.framing.masks for token in ids) != len(pieces) - 1:
+            raise UserError("the prompt holds a command token that counts as a blank here; remove it")
+        if special.cls is not None and ids[0] != special.cls:
+            ids = [special.cls, *ids]
+        if special.eos is not None and ids[-1] not in (special.gmask, special.eos):
+            ids = [*ids, special.eos]
+        return pieces, ids
 
-    def result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> FillResult:
-        """A prompt with its answers, from left to right; of a sample, which has no `pieces`, without a text."""
+    def _longest_context(self, num_blanks: int) -> int | None:
+        longest: int | None = self.framing.longest_context(
+            num_blanks, self.config.max_len if self.config.reencode else None
+        )
+        return longest
+
+    def _result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> TextResult:
+        described = self._all_described(prompt, answers)
         if not prompt.pieces:
-            return FillResult(prompt.prompt, "", self.describe(prompt.context, answers))
-        filled = self.filled_text(prompt)
+            return TextResult(prompt.prompt, "", described)
+        filled = FilledText(self.tokenizer, self.framing.masks, prompt)
         for answer in answers:
             filled.fill(answer.tokens)
-        described = self.describe(prompt.context, answers, prompt.processors)
-        return FillResult(prompt.prompt, filled.text, described, tuple(filled.spans))
+        return TextResult(prompt.prompt, filled.text, described, tuple(filled.spans))
+
+    def _all_described(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> list[TextAnswer]:
+        return [self.described(prompt, *pair) for pair in zip(prompt.blanks, answers, strict=True)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ftk.generation.token_text import text_behind
+
 if TYPE_CHECKING:
     from ftk.tasks.glm_blank.infill.results import EncodedPrompt
     from ftk.tokenizers import Tokenizer
-
-_CONTEXT_FOR_SPACING = 8  # tokens before a blank that decide whether its answer begins with a space
 
 
 class FilledText:
@@ -19,7 +19,6 @@ class FilledText:
         tokenizer: from ids to text.
         masks: ids that stand for a blank.
         prompt: its pieces of text, and its ids.
-        counts: what counts of an answer's text: all in front of a stop string.
 
     Attributes:
         text: up to the next blank; all of it when none is left.
@@ -27,17 +26,16 @@ class FilledText:
         number: of the next blank, from 0 on.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, masks: Sequence[int], prompt: EncodedPrompt, counts: Callable[[str], str]
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, masks: Sequence[int], prompt: EncodedPrompt) -> None:
         self.tokenizer = tokenizer
         self.masks = masks
-        self.counts = counts
+        self.cut = prompt.request.processors.cut
         self.text = prompt.pieces[0]
         self.spans: list[tuple[int, int]] = []
         self._pieces = iter(prompt.pieces[1:])
         self._context = iter(prompt.context)
         self._read: list[int] = []  # the ids of the text so far
+        self._begun: tuple[list[int], str] = [], ""  # the beginning of the next answer, and its text
         self._read_to_blank()
 
     @property
@@ -45,26 +43,38 @@ class FilledText:
         return len(self.spans)
 
     def fill(self, answer: Sequence[int]) -> None:
-        """The next blank has this answer."""
-        words = self.words(answer, self.counts)
+        """The next blank has this answer, ids."""
+        words = self._in_place(self.cut(self._behind(self._read, answer)))
         self.spans.append(self.span(words))
         self.text += words + next(self._pieces)
         self._read.extend(answer)
+        self._begun = [], ""
         self._read_to_blank()
 
-    def words(self, answer: Sequence[int], counts: Callable[[str], str]) -> str:
-        """How an answer to the next blank reads in its place, with the space in front of it, if there is one.
+    def begin(self, answer: Sequence[int], settled: Callable[[str], str]) -> str:
+        """How the beginning of an answer to the next blank reads in its place; it may only become longer.
 
         Args:
-            answer: ids.
-            counts: what counts of its text.
+            answer: its ids so far.
+            settled: the part of its text that later tokens do not change.
         """
-        words = counts(self._spaced(list(answer)))
-        return words.lstrip() if not self.text or self.text[-1].isspace() else words
+        tokens, text = self._begun
+        if len(answer) > len(tokens):
+            new = answer[len(tokens) :]
+            text += text_behind(self.tokenizer.decode, tokens, new) if tokens else self._behind(self._read, new)
+            self._begun = list(answer), text
+        return self._in_place(settled(text)).rstrip()
 
     def span(self, words: str) -> tuple[int, int]:
         """Where in the text these words will stand, without the space in front."""
         return len(self.text) + len(words) - len(words.lstrip()), len(self.text) + len(words)
+
+    def _behind(self, before: Sequence[int], answer: Sequence[int]) -> str:
+        return text_behind(self.tokenizer.decode, before, answer, separator=" ")
+
+    def _in_place(self, words: str) -> str:
+        """Words with the space in front of them, unless the text ends in one."""
+        return words.lstrip() if not self.text or self.text[-1].isspace() else words
 
     def _read_to_blank(self) -> None:
         for token in self._context:
@@ -72,9 +82,3 @@ class FilledText:
                 return
             if token != self.tokenizer.special.cls:
                 self._read.append(token)
-
-    def _spaced(self, answer: list[int]) -> str:
-        """The answer as it reads behind what is before it, with the space that the tokenizer puts between."""
-        before = self._read[-_CONTEXT_FOR_SPACING:]
-        left, joined = self.tokenizer.decode(before), self.tokenizer.decode([*before, *answer])
-        return joined[len(left) :] if joined.startswith(left) else f" {self.tokenizer.decode(answer)}"

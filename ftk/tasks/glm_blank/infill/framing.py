@@ -132,6 +132,10 @@ class BlankFraming:
         read = len(prompt.context) + sum(len(answer) + 1 for _, answer in prompt.filled)
         return read + (len(prompt.order) - 1) * (max_len - 1 if prompt.reencode else max_len + 1) + 1
 
+    def work(self, request: Request) -> tuple[int, int]:
+        """Blanks, then tokens of the context."""
+        return len(request.prompt.order), len(request.prompt.context)
+
     def first(self, request: Request) -> Frame:
         """The context, the answers that are there already, and the start of the first blank's answer."""
         return self._whole(request.prompt)

@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation.engine.engine import Engine, engine_for
-from ftk.generation.engine.request import Request
+from ftk.generation.engine.engine import Engine, collect, engine_for
+from ftk.generation.engine.request import Event, Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.processors.base import Processor, Processors
 from ftk.generation.search import Answer, strategy
-from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tasks.glm_blank.infill.blanks import blank_numbers, check_positions
 from ftk.tasks.glm_blank.infill.config import FillConfig, fill_config
-from ftk.tasks.glm_blank.infill.framing import BlankFraming, BlankPrompt
-from ftk.tasks.glm_blank.infill.joint import Filling, fill_jointly, filling
+from ftk.tasks.glm_blank.infill.framing import BlankFraming
+from ftk.tasks.glm_blank.infill.joint import Filling, fill_jointly, filling, fillings_of
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
-from ftk.tasks.glm_blank.infill.scoring import score_ids
-
-
-class NewTokens(NamedTuple):
-    """A part of the answer to one blank. All parts of a blank, joined, are its answer.
-
-    Attributes:
-        prompt: number of the context, from 0 on, as they were given.
-        blank: number of the blank, from 0 on, from left to right.
-        tokens: ids, without the end token.
-        token_logprobs: natural logarithms of their probabilities; the end token's comes with the last part.
-        answer: the complete answer, with the last part. Where a stop string cuts it, tokens that came before it
-            was seen may be missing in it.
-    """
-
-    prompt: int
-    blank: int
-    tokens: Sequence[int]
-    token_logprobs: Sequence[float]
-    answer: Answer | None
+from ftk.tasks.glm_blank.infill.scoring import given_answers, scored_answers
 
 
 class BlankGenerator:
@@ -112,16 +91,16 @@ class BlankGenerator:
         Returns:
             per context, in the order given, one answer per blank from left to right, the best one. With `nbest`
             its `others` are the further answers to the same blank, given the best ones to the blanks before it; with
-            `nbest_over` "text" there are none, and the answers are the best together (see `fill_texts`).
+            `nbest_over` "text" the answers are the best together, and the first `others` of all the next best, and so
+            on (see `fill_texts`).
 
         Raises:
             UserError: a context is longer than the model's positions; nothing has been generated then.
         """
         requests = self.requests(contexts, seeds, processors)
-        progress = progress or (lambda count: None)
-        if self.config.nbest_over == "text":
-            return [fillings[0].answers for fillings in fill_jointly(self, requests, progress)]
-        return self.filled(requests, progress)
+        asked = [request for request in requests if request.prompt.order]
+        found = iter(collect(self.events(asked), len(asked), progress))
+        return [next(found) if request.prompt.order else [] for request in requests]
 
     def fill_texts(
         self,
@@ -138,65 +117,79 @@ class BlankGenerator:
         Returns:
             per context up to `nbest` fillings with `nbest_over` "text"; else one, of the best answer to each blank.
         """
-        if self.config.nbest_over == "text":
-            return fill_jointly(self, self.requests(contexts, seeds, processors), progress or (lambda count: None))
-        penalty = self.config.length_penalty
-        return [[filling(answers, penalty)] for answers in self.fill_ids(contexts, seeds, progress, processors)]
+        penalty, of_texts = self.config.length_penalty, self.config.nbest_over == "text"
+        found = self.fill_ids(contexts, seeds, progress, processors)
+        return [fillings_of(own, penalty) if of_texts and own else [filling(own, penalty)] for own in found]
 
     def stream_ids(
         self,
         contexts: Sequence[Sequence[int]],
         seeds: Sequence[int] | None = None,
-        progress: Callable[[int], object] | None = None,
         processors: Sequence[Processors | None] | None = None,
-    ) -> Generator[NewTokens, None, None]:
+    ) -> Generator[Event, None, None]:
         """As `fill_ids`, but gives tokens as soon as they are there; closing the iterator ends the work.
 
         A blank's tokens come one by one where they are settled one by one: with greedy search and a single sample.
-        Where hypotheses compete a blank has one part, its answer. Until the iterator has come to its end, or is closed,
-        the model is in evaluation mode.
+        Where hypotheses compete a blank has one event, its answer. Until the iterator has come to its end, or is
+        closed, the model is in evaluation mode.
 
         Args, Raises:
-            as for `fill_ids`; what is wrong is said at once.
+            as for `fill_ids`; each context has a blank.
 
         Yields:
-            parts of answers, those of contexts that are answered together in turn.
+            see `events`.
         """
-        requests = self.requests(contexts, seeds, processors, token_by_token=True)
-        progress = progress or (lambda count: None)
-        if self.config.nbest_over == "text":
-            return self._filled_jointly(requests, progress)
-        return self._parts(requests, progress)
+        return self.events(self.requests(contexts, seeds, processors), stream=True)
+
+    def request(self, context: Sequence[int], seed: int | None = None, processors: Processors | None = None) -> Request:
+        """What the engine is asked for a context; arguments as for `fill_ids`, of one context."""
+        prompt = self.framing.prompt(context, reencode=self.config.reencode)
+        order = "left" if self.config.blank_order == "confident" else self.config.blank_order
+        return Request(
+            replace(prompt, order=tuple(blank_numbers(order, len(prompt.places)))),
+            self.config,
+            self.processors if processors is None else processors,
+            self.config.seed if seed is None else seed,
+        )
 
     def requests(
         self,
         contexts: Sequence[Sequence[int]],
         seeds: Sequence[int] | None = None,
         processors: Sequence[Processors | None] | None = None,
-        token_by_token: bool = False,
     ) -> list[Request]:
         """What the engine is asked for some contexts; arguments as for `fill_ids`.
 
         Raises:
-            UserError: the numbers of contexts and seeds differ, or a context does not fit.
+            UserError: the numbers of contexts and seeds differ.
         """
-        config = self.config
-        seeds = [config.seed] * len(contexts) if seeds is None else seeds
+        seeds = [self.config.seed] * len(contexts) if seeds is None else seeds
         if len(seeds) != len(contexts):
             raise UserError(f"{len(seeds)} seeds for {len(contexts)} contexts; give one for each")
-        requests = []
-        for context, seed, own in zip(contexts, seeds, processors or [None] * len(contexts), strict=True):
-            prompt = self._prompt(context)
-            chosen = self.processors if own is None else own
-            requests.append(Request(prompt, config, chosen, seed, token_by_token))
-            if prompt.order:  # else nothing is asked: there are no answers
-                self.framing.check(requests[-1])
-        return requests
+        processors = [None] * len(contexts) if processors is None else processors
+        return list(map(self.request, contexts, seeds, processors))
 
-    def engine(self, requests: Sequence[Request], batch_size: int | None = None) -> Engine:
+    def engine(self, requests: Sequence[Request]) -> Engine:
         """An engine of the generator's model that is large enough for some requests."""
-        size = self.config.batch_size if batch_size is None else batch_size
-        return engine_for(self.model, self.framing, requests, size, self.language_model)
+        return engine_for(self.model, self.framing, requests, self.config.batch_size, self.language_model)
+
+    def events(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[Event, None, None]:
+        """Answers requests; see `Engine.events`.
+
+        Args:
+            requests: each for one blank or more.
+            stream: whether tokens are reported one by one.
+
+        Yields:
+            events, whose `number` is that of the blank from left to right.
+        """
+        if self.config.nbest_over == "blank":
+            return self._by_blank(requests, stream)
+
+        def fill(asked: Sequence[Request]) -> list[list[Answer]]:
+            return collect(self._by_blank(asked, stream=False), len(asked))
+
+        return fill_jointly(self.config, len(self.framing.ends), requests, fill)
 
     def score(
         self,
@@ -206,124 +199,78 @@ class BlankGenerator:
         end: bool = True,
         progress: Callable[[int], object] | None = None,
     ) -> list[list[list[Answer]]]:
-        """Log-probabilities of given answers; see `ftk.tasks.glm_blank.infill.scoring.score_ids`."""
-        return score_ids(self, contexts, candidates, orders, end, progress)
+        """Log-probabilities of given answers, as the generator would have found them on the way to these answers.
 
-    def check(self, context: Sequence[int]) -> None:
-        """Raises UserError, with the numbers, if a context has no blank or does not fit the model's positions."""
-        self.framing.check(Request(self._prompt(context), self.config))
+        An answer is read behind those of the blanks that come before it, each as it is given. Processors are not used.
 
-    def longest_context(self, num_blanks: int) -> int | None:
-        """Most tokens of a context with so many blanks, see `BlankFraming.longest_context`."""
-        return self.framing.longest_context(num_blanks, self.config.max_len if self.config.reencode else None)
+        Args:
+            contexts: N contexts, token ids with mask tokens as blanks.
+            candidates: for each context any number of candidates, each with one list of ids for every blank, from left
+                to right. Ids that finish with an end token are scored with it.
+            orders: for each context the order in which its blanks are filled, numbers from 0; left to right if None.
+            end: whether the end-of-piece token is scored behind answers that have no end token.
+            progress: called with the number of contexts that have been scored since the last call.
 
-    def filled(
-        self, requests: Sequence[Request], progress: Callable[[int], object] = lambda count: None
-    ) -> list[list[Answer]]:
-        """The answers to the blanks that each request asks for, from left to right."""
-        found: list[dict[int, Answer]] = [{} for _ in requests]
-        for part in self._parts(requests, progress):
-            if part.answer is not None:
-                found[part.prompt][part.blank] = part.answer
-        return [[own[blank] for blank in sorted(own)] for own in found]
+        Returns:
+            per context and candidate one answer per blank, from left to right; its tokens are without the end token,
+            `score` is the sum of its log-probabilities / their number ** length_penalty.
 
-    def _prompt(self, context: Sequence[int]) -> BlankPrompt:
-        prompt = self.framing.prompt(context, reencode=self.config.reencode)
-        order = self.config.blank_order
-        return replace(prompt, order=tuple(blank_numbers("left" if order == "confident" else order, len(prompt.order))))
+        Raises:
+            UserError: numbers of contexts, candidates, blanks that do not fit; what the positions do not reach; a
+                log-probability is NaN or infinite.
+        """
+        if len(candidates) != len(contexts):
+            raise UserError(
+                f"answers for {len(candidates)} contexts, but there are {len(contexts)}; give some for each"
+            )
+        requests = list(map(self.request, contexts))
+        every: Sequence[Sequence[int] | None] = [None] * len(contexts) if orders is None else orders
+        given = [
+            [given_answers(self.framing, request, answers, order, end=end) for answers in own]
+            for request, own, order in zip(requests, candidates, every, strict=True)
+        ]
+        scored = score(self.model, self.framing, requests, given, progress)
+        penalty = self.config.length_penalty
+        return [
+            [scored_answers(self.framing, *pair, penalty) for pair in zip(own, found, strict=True)]
+            for own, found in zip(given, scored, strict=True)
+        ]
 
-    def models(self) -> list[nn.Module]:
-        """All that answers are computed with."""
-        return [self.model, *([self.language_model.model] if self.language_model is not None else [])]
-
-    def _parts(
-        self, requests: Sequence[Request], progress: Callable[[int], object]
-    ) -> Generator[NewTokens, None, None]:
-        """The answers to all blanks that requests ask for, as they come."""
+    def _by_blank(self, requests: Sequence[Request], stream: bool) -> Generator[Event, None, None]:
+        """The answers to each blank, given the best ones to those before it."""
         if self.config.blank_order == "confident":
-            return self._surest_first(requests, progress)
-        return self._in_order(requests, progress)
+            return self._surest_first(requests, stream)
+        return self.engine(requests).events(requests, stream=stream)
 
-    def _in_order(
-        self, requests: Sequence[Request], progress: Callable[[int], object]
-    ) -> Generator[NewTokens, None, None]:
-        """The loop of the engine."""
-        order = longest_first(requests)
-        if not order:
-            return
-        with evaluation_mode(*self.models()):
-            engine = self.engine([requests[index] for index in order])
-            numbers = [engine.submit(requests[index]) for index in order]
-            index_of = dict(zip(numbers, order, strict=True))
-            with closing(engine.drain(numbers)) as events:
-                for event in events:
-                    if event.error is not None:
-                        raise event.error
-                    if event.kind == "done":
-                        progress(1)
-                    else:
-                        part = (event.number, event.tokens, event.logprobs, event.answer)
-                        yield NewTokens(index_of[event.request], *part)
-
-    def _surest_first(
-        self, requests: Sequence[Request], progress: Callable[[int], object]
-    ) -> Generator[NewTokens, None, None]:
+    def _surest_first(self, requests: Sequence[Request], stream: bool) -> Generator[Event, None, None]:
         """Round by round, since what was found decides which blank is next: the one that begins most surely."""
-        going = [_Going(index, request) for index, request in enumerate(requests) if request.prompt.order]
+        going = dict(enumerate(requests))
         while going:
-            self._choose(going)
-            asked = [one.next_request() for one in going]
-            for part in self._in_order(asked, lambda count: None):
-                one = going[part.prompt]
-                if part.answer is not None:
-                    one.prompt = one.prompt.answered(part.blank, part.answer.tokens)
-                yield part._replace(prompt=one.index)
-            progress(sum(not one.prompt.order for one in going))
-            going = [one for one in going if one.prompt.order]
+            places, asked = list(going), self._surest(list(going.values()))
+            for event in self.engine(asked).events(asked, stream=stream):
+                place = places[event.request]
+                if event.answer is not None:
+                    prompt = going[place].prompt.answered(event.number, event.answer.tokens)
+                    going[place] = replace(going[place], prompt=prompt)
+                if event.kind != "done":
+                    yield event._replace(request=place)
+                elif not going[place].prompt.order:
+                    del going[place]
+                    yield event._replace(request=place)
 
-    def _choose(self, going: Sequence[_Going]) -> None:
-        """Of each the blank whose answer begins most surely; of equally sure ones the first in the text."""
-        several = [one for one in going if len(one.prompt.order) > 1]
+    def _surest(self, requests: Sequence[Request]) -> list[Request]:
+        """Each for that of its blanks whose answer begins most surely; of equally sure ones the first in the text."""
+        several = [request for request in requests if len(request.prompt.order) > 1]
         starts = [[{number: [self.framing.ends[0]]} for number in sorted(one.prompt.order)] for one in several]
-        with evaluation_mode(self.model):
-            found = score(self.model, self.framing, [one.whole_request() for one in several], starts)
-        for one in going:
-            one.number = one.prompt.order[0]
-        for one, scored in zip(several, found, strict=True):
-            sure = [start.best[0] for start in scored]
-            one.number = sorted(one.prompt.order)[max(range(len(sure)), key=sure.__getitem__)]
-
-    def _filled_jointly(
-        self, requests: Sequence[Request], progress: Callable[[int], object]
-    ) -> Generator[NewTokens, None, None]:
-        """The answers of the best filling of each context, which are known all at once."""
-        for prompt, fillings in enumerate(fill_jointly(self, requests, progress)):
-            yield from whole_answers(prompt, fillings[0].answers)
-
-
-@dataclass
-class _Going:
-    """A context with some blanks filled, and the blank that is next."""
-
-    index: int  # as contexts were given
-    request: Request
-    prompt: BlankPrompt = field(init=False)
-    number: int = -1
-
-    def __post_init__(self) -> None:
-        self.prompt = self.request.prompt
-
-    def whole_request(self) -> Request:
-        return replace(self.request, prompt=self.prompt)
-
-    def next_request(self) -> Request:
-        return replace(self.request, prompt=replace(self.prompt, order=(self.number,)))
-
-
-def whole_answers(prompt: int, answers: Sequence[Answer]) -> Iterator[NewTokens]:
-    """Answers of context number `prompt` that are all complete, from left to right, as parts of a stream."""
-    for blank, answer in enumerate(answers):
-        yield NewTokens(prompt, blank, answer.tokens, answer.token_logprobs, answer)
+        found = iter(score(self.model, self.framing, several, starts))
+        asked = []
+        for request in requests:
+            number = request.prompt.order[0]
+            if len(request.prompt.order) > 1:
+                sure = [start.best[0] for start in next(found)]
+                number = sorted(request.prompt.order)[max(range(len(sure)), key=sure.__getitem__)]
+            asked.append(replace(request, prompt=replace(request.prompt, order=(number,))))
+        return asked
 
 
 def check_longest_answer(config: FillConfig, model_config: Any) -> None:
@@ -332,13 +279,3 @@ def check_longest_answer(config: FillConfig, model_config: Any) -> None:
     if max_positions is not None:
         num_starts = 1 + strategy(config).target.lookahead
         check_positions(1, num_starts, config.max_len, max_positions, getattr(model_config, "block_positions", True))
-
-
-def longest_first(requests: Sequence[Request]) -> list[int]:
-    """Places of the requests that ask for something, the longest work first: few rows stand idle at the end."""
-
-    def work(index: int) -> tuple[int, int]:
-        prompt = requests[index].prompt
-        return len(prompt.order), len(prompt.context)
-
-    return sorted((index for index, one in enumerate(requests) if one.prompt.order), key=work, reverse=True)

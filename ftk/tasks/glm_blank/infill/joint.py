@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from ftk.errors import UserError
-from ftk.generation.engine.request import Request
+from ftk.generation.engine.request import Event, Request
 from ftk.generation.search import Answer, strategy
 from ftk.generation.search.beam import BeamSearch
 from ftk.generation.search.diverse_beam import DiverseBeamSearch
@@ -15,16 +14,16 @@ from ftk.generation.search.random import prompt_key
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.framing import BlankPrompt
 
-if TYPE_CHECKING:
-    from ftk.tasks.glm_blank.infill.generator import BlankGenerator
+Fill = Callable[[Sequence[Request]], list[list[Answer]]]
+"""Requests -> the answers to the blanks of each, from left to right."""
 
 
 @dataclass(frozen=True)
 class Filling:
-    """All blanks of a context with their answers.
+    """All blanks of a context with their answers, from left to right.
 
     Attributes:
-        answers: one per blank, from left to right.
+        answers: one per blank.
         score: the sum of the processed scores of all their tokens / number of these ** length_penalty, end tokens
             counted: for one blank its answer's score.
     """
@@ -34,86 +33,96 @@ class Filling:
 
 
 def filling(answers: Sequence[Answer], length_penalty: float) -> Filling:
-    """Answers to all blanks of a context, from left to right, with their score together."""
+    """Answers to all blanks of a context with their score together."""
     total = sum(_sum_of_scores(answer, length_penalty) for answer in answers)
     return Filling(list(answers), total / max(1, sum(map(_num_scored, answers))) ** length_penalty)
 
 
+def fillings_of(answers: Sequence[Answer], length_penalty: float) -> list[Filling]:
+    """The n best fillings, best first, that `fill_jointly` has put into one list of answers."""
+    every = zip(*((replace(answer, others=()), *answer.others) for answer in answers), strict=True)
+    return [filling(own, length_penalty) for own in every]
+
+
 def fill_jointly(
-    generator: BlankGenerator, requests: Sequence[Request], progress: Callable[[int], object]
-) -> list[list[Filling]]:
+    config: FillConfig, num_ends: int, requests: Sequence[Request], fill: Fill
+) -> Generator[Event, None, None]:
     """The n best fillings of each context.
 
-    Beams: the best `beam` fillings of the blanks so far are each gone on with, every one with a beam of its own for
-    the next blank, which sees its answers; of all continuations together the best `beam` stay. Sampling: `nbest`
-    fillings are drawn, each blank given the draws before it.
+    Beams: the best `beam` fillings of the blanks so far each continue with a beam of their own for the next blank,
+    which sees their answers; of all continuations together the best `beam` stay. Sampling: `nbest` fillings are drawn,
+    each blank given the draws before it.
 
     Args:
-        generator: does the searches; its `blank_order` and `reencode` hold.
+        config: options of the search.
+        num_ends: tokens that end an answer.
         requests: for all blanks of each context.
-        progress: as for `BlankGenerator.fill_ids`.
+        fill: answers each blank by itself.
 
-    Returns:
-        per context its fillings, best first, `nbest` at most. Their answers have no others.
+    Yields:
+        for each context its complete answers, those of the best filling; their `others` are the answers of the further
+        fillings, `nbest` - 1 at most (see `fillings_of`).
 
     Raises:
         UserError: the strategy neither keeps a beam nor draws.
     """
-    chosen = strategy(generator.config)
+    chosen = strategy(config)
     if issubclass(chosen.target, BeamSearch | DiverseBeamSearch):
-        return _carry_beams(generator, requests, progress)
-    if chosen.draws(len(generator.framing.ends)) == 0:
+        found = _carry_beams(config, requests, fill)
+    elif chosen.draws(num_ends):
+        found = _draw(config, requests, fill)
+    else:
         raise UserError(
-            f"nbest_over is text, but {generator.config.strategy} search has one answer to a text; "
+            f"nbest_over is text, but {config.strategy} search has one answer to a text; "
             "take a beam (`beam` 4) or `sampling`"
         )
-    return _draw(generator, requests, progress)
+    for place, fillings in found:
+        best, *others = sorted(fillings, key=lambda one: -one.score)[: config.nbest]  # of equals the earlier one
+        for number, first in enumerate(best.answers):
+            answer = replace(first, others=tuple(other.answers[number] for other in others))
+            yield Event(place, "answer", number, answer.tokens, answer.token_logprobs, answer)
+        yield Event(place, "done")
 
 
-def _draw(
-    generator: BlankGenerator, requests: Sequence[Request], progress: Callable[[int], object]
-) -> list[list[Filling]]:
+def _draw(config: FillConfig, requests: Sequence[Request], fill: Fill) -> Iterator[tuple[int, list[Filling]]]:
     """`nbest` independent fillings of each context; the first is the one that is drawn alone."""
-    count, options = generator.config.nbest, _single(generator.config, 1)
+    count, options = config.nbest, replace(config, nbest=1, nbest_over="blank")
     samples = [
         replace(request, options=options, seed=_own_seed(request.seed, number))
         for request in requests
         for number in range(count)
     ]
-    found = [filling(answers, options.length_penalty) for answers in generator.filled(samples)]
-    progress(len(requests))
-    return [_best(found[first : first + count], count) for first in range(0, len(found), count)]
+    found = [filling(answers, config.length_penalty) for answers in fill(samples)]
+    for place in range(len(requests)):
+        yield place, found[place * count : (place + 1) * count]
 
 
-def _carry_beams(
-    generator: BlankGenerator, requests: Sequence[Request], progress: Callable[[int], object]
-) -> list[list[Filling]]:
+def _carry_beams(config: FillConfig, requests: Sequence[Request], fill: Fill) -> Iterator[tuple[int, list[Filling]]]:
     """One blank of all contexts a round."""
-    config, options = generator.config, _single(generator.config, generator.config.beam)
-    penalty = config.length_penalty
-    going = [[_Hypothesis(request.prompt)] for request in requests]
-    while open_ones := [index for index, row in enumerate(going) if row[0].prompt.order]:
+    options = replace(config, nbest=config.beam, nbest_over="blank")
+    going = {place: [_Hypothesis(request.prompt)] for place, request in enumerate(requests)}
+    while going:
         asked = [
             replace(
-                requests[index],
+                requests[place],
                 prompt=replace(one.prompt, order=one.prompt.order[:1]),
                 options=options,
-                seed=_own_seed(requests[index].seed, number),
+                seed=_own_seed(requests[place].seed, number),
             )
-            for index in open_ones
-            for number, one in enumerate(going[index])
+            for place, hypotheses in going.items()
+            for number, one in enumerate(hypotheses)
         ]
-        found = iter(generator.filled(asked))
-        for index in open_ones:
+        found = iter(fill(asked))
+        for place, hypotheses in list(going.items()):
             continued = [
                 one.answered(answer)
-                for one, (best,) in zip(going[index], found, strict=False)
+                for one, (best,) in zip(hypotheses, found, strict=False)
                 for answer in (best, *best.others)
             ]
-            continued.sort(key=lambda one: -one.filling(penalty).score)
-            going[index] = continued[: config.beam]
-        progress(sum(not going[index][0].prompt.order for index in open_ones))
-    return [_best([one.filling(penalty) for one in row], config.nbest) for row in going]
+            continued.sort(key=lambda one: -one.filling(config.length_penalty).score)
+            going[place] = continued[: config.beam]
+            if not continued[0].prompt.order:
+                yield place, [one.filling(config.length_penalty) for one in going.pop(place)]
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ class _Hypothesis:
     answers: Mapping[int, Answer] = field(default_factory=dict)
 
     def answered(self, answer: Answer) -> _Hypothesis:
-        """The next blank has this answer."""
+        """With an answer to the next blank."""
         number = self.prompt.order[0]
         answers = {**self.answers, number: replace(answer, others=())}
         return _Hypothesis(self.prompt.answered(number, answer.tokens), answers)
@@ -134,19 +143,9 @@ class _Hypothesis:
         return filling([self.answers[number] for number in sorted(self.answers)], length_penalty)
 
 
-def _single(config: FillConfig, count: int) -> FillConfig:
-    """The same search, for the n best of each blank."""
-    return replace(config, nbest=count, nbest_over="blank")
-
-
 def _own_seed(seed: int, number: int) -> int:
     """The seed of sample, or hypothesis, `number` of a prompt; the first has the prompt's own."""
     return seed if number == 0 else prompt_key(seed, [number])
-
-
-def _best(fillings: Sequence[Filling], count: int) -> list[Filling]:
-    """Best first; of equals the earlier one."""
-    return sorted(fillings, key=lambda one: -one.score)[:count]
 
 
 def _num_scored(answer: Answer) -> int:
@@ -155,5 +154,5 @@ def _num_scored(answer: Answer) -> int:
 
 
 def _sum_of_scores(answer: Answer, length_penalty: float) -> float:
-    """What its score was before it was divided."""
+    """Its score before it was divided."""
     return answer.score * _num_scored(answer) ** length_penalty

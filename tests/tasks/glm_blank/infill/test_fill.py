@@ -8,55 +8,29 @@ import pytest
 
 from ftk.errors import UserError
 from ftk.generation import Answer
-from ftk.generation.processors import Processors
+from ftk.generation.engine.request import Event
 from ftk.models import build_model
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
-from ftk.tasks.glm_blank.infill.blanks import find_blanks, mask_ids
-from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 from tests.paths import TEST_DATA
 
 PUBLISHED = TEST_DATA / "tokenizers"
 
 
-class FixedGenerator:
+class FixedGenerator(BlankGenerator):
     """Answers with given texts; remembers the contexts it saw."""
 
     def __init__(self, tokenizer, answers):
-        self.framing = SimpleNamespace(masks=mask_ids(tokenizer.special))
-        self.model = SimpleNamespace()
-        self.processors = Processors()
-        self.config = FillConfig()
+        super().__init__(SimpleNamespace(), tokenizer.special)
         self.answers = [tokenizer.encode(answer) for answer in answers]
         self.contexts = []
 
-    def check(self, context):
-        pass
-
-    def longest_context(self, num_blanks):
-        return None
-
-    def requests(self, contexts, seeds, processors):
-        blanks = [find_blanks(context, self.framing.masks) for context in contexts]
-        pairs = zip(contexts, blanks, strict=True)
-        return [SimpleNamespace(prompt=SimpleNamespace(context=c, order=range(len(own)))) for c, own in pairs]
-
-    def models(self):
-        return []
-
-    def engine(self, requests):
-        answers = self.fill_ids([request.prompt.context for request in requests])
-        return SimpleNamespace(answers=lambda requests, progress: answers)
-
-    def fill_ids(self, contexts, seeds=None, progress=None, processors=None):
-        self.contexts += contexts
-        return [
-            [
-                Answer(ids, [-0.5] * (len(ids) + 1), -0.5)
-                for _, ids in zip(find_blanks(c, self.framing.masks), self.answers, strict=False)
-            ]
-            for c in contexts
-        ]
+    def events(self, requests, *, stream=False):
+        self.contexts += [request.prompt.context for request in requests]
+        for place, request in enumerate(requests):
+            for number, ids in zip(request.prompt.places, self.answers, strict=False):
+                answer = Answer(ids, [-0.5] * (len(ids) + 1), -0.5)
+                yield Event(place, "answer", number, ids, answer.token_logprobs, answer)
 
 
 @pytest.fixture(scope="module")

@@ -176,7 +176,7 @@ def test_answers_written_back_must_fit():
 def test_answers_that_take_all_positions_by_themselves_are_refused_with_what_would_fit():
     context = [6] + [3] * 10
     with pytest.raises(UserError, match="10 answers of up to 20 tokens, .* 65 positions; .* can be at most 7, or ask"):
-        BlankGenerator(small_model(), SPECIAL, max_len=20, reencode=True).check(context)
+        BlankGenerator(small_model(), SPECIAL, max_len=20, reencode=True).fill_ids([context])
     with pytest.raises(UserError, match="at most 7"):
-        BlankGenerator(small_model(), SPECIAL, max_len=8, reencode=True).check(context)
-    BlankGenerator(small_model(), SPECIAL, max_len=7, reencode=True).check(context)
+        BlankGenerator(small_model(), SPECIAL, max_len=8, reencode=True).fill_ids([context])
+    BlankGenerator(small_model(), SPECIAL, max_len=7, reencode=True).fill_ids([context])

@@ -13,9 +13,8 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.generation.engine import scoring
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
-from ftk.tasks.glm_blank.infill.given_answers import encode_answers
 from ftk.tasks.glm_blank.infill.questions import question_of
-from ftk.tasks.glm_blank.infill.scoring import score_ids
+from ftk.tasks.glm_blank.infill.scoring import encode_answers
 from ftk.tasks.glm_blank.samples.infilling import build_sample
 from tests.dense import batch_of
 from tests.generation.slow import SPECIAL, next_logprobs, small_model
@@ -63,7 +62,7 @@ def assert_same(scored, expected):
 def test_many_candidates_of_many_contexts_equal_the_uncached_forward(block_positions, end):
     model = small_model(block_positions=block_positions)
     candidates = [[answers_for(context, seed) for seed in range(5)] for context in CONTEXTS]
-    scored = score_ids(BlankGenerator(model, SPECIAL), CONTEXTS, candidates, end=end)
+    scored = BlankGenerator(model, SPECIAL).score(CONTEXTS, candidates, end=end)
     for context, own, found in zip(CONTEXTS, candidates, scored, strict=True):
         for answers, one in zip(own, found, strict=True):
             assert [answer.tokens for answer in one] == answers
@@ -75,10 +74,10 @@ def test_the_order_of_the_blanks_is_that_which_is_given():
     context, answers = CONTEXTS[2], [[6, 7], [], [9, 8, 7]]
     generator = BlankGenerator(model, SPECIAL)
     for order in ([2, 0, 1], [1, 2, 0]):
-        (((*found,),),) = score_ids(generator, [context], [[answers]], orders=[order])
+        (((*found,),),) = generator.score([context], [[answers]], orders=[order])
         assert_same(found, slow_score(model, context, answers, order))
     with pytest.raises(UserError, match="order .0, 0, 1. is not one of all 3 blanks"):
-        score_ids(generator, [context], [[answers]], orders=[[0, 0, 1]])
+        generator.score([context], [[answers]], orders=[[0, 0, 1]])
 
 
 def test_rows_and_batches_do_not_matter(monkeypatch):
@@ -89,7 +88,7 @@ def test_rows_and_batches_do_not_matter(monkeypatch):
     monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 2)
     for context, own, found in zip(CONTEXTS, candidates, together, strict=True):
         for answers, one in zip(own, found, strict=True):
-            (((*alone,),),) = score_ids(generator, [context], [[answers]])
+            (((*alone,),),) = generator.score([context], [[answers]])
             assert_same(alone, [answer.token_logprobs for answer in one])
 
 
@@ -98,7 +97,7 @@ def test_candidates_share_rows_while_they_are_shorter_than_the_context(monkeypat
     rows = []
     monkeypatch.setattr(scoring, "_batches", lambda given: rows.extend(given) or [given] if given else [])
     context = [*range(6, 15), 3, 9, 9]
-    score_ids(generator, [context], [[[[7, 8]]] * 9])
+    generator.score([context], [[[[7, 8]]] * 9])
     assert [len(row.branches) for row in rows] == [4, 4, 1]  # 12 tokens of context, 3 of each candidate
 
 
@@ -109,7 +108,7 @@ def test_what_was_generated_scores_as_it_was_reported():
     generated = generator.fill_ids(contexts)
     for context, answers in zip(contexts, generated, strict=True):
         given = [answer.tokens + ([2] if answer.ended else []) for answer in answers]
-        (((*found,),),) = score_ids(generator, [context], [[given]], end=False)
+        (((*found,),),) = generator.score([context], [[given]], end=False)
         for one, answer in zip(found, answers, strict=True):
             np.testing.assert_allclose(one.token_logprobs, answer.token_logprobs, rtol=0, atol=2e-5)
             assert one.score == pytest.approx(answer.score, abs=2e-5)
@@ -135,8 +134,7 @@ def test_the_training_loss_is_the_sum_of_the_scores(objective, spans, order, app
     names = ("tokens", "targets", "loss_mask", "position_ids", "context_length")
     batch = batch_of({name: torch.as_tensor(getattr(sample, name))[None] for name in names})
     output = CrossEntropy(CrossEntropyConfig())(model, batch)
-    (((*found,),),) = score_ids(
-        BlankGenerator(model, special),
+    (((*found,),),) = BlankGenerator(model, special).score(
         [question.context],
         [[question.training_targets(special.eop)]],
         orders=[question.order],
@@ -156,16 +154,16 @@ def test_the_training_loss_is_the_sum_of_the_scores(objective, spans, order, app
 )
 def test_answers_that_do_not_fit_are_named(answers, message):
     with pytest.raises(UserError, match=message):
-        score_ids(BlankGenerator(small_model(), SPECIAL), [[6, 3]], [[answers]])
+        BlankGenerator(small_model(), SPECIAL).score([[6, 3]], [[answers]])
 
 
 def test_the_longest_answer_that_fits_is_scored_and_a_longer_context_is_refused():
     model = small_model()
     generator = BlankGenerator(model, SPECIAL)
-    (((found,),),) = score_ids(generator, [[6, 3]], [[[[7] * 63]]])
+    (((found,),),) = generator.score([[6, 3]], [[[[7] * 63]]])
     assert_same([found], slow_score(model, [6, 3], [[7] * 63]))
     with pytest.raises(UserError, match="66 tokens long, but the model has 65 positions"):
-        score_ids(generator, [[6] * 65 + [3]], [[[[7]]]])
+        generator.score([[6] * 65 + [3]], [[[[7]]]])
 
 
 @pytest.fixture(params=["own", "bert", "chinese", "gpt2"])
@@ -194,7 +192,7 @@ def filler(request, own_tokenizer):  # noqa: F811
 )
 def test_an_answer_is_spelled_as_in_the_whole_text(filler, prompt, answer):
     encoded = filler.encode(prompt)
-    (ids,) = encode_answers(filler.tokenizer, encoded, [answer])
+    (ids,) = encode_answers(filler.tokenizer, encoded.pieces, [answer])
     before = filler.tokenizer.encode(encoded.pieces[0].rstrip())
     whole = filler.tokenizer.encode(" ".join(prompt.replace("[MASK]", answer).replace("[gMASK]", answer).split()))
     if whole[: len(before)] == before:  # the tokenizer has not joined them
@@ -208,15 +206,17 @@ def test_texts_are_scored_as_their_ids(filler):
     scored = filler.score(prompts, texts)
     for prompt, own, found in zip(prompts, texts, scored, strict=True):
         encoded = filler.encode(prompt)
-        (((*expected,),),) = score_ids(
-            filler.generator, [encoded.context], [[encode_answers(filler.tokenizer, encoded, own)]]
+        (((*expected,),),) = filler.generator.score(
+            [encoded.context], [[encode_answers(filler.tokenizer, encoded.pieces, own)]]
         )
         assert [one.text for one in found] == own
         for one, answer in zip(found, expected, strict=True):
             assert (one.tokens, one.score) == (answer.tokens, pytest.approx(answer.score, abs=2e-5))
             assert one.logprob == pytest.approx(sum(answer.token_logprobs), abs=1e-4)
             assert len(one.token_logprobs) == len(one.tokens) + 1
-    assert [one.blank for one in scored[0]] == [filler.tokenizer.token_text(i) for i in find_masks(filler, prompts[0])]
+    assert [one.named["blank"] for one in scored[0]] == [
+        filler.tokenizer.token_text(i) for i in find_masks(filler, prompts[0])
+    ]
 
 
 def find_masks(filler, prompt):

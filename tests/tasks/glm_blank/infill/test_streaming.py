@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from ftk.errors import UserError
 from ftk.generation import Answer
 from ftk.generation.engine.decoder import CachedDecoder
+from ftk.generation.engine.request import Event
 from ftk.generation.processors import Processor, Processors
 from ftk.generation.processors.stop_strings import StopStrings
 from ftk.generation.search.independent import IndependentSearch
 from ftk.generation.streaming import AnswerText, whole_characters
 from ftk.models import build_model
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
-from ftk.tasks.glm_blank.infill.generator import NewTokens
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 from tests.generation.slow import SPECIAL, small_model
@@ -61,9 +61,10 @@ def joined(parts):
     """Per prompt and blank: its tokens, log-probabilities, and the answer of its last part."""
     found = {}
     for part in parts:
-        tokens, logprobs, answer = found.setdefault((part.prompt, part.blank), ([], [], None))
-        assert answer is None, "nothing comes behind the last part"
-        found[part.prompt, part.blank] = tokens + part.tokens, logprobs + part.token_logprobs, part.answer
+        if part.kind != "done":
+            tokens, logprobs, answer = found.setdefault((part.request, part.number), ([], [], None))
+            assert answer is None, "nothing comes behind the last part"
+            found[part.request, part.number] = tokens + part.tokens, logprobs + part.logprobs, part.answer
     return found
 
 
@@ -110,14 +111,14 @@ def test_parts_are_the_answers_in_any_order_of_blanks(model, order):
 )
 def test_tokens_come_one_by_one_where_they_are_settled_one_by_one(model, options, one_by_one):
     generator = BlankGenerator(model, SPECIAL, max_len=5, min_len=5, **options)
-    parts = [len(part.tokens) for part in generator.stream_ids([[7, 3, 8]])]
+    parts = [len(part.tokens) for part in generator.stream_ids([[7, 3, 8]]) if part.kind != "done"]
     assert parts == ([1, 1, 1, 1, 1, 0] if one_by_one else [5])
 
 
 def test_a_token_comes_before_the_next_one_is_computed(model, steps):
     for part in BlankGenerator(model, SPECIAL, max_len=4, min_len=4).stream_ids([[7, 3, 8]]):
-        steps.append("token" if part.answer is None else "answer")
-    assert steps == ["token", *["step", "token"] * 3, "answer"]
+        steps.append(part.kind)
+    assert steps == ["token", *["step", "token"] * 3, "answer", "done"]
 
 
 def test_closing_the_iterator_ends_the_work(model, steps):
@@ -157,10 +158,10 @@ def test_only_a_stream_asks_a_device_that_is_no_cpu_at_every_step(model, monkeyp
     monkeypatch.setattr(IndependentSearch, "finished", lambda self: asked.append(1) or finished(self))
     for stream, count in ((False, 1), (True, 3)):  # once at the start, and then in each of two steps, but the last
         asked.clear()
-        request = generator.requests([[7, 3, 8]], token_by_token=stream)[0]
-        engine = generator.engine([request])
+        requests = generator.requests([[7, 3, 8]])
+        engine = generator.engine(requests)
         engine.check_every = 8  # as on a GPU
-        engine.answers([request])
+        assert list(engine.events(requests, stream=stream))
         assert len(asked) == count
 
 
@@ -169,7 +170,7 @@ def test_mistakes_are_said_before_the_first_part(model):
     with pytest.raises(UserError, match="3 seeds for 1 contexts"):
         generator.stream_ids([[7, 3]], seeds=[1, 2, 3])
     with pytest.raises(UserError, match=r"shorten the prompt, or cut it with `truncate`"):
-        generator.stream_ids([[7] * 70 + [3]])
+        next(generator.stream_ids([[7] * 70 + [3]]))
 
 
 class FixedStream(FixedGenerator):
@@ -192,23 +193,20 @@ class FixedStream(FixedGenerator):
         logprobs = [-0.25 * (1 + place) for place in range(len(ids) + 1)]
         return Answer(ids[:length], logprobs[: length if length < len(ids) else None], -1.0)
 
-    def fill_ids(self, contexts, seeds=None, progress=None, processors=None):
-        return [[self.answer(blank) for blank in range(len(self.answers))]]
-
-    def stream_ids(self, contexts, seeds=None, progress=None, processors=None):
+    def events(self, requests, *, stream=False):
         for blank in self.order:
             for place, token in enumerate(self.answers[blank]):
-                yield NewTokens(0, blank, [token], [-0.25 * (1 + place)], None)
+                yield Event(0, "token", blank, [token], [-0.25 * (1 + place)])
             answer = self.answer(blank)
             told = len(self.answers[blank])
-            yield NewTokens(0, blank, answer.tokens[told:], answer.token_logprobs[told:], answer)
+            yield Event(0, "answer", blank, answer.tokens[told:], answer.token_logprobs[told:], answer)
 
 
 def check(filler, prompt, pieces):
     """That the pieces of one prompt, joined, are what `fill` finds; returns that."""
     (expected,) = filler.fill([prompt])
     for number, answer in enumerate(expected.answers):
-        own = [piece for piece in pieces if piece.blank == number]
+        own = [piece for piece in pieces if piece.number == number]
         assert "".join(piece.text for piece in own) == answer.text
         assert sum((piece.tokens for piece in own), []) == answer.tokens
         assert sum((piece.token_logprobs for piece in own), []) == answer.token_logprobs
@@ -217,7 +215,7 @@ def check(filler, prompt, pieces):
     assert "".join(piece.filled for piece in pieces) == expected.text
     answered, start = set(), 0
     for piece in pieces:
-        answered |= {(start + at, span.blank) for span in piece.filled_spans for at in range(span.start, span.end)}
+        answered |= {(start + at, span.number) for span in piece.filled_spans for at in range(span.start, span.end)}
         start += len(piece.filled)
     assert answered == {(at, blank) for blank, span in enumerate(expected.spans) for at in range(*span)}
     assert [piece.result for piece in pieces] == [*[None] * (len(pieces) - 1), expected]
@@ -282,7 +280,7 @@ def test_a_character_comes_when_its_last_byte_has_come(tokenizers, name):
     ids = ids[[tokenizer.decode(ids[start:]) for start in range(len(ids))].index("龘") :]
     assert len(ids) > 1
     line = AnswerText(tokenizer.decode, whole_characters)
-    assert [line.add([token], [0.0])[0] for token in ids] == [*[""] * (len(ids) - 1), "龘"]
+    assert [line.add([token], [0.0]).text for token in ids] == [*[""] * (len(ids) - 1), "龘"]
 
 
 @functools.cache
@@ -313,19 +311,15 @@ def test_any_tokens_come_as_they_stand_in_the_end(tokenizers, name, data):
     words=st.lists(st.sampled_from(["a", "b", " a", " b", "ab", " ", ".", "!", "aa", " \n", "ba"]), max_size=12),
     stops=st.lists(st.text("ab .!", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_nothing_of_a_stop_string_is_told(words, stops):
+def test_nothing_of_a_stop_string_is_given(words, stops):
     stop, vocab = StopStrings(stops, "".join), ["", *words]
     line = AnswerText(lambda ids: "".join(vocab[one] for one in ids), stop.settled)
-    told, count = "", 0
-    for token in range(1, len(vocab)):
-        text, number = line.add([token], [0.0])
-        if text:
-            told, count = told + text, number
-            line.tell(text, number)
-    whole = "".join(words)
+    given = [line.add([token], [0.0]) for token in range(1, len(vocab))]
+    told, count = "".join(new.text for new in given), sum(len(new.tokens) for new in given)
+    whole, ids = "".join(words), list(range(1, len(vocab)))
     answer = StopStrings(stops, line.decode)
-    assert answer.cut(whole).strip() == told + line.rest(answer.cut(whole).strip())
-    assert count <= answer.length(0, list(range(1, len(vocab))))
+    assert answer.cut(whole).strip() == told + line.rest(answer.cut(whole).strip(), Answer(ids, [], 0.0)).text
+    assert count <= answer.length(0, ids)
     assert not any(one in told for one in stops)
 
 
@@ -352,9 +346,9 @@ def test_a_tokenizer_that_takes_text_back_is_named(tokenizers):
             return "".join(map(str, reversed(list(ids))))
 
     line = AnswerText(Reversed().decode, lambda text: text)
-    line.tell(*line.add([1], [0.0]))
+    line.add([1], [0.0])
     with pytest.raises(UserError, match="the tokenizer wrote '1' first and '21' in the end"):
-        line.rest(Reversed().decode([1, 2]))
+        line.rest(Reversed().decode([1, 2]), Answer([1, 2], [], 0.0))
 
 
 @pytest.fixture(scope="module")
@@ -397,7 +391,7 @@ def test_pieces_of_prompts_together_are_their_results(filler_of, name, options):
         assert own[-1].result == result
         assert "".join(piece.filled for piece in own) == result.text
         for blank, answer in enumerate(result.answers):
-            assert "".join(piece.text for piece in own if piece.blank == blank) == answer.text
+            assert "".join(piece.text for piece in own if piece.number == blank) == answer.text
     (alone,) = {piece.prompt for piece in filler.stream(PROMPTS[0])}
     assert alone == 0
 

@@ -1,0 +1,176 @@
+"""Texts that a causal language model continues, as a whole or in pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ftk.errors import UserError
+from ftk.generation.config import GenerationConfig
+from ftk.generation.engine.continuation import PromptReader
+from ftk.generation.engine.request import Event, Framing, Request
+from ftk.generation.engine.scoring import Scored, score
+from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
+from ftk.generation.results import EncodedText, Span, TextAnswer, TextPiece, TextResult
+from ftk.generation.search import Answer
+from ftk.generation.search.base import Fusion
+from ftk.generation.streaming import AnswerText, whole_characters
+from ftk.generation.text import TextGenerator, check_lists, check_text, each_prompt
+from ftk.generation.token_text import text_behind
+
+if TYPE_CHECKING:
+    from ftk.tokenizers.base import Tokenizer
+
+
+class TextContinuer(TextGenerator[EncodedText]):
+    """A causal language model with its tokenizer: each text is continued by one answer.
+
+        generator.generate(["Once upon a time"])[0].text
+
+    The framing's prompts are token ids; see `TextGenerator` for the arguments.
+    """
+
+    steering: Steering
+
+    @classmethod
+    def assembled(
+        cls,
+        tokenizer: Tokenizer,
+        model: nn.Module,
+        framing: Framing,
+        config: GenerationConfig,
+        steering: Steering,
+        language_model: nn.Module | None = None,
+    ) -> TextContinuer:
+        reader = None
+        if language_model is not None:
+            reader = PromptReader(language_model, framing, Fusion(config.lm_weight, config.lm_ends))
+        return cls(tokenizer, model, framing, config, steering, reader)
+
+    @classmethod
+    def check_config(cls, config: GenerationConfig, model_config: Any) -> None:
+        max_positions = getattr(model_config, "max_positions", None)
+        if max_positions is not None and config.max_len > max_positions:
+            raise UserError(
+                f"max_len is {config.max_len}, but the model has {max_positions} positions; lower it (`max_len`)"
+            )
+
+    def score(self, prompts: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[Scored]]:
+        """Log-probabilities of given continuations of each prompt, without an end token; see `Engine.score`.
+
+        Args:
+            prompts: texts.
+            continuations: for each prompt any number of texts, each with the space in front that belongs to it.
+
+        Raises:
+            UserError: as for `generate`; numbers of prompts and lists of continuations that differ.
+        """
+        check_lists("score([prompt], [[continuation]])", prompts, continuations)
+        encoded = each_prompt(
+            lambda prompt, own: self.encode_candidates(prompt, [[text] for text in own], False), prompts, continuations
+        )
+        requests, candidates = [one.request for one in encoded], [one.candidates for one in encoded]
+        return score(self.model, self.framing, requests, candidates)
+
+    def encode(
+        self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True
+    ) -> EncodedText:
+        check_text(prompt)
+        own = self.steering.of(options, 1) if options else None
+        seeds = (seed_of(options or {}), seed, self.config.seed)
+        request = Request(
+            self._prompt_ids(prompt),
+            self.config,
+            self.steering.processors if own is None else own,
+            next(one for one in seeds if one is not None),
+        )
+        if check:
+            self.framing.check(request)
+        return EncodedText(prompt, request)
+
+    def encode_candidates(self, prompt: str, candidates: Sequence[Sequence[str]], end: bool) -> EncodedText:
+        if any(len(texts) != 1 for texts in candidates):
+            raise UserError("a prompt is continued by one answer; give one, or candidates with one each")
+        encoded = self.encode(prompt, check=False)
+        self.framing.check(dataclasses.replace(encoded.request, options=GenerationConfig(max_len=1)))
+        ids = encoded.request.prompt
+        given = [[*self._tokens_behind(ids, prompt, text), *self.framing.ends[: int(end)]] for (text,) in candidates]
+        for one in given:
+            self.framing.branch(encoded.request, one)  # refuses what does not fit
+        return dataclasses.replace(encoded, candidates=given)
+
+    def result(self, prompt: EncodedText, answers: Sequence[Answer]) -> TextResult:
+        (best,) = answers
+        found, *others = (
+            TextAnswer(
+                prompt.request.processors.cut(self._text_behind(prompt, one.tokens)),
+                one.tokens,
+                one.token_logprobs,
+                one.score,
+                alternatives=one.alternatives,
+                lm_logprobs=one.lm_logprobs,
+            )
+            for one in (best, *best.others)
+        )
+        text = prompt.prompt + found.text
+        answer = dataclasses.replace(found, others=tuple(others))
+        return TextResult(prompt.prompt, text, [answer], ((len(prompt.prompt), len(text)),))
+
+    def scored(self, prompt: EncodedText, candidate: Sequence[int], found: Scored) -> list[TextAnswer]:
+        words = [token for token in candidate if token not in self.framing.ends]
+        score = sum(found.logprobs) / max(len(candidate), 1) ** self.config.length_penalty
+        return [TextAnswer(self._text_behind(prompt, words), words, found.logprobs, score)]
+
+    def text_stream(self, number: int, prompt: EncodedText) -> ContinuationStream:
+        return ContinuationStream(self, number, prompt)
+
+    def _text_behind(self, prompt: EncodedText, tokens: Sequence[int]) -> str:
+        return text_behind(self.tokenizer.decode, prompt.request.prompt, tokens)
+
+    def _prompt_ids(self, text: str) -> list[int]:
+        return [*self.tokenizer.prompt_prefix, *self.tokenizer.encode(text)]
+
+    def _tokens_behind(self, ids: Sequence[int], prompt: str, text: str) -> list[int]:
+        """A text as tokens behind a prompt; where its first ones would join the prompt's last, those of it alone."""
+        joined = self._prompt_ids(prompt + text)
+        return joined[len(ids) :] if joined[: len(ids)] == list(ids) else self.tokenizer.encode(text)
+
+
+class ContinuationStream:
+    """One continuation while its tokens come.
+
+    Args:
+        generator: makes the result.
+        number: of the prompt.
+        prompt: as the model reads it.
+    """
+
+    def __init__(self, generator: TextContinuer, number: int, prompt: EncodedText) -> None:
+        self.generator, self.number, self.prompt = generator, number, prompt
+        processors = prompt.request.processors
+        self._line = AnswerText(
+            generator.tokenizer.decode,
+            lambda text: processors.settled(whole_characters(text)),
+            prompt.request.prompt,
+            strip=str,  # white space counts
+        )
+        self._not_shown = prompt.prompt
+
+    def add(self, event: Event) -> TextPiece | None:
+        """The text that an event makes known; None where no whole character is new."""
+        result = None
+        if event.answer is None:
+            new = self._line.add(event.tokens, event.logprobs)
+            if not new.text:
+                return None
+        else:
+            result = self.generator.result(self.prompt, [event.answer])
+            new = self._line.rest(result.answers[0].text, event.answer)
+        start, filled = len(self._not_shown), self._not_shown + new.text
+        self._not_shown = ""
+        spans = (Span(start, len(filled), 0),) if new.text else ()
+        answer = None if result is None else result.answers[0]
+        return TextPiece(self.number, 0, *new, filled, spans, answer, result)

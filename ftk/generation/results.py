@@ -1,0 +1,123 @@
+"""What generators of texts take and give: prompts as the model reads them, answers, texts, pieces of a stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ftk.generation.engine.request import Request
+
+
+@dataclass(frozen=True)
+class TextAnswer:
+    """One answer in words.
+
+    Attributes:
+        text: as it stands in the text; a continuation with the space in front of it.
+        tokens: its ids without the end token.
+        token_logprobs: natural logarithms of their probabilities; the end token's stands last if it came.
+        score: sum of the processed token_logprobs / their number ** length_penalty.
+        others: further answers in the same place, best first, given the best ones before it; `nbest` - 1 at most.
+        alternatives: for each of token_logprobs the likeliest tokens there with their log-probabilities, best first;
+            empty unless `alternatives` asks for them.
+        lm_logprobs: the same as token_logprobs under the language model; empty where there is none.
+        named: what tells the answer from others to the same text, in records.
+    """
+
+    text: str
+    tokens: Sequence[int]
+    token_logprobs: Sequence[float]
+    score: float
+    others: tuple[TextAnswer, ...] = ()
+    alternatives: Sequence[Any] = ()
+    lm_logprobs: Sequence[float] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def probability(self) -> float:
+        """Probability of the whole answer, given the text and the answers before it."""
+        return math.exp(self.logprob)
+
+    @property
+    def logprob(self) -> float:
+        """Natural logarithm of `probability`."""
+        return sum(self.token_logprobs)
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """A prompt, the text with its answers, these from left to right, and the place of each in the text.
+
+    Attributes:
+        score: of all answers together, where the n best ways to answer the prompt as a whole were asked for: the sum of
+            the processed scores of their tokens / number of these ** length_penalty.
+        others: further ways, best first; `nbest` - 1 at most.
+    """
+
+    prompt: str
+    text: str
+    answers: Sequence[TextAnswer]
+    spans: tuple[tuple[int, int], ...] = ()
+    score: float | None = None
+    others: tuple[TextResult, ...] = ()
+
+
+class Span(NamedTuple):
+    """Where a part of an answer stands in a text, and the number of the answer."""
+
+    start: int
+    end: int
+    number: int
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """New text of one answer, with the tokens that it consists of.
+
+    All pieces of an answer, joined, have its text, tokens and log-probabilities; the `filled` of all pieces of a prompt
+    are its text with the answers.
+
+    Attributes:
+        prompt: number of the prompt, from 0 on.
+        number: of the answer, from 0 on, from left to right.
+        text: the next part of the answer's text; "" only in a last piece.
+        tokens: ids, without the end token.
+        token_logprobs: natural logarithms of their probabilities; the end token's comes with the last piece.
+        filled: the next part of the text with its answers, as far as it is known from its beginning on.
+        filled_spans: where parts of answers stand in `filled`: of this one or, where answers are not found from left to
+            right, of others.
+        answer: the complete answer, with its last piece.
+        result: the complete result, with the last piece of a prompt.
+    """
+
+    prompt: int
+    number: int
+    text: str
+    tokens: Sequence[int]
+    token_logprobs: Sequence[float]
+    filled: str = ""
+    filled_spans: tuple[Span, ...] = ()
+    answer: TextAnswer | None = None
+    result: TextResult | None = None
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """A prompt as the model reads it.
+
+    Attributes:
+        prompt: as given.
+        request: to the engine.
+        candidates: given answers that are scored, as `Framing.branch` understands them.
+        references: the right answers, if they are known.
+        remark: what may be wrong with the prompt, of one prompt and of several.
+    """
+
+    prompt: str
+    request: Request
+    candidates: Sequence[Any] = ()
+    references: Sequence[str] | None = None
+    remark: tuple[str, str] | None = None

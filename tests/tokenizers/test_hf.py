@@ -1,0 +1,93 @@
+"""Folders of Hugging Face's tokenizers give the ids that `AutoTokenizer` gives, in both directions."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from slow_tokenizers import SENTENCES
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from ftk.errors import UserError
+from ftk.tokenizers import build_tokenizer, load_tokenizer
+
+transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
+
+HARD = [
+    *SENTENCES,
+    "Hello  world\n\n  x",
+    "naïve café",
+    "你好，世界！１２３",
+    "😀👩‍👩‍👧 emoji",
+    "12345 67",
+    "</s> spelt <s> out <|endoftext|>",
+    "tab\tsep\r\n",
+]
+
+
+def byte_level() -> dict:
+    """As GPT-2, Qwen and LLaMA 3 have it."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        HARD, trainers.BpeTrainer(vocab_size=400, initial_alphabet=letters, special_tokens=["<|endoftext|>"])
+    )
+    return {"tokenizer_object": made, "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}
+
+
+def pieces_and_bytes() -> dict:
+    """As LLaMA 1 and 2 and Mistral have it: pieces with a sign for the space, bytes for the rest, <s> in front."""
+    made = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.train_from_iterator(HARD[:5], trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"]))
+    content = json.loads(made.to_str())
+    vocab = content["model"]["vocab"]
+    vocab |= {f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)}
+    made = Tokenizer.from_str(json.dumps(content))
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocab["<s>"])])
+    return {"tokenizer_object": made, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+@pytest.fixture(scope="module", params=[byte_level, pieces_and_bytes])
+def folder(request, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    transformers.PreTrainedTokenizerFast(**request.param()).save_pretrained(folder)
+    return folder
+
+
+def test_ids_and_texts_are_those_of_auto_tokenizer(folder, tmp_path) -> None:
+    """Of the one that was built, of one that was saved, and of one on its way to a worker process."""
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    built = build_tokenizer("hf", path=folder)
+    built.save(tmp_path)
+    for ours in (built, load_tokenizer(tmp_path), pickle.loads(pickle.dumps(built))):
+        for text, batched in zip(HARD, ours.encode_batch(HARD), strict=True):
+            ids = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            assert ours.encode(text) == batched == ids
+            assert ours.decode(ids) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+        assert (ours.special.bos, ours.special.eos) == (theirs.bos_token_id, theirs.eos_token_id)
+        assert ours.vocab_size == len(theirs)
+        assert list(ours.prompt_prefix) + ours.encode("a b") == theirs("a b")["input_ids"]
+        assert ours.encode(f"a{theirs.eos_token}", command_tokens=True)[-1] == theirs.eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer\.json: no such file"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is not a tokenizer that `tokenizers` reads"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("{"), r"tokenizer_config\.json: "),
+    ],
+)
+def test_mistakes_name_the_file(tmp_path, change, message) -> None:
+    transformers.PreTrainedTokenizerFast(**byte_level()).save_pretrained(tmp_path)
+    change(tmp_path)
+    with pytest.raises(UserError, match=message):
+        build_tokenizer("hf", path=tmp_path)
