@@ -15,21 +15,24 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ftk.builtins import BUILTIN_MODULES, FORMER_NAMES
 from ftk.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
+Recipe = Mapping[str, Mapping[str, Any]]
+"""Section of the configuration -> option -> value; `_name` chooses the section's part."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A registered part: its public name, what builds it, the dataclass of its options, and where it stands.
 
-    `model` is set for architectures only: the name of the model whose config dataclass they fill; `task` for
-    models and `criterion` for tasks: the one that they usually have.
+    `model` and `recipe` are set for architectures only: the name of the model whose config dataclass they fill, and
+    values of other sections that a training of this size starts from; `task` for models and `criterion` for tasks:
+    the one that they usually have.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Entry:
     model: str | None = None
     task: str | None = None
     criterion: str | None = None
+    recipe: Recipe = dataclasses.field(default_factory=dict)
 
 
 class Registry:
@@ -61,6 +65,7 @@ class Registry:
         model: str | None = None,
         task: str | None = None,
         criterion: str | None = None,
+        recipe: Recipe | None = None,
     ) -> Callable[[T], T]:
         """A decorator that registers a class or function under `name`.
 
@@ -70,6 +75,7 @@ class Registry:
             model: for architectures, the model whose config the decorated function returns.
             task: for models, the task where none is chosen.
             criterion: for tasks, the criterion where none is chosen.
+            recipe: for architectures, what a training of this size uses where the user gives nothing.
 
         Raises:
             UserError: the name is taken (both places are named) or `config` is not a dataclass.
@@ -86,7 +92,7 @@ class Registry:
                 raise UserError(
                     f"{self.kind} {name!r} is registered twice: {taken.where} and {where}; rename one of them"
                 )
-            self._entries[name] = Entry(name, target, config, where, model, task, criterion)
+            self._entries[name] = Entry(name, target, config, where, model, task, criterion, recipe or {})
             return target
 
         return decorate
@@ -169,11 +175,14 @@ register_converter = CONVERTERS.register
 register_hf_model = HF_MODELS.register
 
 
-def register_architecture(name: str, *, model: str) -> Callable[[T], T]:
+def register_architecture(name: str, *, model: str, recipe: Recipe | None = None) -> Callable[[T], T]:
     """A decorator for a function without arguments that returns the config of `model` for this size.
 
-    @register_architecture("gpt2_large", model="gpt2")
+    @register_architecture("gpt2_large", model="gpt2", recipe={"optimizer": {"lr": 2.5e-4}})
     def gpt2_large() -> GPT2Config:
         return GPT2Config(num_layers=36, hidden_size=1280, num_attention_heads=20)
+
+    The values of `recipe` are those of the configuration's sections ("optimizer", "lr_scheduler", "dataloader" ...);
+    what the user gives wins.
     """
-    return ARCHITECTURES.register(name, model=model)
+    return ARCHITECTURES.register(name, model=model, recipe=recipe)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, TextIO
 
-from ftk.errors import LogFormatter, UserError, visible, with_flags
+from ftk.errors import LogFormatter, UserError, did_you_mean, visible, with_flags
 from ftk_cli import ranks
 
 USER_ERROR = 2
@@ -127,7 +127,7 @@ def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body
         if argv[0] == "--version":
             print(f"ftk {__version__}")
             return 0
-        raise UserError(f"unknown command {argv[0]!r}; there are: {', '.join(commands)}")
+        raise UserError(f"unknown command {argv[0]!r}; {did_you_mean(argv[0], commands)}")
 
     return body
 

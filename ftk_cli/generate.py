@@ -28,6 +28,7 @@ from ftk_cli.inference_options import (
     open_generator,
     with_options_of_task,
 )
+from ftk_cli.launch import launch
 from ftk_cli.progress import BATCHES_AT_ONCE, Meter, progress_bar, say, write
 from ftk_cli.prompts import Remarks, Samples, Source, T, open_source, refusal
 
@@ -216,6 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def body(argv: list[str]) -> int:
+    if (code := launch("generate", argv)) is not None:
+        return code
     root = compose(with_options_of_task(GenerateRoot, argv), PROG, DESCRIPTION, argv)
     from ftk.model_parallel.same_start import options_by_flag
     from ftk.model_parallel.world import open_world, resolve_device

@@ -12,6 +12,7 @@ from ftk.errors import visible, with_flags
 from ftk.trainer.config import TrainConfig
 from ftk_cli import ranks
 from ftk_cli.command import report_errors, run
+from ftk_cli.launch import launch
 
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World
@@ -27,13 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def body(argv: list[str]) -> int:
+    if (code := launch("train", argv)) is not None:
+        return code
     return train(compose(TrainConfig, "ftk-train", DESCRIPTION, argv))
 
 
 def train(config: TrainConfig) -> int:
     """Builds everything that the configuration names, and trains. Returns the exit code.
 
-    Started by torchrun, each process does this, with its share of the work.
+    Of several processes each does this, with its share of the work.
     """
     from ftk.trainer.log.log_file import HeldLines
 

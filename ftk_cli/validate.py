@@ -15,21 +15,20 @@ from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk_cli.command import report_errors, run
 from ftk_cli.inference_options import DeviceConfig
+from ftk_cli.launch import launch
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ftk.batch import Batch
     from ftk.criterions.base import Criterion
     from ftk.model_parallel.world import World
-    from ftk.tasks.base import Task
     from ftk.trainer.step import Runner
 
 DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
-perplexity, and the same for each objective. The ranks of a run (torchrun) share the batches, and the model if it is
-given sizes.
+perplexity, and the same for each objective. Several processes (--launch, torchrun) share the batches, and the model
+if it is given sizes.
 Examples: ftk-validate data-bin --path run;
-torchrun --nproc-per-node 4 --no-python ftk-validate data-bin --path run --tensor-parallel-size 2"""
+ftk-validate data-bin --path run --launch 4 --tensor-parallel-size 2"""
 
 
 @dataclass(kw_only=True)
@@ -89,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def body(argv: list[str]) -> int:
+    if (code := launch("validate", argv)) is not None:
+        return code
     root = compose(ValidateRoot, "ftk-validate", DESCRIPTION, argv)
     import torch
 
@@ -135,19 +136,19 @@ def evaluate(root: ValidateRoot, world: World) -> int:
         train_subset=options.train_subset,
     )
     check_same_data(task, split_names(loading) if options.unigram else valid_names(loading), world)
+    unigram = task.unigram(options.train_subset) if options.unigram and "loss" in criterion.nats else None
     iterators = valid_iterators(loading, root.common, task, rank=world.data_rank, ranks=world.sizes.data)
     for split, iterator in iterators.items():
         num_batches = iterator.batches_of_all_ranks()
         shown = None if world.is_main else True  # where there is a terminal; not at all
         batches = tqdm(iterator.batches(), total=iterator.batches_left(), desc=split, unit="batch", disable=shown)
-        figures = validate(runner, model, batches, device=device, world=world, nats=criterion.nats) or {}
+        figures = (
+            validate(runner, model, batches, device=device, world=world, nats=criterion.nats, unigram=unigram) or {}
+        )
         if not world.is_main:
             continue
         if "num_batches" in figures:
             figures["num_batches"] = num_batches
-        if options.unigram:
-            whole = valid_iterators(loading, root.common, task)[split]
-            figures["unigram_loss"] = _unigram(task, options.train_subset, whole.batches())
         _print({"subset": split, **figures}, options.output_format)
     return 0
 
@@ -165,15 +166,6 @@ def load(root: ValidateRoot, world: World, criterion: Criterion) -> tuple[nn.Mod
     if isinstance(model, PipelinedModel):
         return model, model.evaluation_runner(criterion, device, precision)
     return model, SequentialRunner(StepModule(model, criterion), device, precision)
-
-
-def _unigram(task: Task, train_subset: str, batches: Iterator[Batch]) -> float:
-    """Loss of the training tokens' unigram distribution on the targets of `batches`."""
-    from ftk.evaluation.unigram import token_counts, unigram_loss
-
-    counts = token_counts(task.corpus.documents(train_subset), task.tokenizer.padded_vocab_size())
-    targets = (batch.targets.numpy() for batch in batches)
-    return unigram_loss(counts, targets, set(task.tokenizer.special.roles.values()))
 
 
 def _print(figures: dict[str, Any], output_format: str) -> None:

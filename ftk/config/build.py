@@ -11,7 +11,7 @@ from ftk.config.needs import without_effect
 from ftk.config.options import MISSING, Option, options_of
 from ftk.config.root import Chosen, Slot, Tree, sections_of, slots_of
 from ftk.errors import UserError, closest, shown
-from ftk.registry import Entry
+from ftk.registry import Entry, Recipe
 
 R = TypeVar("R")
 
@@ -31,13 +31,16 @@ def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None, giv
             must be given and are not, options without effect: all of them, one per line.
     """
     tree = with_usual_parts(root, tree)
+    tree, from_recipe = with_recipe(root, tree)
     known = [*sections_of(root), *slots_of(root)]
     errors = [_unknown("section", key, known) for key in tree if key not in known]
     values: dict[str, Any] = {}
     for key, (_, config_type) in sections_of(root).items():
         values[key] = _build_section(key, config_type, _mapping(key, tree, errors), errors, in_file)
     for key, slot in slots_of(root).items():
-        values[key] = _build_slot(key, slot, _mapping(key, tree, errors), errors, in_file)
+        values[key] = chosen = _build_slot(key, slot, _mapping(key, tree, errors), errors, in_file)
+        if chosen is not None and slot.architectures is not None:
+            values[key] = dataclasses.replace(chosen, from_recipe=from_recipe)
     if not errors:
         config = root(**values)
         errors.extend(_own_errors(config))
@@ -66,7 +69,7 @@ def build_options(key: str, config_type: type, values: Tree) -> Any:
 
 
 def with_usual_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:
-    """The tree with the usual parts named where none is chosen: the model's task, the task's criterion.
+    """The tree with the usual parts named where none is chosen: the recipe's, the model's task, the task's criterion.
 
     Args:
         root: root dataclass; `Slot.default_from` says which slots have a usual part.
@@ -78,12 +81,15 @@ def with_usual_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:
     """
     named = dict(tree)
     slots = slots_of(root)
+    recipe = _recipe(root, tree)
     for key, slot in slots.items():
         source = slot.default_from
-        if source is None or not isinstance(tree.get(key), (dict, type(None))):
+        if not isinstance(tree.get(key), (dict, type(None))):
             continue
         values = as_mapping(key, tree.get(key))
-        if values.get("_name") is None:
+        if values.get("_name") is None and "_name" in recipe.get(key, {}):
+            named[key] = values | {"_name": recipe[key]["_name"]}
+        elif values.get("_name") is None and source is not None:
             try:
                 entry, _ = chosen_entry(source, slots[source], as_mapping(source, named.get(source)))
             except UserError:
@@ -93,6 +99,44 @@ def with_usual_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:
             if (usual := getattr(entry, key)) is not None:
                 named[key] = values | {"_name": usual}
     return named
+
+
+def _recipe(root: type, tree: Tree) -> Recipe:
+    """The recipe of the architecture that a tree names; empty without one, and for roots that take none."""
+    if hasattr(root, "INSTEAD_OF_RECIPE"):
+        for key, slot in slots_of(root).items():
+            values = tree.get(key)
+            arch = values.get("arch") if isinstance(values, dict) else None
+            if slot.architectures is not None and arch in slot.architectures:
+                return slot.architectures.get(str(arch)).recipe
+    return {}
+
+
+def with_recipe(root: Any, tree: Tree) -> tuple[Tree, Tree]:
+    """The tree with the values of its architecture's recipe where it gives none, and these values alone.
+
+    The values for a part are taken where the chosen part is the one that the recipe is for.
+    """
+    given = {f"{key}.{name}" for key, values in tree.items() if isinstance(values, dict) for name in values}
+    instead: dict[str, tuple[str, ...]] = getattr(root, "INSTEAD_OF_RECIPE", {})
+    left = {place for option, places in instead.items() if option in given for place in places}
+    filled, taken = dict(tree), {}
+    slots = slots_of(root)
+    for key, recipe in _recipe(root, tree).items():
+        if key in left or not isinstance(tree.get(key), (dict, type(None))):
+            continue
+        own = as_mapping(key, tree.get(key))
+        usual = slots[key].default if key in slots else None
+        if own.get("_name", usual) != recipe.get("_name", usual):
+            continue
+        values = {
+            name: value
+            for name, value in recipe.items()
+            if name not in own and name != "_name" and f"{key}.{name}" not in left
+        }
+        if values:
+            taken[key], filled[key] = values, own | values
+    return filled, taken
 
 
 def chosen_entry(key: str, slot: Slot, values: Tree) -> tuple[Entry, str | None]:

@@ -5,6 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
+
+MOST_LAUNCHED = 1024
+
+
+def launch_option() -> Any:
+    """The option `launch` of the commands whose work several processes can share."""
+    return field(
+        default=1,
+        metadata={
+            "min": 1,
+            "max": MOST_LAUNCHED,
+            "help": "run in this many processes on this machine; on several machines use torchrun",
+            "unit": "processes",
+        },
+    )
 
 
 @dataclass(kw_only=True)
@@ -88,6 +104,7 @@ class CommandConfig:
             "metavar": "FILE",
         },
     )
+    launch: int = launch_option()
     dry_run: bool = field(
         default=False,
         metadata={

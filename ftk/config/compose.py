@@ -1,4 +1,4 @@
-"""From a command line to a typed configuration: defaults < architecture < --config file < flags."""
+"""From a command line to a typed configuration: defaults < architecture and its recipe < --config file < flags."""
 
 from __future__ import annotations
 

@@ -6,6 +6,9 @@
         task: Chosen = slot(TASKS, flag="--task")
         model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES)
 
+A root with a class attribute `INSTEAD_OF_RECIPE` takes values from the recipe of the chosen architecture: what it maps
+an option ("optimizer.lr") to, sections or options, is not taken where the user gives that option.
+
 As a plain tree (YAML, Hydra) a section is a mapping, a slot is a mapping with the part's name under `_name`,
 and for models the architecture under `arch`.
 """
@@ -30,12 +33,14 @@ Tree = dict[str, Any]
 class Chosen:
     """A registered part that was chosen, with its options as an instance of its config dataclass.
 
-    `arch` is the architecture whose preset filled the options (models only).
+    `arch` is the architecture whose preset filled the options, `from_recipe` what other sections have from its recipe
+    (models only).
     """
 
     entry: Entry
     config: Any
     arch: str | None = None
+    from_recipe: Tree = dataclasses.field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:

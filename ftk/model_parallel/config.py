@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ftk.config.common import launch_option
+
 
 @dataclass(kw_only=True)
 class ParallelConfig:
@@ -185,8 +187,9 @@ class ParallelConfig:
 
 @dataclass(kw_only=True)
 class InferenceParallelConfig:
-    """The sizes whose product is the number of processes that torchrun starts."""
+    """The sizes whose product is the number of processes."""
 
+    launch: int = launch_option()
     tensor_parallel_size: int = field(
         default=1,
         metadata={

@@ -99,7 +99,7 @@ def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
             raise UserError(f"{world_size} processes were started, but no parallel size is given; give {flags}")
         text = " x ".join(large) + (f" = {product}" if len(large) > 1 else "")
         if world_size == 1:
-            raise UserError(f"{text} needs {product} processes, but there is one; use {_torchrun(product)}")
+            raise UserError(f"{text} needs {product} processes, but there is one; {_start_of(product)}")
         relation = "does not divide" if derived else "is not"
         raise UserError(f"{text} {relation} the number of processes, {world_size}; use other sizes")
     rest = world_size // product
@@ -109,11 +109,10 @@ def resolve_sizes(config: ParallelConfig, world_size: int) -> Sizes:
     return Sizes(pipeline, rest if replicate is None else replicate, shard, tensor)
 
 
-def _torchrun(num_processes: int) -> str:
-    """The command that starts `num_processes` of this one, as far as `sys.argv` shows it."""
-    name = os.path.basename(sys.argv[0])
-    what = f"--no-python {name} ..." if name.startswith("ftk-") else "..."
-    return f"torchrun --nproc-per-node {num_processes} {what}"
+def _start_of(num_processes: int) -> str:
+    """How to start `num_processes` of this one, as far as it can be told from `sys.argv`."""
+    is_command = os.path.basename(sys.argv[0]).startswith("ftk-")
+    return f"add `launch` {num_processes}" if is_command else f"use torchrun --nproc-per-node {num_processes} ..."
 
 
 @dataclass(frozen=True, eq=False)

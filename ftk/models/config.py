@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ftk.registry import Recipe
+
 
 @dataclass(kw_only=True)
 class TransformerConfig:
@@ -88,3 +90,20 @@ class TransformerConfig:
         for name in ("layer_norm_eps", "init_std"):
             if not getattr(self, name) > 0.0:
                 yield f"{name} is {getattr(self, name)}; it must be above 0"
+
+
+_RATES = ((64, 3e-3), (768, 6e-4), (1024, 3e-4), (1536, 2.5e-4), (2048, 2e-4), (2560, 1.6e-4), (4096, 1.2e-4))
+
+
+def causal_recipe(hidden_size: int) -> Recipe:
+    """What the training of a causal language model of some width starts from.
+
+    The rate is GPT-3's for the next width that was published (Brown et al. 2020, table 2.1); not published is that of
+    width 64, for first tries, whose samples are short, too.
+    """
+    lr = next((lr for width, lr in _RATES if hidden_size <= width), 1e-4)
+    return {
+        "optimizer": {"_name": "adamw", "lr": lr, "betas": [0.9, 0.95], "weight_decay": 0.1},
+        "lr_scheduler": {"_name": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1},
+        **({"task": {"_name": "causal_lm", "seq_length": 256}} if hidden_size <= 64 else {}),
+    }

@@ -77,6 +77,10 @@ class LRScheduler(ABC):
             self.warmup_updates = round(config.warmup_ratio * self.length("warmup_ratio"))
         if isinstance(config, DecayConfig):
             self.decay_updates = self.decay_after(self.warmup_updates)
+        self.prepare()
+
+    def prepare(self) -> None:  # noqa: B027 (optional)
+        """What a schedule does at the end of `__init__`."""
 
     def lr(self, num_updates: int) -> float:
         """The learning rate of the update that comes after `num_updates` updates."""
@@ -219,12 +223,11 @@ class Noam(LRScheduler):
     Here `lr` is a factor (2.0, say), not the peak; the peak is lr * (d * W)^-0.5.
     """
 
-    def __init__(self, config: NoamConfig, *, base_lr: float, total_updates: int | None = None) -> None:
-        super().__init__(config, base_lr=base_lr, total_updates=total_updates)
+    def prepare(self) -> None:
         self.warmup_updates = max(1, self.warmup_updates)
-        self.base_lr = base_lr * (config.model_size * self.warmup_updates) ** -0.5
-        if config.min_lr_ratio:
-            self.floor = config.min_lr_ratio * self.base_lr
+        self.base_lr *= (self.config.model_size * self.warmup_updates) ** -0.5
+        if self.config.min_lr_ratio:
+            self.floor = self.config.min_lr_ratio * self.base_lr
 
     def decayed(self, num_decayed: int) -> float:
         return self.base_lr * (self.warmup_updates / (self.warmup_updates + num_decayed + 1)) ** 0.5
@@ -282,13 +285,11 @@ class TriStageConfig(DecayConfig):
 class TriStage(LRScheduler):
     """Linear rise, constant, exponential fall to final_lr_scale * base_lr (fairseq's; Park et al. 2019 for speech)."""
 
-    def __init__(self, config: TriStageConfig, *, base_lr: float, total_updates: int | None = None) -> None:
-        super().__init__(config, base_lr=base_lr, total_updates=total_updates)
-        self.hold_updates = config.hold_updates
-        if config.phase_ratio:
+    def prepare(self) -> None:
+        self.hold_updates = self.config.hold_updates
+        if phases := self.config.phase_ratio:
             total = self.length("phase_ratio")
-            self.warmup_updates = round(config.phase_ratio[0] * total)
-            self.hold_updates = round(config.phase_ratio[1] * total)
+            self.warmup_updates, self.hold_updates = (round(share * total) for share in phases[:2])
         self.decay_updates = self.decay_after(self.warmup_updates + self.hold_updates)
 
     def decayed(self, num_decayed: int) -> float:
@@ -317,9 +318,8 @@ class WarmupStableDecay(Annealing):
         UserError: warm-up and decay are longer than the run.
     """
 
-    def __init__(self, config: WarmupStableDecayConfig, *, base_lr: float, total_updates: int | None = None) -> None:
-        super().__init__(config, base_lr=base_lr, total_updates=total_updates)
-        total = self.length("warmup_stable_decay")
+    def prepare(self) -> None:
+        config, total = self.config, self.length("warmup_stable_decay")
         self.decay_updates = config.decay_updates or max(1, round(config.decay_ratio * total))
         self.stable_updates, self.shape = total - self.warmup_updates - self.decay_updates, SHAPES[config.decay_shape]
         if self.stable_updates < 0:

@@ -23,6 +23,7 @@ from ftk.tokenizers.base import Tokenizer
 if TYPE_CHECKING:
     from torch import nn
 
+    from ftk.evaluation.unigram import Unigram
     from ftk.generation.engine.request import Framing
     from ftk.generation.text import TextGenerator
 
@@ -151,6 +152,13 @@ class Task(ABC):
                     " ".join(spellings), width, initial_indent=f"{what:<8}", subsequent_indent=" " * 8
                 )
         return "\n".join(lines)
+
+    def unigram(self, split: str) -> Unigram | None:
+        """Token frequencies of a split, beside which losses are shown; None: the task does not predict its tokens.
+
+        A task that does returns `ftk.tasks.language_model.corpus_unigram(self, split)`.
+        """
+        return None
 
     def hooks(self) -> Sequence[Any]:
         """Hooks (`ftk.trainer.hooks.Hook`) that this task adds to the training loop."""

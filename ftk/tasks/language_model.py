@@ -1,11 +1,15 @@
-"""What the tasks of language models share: how the vocabulary is padded, and whether the model's positions suffice."""
+"""What the tasks of language models share: padding of the vocabulary, enough positions, token frequencies."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftk.errors import UserError
+from ftk.evaluation.unigram import Unigram, token_counts
+
+if TYPE_CHECKING:
+    from ftk.tasks.base import Task
 
 
 def vocabulary_divisor() -> Any:
@@ -27,3 +31,9 @@ def check_positions(model_config: Any, seq_length: int, num_positions: int) -> N
             f"`seq_length` {seq_length} is beyond the model's {model_config.max_positions} positions; "
             f"lower `seq_length` or raise `max_positions`"
         )
+
+
+def corpus_unigram(task: Task, split: str) -> Unigram:
+    """Token frequencies of a split's documents."""
+    counts = token_counts(task.corpus.documents(split), task.tokenizer.vocab_size)
+    return Unigram(counts, task.tokenizer.special.roles.values())

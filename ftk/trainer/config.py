@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ftk.config import Chosen, section, slot
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
@@ -253,6 +254,14 @@ def _not_negative(config: object, *names: str) -> Iterator[str]:
 
 @dataclass(kw_only=True)
 class TrainConfig:
+    INSTEAD_OF_RECIPE: ClassVar[dict[str, tuple[str, ...]]] = {
+        "optimizer.lr": ("optimizer", "lr_scheduler"),  # another rate wants another warm-up and other moments
+        "checkpoint.finetune_from": ("optimizer", "lr_scheduler"),  # which are those of training from scratch
+        "lr_scheduler.warmup_updates": ("lr_scheduler.warmup_ratio",),
+        "lr_scheduler.min_lr": ("lr_scheduler.min_lr_ratio",),
+        "dataloader.max_tokens": ("dataloader.batch_size",),
+    }
+
     command: CommandConfig = section("command", saved=False)
     common: CommonConfig = section("common")
     logging: LoggingConfig = section("logging", resume="free")
@@ -300,3 +309,10 @@ class TrainConfig:
         limits = (self.training.max_update, self.training.max_epoch)
         if limits == (None, None) and not self.lr_range.lr_range_test:  # which has a length of its own
             yield "the run has no end; give `max_update` or `max_epoch`"
+
+
+def describe_recipe(model: Chosen) -> str | None:
+    """The values that a run has from the recipe of its architecture, in a line; None if there are none."""
+    values = {name: value for section in model.from_recipe.values() for name, value in section.items()}
+    shown = (f"`{name}` {','.join(map(str, v)) if isinstance(v, list) else v}" for name, v in values.items())
+    return f"from the recipe of {model.arch}: {' '.join(shown)}" if values else None

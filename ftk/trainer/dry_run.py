@@ -16,7 +16,7 @@ from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.world import Sizes
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.tasks.base import Task
-from ftk.trainer.config import TrainConfig
+from ftk.trainer.config import TrainConfig, describe_recipe
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
 
 GIB = 2.0**30
@@ -72,7 +72,8 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
     text = yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True)
     mixture = mixture_lines(dataset, updates * per_update_samples) if isinstance(dataset, BlendedDataset) else []
-    return "\n".join([text, *task.describe(), *mixture, *lines])
+    recipe = describe_recipe(config.model)
+    return "\n".join([text, *task.describe(), *([] if recipe is None else [recipe]), *mixture, *lines])
 
 
 def process_rows(sizes: Sizes) -> list[tuple[str, str]]:

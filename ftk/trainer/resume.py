@@ -11,7 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ftk.checkpoint import numbered_checkpoints, read_config
+from ftk.checkpoint.layout import CONFIG
+from ftk.config import Chosen
 from ftk.config.changes import FIXED, FREE, RESETTABLE, Change, find_changes
+from ftk.config.root import load_yaml
 from ftk.errors import UserError
 from ftk.tasks.base import Task
 from ftk.trainer.config import TrainConfig
@@ -67,6 +71,31 @@ def check_changes(
             logger.info("%s: its state begins anew", _flag(kind))
             resets.add(kind)
     return resets
+
+
+def with_recipe_of_run(config: TrainConfig) -> TrainConfig:
+    """The configuration with the values that the run in `save_dir`, or in `restore_from`, has in place of a recipe's.
+
+    So a run that began before its architecture had a recipe, or with another one, goes on with the same command.
+    """
+    folder, source = Path(config.checkpoint.save_dir), config.checkpoint.restore_from
+    if not config.model.from_recipe:
+        return config
+    if numbered_checkpoints(folder) and (folder / CONFIG).is_file():
+        before = load_yaml(folder / CONFIG)
+    elif source is not None:
+        before = read_config(source)
+    else:
+        return config
+    kept: dict[str, Any] = {"model": dataclasses.replace(config.model, from_recipe={})}
+    for key, taken in config.model.from_recipe.items():
+        part, old = getattr(config, key), before.get(key) or {}
+        values = {name: old[name] for name in taken if name in old}
+        if not isinstance(part, Chosen):
+            kept[key] = dataclasses.replace(part, **values)
+        elif old.get("_name") == part.name:
+            kept[key] = dataclasses.replace(part, config=dataclasses.replace(part.config, **values))
+    return dataclasses.replace(config, **kept)
 
 
 def describe_stretch(

@@ -31,11 +31,11 @@ from ftk.optim.schedules import GroupSchedules
 from ftk.tasks.base import Task
 from ftk.trainer import dataloading
 from ftk.trainer.checkpoints import Checkpoints
-from ftk.trainer.config import TrainConfig
+from ftk.trainer.config import TrainConfig, describe_recipe
 from ftk.trainer.hooks import Hook, Hooks, build_hooks
 from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.log.run_report import report_hooks
-from ftk.trainer.resume import data_identity, describe_stretch
+from ftk.trainer.resume import data_identity, describe_stretch, with_recipe_of_run
 from ftk.trainer.state import TrainerState
 from ftk.trainer.step import Runner, SequentialRunner, Update
 from ftk.trainer.validation import figures_to_come, with_averages
@@ -103,6 +103,8 @@ class Run:
         length = f"up to {counted(total, 'update')}" if total else "no limit of updates"
         precision = self.config.training.precision
         logger.info("training %s parameters on %s in %s", f"{self.num_trained:,}", self.device, precision)
+        if (recipe := describe_recipe(self.config.model)) is not None:
+            logger.info("%s", recipe)
         if self.world.sizes.world > 1:
             logger.info("%s", self.world.sizes.describe(self.config.parallel))
         *others, last = self.updates_per_epoch  # of each shard
@@ -116,7 +118,11 @@ class Run:
 
 
 def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
-    """The task of a configuration, and the configuration with what only the task knows of the model filled in."""
+    """The task of a configuration, and the configuration with what only the task knows of the model filled in.
+
+    What the architecture's recipe gave is replaced by what the run had, where one is continued.
+    """
+    config = with_recipe_of_run(config)
     task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
     model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
     return dataclasses.replace(config, model=model), task

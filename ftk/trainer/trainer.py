@@ -8,6 +8,7 @@ import logging
 from ftk.batch import Batch
 from ftk.checkpoint import checkpoint_name
 from ftk.errors import UserError, counted
+from ftk.evaluation.unigram import Unigram
 from ftk.trainer import dataloading
 from ftk.trainer.hooks import StepInfo
 from ftk.trainer.log.log_file import HeldLines
@@ -55,6 +56,8 @@ class Trainer:
             run.config, run.model, run.optimizer, run.world, folder, run.stopwatch,
             num_updates=run.state.num_updates, epoch=run.train_iterator.epoch,
         )  # fmt: skip
+        self._unigram: Unigram | None = None  # of the training split, counted at the first validation
+        self._last_valid: Record = {}  # figures of the first split at the last validation
         self._in_step = False  # between the first change of a parameter and the end of the bookkeeping
         self._unsaved = False  # whether there is an update or a validation that no checkpoint knows of
 
@@ -112,6 +115,8 @@ class Trainer:
         return reason
 
     def _summary(self, reason: str) -> Summary:
+        task, config = self.run.task, self.run.config
+        user_dir = config.common.user_dir
         return Summary(
             num_updates=self.state.num_updates,
             epoch=self.info.epoch,
@@ -123,6 +128,11 @@ class Trainer:
             saved=self.run.checkpoints.last_saved is not None,
             save_failure=self.run.checkpoints.failure,
             skipped_updates=self.figures.skipped()[0],
+            loss=self._last_valid.get("nll_loss", self._last_valid.get("loss")),
+            unigram_loss=self._last_valid.get("unigram_loss"),
+            generates=task.framing(task.tokenizer, config.model.config) is not None,
+            data=str(getattr(config.dataset.config, "data", "DATA")),
+            user_dir=None if user_dir is None else str(user_dir),
         )
 
     def _rescue(self, failure: Exception) -> None:
@@ -273,7 +283,9 @@ class Trainer:
     def _validate(self) -> bool:
         """Validate on every split; the first one ranks. Returns whether it is the best until now."""
         self.run.hooks.call("before_validation", self.info)
-        results = self._validate_splits()
+        if self._unigram is None and "loss" in self.run.update.criterion.nats:
+            self._unigram = self.run.task.unigram(self.run.config.dataloader.train_subset)
+        results = self._validate_splits(self._unigram)
         if results is not None and self.run.ema is not None:
             with self.run.ema.swapped_in():
                 averaged = self._validate_splits()
@@ -286,7 +298,8 @@ class Trainer:
         self.run.hooks.call("after_validation", self.info, results)
         # A hook may add a figure on one process alone, or another one on each; what it decides is decided by all.
         results = self.run.world.broadcast_json({split: plain_record(figures) for split, figures in results.items()})
-        is_best = self._rank(next(iter(results.values())))
+        self._last_valid = next(iter(results.values()))
+        is_best = self._rank(self._last_valid)
         self.state.validation_pending = False
         self._unsaved = True
         for split, figures in results.items():
@@ -294,7 +307,7 @@ class Trainer:
             self._write({**record, "epoch": self.info.epoch, **figures, "seconds": self.run.stopwatch.seconds()})
         return is_best
 
-    def _validate_splits(self) -> dict[str, Record] | None:
+    def _validate_splits(self, unigram: Unigram | None = None) -> dict[str, Record] | None:
         """The figures of each split with the present weights; None if a signal came."""
         return validate_splits(
             self.run.update.runner,
@@ -304,6 +317,7 @@ class Trainer:
             world=self.run.world,
             should_stop=self.coordinator.should_stop,
             nats=self.run.update.criterion.nats,
+            unigram=unigram,
         )
 
     def _rank(self, figures: Record) -> bool:

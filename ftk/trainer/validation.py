@@ -15,6 +15,7 @@ from ftk.batch import Batch
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.errors import UserError
+from ftk.evaluation.unigram import Sums, Unigram
 from ftk.model_parallel.world import World
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.trainer.log.metrics import Meters, averages, summed, with_perplexities
@@ -84,6 +85,7 @@ def validate(
     world: World | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     nats: Collection[str] = Criterion.nats,
+    unigram: Unigram | None = None,
 ) -> Record | None:
     """Evaluate a model on a whole split, in evaluation mode and without gradients.
 
@@ -95,15 +97,17 @@ def validate(
         world: the processes, whose sums are added; None: this one alone.
         should_stop: asked before a batch, at the same ones on every process; true ends the pass without a result.
         nats: see `with_perplexities`.
+        unigram: token frequencies of the training data, where the targets are tokens.
 
     Returns:
         `loss` (nats per target token), `ppl` (exp of it, the loss capped at 20), the criterion's own meters and
-        their perplexities, `num_targets`, `num_batches`, `valid_seconds`. Without a target `num_targets` alone.
-        None if it was stopped.
+        their perplexities, `unigram_loss` if `unigram` is given, `num_targets`, `num_batches`, `valid_seconds`.
+        Without a target `num_targets` alone. None if it was stopped.
     """
     world = world or World.single(device)
     began = time.perf_counter()
     meters = Meters(device)
+    baseline: Sums = {}
     num_batches = 0
     with evaluation_mode(model), torch.no_grad():
         for batch in batches:
@@ -112,12 +116,20 @@ def validate(
             output = runner.evaluate(batch)
             if output is not None:
                 meters.add({"loss": (output.loss, output.num_targets), **output.meters})
+                if unigram is not None:
+                    weights = None if batch.weights is None else batch.weights.numpy()
+                    for name, (total, count) in unigram.sums(batch.targets.numpy(), weights).items():
+                        before = baseline.get(name, (0.0, 0.0))
+                        baseline[name] = (before[0] + total, before[1] + count)
             num_batches += 1
-    sums = summed(meters.read() if world.counts_loss else {}, world)
+    sums = summed({**meters.read(), **baseline} if world.counts_loss else {}, world)
     if not sums or sums["loss"][1] == 0:
         return {"num_targets": 0}
+    baseline = {name: sums.pop(name) for name in list(sums) if name.startswith("unigram")}
     losses = averages(sums)
     record: Record = with_perplexities({"loss": losses.pop("loss"), "ppl": math.nan, **losses}, nats)
+    if baseline:
+        record["unigram_loss"] = Unigram.loss(baseline)
     num_targets = sums["loss"][1]
     record["num_targets"] = num_targets if num_targets % 1 else int(num_targets)  # a sum of weights may have a fraction
     record["num_batches"] = num_batches

@@ -88,6 +88,7 @@ def test_validate_agrees_with_training(run_folder, data_bin, command):
     last = [row for row in rows if row["event"] == "valid"][-1]
     assert figures["loss"] == pytest.approx(last["loss"], rel=1e-5)
     assert 3.0 < figures["unigram_loss"] < 7.0
+    assert last["unigram_loss"] == pytest.approx(figures["unigram_loss"], rel=1e-9)
 
 
 def test_generate_prints_fairseqs_lines_and_json(run_folder, data_bin, command):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ftk.config import compose, dump
+from ftk.config.build import build
 from ftk.config.compose import recipe_file
 from ftk.config.hydra import compose_file, recipe_folder
 from ftk.errors import UserError
+from ftk.registry import ARCHITECTURES
 from ftk.trainer.config import TrainConfig
 
 RECIPES = sorted(path.stem for path in recipe_folder().glob("*.yaml"))
@@ -43,8 +47,6 @@ def test_there_is_a_recipe_for_every_published_size():
 def test_a_recipe_composes_alike_by_flag_and_by_hydra(name):
     by_flag = compose(TrainConfig, "ftk-train", "", ["data", "--config", name])
     tree = compose_file(TrainConfig, recipe_folder() / f"{name}.yaml", ["dataset.data=data"])
-    from ftk.config.build import build
-
     assert dump(by_flag) == dump(build(TrainConfig, tree))
     assert by_flag.model.arch == ("glm_tiny" if name == "quickstart" else name)
 
@@ -69,6 +71,53 @@ def test_the_values_are_the_published_ones(name):
         schedule.min_lr_ratio,
         optimizer.weight_decay,
     ) == pytest.approx(PUBLISHED[name])
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_an_architecture_alone_trains_with_the_published_values(name):
+    by_file = compose(TrainConfig, "ftk-train", "", ["data", "--config", name])
+    by_arch = compose(TrainConfig, "ftk-train", "", ["data", "--arch", name, "--max-update", "1000"])
+    assert by_arch.optimizer == by_file.optimizer
+    assert by_arch.dataloader == by_file.dataloader
+    assert by_arch.lr_scheduler.name == by_file.lr_scheduler.name
+    ours, published = by_arch.lr_scheduler.config, by_file.lr_scheduler.config
+    assert ours.min_lr_ratio == published.min_lr_ratio
+    assert ours.warmup_ratio == pytest.approx(published.warmup_updates / by_file.training.max_update, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], (3e-3, "cosine", 0.05, 0.1, 8)),
+        (["--batch-size", "4", "--weight-decay", "0.3"], (3e-3, "cosine", 0.05, 0.1, 4)),
+        (["--max-tokens", "4096"], (3e-3, "cosine", 0.05, 0.1, None)),
+        (["--warmup-updates", "7", "--min-lr", "1e-6"], (3e-3, "cosine", 0.0, 0.0, 8)),
+        (["--lr", "1e-4"], (1e-4, "cosine", 0.0, 0.0, 8)),  # another rate wants another warm-up
+        (["--finetune-from", "run"], (1e-4, "cosine", 0.0, 0.0, 8)),
+        (["--optimizer", "lion"], (1e-4, "cosine", 0.05, 0.1, 8)),
+        (["--lr-scheduler", "linear"], (3e-3, "linear", 0.0, 0.0, 8)),
+    ],
+)
+def test_what_is_given_wins_over_the_recipe_of_an_architecture(flags, expected):
+    config = compose(TrainConfig, "ftk-train", "", ["data", "--arch", "glm_tiny", "--max-update", "9", *flags])
+    schedule = config.lr_scheduler.config
+    found = (config.optimizer.config.lr, config.lr_scheduler.name, schedule.warmup_ratio, schedule.min_lr_ratio)
+    assert (*found, config.dataloader.batch_size) == expected
+    again = build(TrainConfig, dump(config))
+    assert again == config
+    assert again.model.from_recipe == {}
+
+
+def test_a_plugins_architecture_has_a_recipe_and_chooses_parts_by_it(monkeypatch):
+    recipe = {"optimizer": {"_name": "lion", "lr": 2e-4}, "task": {"_name": "causal_lm", "seq_length": 77}}
+    plugged = dataclasses.replace(ARCHITECTURES.get("glm_tiny"), name="plugged", recipe=recipe)
+    monkeypatch.setitem(ARCHITECTURES._entries, "plugged", plugged)
+    config = compose(TrainConfig, "ftk-train", "", ["data", "--arch", "plugged", "--max-update", "9"])
+    assert (config.optimizer.name, config.optimizer.config.lr) == ("lion", 2e-4)
+    assert (config.task.name, config.task.config.seq_length) == ("causal_lm", 77)
+    monkeypatch.setitem(ARCHITECTURES._entries, "plugged", dataclasses.replace(plugged, recipe={"optimizer": {"x": 1}}))
+    with pytest.raises(UserError, match=r"unknown option optimizer\.x"):
+        compose(TrainConfig, "ftk-train", "", ["data", "--arch", "plugged", "--max-update", "9"])
 
 
 def test_a_flag_wins_over_the_recipe():

@@ -454,6 +454,7 @@ def test_options_that_cannot_be_are_refused_by_their_names(options, message):
         (nn.Sequential(nn.Embedding(9, 2), nn.Sequential(Block(2), Block(2)), nn.Linear(2, 2)), ["1.0", "1.1"]),
         (nn.Sequential(nn.Embedding(9, 2), Block(2), Block(2)), ["0", "1", "2"]),
         (nn.ModuleDict({"embed": nn.Embedding(99, 2), "layers": nn.ModuleList([Block(2)])}), ["layers.0"]),
+        (nn.ModuleDict({"few": nn.ModuleList([Block(2)]), "many": nn.ModuleList([Block(4)])}), ["many.0"]),
         (nn.Sequential(Network(), Network()), ["0", "1"]),
         (
             nn.ModuleDict({"image": Network(), "text": Network()}),

@@ -7,10 +7,11 @@ import dataclasses
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from ftk.checkpoint import load_model_tensors, read_trainer_state, save_checkpoint, transfer_weights
-from ftk.config import Chosen, dump
+from ftk.config import Chosen, compose, dump
 from ftk.config.changes import FIXED, FREE, RESETTABLE, RESUME, find_changes, resume_classes
 from ftk.config.choice import choice
 from ftk.config.root import slots_of
@@ -18,8 +19,9 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.registry import LR_SCHEDULERS
 from ftk.trainer import Trainer, build_run
-from ftk.trainer.config import TrainConfig
-from ftk.trainer.resume import check_changes
+from ftk.trainer.config import TrainConfig, describe_recipe
+from ftk.trainer.resume import check_changes, with_recipe_of_run
+from ftk.trainer.state import TrainerState
 from tests.trainer.test_resume import OPTIONS
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
@@ -31,6 +33,26 @@ def refused(tmp_path, **options):
     with pytest.raises(UserError) as caught:
         toy_trainer(tmp_path, **{**GO_ON, **options})
     return str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["save_dir", "restore_from"])
+def test_a_run_keeps_its_values_where_its_architecture_has_another_recipe_now(tmp_path, where):
+    argv = ["data", "--arch", "glm_tiny", "--max-update", "9", "--warmup-updates", "3"]
+    older = ["--lr", "1e-4", "--batch-size", "5", f"--save-dir={tmp_path / 'save_dir'}"]
+    toy = dump(compose(TrainConfig, "ftk-train", "", [*argv, *older]))
+    checkpoint = tmp_path / "save_dir" / "checkpoint_4"
+    save_checkpoint(checkpoint, model=ToyModel(), trainer_state=TrainerState(num_updates=4).to_dict(), config=toy)
+    (tmp_path / "save_dir" / "config.yaml").write_text(yaml.safe_dump(toy))
+    own = f"--save-dir={tmp_path / where}"
+    config = compose(TrainConfig, "ftk-train", "", [*argv, own, "--restore-from", str(tmp_path / "save_dir")])
+    assert config.optimizer.config.lr == 3e-3
+    kept = with_recipe_of_run(config)
+    assert (kept.optimizer.config.lr, kept.dataloader.batch_size) == (1e-4, 5)
+    assert find_changes(toy, kept) == [
+        change for change in find_changes(toy, config) if change.key.startswith("checkpoint")
+    ]
+    assert describe_recipe(config.model).startswith("from the recipe of glm_tiny: `lr` 0.003 `betas` 0.9,0.98 `eps`")
+    assert describe_recipe(kept.model) is None
 
 
 # -- every option has its class -----------------------------------------------------------------------------------

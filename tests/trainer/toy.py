@@ -66,6 +66,12 @@ class ToyTask:
     def hooks(self):
         return ()
 
+    def unigram(self, split):
+        return None
+
+    def framing(self, tokenizer, model_config):
+        return None
+
 
 class ToyModel(nn.Module):
     def __init__(self, dropout=0.2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftk.models.config import TransformerConfig
+from ftk.models.config import TransformerConfig, causal_recipe
 from ftk.registry import register_architecture, register_model
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def build_gpt2(config: GPT2Config, seed: int | None = None) -> GPT2:
 
 
 def _register(name: str, num_layers: int, hidden_size: int, num_heads: int, max_positions: int = 1024) -> None:
-    @register_architecture(name, model="gpt2")
+    @register_architecture(name, model="gpt2", recipe=causal_recipe(hidden_size))
     def preset() -> GPT2Config:
         return GPT2Config(
             num_layers=num_layers,

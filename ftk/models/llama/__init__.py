@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ftk.models.config import causal_recipe
 from ftk.models.rotary.config import BiasedRotaryConfig
 from ftk.registry import register_architecture, register_model
 
@@ -26,7 +27,7 @@ def build_llama(config: LlamaConfig, seed: int | None = None) -> RotaryDecoder:
 
 
 def _register(name: str, num_layers: int, hidden_size: int, num_heads: int, inner_size: int, **options: Any) -> None:
-    @register_architecture(name, model="llama")
+    @register_architecture(name, model="llama", recipe=causal_recipe(hidden_size))
     def preset() -> LlamaConfig:
         shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
         return LlamaConfig(**shape, ffn_hidden_size=inner_size, **_ONE | options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ftk.models.config import causal_recipe
 from ftk.models.rotary.config import RotaryConfig
 from ftk.registry import register_architecture, register_model
 
@@ -26,7 +27,7 @@ def build_mistral(config: MistralConfig, seed: int | None = None) -> RotaryDecod
 
 
 def _register(name: str, num_layers: int, hidden_size: int, num_heads: int, inner_size: int, **options: Any) -> None:
-    @register_architecture(name, model="mistral")
+    @register_architecture(name, model="mistral", recipe=causal_recipe(hidden_size))
     def preset() -> MistralConfig:
         shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
         return MistralConfig(**shape, ffn_hidden_size=inner_size, **_ALL | options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ftk.models.config import causal_recipe
 from ftk.models.rotary.config import RotaryConfig
 from ftk.registry import register_architecture, register_model
 
@@ -28,7 +29,7 @@ def build_qwen2(config: Qwen2Config, seed: int | None = None) -> RotaryDecoder:
 
 
 def _register(name: str, num_layers: int, hidden_size: int, num_heads: int, inner_size: int, **options: Any) -> None:
-    @register_architecture(name, model="qwen2")
+    @register_architecture(name, model="qwen2", recipe=causal_recipe(hidden_size))
     def preset() -> Qwen2Config:
         shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
         return Qwen2Config(**shape, ffn_hidden_size=inner_size, **_ALL | options)

@@ -14,9 +14,10 @@ from ftk.errors import UserError
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.causal_lm.samples import CausalDataset
-from ftk.tasks.language_model import check_positions, vocabulary_divisor
+from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
 
 if TYPE_CHECKING:
+    from ftk.evaluation.unigram import Unigram
     from ftk.generation.engine.continuation import Continuation
     from ftk.tokenizers.base import Tokenizer
 
@@ -56,6 +57,9 @@ class CausalLMTask(Task):
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return Collater(self.tokenizer.special)
+
+    def unigram(self, split: str) -> Unigram:
+        return corpus_unigram(self, split)
 
     @classmethod
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Continuation:

@@ -15,9 +15,10 @@ from ftk.tasks.base import Task
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
-from ftk.tasks.language_model import check_positions, vocabulary_divisor
+from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
 
 if TYPE_CHECKING:
+    from ftk.evaluation.unigram import Unigram
     from ftk.tasks.glm_blank.infill.fill import BlankFiller
     from ftk.tasks.glm_blank.infill.framing import BlankFraming
     from ftk.tokenizers.base import Tokenizer
@@ -58,6 +59,9 @@ class GLMBlankTask(Task):
             return show(documents, self.tokenizer, self.config, width=width, num_samples=num_samples or 1, **which)
         samples = samples_to_show(documents, self.tokenizer, self.config, num_samples=num_samples or 3, **which)
         return show_html(list(samples), self.tokenizer, page)
+
+    def unigram(self, split: str) -> Unigram:
+        return corpus_unigram(self, split)
 
     @classmethod
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> BlankFraming:

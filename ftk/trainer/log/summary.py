@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,10 @@ class Summary:
         saved: whether there are checkpoints in it.
         save_failure: why the last state of the run could not be saved, None if it was.
         skipped_updates: updates that were skipped for a non-finite loss or gradient.
+        loss: at the last validation, nats per target token; None without one.
+        unigram_loss: the same of the unigram baseline; None where it means nothing.
+        generates: whether the task frames prompts, so that the model can be asked for text.
+        data, user_dir: for the command that comes next.
     """
 
     num_updates: int
@@ -40,6 +45,11 @@ class Summary:
     saved: bool
     save_failure: str | None
     skipped_updates: int
+    loss: float | None = None
+    unigram_loss: float | None = None
+    generates: bool = False
+    data: str = "DATA"
+    user_dir: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -68,10 +78,31 @@ class Summary:
             there = (self.folder / checkpoint_name(best.num_updates)).exists()
             where = f"at update {best.num_updates}{'' if there else ', of which there is no checkpoint'}"
             yield f"best validation {best.metric}: {best.value:.4f} {where}"
+        if self.signal is None and not self._beats_unigram:
+            yield (
+                f"validation loss {self.loss:.4f} is no better than the unigram baseline {self.unigram_loss:.4f}, "
+                f"which knows nothing but how often tokens occur"
+            )
         if self.saved:
             names = [name for name in (LAST, BEST) if (self.folder / name).exists()]
             yield f"checkpoints: {self.folder} ({', '.join(names)})"
             if self.signal is not None and self.save_failure is None:
                 yield "the same command continues this run"
             elif self.save_failure is None:
-                yield f"next: ftk-interactive --path {self.folder}"
+                yield f"next: {self._next()}"
+
+    @property
+    def _beats_unigram(self) -> bool:
+        return self.loss is None or self.unigram_loss is None or self.loss < self.unigram_loss
+
+    def _next(self) -> str:
+        """What to do now: with the model if it has learned something, and to that end otherwise."""
+        if 2 * self.skipped_updates > self.num_updates:
+            return "a lower `lr` or longer `warmup_updates`, in another `save_dir`: most updates were skipped"
+        if not self._beats_unigram:
+            return "a larger `max_update`, or in another `save_dir` another `lr` (`lr_range_test` finds one)"
+        plugin = "" if self.user_dir is None else f" --user-dir {shlex.quote(self.user_dir)}"
+        folder = shlex.quote(str(self.folder))
+        if self.generates:
+            return f"ftk-interactive --path {folder}{plugin}"
+        return f"ftk-validate {shlex.quote(self.data)} --path {folder}{plugin}"

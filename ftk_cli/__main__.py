@@ -1,0 +1,49 @@
+"""ftk: all commands by one name, `ftk train ...` for `ftk-train ...`. Listing them imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from ftk_cli.command import run, subcommands
+
+DESCRIPTION = """A toolkit for sequence modeling, from text to a trained model that answers; ftk-COMMAND is the same.
+A first model in five minutes: bash scripts/quickstart.sh"""
+
+COMMANDS = {
+    "preprocess": "text files -> a folder of token ids, with their tokenizer",
+    "train": "trains a model on such a folder, or continues its run",
+    "generate": "answers the prompts of a file, or scores given answers",
+    "interactive": "answers prompts that you type",
+    "validate": "the loss of a trained model on a split",
+    "data": "shows, counts, checks and merges data folders",
+    "checkpoint": "inspects, averages, converts, quantises and exports checkpoints",
+    "report": "a page about one run, or several side by side",
+    "plan": "parallel layouts for a cluster: memory and time, estimated",
+    "hydra-train": "trains with Hydra: overrides by key=value, sweeps",
+    "env": "versions and hardware, for a bug report",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command that the first argument names, and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] not in COMMANDS:
+        return run(
+            "ftk", subcommands("ftk", DESCRIPTION, {name: (text, list) for name, text in COMMANDS.items()}), argv
+        )
+    name, *rest = arguments
+    command = importlib.import_module(f"ftk_cli.{name.replace('-', '_')}").main
+    if argv is None:  # as if it had been called by its own name
+        sys.argv = [f"ftk-{name}", *rest]
+        return int(command())
+    return int(command(rest))
+
+
+def _called_by_main(argv: list[str]) -> int:
+    raise AssertionError("a command reports its own errors, under its own name")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""`--launch N`: N processes of a command on this machine, without torchrun.
+
+The parent imports no PyTorch: it starts the processes, passes signals on to them, and ends them all when one fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ftk.config.common import MOST_LAUNCHED
+from ftk.errors import UserError
+from ftk_cli import ranks
+
+FLAG = "--launch"
+GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL, as torchrun gives
+_FORWARDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
+_PR_SET_PDEATHSIG = 1
+
+
+def launch(command: str, argv: Sequence[str]) -> int | None:
+    """Runs a command in the processes that `--launch` asks for, and waits for their end.
+
+    Args:
+        command: its name after "ftk-".
+        argv: its arguments.
+
+    Returns:
+        The exit code: 0, or that of the first process that failed. None where one process is enough, or the arguments
+        are wrong: then the caller goes on with them.
+
+    Raises:
+        UserError: this process was itself started by torchrun.
+    """
+    number, rest = _split(argv)
+    if number is None or not 1 < number <= MOST_LAUNCHED or not {"-h", "--help", "--version"}.isdisjoint(rest):
+        return None
+    if "RANK" in os.environ:
+        raise UserError("`launch` starts the processes itself; give it without torchrun")
+    return run_processes(f"ftk-{command}", [sys.executable, "-m", "ftk_cli", command, *rest], number)
+
+
+def run_processes(prog: str, command: list[str], number: int) -> int:
+    """Starts a command `number` times, as the ranks of one world, and waits for their end; see `launch`.
+
+    Args:
+        prog: for messages.
+        command: program and arguments.
+        number: of processes.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory(prefix="ftk-launch-") as folder, _forwarding(processes) as received:
+        port = _free_port()
+        for rank in range(number):
+            processes.append(_start(command, rank, number, port, folder))
+        return _wait(prog, processes, received)
+
+
+def _split(argv: Sequence[str]) -> tuple[int | None, list[str]]:
+    """The number that `--launch` has, None without a valid one, and the other arguments."""
+    rest = list(argv)
+    for place, argument in enumerate(argv):
+        flag, equals, value = argument.partition("=")
+        if flag == FLAG:
+            value = value if equals else "".join(argv[place + 1 : place + 2])
+            del rest[place : place + (1 if equals else 2)]
+            return (int(value) if value.isdecimal() else None), rest
+    return None, rest
+
+
+def _start(command: list[str], rank: int, number: int, port: int, folder: str) -> subprocess.Popen[bytes]:
+    error_file = Path(folder) / str(rank) / "error.json"
+    error_file.parent.mkdir()
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number)))
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(number),
+        "LOCAL_WORLD_SIZE": str(number),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": threads,
+        ranks.ERROR_FILE: str(error_file),
+    }
+    return subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        stdin=None if rank == 0 else subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C reaches the parent alone, which passes it on once
+        preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
+    )
+
+
+def _ending_with(parent: int) -> Callable[[], None]:
+    """What a new process calls so that it gets SIGTERM when its parent ends, also by SIGKILL."""
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it has ended before the call
+            os._exit(1)
+
+    return prepare
+
+
+@contextmanager
+def _forwarding(processes: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """Inside, signals go to the processes; gives the list of those that came."""
+    received: list[int] = []
+
+    def forward(signum: int, frame: object) -> None:
+        received.append(signum)
+        for process in processes:
+            process.send_signal(signum)
+
+    previous = {s: signal.signal(s, forward) for s in _FORWARDED if signal.getsignal(s) != signal.SIG_IGN}
+    try:
+        yield received
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+        for process in processes:
+            process.wait()
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def _wait(prog: str, processes: Sequence[subprocess.Popen[bytes]], received: Sequence[int]) -> int:
+    """Waits for all processes; ends the others when one fails. After a signal each ends by itself."""
+    deadline, first = None, 0
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed and first == 0:
+            first = codes[failed[0]] or 0
+            if first < 0 and not received:
+                name = signal.Signals(-first).name
+                print(f"{prog}: process {failed[0]} was ended by {name}", file=sys.stderr, flush=True)
+            if not received:
+                deadline = time.monotonic() + GRACE_SECONDS
+                for process in processes:
+                    process.terminate()
+        if None not in codes:
+            return 1 if first < 0 else first
+        if deadline is not None and time.monotonic() > deadline:
+            return 1 if first < 0 else first  # `_forwarding` ends the rest
+        time.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
