@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted, with_flags
 from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TOKENIZERS
-from ftk_cli.command import run, subcommands
+from ftk_cli.command import compose_options, run, subcommands
 from ftk_cli.preprocess import HELP, tokenizer_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PROG = "ftk-checkpoint"
 DESCRIPTION = (
-    "Shows, checks, exports, averages and converts checkpoints. A run's folder stands for its best checkpoint."
+    "Shows, checks, exports, averages and converts checkpoints. The folder of a run means its best checkpoint."
 )
 
 
@@ -127,26 +127,6 @@ class ConvertToConfig(ConvertConfig):
 
 
 @dataclass(kw_only=True)
-class Inspect:
-    inspect: InspectConfig = section("options")
-
-
-@dataclass(kw_only=True)
-class Verify:
-    verify: VerifyConfig = section("options")
-
-
-@dataclass(kw_only=True)
-class Average:
-    average: AverageConfig = section("options")
-
-
-@dataclass(kw_only=True)
-class Export:
-    export: ExportConfig = section("options")
-
-
-@dataclass(kw_only=True)
 class ConvertFrom:
     convert: ConvertConfig = section("options")
     form: Chosen = slot(CONVERTERS, flag="--from", help="SRC is of this form, DST a checkpoint of ftk's")
@@ -169,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def inspect(argv: list[str]) -> int:
-    config = compose(Inspect, f"{PROG} inspect", "Shows what a checkpoint is.", argv).inspect
+    config = compose_options(InspectConfig, f"{PROG} inspect", "Shows what a checkpoint is.", argv)
     from ftk.checkpoint.inspect import as_json, inspect_checkpoint, render
 
     summary = inspect_checkpoint(config.path)
@@ -178,7 +158,7 @@ def inspect(argv: list[str]) -> int:
 
 
 def verify(argv: list[str]) -> int:
-    config = compose(Verify, f"{PROG} verify", "Checks every file: size and sha256.", argv).verify
+    config = compose_options(VerifyConfig, f"{PROG} verify", "Checks every file: size and sha256.", argv)
     from pathlib import Path
 
     from ftk.checkpoint import verify
@@ -200,7 +180,7 @@ def verify(argv: list[str]) -> int:
 
 def average(argv: list[str]) -> int:
     description = "Writes a checkpoint whose weights are the mean of others'."
-    config = compose(Average, f"{PROG} average", description, argv).average
+    config = compose_options(AverageConfig, f"{PROG} average", description, argv)
     from ftk.checkpoint.average import average_checkpoints, newest_checkpoints
 
     inputs: Sequence[object] = config.inputs
@@ -217,7 +197,7 @@ def export(argv: list[str]) -> int:
         "Writes the weights alone, with configuration and tokenizer: what a trained model needs. --quantize makes them"
         " smaller, --format other files of them, for use without ftk."
     )
-    config = compose(Export, f"{PROG} export", description, argv).export
+    config = compose_options(ExportConfig, f"{PROG} export", description, argv)
     output = _export_checkpoint(config) if config.format == "checkpoint" else _export_file(config)
     rounded = f", rounded to {config.quantize}" if config.quantize else ""
     average = "moving average of the " if config.ema else ""

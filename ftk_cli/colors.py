@@ -11,7 +11,7 @@ from ftk.errors import visible
 from ftk.generation.token_text import token_texts
 
 if TYPE_CHECKING:
-    from ftk.generation.text import TextAnswer, TextPiece, TextResult
+    from ftk.generation.results import TextAnswer, TextPiece, TextResult
     from ftk.tokenizers import Tokenizer
 
 COLORS = ((0.8, "32"), (0.5, "36"), (0.2, "33"), (0.0, "31"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -12,8 +13,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
+from ftk.config import compose, section
 from ftk.errors import LogFormatter, UserError, did_you_mean, visible, with_flags
 from ftk_cli import ranks
 
@@ -27,6 +29,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 Body = Callable[[list[str]], "int | None"]
+C = TypeVar("C")
 
 
 class Reported(Exception):
@@ -130,6 +133,19 @@ def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body
         raise UserError(f"unknown command {argv[0]!r}; {did_you_mean(argv[0], commands)}")
 
     return body
+
+
+def compose_options(config: type[C], prog: str, description: str, argv: Sequence[str]) -> C:
+    """The options of a command that has only these; see `ftk.config.compose`.
+
+    Args:
+        config: their dataclass.
+        prog, description, argv: as for `compose`.
+    """
+    name = prog.split()[-1].removeprefix("ftk-")
+    root = dataclasses.make_dataclass("Root", [(name, config, section("options"))], kw_only=True)
+    options: C = getattr(compose(root, prog, description, argv), name)
+    return options
 
 
 def describe(error: BaseException) -> str:

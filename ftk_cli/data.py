@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,9 @@ from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted
 from ftk.files import reason, write_whole
 from ftk.registry import DATASETS, TASKS
-from ftk_cli.command import Body, run, subcommands
+from ftk_cli.command import Body, compose_options, run, subcommands
+
+_NUMBER = {"min": 0, "max": 2**63 - 1}
 
 
 @dataclass(kw_only=True)
@@ -22,19 +24,15 @@ class FolderConfig:
 
 
 @dataclass(kw_only=True)
-class FolderCommand:
-    data: FolderConfig = section("data")
-
-
-@dataclass(kw_only=True)
 class ShowConfig:
     split: str = field(default="train", metadata={"help": "split to show"})
-    index: int = field(default=0, metadata={"help": "which document of the split, from 0"})
-    draw: int = field(default=0, metadata={"help": "which of the samples that can be drawn from it, from 0"})
-    seed: int = field(default=1, metadata={"max": 2**63 - 1, "help": "fixes everything that is random"})
+    index: int = field(default=0, metadata={**_NUMBER, "help": "which document of the split, from 0"})
+    draw: int = field(default=0, metadata={**_NUMBER, "help": "which of the samples that can be drawn from it, from 0"})
+    seed: int = field(default=1, metadata={**_NUMBER, "help": "fixes everything that is random"})
     num_samples: int | None = field(
         default=None,
         metadata={
+            "min": 1,
             "max": 10**6,
             "help": "number of samples from --index on, per objective; default: 1, with --html 3",
             "unit": "samples",
@@ -52,21 +50,13 @@ class ShowConfig:
         metadata={"help": "write a page for a browser, one file, instead of printing", "metavar": "FILE"},
     )
     width: int | None = field(
-        default=None, metadata={"max": 10**4, "help": "width of the page; default: the terminal's", "unit": "columns"}
+        default=None,
+        metadata={"min": 40, "max": 10**4, "help": "width of the page; default: the terminal's", "unit": "columns"},
     )
     user_dir: str | None = field(
         default=None,
         metadata={"help": "a package, folder or file of yours that registers tasks, datasets ...", "metavar": "PATH"},
     )
-
-    def validate(self) -> Iterator[str]:
-        for name in ("index", "draw", "seed"):
-            if not 0 <= getattr(self, name) < 1 << 63:
-                yield f"{name} is {getattr(self, name)}; it must be at least 0 and below 2^63"
-        if self.num_samples is not None and self.num_samples < 1:
-            yield f"num_samples is {self.num_samples}; it must be at least 1"
-        if self.width is not None and not 40 <= self.width <= 10_000:
-            yield f"width is {self.width}; it must be in 40 to 10000"
 
 
 @dataclass(kw_only=True)
@@ -85,21 +75,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def stats_body(argv: list[str]) -> int:
     from ftk.data.inspect_data import stats
 
-    config = compose(FolderCommand, "ftk-data stats", "Counts and a histogram of document lengths.", argv)
-    print(stats(config.data.data))
+    config = compose_options(FolderConfig, "ftk-data stats", "Counts and a histogram of document lengths.", argv)
+    print(stats(config.data))
     return 0
 
 
 def verify_body(argv: list[str]) -> int:
     from ftk.data.inspect_data import verify
 
-    config = compose(FolderCommand, "ftk-data verify", "Checks the files against preprocess.json.", argv)
-    problems = verify(config.data.data)
+    config = compose_options(FolderConfig, "ftk-data verify", "Checks the files against preprocess.json.", argv)
+    problems = verify(config.data)
     if problems:
-        raise UserError("\n".join([f"{config.data.data}: found {counted(len(problems), 'problem')}", *problems]))
-    recorded = (Path(config.data.data) / "preprocess.json").exists()
+        raise UserError("\n".join([f"{config.data}: found {counted(len(problems), 'problem')}", *problems]))
+    recorded = (Path(config.data) / "preprocess.json").exists()
     what = "all files are as ftk-preprocess wrote them" if recorded else "the indexes are whole"
-    print(f"{config.data.data}: {what}")
+    print(f"{config.data}: {what}")
     return 0
 
 

@@ -33,7 +33,8 @@ from ftk_cli.progress import BATCHES_AT_ONCE, Meter, progress_bar, say, write
 from ftk_cli.prompts import Remarks, Samples, Source, T, open_source, refusal
 
 if TYPE_CHECKING:
-    from ftk.generation.text import EncodedText, TextGenerator
+    from ftk.generation.results import EncodedText
+    from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
     from ftk_cli.records import Records
     from ftk_cli.results import ResultsFile
@@ -49,7 +50,6 @@ A- alternatives, I- steps, N- score of a text, L- log-probability of known answe
 E- what is wrong with a prompt. With --path, --help also shows the options of the model's task.
 Examples: ftk-generate data-bin --path run --gen-subset valid;
 echo "Once upon a time" | ftk-generate --path run --input -"""
-_MOST_SAMPLES = 10**15
 
 
 @dataclass(kw_only=True)
@@ -88,7 +88,7 @@ class GenerateConfig:
         },
     )
     max_samples: int | None = field(
-        default=None, metadata={"daily": True, "help": "stop after this many", "unit": "samples"}
+        default=None, metadata={"daily": True, "min": 1, "help": "stop after this many", "unit": "samples"}
     )
     output_format: str = field(
         default="text",
@@ -168,8 +168,6 @@ class GenerateConfig:
             yield "gen_subset names a split of DATA; it does not go with --input"
         if self.input_format != "auto" and (self.input is None or self.score_reference):
             yield f"input_format is {self.input_format}; it goes with --input, and not with --score-reference"
-        if self.max_samples is not None and not 1 <= self.max_samples <= _MOST_SAMPLES:
-            yield f"max_samples is {self.max_samples}; it must be from 1 to {_MOST_SAMPLES}"
         if self.scoring and self.data is None:
             yield "scoring needs reference answers; it goes with DATA, not with --input"
         both = (self.input or "", self.results_path or "")

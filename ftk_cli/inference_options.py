@@ -106,12 +106,12 @@ def given_flags(section: str, config: Any, without: Collection[str] = ()) -> lis
 
 
 def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
-    """The root with the options of generation that the task of the checkpoint has which `--path` names.
+    """The root with the options of generation of the task of the checkpoint that `--path` names.
 
     Plugins are imported first: the task may be theirs. Without `--path`, the root is as it was.
 
     Raises:
-        UserError: there is no such checkpoint, and no help is asked for.
+        UserError: there is no such checkpoint, and --help is not given.
     """
     path, user_dir = _value(argv, "--path"), _value(argv, "--user-dir")
     if path is None:
@@ -131,10 +131,10 @@ def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
 
 
 def _value(argv: Sequence[str], flag: str) -> str | None:
-    """What stands behind a flag, the last time that it is given."""
+    """The value of a flag; if it is given several times, the last one."""
     joined = [word.partition("=")[2] for word in argv if word.startswith(f"{flag}=")]
-    behind = [value for word, value in zip(argv, argv[1:], strict=False) if word == flag]
-    return [*joined, *behind][-1] if joined or behind else None
+    following = [value for word, value in zip(argv, argv[1:], strict=False) if word == flag]
+    return [*joined, *following][-1] if joined or following else None
 
 
 def open_generator(

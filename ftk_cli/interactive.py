@@ -1,4 +1,4 @@
-"""ftk-interactive: answers texts as they are typed, or come through a pipe."""
+"""ftk-interactive: answers texts that are typed, or read from a pipe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from ftk_cli.progress import say, tell
 from ftk_cli.prompts import Remarks, line_text, prompt_lines, refusal
 
 if TYPE_CHECKING:
-    from ftk.generation.text import EncodedText, TextAnswer, TextGenerator, TextPiece, TextResult
+    from ftk.generation.results import EncodedText, TextAnswer, TextPiece, TextResult
+    from ftk.generation.text import TextGenerator
 
 PROG = "ftk-interactive"
 DESCRIPTION = """Reads texts and prints each with the model's answers: continued, or with what is missing in it.
@@ -116,7 +117,7 @@ def _answer(generator: TextGenerator, line: str | bytes, place: str, color: bool
     try:
         text = line if isinstance(line, str) else line_text(line)
         prompt = generator.encode(text)
-        # What came by a pipe has not been seen yet.
+        # Text from a pipe is not on the screen yet.
         question = "" if isinstance(line, str) else f"> {_for_stdout(text)}\n"
         if is_terminal():
             result = _answer_in_sight(generator, prompt, question, color)
@@ -131,7 +132,7 @@ def _answer(generator: TextGenerator, line: str | bytes, place: str, color: bool
 
 
 def _answer_in_sight(generator: TextGenerator, prompt: EncodedText, question: str, color: bool) -> TextResult:
-    """Prints the text as it comes, with the question in front of it."""
+    """Prints the text while it is generated, after the question."""
     from ftk_cli.colors import colored_piece
 
     answered: dict[int, TextAnswer] = {}

@@ -27,7 +27,7 @@ Example: ftk-plan --arch glm_10b --global-batch-size 1024 --cluster h100-80g --g
 
 @dataclass(kw_only=True)
 class OutputConfig:
-    top: int = field(default=10, metadata={"daily": True, "help": "number of plans to show", "unit": "plans"})
+    top: int = field(default=10, metadata={"daily": True, "min": 1, "help": "number of plans to show", "unit": "plans"})
     all: bool = field(default=False, metadata={"help": "list all that fit, not only the best for each T, P, S and R"})
     json: bool = field(default=False, metadata={"daily": True, "help": "print one JSON object: bytes, seconds, counts"})
     check: bool = field(
@@ -41,10 +41,6 @@ class OutputConfig:
         default=None, metadata={"help": "a package, folder or file of yours that registers models", "metavar": "PATH"}
     )
 
-    def validate(self) -> Iterator[str]:
-        if self.top < 1:
-            yield f"top is {self.top}; it must be 1 or more"
-
 
 @dataclass(kw_only=True)
 class PlanRoot:
@@ -54,7 +50,7 @@ class PlanRoot:
     optimizer: Chosen = slot(OPTIMIZERS, flag="--optimizer", default="adamw", help="optimizer, or torch.optim.CLASS")
     work: WorkConfig = section("update")
     cluster: ClusterConfig = section("cluster")
-    limits: LimitsConfig = section("what is looked at")
+    limits: LimitsConfig = section("layouts")
     output: OutputConfig = section("output")
 
     def validate(self) -> Iterator[str]:
@@ -82,9 +78,8 @@ def body(argv: list[str]) -> int:
             f"--max-positions too"
         )
     cluster, gpus = root.cluster.build(), root.cluster.gpus
-    limits = root.limits.build()
-    check_sizes(gpus, limits)
-    found = search(shape, work, cluster, gpus, limits, root.work.matmul_efficiency)
+    check_sizes(gpus, root.limits)
+    found = search(shape, work, cluster, gpus, root.limits, root.work.matmul_efficiency)
     question = report.Question(_name(root.model), shape, work, cluster, gpus, root.optimizer.name)
     if root.output.json:
         print(json.dumps(report.tree(question, found, root.output.top, root.output.all)))

@@ -1,4 +1,4 @@
-"""What is asked: lines of a file or a pipe, read without holding more than is needed, or samples of a split."""
+"""Prompts: lines of a file or a pipe, of which few are in memory at a time, or samples of a split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ftk.errors import UserError, with_flags
 
 if TYPE_CHECKING:
     from ftk.data.sample_dataset import SampleDataset
-    from ftk.generation.text import EncodedText, TextGenerator
+    from ftk.generation.results import EncodedText
+    from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
     from ftk_cli.generate import GenerateConfig
 
@@ -35,7 +36,7 @@ class Source(ABC, Generic[T]):
 
     Attributes:
         name, unit: of the input and of one item, in messages.
-        limit: so many are asked for; None: all.
+        limit: number of items to answer; None: all.
         done, failed: of earlier runs.
     """
 
@@ -52,7 +53,7 @@ class Source(ABC, Generic[T]):
         return list(itertools.islice(self._items, count))
 
     def put_back(self, items: list[tuple[int, T]]) -> None:
-        """What was taken comes again."""
+        """`take` gives these items again."""
         self._items = itertools.chain(items, self._items)
 
     def blocks(self, size: int) -> Iterator[list[tuple[int, T]]]:
@@ -61,16 +62,16 @@ class Source(ABC, Generic[T]):
             yield block
 
     def total(self) -> int | None:
-        """How many items there will be, for the time left; None where only their end will tell."""
+        """The number of items, for the time left; None if it is not known."""
         return self.limit
 
     def prompt(self, item: T) -> str | None:
-        """The prompt of an item as a record shows it; None where it is not looked at. UserError: it has none."""
+        """The prompt of an item as a record shows it; None where it is not compared. UserError: it has none."""
         return None
 
     @abstractmethod
     def read(self, item: T, generator: TextGenerator) -> EncodedText:
-        """What an item asks for, as the model reads it. UserError: it cannot be answered."""
+        """An item as the model reads it. UserError: it cannot be answered."""
 
 
 class Samples(Source[int]):
@@ -154,7 +155,7 @@ def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: Wor
 
 
 class Remarks:
-    """Counts prompts that are answered and may not have been meant as they are."""
+    """Counts answered prompts that may contain a mistake."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -167,7 +168,7 @@ class Remarks:
             self._first.setdefault(prompt.remark, index)
 
     def lines(self) -> Iterator[str]:
-        """What is said of them."""
+        """Messages about them."""
         for (of_one, of_several), count in self._counts.items():
             first = self._first[of_one, of_several] + 1
             if count == 1:
@@ -180,7 +181,7 @@ def prompt_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
     """Lines, of which no more than one byte beyond the limit is kept.
 
     Raises:
-        UserError: a line does not come to an end, as in a device.
+        UserError: a line has no end, as in a device.
     """
     for number in itertools.count(1):
         line = rest = stream.readline(_MAX_LINE_BYTES + 1)
@@ -256,7 +257,7 @@ def parse_candidates(line: str, example: str = "...") -> tuple[str, list[list[st
     if not line.lstrip().startswith("{"):
         prompt, *answers = line.split("\t")
         if not answers:
-            raise UserError("there is no answer; write prompt, tab, answer (further ones behind tabs), or JSON")
+            raise UserError("there is no answer; write prompt, tab, answer (several with tabs between), or JSON")
         return prompt, [answers]
     record = _parse_object(line, json.dumps({"prompt": example, "answers": ["quick"]}))
     asked = record.get("prompt")
@@ -288,7 +289,7 @@ def _parse_object(line: str, example: str) -> dict[str, Any]:
         record = json.loads(line, object_pairs_hook=_once)
         text = json.dumps(record, ensure_ascii=False)
     except RecursionError:
-        raise UserError("not a JSON object: brackets stand in each other too deeply") from None
+        raise UserError("not a JSON object: nested too deeply") from None
     except ValueError as error:
         raise UserError(f"not a JSON object: {error}") from None
     if not isinstance(record, dict):
@@ -296,7 +297,7 @@ def _parse_object(line: str, example: str) -> dict[str, Any]:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise UserError("a \\u escape stands for half a character (a surrogate without its other half)") from None
+        raise UserError("a \\u escape is half a character (a surrogate without its other half)") from None
     return record
 
 
@@ -304,6 +305,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise UserError(f"the key {name!r} stands there twice")
+            raise UserError(f"the key {name!r} is given twice")
         found[name] = value
     return found

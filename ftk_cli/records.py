@@ -14,7 +14,7 @@ from ftk_cli.colors import color_legend, colored_text
 
 if TYPE_CHECKING:
     from ftk.generation.config import GenerationConfig
-    from ftk.generation.text import TextAnswer, TextResult
+    from ftk.generation.results import TextAnswer, TextResult
     from ftk.tokenizers import Tokenizer
 
 _NOTE = (

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ftk.config import compose, section
 from ftk.errors import counted, visible
-from ftk_cli.command import run
+from ftk_cli.command import compose_options, run
 
 DESCRIPTION = """Draws the curves of one or several runs, what differs in their configurations, and their environment,
 as one HTML page that needs no network.
@@ -27,17 +26,12 @@ class ReportCommandConfig:
             yield "output is empty; it must name a file"
 
 
-@dataclass(kw_only=True)
-class ReportCommand:
-    report: ReportCommandConfig = section("report")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     return run("ftk-report", body, argv)
 
 
 def body(argv: list[str]) -> None:
-    config = compose(ReportCommand, "ftk-report", DESCRIPTION, argv).report
+    config = compose_options(ReportCommandConfig, "ftk-report", DESCRIPTION, argv)
 
     from ftk.report.page import write_report
     from ftk.report.runs import read_runs

@@ -53,20 +53,20 @@ class OldRecord:
 
 
 class ResultsFile:
-    """A file of results, open for what comes next.
+    """A file of results, open for further records.
 
         results = ResultsFile("out.jsonl", settings, overwrite=False, world=world)
         for record in results.earlier(source, 64): ...
         results.write(lines)
 
-    Next to it is FILE.settings.json with the settings. Records are JSON Lines, complete samples in input order; what
-    an interruption has cut does not count.
+    Next to it is FILE.settings.json with the settings. Records are JSON Lines, complete samples in input order; a
+    record that an interruption has cut does not count.
 
-    Nothing on the disk changes before the first `write`: neither is an old file emptied, nor a new one made.
+    Nothing on the disk changes before the first `write`: no old file is emptied, no new one made.
 
     Args:
         path: the file; its folder is made.
-        settings: whatever decides the answers; JSON.
+        settings: everything that decides the answers; JSON.
         overwrite: whether to start over where the file is there already.
         world: all ranks make such an object and read what is there; the main one writes.
 
@@ -109,7 +109,7 @@ class ResultsFile:
             raise self._unwritable(error) from None
 
     def _begin(self) -> None:
-        """Cuts off what is not to stay; of a new file also the settings. An empty file is of any settings."""
+        """Cuts off records that will be replaced; writes the settings of a new or emptied file."""
         assert self._begins_at is not None, "earlier says where"
         try:
             if self._stream is None:
@@ -193,7 +193,7 @@ class ResultsFile:
 
     @property
     def is_ours(self) -> bool:
-        """Whether what is on the disk is of this command: gone on with, or begun by a `write`."""
+        """Whether what is on the disk is of this command: continued, or begun by a `write`."""
         return self._has_begun or (self._stream is not None and not self._overwrite)
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class ResultsFile:
             raise UserError(f"{self.path} was begun with other settings: {', '.join(changes)}; {remedy}")
 
     def _records(self) -> Generator[tuple[int, OldRecord], None, None]:
-        """Complete records with the byte behind each; what an interruption has cut is none."""
+        """Complete records, each with the byte after it; a record cut by an interruption is not complete."""
         if self._overwrite or self._stream is None:
             return
         self._stream.seek(0)
@@ -281,7 +281,7 @@ def _likeliest(record: dict[str, Any]) -> tuple[float, int] | None:
 
 
 def settings_of(root: GenerateRoot, checkpoints: Checkpoints) -> dict[str, Any]:
-    """Whatever decides the answers of a command: its options, and folders and contents of its checkpoints."""
+    """Everything that decides the answers of a command: its options, and folders and contents of its checkpoints."""
     from ftk.checkpoint import read_config
     from ftk.checkpoint.layout import MANIFEST
     from ftk.checkpoint.quantize import quantization_of

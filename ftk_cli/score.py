@@ -10,7 +10,7 @@ from ftk_cli.records import num_steps, total_logprob
 
 if TYPE_CHECKING:
     from ftk.evaluation.base import Scorer
-    from ftk.generation.text import EncodedText, TextAnswer, TextResult
+    from ftk.generation.results import EncodedText, TextAnswer, TextResult
     from ftk_cli.results import OldRecord
 
 
@@ -19,7 +19,7 @@ class Found:
 
     Args:
         scorers: by name.
-        headline: what stands in front of each score.
+        headline: printed before each score.
     """
 
     def __init__(self, scorers: dict[str, Scorer], headline: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,12 +44,15 @@ class ValidateConfig:
         }
     )
     valid_subset: str = field(default="valid", metadata={"daily": True, "help": "split or splits, comma-separated"})
-    batch_size: int = field(default=16, metadata={"daily": True, "help": "samples in a batch", "unit": "samples"})
+    batch_size: int = field(
+        default=16, metadata={"daily": True, "min": 1, "help": "samples in a batch", "unit": "samples"}
+    )
     num_workers: int = field(
         default=0, metadata={"min": 0, "max": 1024, "help": "processes that prepare batches", "unit": "processes"}
     )
     max_samples: int | None = field(
-        default=None, metadata={"daily": True, "help": "stop after this many samples per split", "unit": "samples"}
+        default=None,
+        metadata={"daily": True, "min": 1, "help": "stop after this many samples per split", "unit": "samples"},
     )
     precision: str = field(
         default="fp32", metadata={"daily": True, "help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")}
@@ -68,12 +71,6 @@ class ValidateConfig:
         default="text",
         metadata={"daily": True, "help": "a table, or one JSON object per split", "choices": ("text", "json")},
     )
-
-    def validate(self) -> Iterator[str]:
-        if self.batch_size < 1:
-            yield f"batch_size is {self.batch_size}; it must be at least 1"
-        if self.max_samples is not None and self.max_samples < 1:
-            yield f"max_samples is {self.max_samples}; it must be at least 1"
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -69,3 +70,19 @@ def data_bin(tmp_path_factory, command) -> Path:
     )
     assert done.returncode == 0, done.stderr
     return folder / "data-bin"
+
+
+@pytest.fixture(scope="session")
+def made_place(tmp_path_factory) -> Path:
+    """See `place`."""
+    from tests.small_run import make_place  # imports PyTorch, which must find the environment set
+
+    folder = tmp_path_factory.mktemp("place")
+    make_place(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(made_place, tmp_path_factory) -> Path:
+    """A folder with text, data-bin/, other-bin/ (another tokenizer) and run/ (a small checkpoint), one per module."""
+    return Path(shutil.copytree(made_place, tmp_path_factory.mktemp("generate"), dirs_exist_ok=True))

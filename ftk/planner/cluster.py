@@ -54,17 +54,8 @@ def _gpu(
     name: str, memory_gb: float, half: float, fp32: float, memory_tb: float, nvlink: float, network: float
 ) -> Cluster:
     """Sizes in GiB, TFLOP/s, TB/s, GB/s and GB/s."""
-    return Cluster(
-        name,
-        memory_gb * GIB,
-        half * 1e12,
-        fp32 * 1e12,
-        memory_tb * 1e12,
-        nvlink * 1e9,
-        network * 1e9,
-        8,
-        name != "v100",
-    )
+    flops, bandwidths = (half * 1e12, fp32 * 1e12), (memory_tb * 1e12, nvlink * 1e9, network * 1e9)
+    return Cluster(name, memory_gb * GIB, *flops, *bandwidths, has_bf16=name != "v100")
 
 
 # Makers' data sheets: dense rates; NVLink in one direction (half of the "total" that is printed there). The network is
@@ -93,8 +84,12 @@ class ClusterConfig:
             "choices": tuple(PRESETS),
         },
     )
-    gpus: int = field(default=8, metadata={"daily": True, "max": 10**6, "help": "GPUs in all", "unit": "GPUs"})
-    gpus_per_node: int | None = field(default=None, metadata={"help": "GPUs of a node; the preset's if not given"})
+    gpus: int = field(
+        default=8, metadata={"daily": True, "min": 1, "max": 10**6, "help": "GPUs in all", "unit": "GPUs"}
+    )
+    gpus_per_node: int | None = field(
+        default=None, metadata={"min": 1, "help": "GPUs of a node; the preset's if not given"}
+    )
     memory_gib: float | None = field(
         default=None, metadata={"daily": True, "help": "memory of a GPU; the preset's if not given", "unit": "GiB"}
     )
@@ -124,23 +119,14 @@ class ClusterConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        if self.gpus < 1:
-            yield f"gpus is {self.gpus}; it must be 1 or more"
-        for name in (
-            "gpus_per_node",
-            "memory_gib",
-            "peak_tflops",
-            "memory_bandwidth",
-            "node_bandwidth",
-            "network_bandwidth",
-        ):
+        for name in ("memory_gib", "peak_tflops", "memory_bandwidth", "node_bandwidth", "network_bandwidth"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 yield f"{name} is {value}; it must be above 0"
         if not 0.0 <= self.memory_reserve < 1.0:
             yield f"memory_reserve is {self.memory_reserve}; it must be in [0, 1)"
         per_node = self.gpus_per_node or PRESETS[self.cluster].gpus_per_node
-        if self.gpus >= 1 and per_node >= 1 and self.gpus > per_node and self.gpus % per_node:
+        if self.gpus > per_node and self.gpus % per_node:
             yield f"gpus is {self.gpus}; more than one node must be whole nodes of {per_node} (`gpus_per_node`)"
 
     def build(self) -> Cluster:

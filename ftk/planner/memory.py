@@ -114,12 +114,12 @@ def layer_activations(layout: Layout, shape: ModelShape, work: Workload) -> int:
     and a mean and a deviation each) and two dropout masks of a byte (2 H); shared by neither the inputs of
     the joint projection and of the feed-forward network (2 H v), which are gathered; and shared by tensor parallel
     query, key and value (3 H v), the attended values (H v) with a logarithm for each head, and the inner width before
-    and behind its activation (2 F v). With v = r = 2 and F = 4 H that is the 34 H of Korthikanti et al.
+    and after its activation (2 F v). With v = r = 2 and F = 4 H that is the 34 H of Korthikanti et al.
 
-    "full" keeps the input of the layer alone, "selective" besides it the results of matrix products and attention.
+    "full" keeps the input of the layer alone, "selective" also the results of matrix products and attention.
 
     Attention that is not flex has its mask as numbers, T a token; eager attention also the weights of all heads, before
-    and behind dropout.
+    and after dropout.
     """
     tokens = layout.batch_size * work.num_tokens
     hidden, inner, heads = shape.hidden_size, shape.inner_size, shape.num_attention_heads
@@ -228,7 +228,7 @@ def buffers(layout: Layout, shape: ModelShape, work: Workload, rank: int) -> int
 
 
 def received_bytes(layout: Layout, shape: ModelShape, work: Workload, rank: int) -> int:
-    """Where hidden states from the stage before and gradients from the stage behind are received.
+    """Where hidden states from the previous stage and gradients from the next one are received.
 
     torch.distributed.pipelining makes these places for all micro-batches of an update at once, whatever the schedule.
     """

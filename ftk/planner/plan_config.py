@@ -6,16 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ftk.planner.layout import Workload
-from ftk.planner.search import Limits
-
-SIZES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_shard_size",
-    "data_parallel_replicate_size",
-    "batch_size",
-    "pipeline_stages_per_rank",
-)
 
 
 @dataclass(kw_only=True)
@@ -23,18 +13,29 @@ class WorkConfig:
     """What an update does."""
 
     global_batch_size: int = field(
-        metadata={"daily": True, "max": 10**9, "help": "samples of an update, over all GPUs", "unit": "samples"}
+        metadata={
+            "daily": True,
+            "min": 1,
+            "max": 10**9,
+            "help": "samples of an update, over all GPUs",
+            "unit": "samples",
+        }
     )
     seq_length: int | None = field(
         default=None,
-        metadata={"daily": True, "help": "of a sample, padding included; default: `max_positions`", "unit": "tokens"},
+        metadata={
+            "daily": True,
+            "min": 1,
+            "help": "of a sample, padding included; default: `max_positions`",
+            "unit": "tokens",
+        },
     )
     loss_share: float = field(
         default=0.18, metadata={"help": "of the places of a batch, those that carry loss, in (0, 1]"}
     )
     vocab_size: int | None = field(
         default=None,
-        metadata={"help": "rows of the token embedding, padding included; the architecture's if not given"},
+        metadata={"min": 1, "help": "rows of the token embedding, padding included; the architecture's if not given"},
     )
     precision: str = field(
         default="bf16",
@@ -48,10 +49,6 @@ class WorkConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        for name in ("global_batch_size", "seq_length", "vocab_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                yield f"{name} is {value}; it must be 1 or more"
         for name in ("loss_share", "matmul_efficiency"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 yield f"{name} is {getattr(self, name)}; it must be above 0 and at most 1"
@@ -71,10 +68,10 @@ class WorkConfig:
 class LimitsConfig:
     """The layouts to consider: all possible ones, restricted by what is given here."""
 
-    tensor_parallel_size: int | None = field(default=None, metadata={"help": "only this T"})
-    pipeline_parallel_size: int | None = field(default=None, metadata={"help": "only this P"})
-    data_parallel_shard_size: int | None = field(default=None, metadata={"help": "only this S"})
-    data_parallel_replicate_size: int | None = field(default=None, metadata={"help": "only this R"})
+    tensor_parallel_size: int | None = field(default=None, metadata={"min": 1, "help": "only this T"})
+    pipeline_parallel_size: int | None = field(default=None, metadata={"min": 1, "help": "only this P"})
+    data_parallel_shard_size: int | None = field(default=None, metadata={"min": 1, "help": "only this S"})
+    data_parallel_replicate_size: int | None = field(default=None, metadata={"min": 1, "help": "only this R"})
     sequence_parallel: bool | None = field(default=None, metadata={"help": "only with it, or only without it"})
     zero_stage: int | None = field(
         default=None, metadata={"help": "this alone, where S is above 1", "choices": (1, 2, 3)}
@@ -83,21 +80,18 @@ class LimitsConfig:
         default=None, metadata={"help": "this alone", "choices": ("none", "selective", "full")}
     )
     batch_size: int | None = field(
-        default=None, metadata={"help": "micro-batches of this size alone", "unit": "samples"}
+        default=None, metadata={"min": 1, "help": "micro-batches of this size alone", "unit": "samples"}
     )
     pipeline_schedule: str = field(
         default="1f1b",
         metadata={"help": "of pipelines, as in ftk-train", "choices": ("1f1b", "gpipe", "interleaved", "zero-bubble")},
     )
     pipeline_stages_per_rank: int | None = field(
-        default=None, metadata={"help": "stages that each pipeline process holds; default: 2 if interleaved, else 1"}
+        default=None,
+        metadata={"min": 1, "help": "stages that each pipeline process holds; default: 2 if interleaved, else 1"},
     )
 
     def validate(self) -> Iterator[str]:
-        for name in SIZES:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                yield f"{name} is {value}; it must be 1 or more"
         stages = self.pipeline_stages_per_rank
         if stages is not None and stages > 1 and self.pipeline_schedule in ("1f1b", "gpipe"):
             yield (
@@ -107,16 +101,6 @@ class LimitsConfig:
         if self.pipeline_schedule == "interleaved" and stages == 1:
             yield "pipeline_schedule interleaved needs pipeline_stages_per_rank 2 or more"
 
-    def build(self) -> Limits:
-        return Limits(
-            tensor=self.tensor_parallel_size,
-            pipeline=self.pipeline_parallel_size,
-            replicate=self.data_parallel_replicate_size,
-            shard=self.data_parallel_shard_size,
-            sequence_parallel=self.sequence_parallel,
-            zero_stage=self.zero_stage,
-            checkpointing=self.activation_checkpointing,
-            batch_size=self.batch_size,
-            schedule=self.pipeline_schedule,
-            stages_per_rank=self.pipeline_stages_per_rank or (2 if self.pipeline_schedule == "interleaved" else 1),
-        )
+    @property
+    def stages_per_rank(self) -> int:
+        return self.pipeline_stages_per_rank or (2 if self.pipeline_schedule == "interleaved" else 1)

@@ -15,7 +15,15 @@ from ftk.planner.communication import Traffic, traffic
 from ftk.planner.layout import Layout, Place, Workload, misfits
 from ftk.planner.memory import Memory, candidates, memory
 from ftk.planner.model_shape import ModelShape
+from ftk.planner.plan_config import LimitsConfig
 from ftk.planner.step_time import StepTime, step_time
+
+_SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_shard_size",
+    "data_parallel_replicate_size",
+)
 
 
 @dataclass(frozen=True)
@@ -42,23 +50,9 @@ class Found:
     smallest: tuple[Layout, Memory] | None = None
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a search is limited to; None: anything that divides."""
-
-    tensor: int | None = None
-    pipeline: int | None = None
-    replicate: int | None = None
-    shard: int | None = None
-    sequence_parallel: bool | None = None
-    zero_stage: int | None = None
-    checkpointing: str | None = None
-    batch_size: int | None = None
-    schedule: str = "1f1b"
-    stages_per_rank: int = 1
-
-
-def search(shape: ModelShape, work: Workload, cluster: Cluster, gpus: int, limits: Limits, efficiency: float) -> Found:
+def search(
+    shape: ModelShape, work: Workload, cluster: Cluster, gpus: int, limits: LimitsConfig, efficiency: float
+) -> Found:
     """Every layout of `gpus` GPUs, within limits.
 
     Args:
@@ -83,29 +77,24 @@ def search(shape: ModelShape, work: Workload, cluster: Cluster, gpus: int, limit
     return found
 
 
-def check_sizes(gpus: int, limits: Limits) -> None:
+def check_sizes(gpus: int, limits: LimitsConfig) -> None:
     """Refuse sizes whose product cannot be the number of GPUs, whatever the other sizes are.
 
     Raises:
         UserError: with the numbers.
     """
-    sizes = {
-        "`tensor_parallel_size`": limits.tensor,
-        "`pipeline_parallel_size`": limits.pipeline,
-        "`data_parallel_shard_size`": limits.shard,
-        "`data_parallel_replicate_size`": limits.replicate,
-    }
-    given = {flag: size for flag, size in sizes.items() if size is not None}
+    sizes = {f"`{name}`": getattr(limits, name) for name in _SIZES}
+    given = {name: size for name, size in sizes.items() if size is not None}
     product = math.prod(given.values())
     if gpus % product == 0 and (len(given) < len(sizes) or product == gpus):
         return
-    text = " x ".join(f"{flag} {size}" for flag, size in given.items()) + (f" = {product}" if len(given) > 1 else "")
+    text = " x ".join(f"{name} {size}" for name, size in given.items()) + (f" = {product}" if len(given) > 1 else "")
     if len(given) == len(sizes):
         raise UserError(f"{text} is not the number of GPUs, {gpus}; leave out one size, or give `gpus` {product}")
     raise UserError(f"{text} does not divide the number of GPUs, {gpus}; give sizes that do")
 
 
-def layouts(shape: ModelShape, work: Workload, gpus: int, limits: Limits) -> Iterator[Layout]:
+def layouts(shape: ModelShape, work: Workload, gpus: int, limits: LimitsConfig) -> Iterator[Layout]:
     """All combinations, those that cannot be among them.
 
     What makes no difference is not varied: ZeRO stages without shards, sequence parallel without tensor parallel.
@@ -120,7 +109,7 @@ def layouts(shape: ModelShape, work: Workload, gpus: int, limits: Limits) -> Ite
             stages = [2 if limits.zero_stage == 2 and shard > 1 else 1]  # 3 is trained as 1, and 2 refused
         else:
             stages = _given(limits.zero_stage, [1, 2, 3]) if shard > 1 else [3]
-        modes = _given(limits.checkpointing, ["none", "selective", "full"])
+        modes = _given(limits.activation_checkpointing, ["none", "selective", "full"])
         for size, sequence, stage, mode in product(sizes, sequences, stages, modes):
             yield Layout(
                 tensor=tensor,
@@ -131,20 +120,20 @@ def layouts(shape: ModelShape, work: Workload, gpus: int, limits: Limits) -> Ite
                 sequence_parallel=sequence,
                 zero_stage=stage,
                 checkpointing=mode,
-                schedule=limits.schedule if pipeline > 1 else "1f1b",
+                schedule=limits.pipeline_schedule if pipeline > 1 else "1f1b",
                 stages_per_rank=limits.stages_per_rank if pipeline > 1 else 1,
             )
 
 
-def meshes(gpus: int, limits: Limits, shape: ModelShape) -> Iterator[tuple[int, int, int, int]]:
+def meshes(gpus: int, limits: LimitsConfig, shape: ModelShape) -> Iterator[tuple[int, int, int, int]]:
     """(T, P, S, R) whose product is the number of GPUs; no T above the heads and no P above the layers unless given."""
-    for tensor in _given(limits.tensor, [n for n in divisors(gpus) if n <= shape.num_attention_heads]):
-        for pipeline in _given(limits.pipeline, [n for n in divisors(gpus) if n <= shape.num_layers]):
+    for tensor in _given(limits.tensor_parallel_size, [n for n in divisors(gpus) if n <= shape.num_attention_heads]):
+        for pipeline in _given(limits.pipeline_parallel_size, [n for n in divisors(gpus) if n <= shape.num_layers]):
             if gpus % (tensor * pipeline):
                 continue
             data = gpus // (tensor * pipeline)
-            for shard in _given(limits.shard, divisors(data)):
-                if data % shard == 0 and limits.replicate in (None, data // shard):
+            for shard in _given(limits.data_parallel_shard_size, divisors(data)):
+                if data % shard == 0 and limits.data_parallel_replicate_size in (None, data // shard):
                     yield tensor, pipeline, shard, data // shard
 
 

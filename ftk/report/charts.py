@@ -184,7 +184,7 @@ def _path(line: Line, x_axis: Axis, y_axis: Axis, over: str) -> str:
 
 
 def _colour(run: int) -> str:
-    """The class of a run's colour; from the eighth on the colours come again, dashed."""
+    """The class of a run's colour; from the eighth on colours repeat, dashed."""
     return f"c{run % NUM_COLOURS}" + (" again" if run >= NUM_COLOURS else "")
 
 

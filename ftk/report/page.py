@@ -19,12 +19,6 @@ from ftk.version import __version__
 
 GIB = 2.0**30
 _FIRST = ("command", "host", "ftk.version", "ftk.commit", "torch.version", "cpu.model", "torch.threads", "gpus")
-_TITLES = {
-    "loss_token": "Loss of the token objective",
-    "loss_sentence": "Loss of the sentence objective",
-    "loss_document": "Loss of the document objective",
-    "nll_loss": "Loss without label smoothing",
-}
 
 
 def report_html(runs: Sequence[Run], source: str) -> str:
@@ -76,7 +70,7 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
     rates = [value for run in runs for value in run.curve("train", "flops_per_second").values]
     scale, letter = (1e12, "T") if max(filter(math.isfinite, rates), default=0.0) >= 1e12 else (1e9, "G")
     losses = [
-        Chart(_TITLES.get(figure, _spoken(figure)), "nats per target token", _lines(runs, figure, None), marks)
+        Chart(_loss_title(figure), "nats per target token", _lines(runs, figure, None), marks)
         for figure in _losses(runs)
     ]
     charts = [
@@ -109,7 +103,7 @@ def _any_above_zero(line: Line) -> bool:
 def _lines(runs: Sequence[Run], figure: str, events: list[str] | None, scale: float = 1.0) -> list[Line]:
     """The figure's curve of each run and event; None: of training and of each validation split.
 
-    With a validation's curve comes that of the averaged weights, if there is one.
+    After a validation's curve follows that of the averaged weights, if there is one.
     """
     lines = []
     for number, run in enumerate(runs):
@@ -135,9 +129,11 @@ def _losses(runs: Sequence[Run]) -> list[str]:
     return sorted(names, key=lambda name: (name != "loss", names.index(name)))
 
 
-def _spoken(figure: str) -> str:
-    words = figure.replace("_", " ")
-    return words[:1].upper() + words[1:]
+def _loss_title(figure: str) -> str:
+    """ "Loss", "Loss: token" of the samples of one group, "Nll loss"."""
+    name, _, group = figure.partition("_")
+    words = f"loss: {group}" if name == "loss" and group else figure
+    return words[:1].upper() + words[1:].replace("_", " ")
 
 
 def _marks(run: Run, number: int) -> Iterator[Mark]:

@@ -28,21 +28,21 @@ PARTS = {
 def figures_table(runs: Sequence[Run]) -> str:
     """Final and best figures, a row for each run; the best of several runs in bold."""
     columns: list[tuple[str, Callable[[Run], float], Callable[[float], str], Callable[..., float] | None]] = [
-        ("updates", lambda run: _last(run, "train", "num_updates"), _whole, None),
-        ("epoch", lambda run: _last(run, "train", "epoch"), _whole, None),
-        ("loss, last", lambda run: _last(run, "train", "loss"), _four, min),
-        ("valid loss, last", lambda run: _last(run, _split(run), "loss"), _four, min),
-        ("valid loss, best", lambda run: best(run)[0], _four, min),
-        ("at update", lambda run: best(run)[1], _whole, None),
+        ("updates", lambda run: _last(run, "train", "num_updates"), "{:,.0f}".format, None),
+        ("epoch", lambda run: _last(run, "train", "epoch"), "{:,.0f}".format, None),
+        ("loss, last", lambda run: _last(run, "train", "loss"), "{:.4f}".format, min),
+        ("valid loss, last", lambda run: _last(run, _split(run), "loss"), "{:.4f}".format, min),
+        ("valid loss, best", lambda run: best(run)[0], "{:.4f}".format, min),
+        ("at update", lambda run: best(run)[1], "{:,.0f}".format, None),
         ("valid ppl, best", lambda run: best(run, "ppl")[0], short, min),
         ("tokens/s", lambda run: _median(run.curve("train", "tokens_per_second")), short, max),
         ("target tokens/s", lambda run: _median(run.curve("train", "target_tokens_per_second")), short, max),
         ("FLOP/s", lambda run: _median(run.curve("train", "flops_per_second")), short, max),
-        ("MFU", lambda run: _median(run.curve("train", "mfu")), _percent, max),
-        ("peak memory", lambda run: _most(run.curve("train", "peak_memory_bytes")) / GIB, _gib, min),
+        ("MFU", lambda run: _median(run.curve("train", "mfu")), "{:.1%}".format, max),
+        ("peak memory", lambda run: _most(run.curve("train", "peak_memory_bytes")) / GIB, "{:.2f} GiB".format, min),
         ("time", _seconds, _time, None),
-        ("skipped", lambda run: _last(run, "train", "skipped_updates"), _whole, None),
-        ("starts", lambda run: len(run.starts) or math.nan, _whole, None),
+        ("skipped", lambda run: _last(run, "train", "skipped_updates"), "{:,.0f}".format, None),
+        ("starts", lambda run: len(run.starts) or math.nan, "{:,.0f}".format, None),
     ]
     shown = []
     for name, figure, form, better in columns:
@@ -82,7 +82,7 @@ def split_table(runs: Sequence[Run]) -> str:
             if own[field] > 0.0
         )
         picture = f'<td class="bar"><svg viewBox="0 0 100 10" preserveAspectRatio="none">{bar}</svg></td>'
-        cells = "".join(_cell(_percent(own[field]) if own[field] >= 0.0005 else "–", False) for field in fields)
+        cells = "".join(_cell(f"{own[field]:.1%}" if own[field] >= 0.0005 else "–", False) for field in fields)
         rows.append(f"<tr>{_name(run, number)}{picture}{cells}</tr>")
     table = f'<table class="numbers"><tr><th>run</th><th></th>{head}</tr>{"".join(rows)}</table>'
     return f'<div class="scroll">{table}</div>'
@@ -131,22 +131,6 @@ def _median(curve: Curve) -> float:
 
 def _most(curve: Curve) -> float:
     return max((value for value in curve.values if math.isfinite(value)), default=math.nan)
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _four(value: float) -> str:
-    return f"{value:.4f}"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _gib(value: float) -> str:
-    return f"{value:.2f} GiB"
 
 
 def _time(value: float) -> str:

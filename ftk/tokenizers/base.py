@@ -43,7 +43,7 @@ class TokenizerConfig:
 
 
 class Tokenizer(ABC):
-    """Text to ids and back. Text tokens come from a library; command tokens are laid around them.
+    """Text to ids and back. Text tokens come from a library; command tokens get ids around theirs.
 
     A subclass sets `name` to the name that it registers under, reads its files in `__init__`, and says how
     plain text is encoded and ids are decoded. `batch_bytes` is how much text `encode_batch` encodes fastest.
@@ -54,6 +54,7 @@ class Tokenizer(ABC):
         files: the vocabulary files, as read.
         num_text_tokens: size of the text vocabulary.
         vocab: text -> id, of the text tokens that a layout may name.
+        spellings: id -> text, of the text tokens.
         command_tokens: the special tokens of a tokenizer that takes no layout; where two share an id, the later one
             is decoded.
 
@@ -73,6 +74,7 @@ class Tokenizer(ABC):
         files: Sequence[VocabularyFile],
         num_text_tokens: int,
         vocab: Mapping[str, int] | None = None,
+        spellings: Mapping[int, str] | None = None,
         command_tokens: Sequence[CommandToken] | None = None,
     ) -> None:
         text_offset = 0
@@ -90,6 +92,7 @@ class Tokenizer(ABC):
         self.text_offset = text_offset
         self.vocab_size = max(text_offset + num_text_tokens, *(1 + token.id for token in command_tokens), 0)
         self._command_texts = {token.id: token.text for token in command_tokens}
+        self._spellings = {**(spellings or {}), **self._command_texts}
         self._splitter = CommandTokenSplitter(command_tokens)
 
     def encode(self, text: str, command_tokens: bool = False) -> list[int]:
@@ -137,9 +140,9 @@ class Tokenizer(ABC):
             ids: ints, or a 1-D array or tensor of them.
         """
 
-    @abstractmethod
     def token_text(self, token_id: int) -> str:
         """How the vocabulary spells one id; "<unused 7>" where it has no token with that id."""
+        return self._spellings.get(int(token_id), f"<unused {int(token_id)}>")
 
     def padded_vocab_size(self, multiple: int = 128) -> int:
         """The smallest multiple of `multiple` that holds the vocabulary: the number of embedding rows."""

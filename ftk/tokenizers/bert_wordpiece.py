@@ -44,7 +44,7 @@ class BertWordPieceConfig(TokenizerConfig):
 class BertWordPieceTokenizer(Tokenizer):
     """WordPiece (Devlin et al. 2019). White space is lost and, in uncased vocabularies, case and accents.
 
-    `path` is a vocabulary with one token a line, or a folder with one *vocab.txt.
+    `path` is a vocabulary with one token per line, or a folder with one *vocab.txt.
 
     Raises:
         UserError: the file is missing or damaged, has empty or repeated lines, or is no BERT vocabulary.
@@ -53,14 +53,16 @@ class BertWordPieceTokenizer(Tokenizer):
     name = "bert_wordpiece"
 
     def __init__(self, config: BertWordPieceConfig, special_tokens: Chosen | None = None) -> None:
-        path = find_file(Path(config.path), "vocab.txt", "a WordPiece vocabulary, one token a line,")
+        path = find_file(Path(config.path), "vocab.txt", "a WordPiece vocabulary, one token per line,")
         content, file = read_file(path)
         vocab = _parse_vocab(as_text(content, path), path)
         if _UNKNOWN not in vocab:
             raise UserError(f"{path}: holds no {_UNKNOWN}; is this the vocabulary of another kind of tokenizer?")
-        super().__init__(config, special_tokens, files=(file,), num_text_tokens=len(vocab), vocab=vocab)
+        spellings = {id_: token for token, id_ in vocab.items()}
+        super().__init__(
+            config, special_tokens, files=(file,), num_text_tokens=len(vocab), vocab=vocab, spellings=spellings
+        )
         self.lower_case = config.casing == "uncased" or (config.casing == "auto" and not _has_capitals(vocab))
-        self._spellings = {id_: token for token, id_ in vocab.items()} | self._command_texts
         self._cleaning = _Cleaning()
         self._splitting = _Splitting(drop_accents=self.lower_case)
         self._backend = tokenizers.Tokenizer(
@@ -69,7 +71,7 @@ class BertWordPieceTokenizer(Tokenizer):
         self._backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Words joined by single spaces; a piece "##x" is joined to whatever stands before it."""
+        """Words joined by single spaces; a piece "##x" is joined to what precedes it."""
         words: list[str] = []
         for id_ in ids:
             token = self._spellings.get(int(id_))
@@ -80,9 +82,6 @@ class BertWordPieceTokenizer(Tokenizer):
             else:
                 words.append(token)
         return " ".join(words)
-
-    def token_text(self, token_id: int) -> str:
-        return self._spellings.get(int(token_id), f"<unused {int(token_id)}>")
 
     def _encode_text(self, text: str) -> list[int]:
         return self._backend.encode(self._words(text), add_special_tokens=False).ids
@@ -103,7 +102,7 @@ class BertWordPieceTokenizer(Tokenizer):
 
 
 class _Cleaning(dict[int, "str | int | None"]):
-    """str.translate table, filled as characters come up: no controls, plain spaces, Chinese apart."""
+    """str.translate table, filled as characters are met: no controls, plain spaces, Chinese apart."""
 
     def __missing__(self, code: int) -> str | int | None:
         character = chr(code)
@@ -151,10 +150,10 @@ def _parse_vocab(text: str, path: Path) -> dict[str, int]:
         if token != token.strip():
             raise UserError(f"{path}:{i + 1}: {token!r} begins or ends with white space")
         if token in vocab:
-            raise UserError(f"{path}:{i + 1}: {token!r} stands in line {vocab[token] + 1} already")
+            raise UserError(f"{path}:{i + 1}: {token!r} is already in line {vocab[token] + 1}")
         vocab[token] = i
     if not vocab:
-        raise UserError(f"{path}: is empty; a vocabulary has one token a line")
+        raise UserError(f"{path}: is empty; a vocabulary has one token per line")
     return vocab
 
 

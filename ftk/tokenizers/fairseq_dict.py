@@ -1,4 +1,4 @@
-"""fairseq's dict.txt: words between spaces, numbered by their line behind four special symbols."""
+"""fairseq's dict.txt: words between spaces, numbered by their line after four special symbols."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ftk.config import Chosen
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
-from ftk.tokenizers.files import as_text, read_file
+from ftk.tokenizers.files import as_text, read_file, the_only
 
-SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3, which stand in no dict.txt
+SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3; no dict.txt holds them
 OVERWRITE = "#fairseq:overwrite"
 _SPACE = "\u2581"
 
@@ -39,7 +39,7 @@ class FairseqDictTokenizer(Tokenizer):
     `path` is a dict.txt, or a folder with one dict.txt or dict.LANGUAGE.txt.
 
     Raises:
-        UserError: the file is missing or damaged, or a symbol stands in it twice without `#fairseq:overwrite`.
+        UserError: the file is missing or damaged, or repeats a symbol without `#fairseq:overwrite`.
     """
 
     name = "fairseq_dict"
@@ -49,15 +49,21 @@ class FairseqDictTokenizer(Tokenizer):
         content, file = read_file(path)
         self.symbols, vocab = parse_dictionary(as_text(content, path), path)
         fixed = {symbol: id_ for id_, symbol in enumerate(SPECIAL_SYMBOLS)}  # even where a line overwrites one
-        super().__init__(config, special_tokens, files=(file,), num_text_tokens=len(self.symbols), vocab=vocab | fixed)
+        super().__init__(
+            config,
+            special_tokens,
+            files=(file,),
+            num_text_tokens=len(self.symbols),
+            vocab=vocab | fixed,
+            spellings=dict(enumerate(self.symbols)),
+        )
         self._remove_bpe = config.remove_bpe
         self._unk = fixed["<unk>"]
         commands = {token.text for token in self.command_tokens}
         self._words = {symbol: id_ for symbol, id_ in vocab.items() if symbol not in commands}
-        self._spellings = dict(enumerate(self.symbols)) | self._command_texts
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The symbols with spaces between them, put together to words as `remove_bpe` says."""
+        """The symbols with spaces between them, joined to words as `remove_bpe` says."""
         spellings = (self._spellings.get(int(id_)) for id_ in ids)
         text = " ".join(symbol for symbol in spellings if symbol is not None)
         if self._remove_bpe == "subword_nmt":
@@ -65,9 +71,6 @@ class FairseqDictTokenizer(Tokenizer):
         if self._remove_bpe == "sentencepiece":
             return text.replace(" ", "").replace(_SPACE, " ").strip(" ")
         return text
-
-    def token_text(self, token_id: int) -> str:
-        return self._spellings.get(int(token_id), f"<unused {int(token_id)}>")
 
     def _encode_text(self, text: str) -> list[int]:
         return [self._words.get(word, self._unk) for word in text.split()]
@@ -86,13 +89,7 @@ def find_dictionary(path: Path) -> Path:
         return path
     if (path / "dict.txt").is_file():
         return path / "dict.txt"
-    found = sorted(path.glob("dict.*.txt"))
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise UserError(f"{path}: holds no dict.txt; the dictionary of fairseq-preprocess is meant")
-    names = ", ".join(file.name for file in found)
-    raise UserError(f"{path}: holds {len(found)} dictionaries ({names}); give one of them, e.g. {found[0]}")
+    return the_only(path, sorted(path.glob("dict.*.txt")), "dict.*.txt", "the dictionary of fairseq-preprocess")
 
 
 def parse_dictionary(text: str, path: Path) -> tuple[list[str], dict[str, int]]:
@@ -118,7 +115,7 @@ def parse_dictionary(text: str, path: Path) -> tuple[list[str], dict[str, int]]:
             raise UserError(f"{path}:{number_}: {line[:80]!r} is not a symbol, a space and its count")
         if symbol in ids and not overwrite:
             raise UserError(
-                f"{path}:{number_}: {symbol!r} stands in it already (id {ids[symbol]}); if it is to get a new id, "
+                f"{path}:{number_}: {symbol!r} is already in it (id {ids[symbol]}); to give it a new id, "
                 f"end the line with {OVERWRITE}"
             )
         ids[symbol] = len(symbols)

@@ -39,7 +39,7 @@ def read_file(path: Path) -> tuple[bytes, VocabularyFile]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except IsADirectoryError:
-        raise UserError(f"{path}: is a directory, a file is meant") from None
+        raise UserError(f"{path}: is a directory; give a file") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({reason(error)})") from error
     return content, VocabularyFile(path, hashlib.sha256(content).hexdigest(), len(content))
@@ -65,25 +65,25 @@ def find_file(path: Path, suffix: str, what: str) -> Path:
         UserError: there is none, or there are several.
     """
     if not path.exists():
-        raise UserError(f"{path}: no such file or folder; {what} is meant")
+        raise UserError(f"{path}: no such file or folder; give {what}")
     if not path.is_dir():
         return path
     candidates = sorted(entry for entry in path.iterdir() if entry.name.endswith(suffix))
-    return the_only(path, candidates, suffix, what)
+    return the_only(path, candidates, f"*{suffix}", what)
 
 
-def the_only(folder: Path, candidates: Sequence[Path], suffix: str, what: str) -> Path:
-    """The one candidate; none or several is the user's to mend.
+def the_only(folder: Path, candidates: Sequence[Path], pattern: str, what: str) -> Path:
+    """The one candidate among the files of a folder that fit a pattern.
 
     Raises:
         UserError: there is not exactly one.
     """
     if not candidates:
-        raise UserError(f"{folder}: holds no file *{suffix}; {what} is meant")
+        raise UserError(f"{folder}: holds no file {pattern}; give {what}")
     if len(candidates) > 1:
         names = ", ".join(candidate.name for candidate in candidates)
         raise UserError(
-            f"{folder}: holds {len(candidates)} files *{suffix} ({names}); "
+            f"{folder}: holds {len(candidates)} files {pattern} ({names}); "
             f"give one of them instead of the folder, e.g. {candidates[0]}"
         )
     return candidates[0]
@@ -118,7 +118,7 @@ def find_description(folder: str | os.PathLike[str]) -> Path:
     if not folder.is_dir():
         raise UserError(
             f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}; "
-            "a checkpoint, a data folder or a tokenizer folder is meant"
+            "give a checkpoint, a data folder or a tokenizer folder"
         )
     for candidate in (folder / DESCRIPTION, folder / "tokenizer" / DESCRIPTION):
         if candidate.is_file():

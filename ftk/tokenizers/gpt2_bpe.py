@@ -15,7 +15,7 @@ from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import as_text, read_file, the_only
 
-# Names under which a vocabulary and its merges go together, beside any common prefix ("gpt2-").
+# Names of a vocabulary and its merges, after any common prefix ("gpt2-").
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
 
@@ -37,21 +37,19 @@ class GPT2BPETokenizer(Tokenizer):
         merges_bytes, merges_file = read_file(merges_path)
         vocab = _parse_vocab(as_text(vocab_bytes, vocab_path), vocab_path)
         merges = _parse_merges(as_text(merges_bytes, merges_path), merges_path, vocab)
-        files = (vocab_file, merges_file)
-        super().__init__(config, special_tokens, files=files, num_text_tokens=len(vocab), vocab=vocab)
-        # "<|endoftext|>" stands in the vocabulary, but it is not made an added token and no merge reaches it
+        files, spellings = (vocab_file, merges_file), {id_: spelling for spelling, id_ in vocab.items()}
+        super().__init__(
+            config, special_tokens, files=files, num_text_tokens=len(vocab), vocab=vocab, spellings=spellings
+        )
+        # "<|endoftext|>" is in the vocabulary, but it is not made an added token and no merge reaches it
         # (words are split between letters and other signs before merging): text cannot become it.
         self._backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
         self._backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self._spellings = {id_: spelling for spelling, id_ in vocab.items()} | self._command_texts
         letter_bytes = {letter: byte for byte, letter in _byte_letters().items()}
         self._bytes = {id_: _spelled_bytes(text, letter_bytes) for id_, text in self._spellings.items()}
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join([self._bytes.get(int(id_), b"") for id_ in ids]).decode("utf-8", "replace")
-
-    def token_text(self, token_id: int) -> str:
-        return self._spellings.get(int(token_id), f"<unused {int(token_id)}>")
 
     def _encode_text(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
@@ -64,20 +62,20 @@ def _find_files(path: Path) -> tuple[Path, Path]:
     """(vocabulary, merges) from a folder or from either file."""
     what = "a folder with vocab.json and merges.txt (or one of these files)"
     if not path.exists():
-        raise UserError(f"{path}: no such file or folder; {what} is meant")
+        raise UserError(f"{path}: no such file or folder; give {what}")
     if path.is_dir():
         pairs = [pair for entry in sorted(path.iterdir()) for pair in _pairs_of(entry) if pair[0] == entry]
         whole = [vocab for vocab, merges in pairs if merges.is_file()]
         if pairs and not whole:
             raise UserError(f"{path}: holds {pairs[0][0].name} but not its merges {pairs[0][1].name}")
-        vocab = the_only(path, whole, _PAIRS[0][0], what)
+        vocab = the_only(path, whole, f"*{_PAIRS[0][0]}", what)
         return next(pair for pair in pairs if pair[0] == vocab)
     for vocab, merges in _pairs_of(path):
         other = merges if vocab == path else vocab
         if not other.is_file():
             raise UserError(f"{path}: its other half {other} is missing")
         return vocab, merges
-    raise UserError(f"{path}: its name ends in neither vocab.json nor merges.txt; {what} is meant")
+    raise UserError(f"{path}: its name ends in neither vocab.json nor merges.txt; give {what}")
 
 
 def _pairs_of(path: Path) -> Iterator[tuple[Path, Path]]:
@@ -106,7 +104,7 @@ def _parse_vocab(text: str, path: Path) -> dict[str, int]:
     if not isinstance(vocab, dict) or not vocab:
         raise UserError(f'{path}: not a vocabulary; it must be an object of tokens and ids, {{"a": 0, ...}}')
     if twice:
-        raise UserError(f"{path}: token {twice[0]!r} stands in it twice")
+        raise UserError(f"{path}: token {twice[0]!r} is in it twice")
     for token, id_ in vocab.items():
         if type(id_) is not int or id_ < 0:
             raise UserError(f"{path}: token {token!r} has the id {id_!r}; ids are whole numbers from 0")
@@ -145,7 +143,7 @@ def _parse_merges(text: str, path: Path, vocab: dict[str, int]) -> list[tuple[st
         if lacking is not None:
             raise UserError(f"{path}:{num}: {lacking!r} is not in the vocabulary; do the files belong together?")
         if (left, right) in merges:
-            raise UserError(f"{path}:{num}: the same merge stands in line {merges[left, right]}")
+            raise UserError(f"{path}:{num}: the same merge is in line {merges[left, right]}")
         merges[left, right] = num
     return list(merges)
 

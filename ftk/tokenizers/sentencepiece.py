@@ -38,7 +38,7 @@ class SentencePieceTokenizer(Tokenizer):
         super().__init__(config, special_tokens, files=(file,), num_text_tokens=num_pieces, vocab=vocab)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Each stretch of pieces is decoded on its own; command tokens stand between them without spaces."""
+        """Each run of pieces is decoded by itself; command tokens are put between them without spaces."""
         parts: list[str] = []
         pieces: list[int] = []
         for id_ in map(int, ids):

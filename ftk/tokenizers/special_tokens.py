@@ -62,13 +62,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Layout:
-    """Special tokens in front of the text tokens (ids from 0, the text is shifted) and behind them."""
+    """Special tokens in front of the text tokens (ids from 0, the text is shifted) and after them."""
 
     first: tuple[Row, ...] = ()
     last: tuple[Row, ...] = ()
 
     def with_options(self, options: Collection[str]) -> Layout:
-        """The rows that need no option, or one of these."""
+        """The rows that need no option or one of `options`."""
         first, last = (tuple(r for r in rows if not r.needs or r.needs in options) for rows in (self.first, self.last))
         return Layout(first, last)
 
@@ -116,14 +116,14 @@ def number(
     Args:
         layout: its rows.
         num_text_tokens: size of the text vocabulary.
-        vocab: text -> id, for the rows that stand in the vocabulary.
+        vocab: text -> id, for rows with `in_vocab`.
         where: file of the vocabulary, for messages.
 
     Returns:
         the command tokens in the layout's order, and by how much the text tokens are shifted.
 
     Raises:
-        UserError: a token that must stand in the vocabulary does not.
+        UserError: the vocabulary lacks a token that a row takes from it.
     """
     vocab = vocab or {}
     missing = [row.in_vocab for row in layout.last if row.in_vocab and row.in_vocab not in vocab]
@@ -156,21 +156,21 @@ _SPELLINGS = {
 
 @register_special_tokens(PLAIN)
 def plain_layout(*, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
-    """The special tokens that stand in the vocabulary, and no others: its size stays what it is."""
+    """The special tokens of the vocabulary, and no others: its size does not change."""
     found = {role: next((text for text in texts if text in vocab), None) for role, texts in _SPELLINGS.items()}
     return Layout(last=tuple(Row(role, text, in_vocab=text) for role, text in found.items() if text is not None))
 
 
 @register_special_tokens("with_end")
 def layout_with_end(*, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
-    """Those of `plain`, and behind the vocabulary an end token, if the vocabulary has none."""
+    """Those of `plain`, and an end token after the vocabulary if it has none."""
     plain = plain_layout(tokenizer=tokenizer, vocab=vocab)
     has_end = any(row.name == "eos" for row in plain.last)
     return plain if has_end else Layout(last=(*plain.last, Row("eos", "<|endoftext|>")))
 
 
 class CommandTokenSplitter:
-    """Finds the command tokens that stand in a text under their literal names.
+    """Finds command tokens in a text by their literal names.
 
     No name holds another or overlaps with it (each has its only opening bracket at its start), so that one pass over
     all names finds what one pass for each would.

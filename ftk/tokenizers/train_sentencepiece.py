@@ -37,7 +37,7 @@ def train_sentencepiece(
 ) -> Path:
     """Train a model on text and write it to `folder/sentencepiece.model`.
 
-    `build_tokenizer("sentencepiece", path=folder)` reads it and puts the command tokens behind the pieces.
+    `build_tokenizer("sentencepiece", path=folder)` reads it.
 
     Args:
         text: a text file (`Path` or `str`), several (`Path`s), or an iterable of strings, which are lines of
@@ -149,7 +149,7 @@ class _Lines:
             if not path.exists():
                 raise UserError(f"{path}: no such file")
             if path.is_dir():
-                raise UserError(f"{path}: is a directory, a text file is meant")
+                raise UserError(f"{path}: is a directory; give a text file")
 
 
 def _is_file(text: str) -> bool:

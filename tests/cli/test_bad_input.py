@@ -12,7 +12,6 @@ import yaml
 from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
 from ftk_cli import generate, interactive
-from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
 from tests.tiers import slow_but
 
 FAMILIES = {
@@ -53,7 +52,7 @@ LINES: list[tuple[bytes, int | str]] = [
 
 
 @pytest.mark.parametrize("family", slow_but(("diverse_beam",), FAMILIES))
-def test_each_bad_line_is_named_by_its_number_and_the_others_are_answered(ask, family):  # noqa: F811
+def test_each_bad_line_is_named_by_its_number_and_the_others_are_answered(ask, family):
     command = (generate.main, *COMMAND, "--input", "-", *FAMILIES[family])
     code, out, err = ask(*command, stdin=b"\n".join(line for line, _ in LINES))
     records = [json.loads(line) for line in out]
@@ -81,7 +80,7 @@ def test_each_bad_line_is_named_by_its_number_and_the_others_are_answered(ask, f
 
 
 @pytest.mark.parametrize("family", slow_but(("sampling",), FAMILIES))
-def test_hostile_files_as_input(ask, test_data, family):  # noqa: F811
+def test_hostile_files_as_input(ask, test_data, family):
     files = [path for path in sorted((test_data / "hostile").iterdir()) if path.name != "README.md"]
     assert len(files) > 40
     for path in files:
@@ -104,7 +103,7 @@ def test_hostile_files_as_input(ask, test_data, family):  # noqa: F811
 
 
 @pytest.mark.parametrize("how", slow_but(("--input-format tabs",), HOW))
-def test_hostile_files_as_lines_with_more_than_a_prompt(ask, test_data, how):  # noqa: F811
+def test_hostile_files_as_lines_with_more_than_a_prompt(ask, test_data, how):
     answered = 0
     for path in sorted((test_data / "hostile").iterdir()):
         with open(path, "rb") as stream:
@@ -136,7 +135,7 @@ def what_is_wrong(line: bytes) -> str:
 
 
 @pytest.mark.parametrize("weight", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
-def test_weights_that_are_not_finite_are_said_in_one_line_and_answer_nothing(ask, place, weight):  # noqa: F811
+def test_weights_that_are_not_finite_are_said_in_one_line_and_answer_nothing(ask, place, weight):
     folder = place / "broken" / "checkpoint_1"
     config = yaml.safe_load((place / "run" / "checkpoint_1" / "config.yaml").read_text())
     model = build_model("glm", **{name: value for name, value in config["model"].items() if name != "_name"})
@@ -242,7 +241,7 @@ OPTIONS: list[tuple[str, str | None]] = [
 
 
 @pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[options[:60] for options, _ in OPTIONS])
-def test_options_without_a_meaning_are_refused_at_once_and_extreme_ones_answered(ask, options, message):  # noqa: F811
+def test_options_without_a_meaning_are_refused_at_once_and_extreme_ones_answered(ask, options, message):
     prompts = b"the [MASK] fox [sMASK] .\n\nold [MASK]\n"
     code, out, err = ask(generate.main, *COMMAND, "--input", "-", *options.split(), stdin=prompts)
     if message is None:

@@ -1,5 +1,6 @@
 """ftk-generate and ftk-interactive with a task that continues plain text, and how far it is to the model."""
 
+# ruff: noqa: F811  (a fixture is imported)
 from __future__ import annotations
 
 import json
@@ -11,14 +12,13 @@ import pytest
 import ftk
 from ftk.modules import transformer_layer
 from ftk_cli import generate, interactive
-from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
 from tests.generation.test_text import PROMPTS, run  # noqa: F401  (fixture)
 
 ROOT = Path(ftk.__file__).resolve().parents[1]
 STDIN = "\n".join(PROMPTS).encode()
 
 
-def test_prompts_are_continued_in_both_formats(ask, run):  # noqa: F811
+def test_prompts_are_continued_in_both_formats(ask, run):
     expected = ftk.load_generator(run, max_len=5, beam=2, nbest=2).generate(PROMPTS)
     command = (generate.main, "--path", str(run), "--input", "-", "--max-len", "5", "--beam", "2", "--nbest", "2")
     code, out, _ = ask(*command, "--output-format", "json", stdin=STDIN)
@@ -36,7 +36,7 @@ def test_prompts_are_continued_in_both_formats(ask, run):  # noqa: F811
     assert sum(line.startswith("  1. '") for line in out) == len(PROMPTS)
 
 
-def test_given_continuations_are_scored_and_results_continued(ask, run, tmp_path):  # noqa: F811
+def test_given_continuations_are_scored_and_results_continued(ask, run, tmp_path):
     (tmp_path / "given").write_text("over a\t lazy dog\nover a\ttwo\tanswers\n")
     results = ("--output-format", "json", "--results-path", str(tmp_path / "results"))
     command = (generate.main, "--path", str(run), "--input", str(tmp_path / "given"), "--score-reference", *results)
@@ -60,14 +60,14 @@ def test_given_continuations_are_scored_and_results_continued(ask, run, tmp_path
         (("--input", "-", "--max-len", "65"), "max_len is 65, but the model has 64 positions"),
     ],
 )
-def test_what_another_task_has_is_refused(ask, run, arguments, message):  # noqa: F811
+def test_what_another_task_has_is_refused(ask, run, arguments, message):
     code, out, err = ask(generate.main, "--path", str(run), *arguments, stdin=STDIN)
     assert (code, out, len(err)) == (2, [], 1)
     assert message in err[0]
 
 
 @pytest.mark.parametrize("task", ["blanks", "continuation"])
-def test_eight_calls_lead_from_a_prompt_to_a_layer(ask, run, monkeypatch, task):  # noqa: F811
+def test_eight_calls_lead_from_a_prompt_to_a_layer(ask, run, monkeypatch, task):
     found, forward = set(), transformer_layer.TransformerLayer.forward
 
     def traced(self, *arguments):

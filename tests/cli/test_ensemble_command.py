@@ -5,37 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from ftk import hub
-from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.generation.ensemble import Ensemble
-from ftk.models import build_model
-from ftk.tokenizers import load_tokenizer
 from ftk_cli import generate
-from tests.cli.test_generate_command import SHAPE, ask, place  # noqa: F401
 
 
-@pytest.fixture
-def second(place):  # noqa: F811
-    """Another checkpoint with the same tokenizer, and one with another."""
-    for name, data in (("second", "data-bin"), ("foreign", "other-bin")):
-        if (place / name).exists():
-            continue
-        shape = {"vocab_size": load_tokenizer(place / data).padded_vocab_size(), **SHAPE}
-        torch.manual_seed(7)
-        save_checkpoint(
-            place / name,
-            model=build_model("glm", **shape),
-            trainer_state={},
-            config={"model": {"_name": "glm", **shape}, "task": {"_name": "glm_blank", "seq_length": 48}},
-            tokenizer_folder=place / data / "tokenizer",
-        )
-    return "second"
-
-
-def test_two_checkpoints_answer_together(ask, place, second):  # noqa: F811
+def test_two_checkpoints_answer_together(ask, place, second):
     command = ["--input", "-", "--score-reference", "--output-format", "json"]
     line = b"the lazy [MASK] while\tdog"
     found = {}
@@ -59,7 +36,7 @@ def test_two_checkpoints_answer_together(ask, place, second):  # noqa: F811
     ("path", "message"),
     [("run:nowhere", "nowhere"), ("run:foreign", "has another tokenizer"), (":", "names no checkpoint")],
 )
-def test_what_cannot_be_together_is_named(ask, second, path, message):  # noqa: F811
+def test_what_cannot_be_together_is_named(ask, second, path, message):
     code, _, err = ask(generate.main, "--path", path, "--input", "-", stdin=b"the [MASK]")
     assert code == 2
     assert len(err) == 1

@@ -13,7 +13,7 @@ import pytest
 from ftk.tasks.glm_blank import BlankFiller
 from ftk_cli import generate
 from ftk_cli.progress import BATCHES_AT_ONCE
-from tests.cli.test_generate_command import LINES, ask, place  # noqa: F401  (fixtures)
+from tests.small_run import LINES
 from tests.tiers import slow_but
 
 STRATEGIES = {
@@ -37,14 +37,14 @@ def prompts(count):
 
 
 @pytest.fixture
-def command(place):  # noqa: F811
+def command(place):
     (place / "many").write_text("\n".join(prompts(60)) + "\n", encoding="utf-8")
     return ("--path", "run", "--input", "many", "--max-len", "6", "--batch-size", "2", "--output-format", "json")
 
 
 @pytest.mark.parametrize("strategy", slow_but(("sampling",), STRATEGIES))
 def test_cut_anywhere_the_same_prompts_are_answered_together_and_the_bytes_are_the_same(
-    ask,  # noqa: F811
+    ask,
     command,
     tmp_path,
     monkeypatch,
@@ -76,7 +76,7 @@ def test_cut_anywhere_the_same_prompts_are_answered_together_and_the_bytes_are_t
 
 
 @pytest.mark.slow
-def test_killed_and_interrupted_in_the_middle_it_goes_on_to_the_same_bytes(ask, command, place, tmp_path):  # noqa: F811
+def test_killed_and_interrupted_in_the_middle_it_goes_on_to_the_same_bytes(ask, command, place, tmp_path):
     (place / "many").write_text("\n".join(prompts(300)) + "\n", encoding="utf-8")
     options = (*command, *STRATEGIES["sampling"])
     assert ask(generate.main, *options, "--results-path", str(tmp_path / "whole"))[0] == 1

@@ -9,14 +9,13 @@ import pytest
 
 from ftk import hub
 from ftk_cli import generate, interactive
-from tests.cli.test_generate_command import ask, place  # noqa: F401
 
 PROMPTS = "the quick [MASK] fox jumps [MASK]\na lazy dog [MASK] long letters\n"
 OPTIONS = ("--beam", "3", "--nbest", "3", "--nbest-over", "text", "--max-len", "4")
 
 
 @pytest.fixture(scope="module")
-def expected(place):  # noqa: F811
+def expected(place):
     filler = hub.load_generator(place / "run", beam=3, nbest=3, nbest_over="text", max_len=4)
     return filler.fill(PROMPTS.splitlines())
 
@@ -39,7 +38,7 @@ def test_results_hold_the_ways_best_first(expected):
                 assert way.text[start:end].strip() == answer.text
 
 
-def test_json(ask, expected):  # noqa: F811
+def test_json(ask, expected):
     code, out, _ = ask(
         generate.main,
         *("--path", "run", "--input", "-", "--output-format", "json", *OPTIONS),
@@ -54,7 +53,7 @@ def test_json(ask, expected):  # noqa: F811
             assert not any("others" in answer for answer in record["answers"])
 
 
-def test_lines(ask, expected):  # noqa: F811
+def test_lines(ask, expected):
     code, out, _ = ask(generate.main, "--path", "run", "--input", "-", *OPTIONS, stdin=PROMPTS.encode())
     assert code == 0
     assert out[-1].endswith("; N the same for all answers to a text together")
@@ -66,7 +65,7 @@ def test_lines(ask, expected):  # noqa: F811
         assert found == [[f"{way.score:.4f}", way.text] for way in ways(result)]
 
 
-def test_a_subset_and_its_scores(ask, expected):  # noqa: F811
+def test_a_subset_and_its_scores(ask, expected):
     command = ("data-bin", "--path", "run", "--max-samples", "3", *OPTIONS)
     code, out, _ = ask(generate.main, *command, "--scoring", "exact_match")
     assert code == 0
@@ -80,7 +79,7 @@ def test_a_subset_and_its_scores(ask, expected):  # noqa: F811
         assert all("reference" in answer for answer in record["answers"])
 
 
-def test_results_are_continued(ask, place):  # noqa: F811
+def test_results_are_continued(ask, place):
     command = ("--path", "run", "--input", "-", "--output-format", "json", *OPTIONS, "--results-path")
     assert ask(generate.main, *command, "whole.txt", stdin=PROMPTS.encode())[0] == 0
     whole = (place / "whole.txt").read_text()
@@ -94,7 +93,7 @@ def test_results_are_continued(ask, place):  # noqa: F811
     assert "begun with other settings" in err[0]
 
 
-def test_on_the_screen(ask, expected):  # noqa: F811
+def test_on_the_screen(ask, expected):
     code, out, _ = ask(interactive.main, "--path", "run", *OPTIONS, stdin=PROMPTS.encode())
     assert code == 0
     for result in expected:
@@ -112,7 +111,7 @@ def test_on_the_screen(ask, expected):  # noqa: F811
         (("--beam", "2", "--blank-order", "confident"), "name the blank_order"),
     ],
 )
-def test_what_does_not_fit_is_named(ask, options, message):  # noqa: F811
+def test_what_does_not_fit_is_named(ask, options, message):
     code, _, err = ask(
         generate.main, "--path", "run", "--input", "-", "--nbest-over", "text", *options, stdin=b"the [MASK]"
     )

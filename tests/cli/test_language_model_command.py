@@ -11,21 +11,19 @@ from ftk.errors import UserError
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk_cli import generate, interactive
-from tests.cli.test_ensemble_command import second  # noqa: F401
-from tests.cli.test_generate_command import ask, place  # noqa: F401
 
 PROMPTS = b"the quick [MASK] fox jumps [MASK]\na lazy dog [MASK] long letters\n"
 JSON = ("--input", "-", "--max-len", "4", "--output-format", "json")
 
 
-def answers(ask, *options):  # noqa: F811
+def answers(ask, *options):
     code, out, err = ask(generate.main, "--path", "run", *JSON, *options, stdin=PROMPTS)
     assert code == 0, err
     return [answer for line in out for answer in json.loads(line)["answers"]]
 
 
 @pytest.mark.parametrize("options", [(), ("--beam", "3", "--nbest", "2"), ("--sampling", "--top-k", "9")])
-def test_json_carries_both_parts(ask, second, options):  # noqa: F811
+def test_json_carries_both_parts(ask, second, options):
     plain = answers(ask, *options)
     fused = answers(ask, *options, "--lm-path", second, "--lm-weight", "3")
     silent = answers(ask, *options, "--lm-path", second, "--lm-weight", "0")
@@ -42,7 +40,7 @@ def test_json_carries_both_parts(ask, second, options):  # noqa: F811
     assert silent == plain
 
 
-def test_python_the_command_and_the_prompt_agree(ask, place, second):  # noqa: F811
+def test_python_the_command_and_the_prompt_agree(ask, place, second):
     filler = hub.load_generator(place / "run", lm_path=f"{place / second}:{place / 'run'}", lm_weight=2.0, max_len=4)
     expected = filler.fill([line.decode() for line in PROMPTS.splitlines()])
     options = ("--lm-path", f"{second}:run", "--lm-weight", "2")
@@ -52,14 +50,14 @@ def test_python_the_command_and_the_prompt_agree(ask, place, second):  # noqa: F
     assert [line for line in out if line in {row.text for row in expected}] == [row.text for row in expected]
 
 
-def test_a_subset_with_a_language_model(ask, second):  # noqa: F811
+def test_a_subset_with_a_language_model(ask, second):
     command = ("data-bin", "--path", "run", "--max-samples", "2", "--max-len", "3", "--output-format", "json")
     code, out, _ = ask(generate.main, *command, "--lm-path", second)
     assert code == 0
     assert all(len(one["lm_logprobs"]) > 0 for line in out for one in json.loads(line)["answers"])
 
 
-def test_the_note_says_what_counts(ask, second):  # noqa: F811
+def test_the_note_says_what_counts(ask, second):
     code, out, _ = ask(generate.main, "--path", "run", *JSON[:4], "--lm-path", second, stdin=PROMPTS)
     assert code == 0
     assert out[-1].endswith("; in H and D those of the language model are added 0.2 times")
@@ -76,13 +74,13 @@ def test_the_note_says_what_counts(ask, second):  # noqa: F811
         (("--lm-path", "run", "--score-reference"), "does not use --lm-path; leave it out"),
     ],
 )
-def test_what_does_not_fit_is_named(ask, second, options, message):  # noqa: F811
+def test_what_does_not_fit_is_named(ask, second, options, message):
     code, _, err = ask(generate.main, "--path", "run", "--input", "-", *options, stdin=b"the [MASK]\tfox")
     assert code == 2
     assert message in "\n".join(err)
 
 
-def test_another_language_model_does_not_continue_results(ask, second):  # noqa: F811
+def test_another_language_model_does_not_continue_results(ask, second):
     command = ("--path", "run", *JSON, "--results-path", "fused.jsonl")
     assert ask(generate.main, *command, "--lm-path", second, stdin=PROMPTS)[0] == 0
     assert ask(generate.main, *command, "--lm-path", f"./{second}", stdin=PROMPTS)[0] == 0
@@ -92,7 +90,7 @@ def test_another_language_model_does_not_continue_results(ask, second):  # noqa:
         assert "begun with other settings: lm_" in err[0]
 
 
-def test_a_path_needs_who_opens_it(place):  # noqa: F811
+def test_a_path_needs_who_opens_it(place):
     model, tokenizer = hub.load_model(place / "run"), hub.load_tokenizer(place / "run")
     with pytest.raises(UserError, match=r"ftk.load_generator opens it"):
         BlankGenerator(model, tokenizer.special, lm_path="run")

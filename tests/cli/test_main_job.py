@@ -151,60 +151,47 @@ def test_a_signal_finishes_the_update_saves_and_says_so(number, exit_code, data_
 
 
 USER_ERRORS = [
-    (["ftk-train", "/nowhere", "--arch", "glm_tiny", "--max-update", "1"], "no such data folder"),
-    (["ftk-train", "DATA", "--arch", "glm_huge"], "unknown architecture 'glm_huge'"),
-    (["ftk-train", "DATA", "--arch", "glm_tiny", "--max-updat", "5"], "did you mean --max-update"),
-    (["ftk-train", "DATA", "--arch", "glm_tiny"], "give --max-update or --max-epoch"),
-    (["ftk-train", "DATA", "--arch", "glm_tiny", "--max-update", "1", "--seq-length", "1024"], "512 positions"),
-    (["ftk-train", "DATA/preprocess.json", "--arch", "glm_tiny", "--max-update", "1"], "holds no .idx file"),
-    (["ftk-train", "DATA", "--arch", "glm_tiny", "--max-update", "1", "--train-subset", "tain"], "no split 'tain'"),
+    ("ftk-train /nowhere --arch glm_tiny --max-update 1", "no such data folder"),
+    ("ftk-train DATA --arch glm_huge", "unknown architecture 'glm_huge'"),
+    ("ftk-train DATA --arch glm_tiny --max-updat 5", "did you mean --max-update"),
+    ("ftk-train DATA --arch glm_tiny", "give --max-update or --max-epoch"),
+    ("ftk-train DATA --arch glm_tiny --max-update 1 --seq-length 1024", "512 positions"),
+    ("ftk-train DATA/preprocess.json --arch glm_tiny --max-update 1", "holds no .idx file"),
+    ("ftk-train DATA --arch glm_tiny --max-update 1 --train-subset tain", "no split 'tain'"),
     (
-        ["ftk-train", "DATA", "--arch", "glm_tiny", "--max-update", "1", "--valid-subset", "vald"],
+        "ftk-train DATA --arch glm_tiny --max-update 1 --valid-subset vald",
         "valid (--valid-subset none trains without validation)\n",
     ),
-    (["ftk-train", "DATA", "--arch", "glm_tiny", "--max-update", "1", "--device", "tpu"], "device is 'tpu'"),
-    (["ftk-train", "DATA", "--config", "DATA"], "is a folder"),
-    (["ftk-generate", "DATA", "--path", "/nowhere"], "/nowhere"),
-    (["ftk-generate", "--path", "RUN", "--input", "/nowhere.txt"], "No such file"),
-    (["ftk-generate", "--path", "RUN", "--input", "DATA"], "directory"),
-    (["ftk-generate", "--path", "RUN", "--input", "-", "--beam", "0"], "beam is 0"),
-    (["ftk-generate", "--path", "RUN"], "--input FILE"),
-    (["ftk-validate", "DATA", "--path", "DATA"], "checkpoint"),
-    (["ftk-validate", "/nowhere", "--path", "RUN"], "no such data folder"),
-    (["ftk-validate", "DATA", "--path", "RUN", "--valid-subset", "vald"], "no split 'vald'; there are: train, valid\n"),
-    (["ftk-interactive", "--path", "/nowhere"], "/nowhere"),
-    (["ftk-checkpoint", "verify", "/nowhere"], "/nowhere"),
-    (["ftk-checkpoint", "explode"], "unknown command 'explode'"),
-    (["ftk-data", "stats", "/nowhere"], "/nowhere"),
-    (["ftk-data", "show", "/nowhere", "--task", "glm_blank"], "/nowhere"),
-    (["ftk-data", "show", "/nowhere"], "--task is missing; there are: causal_lm, glm_blank"),
+    ("ftk-train DATA --arch glm_tiny --max-update 1 --device tpu", "device is 'tpu'"),
+    ("ftk-train DATA --config DATA", "is a folder"),
+    ("ftk-generate DATA --path /nowhere", "/nowhere"),
+    ("ftk-generate --path RUN --input /nowhere.txt", "No such file"),
+    ("ftk-generate --path RUN --input DATA", "directory"),
+    ("ftk-generate --path RUN --input - --beam 0", "beam is 0"),
+    ("ftk-generate --path RUN", "--input FILE"),
+    ("ftk-validate DATA --path DATA", "checkpoint"),
+    ("ftk-validate /nowhere --path RUN", "no such data folder"),
+    ("ftk-validate DATA --path RUN --valid-subset vald", "no split 'vald'; there are: train, valid\n"),
+    ("ftk-interactive --path /nowhere", "/nowhere"),
+    ("ftk-checkpoint verify /nowhere", "/nowhere"),
+    ("ftk-checkpoint explode", "unknown command 'explode'"),
+    ("ftk-data stats /nowhere", "/nowhere"),
+    ("ftk-data show /nowhere --task glm_blank", "/nowhere"),
+    ("ftk-data show /nowhere", "--task is missing; there are: causal_lm, glm_blank"),
     (
-        [
-            "ftk-preprocess",
-            "--trainpref",
-            "/nowhere.txt",
-            "--destdir",
-            "OUT",
-            "--tokenizer",
-            "sentencepiece",
-            "--vocab-size",
-            "100",
-        ],
+        "ftk-preprocess --trainpref /nowhere.txt --destdir OUT --tokenizer sentencepiece --vocab-size 100",
         "/nowhere.txt",
     ),
-    (
-        ["ftk-preprocess", "--trainpref", "DATA", "--destdir", "OUT", "--tokenizer", "bert_wordpiec"],
-        "did you mean 'bert_wordpiece'",
-    ),
-    (["ftk-hydra-train", "--config-name", "nothing"], "nothing"),
-    (["ftk-hydra-train", "--config-name", "glm_tiny", "training.max_updat=3"], "max_updat"),
+    ("ftk-preprocess --trainpref DATA --destdir OUT --tokenizer bert_wordpiec", "did you mean 'bert_wordpiece'"),
+    ("ftk-hydra-train --config-name nothing", "nothing"),
+    ("ftk-hydra-train --config-name glm_tiny training.max_updat=3", "max_updat"),
 ]
 
 
-@pytest.mark.parametrize(("argv", "message"), USER_ERRORS, ids=[" ".join(argv) for argv, _ in USER_ERRORS])
+@pytest.mark.parametrize(("argv", "message"), USER_ERRORS, ids=[argv for argv, _ in USER_ERRORS])
 def test_a_user_error_is_one_clear_line(argv, message, data_bin, run_folder, tmp_path, command):
     names = {"DATA": str(data_bin), "RUN": str(run_folder), "OUT": str(tmp_path / "out")}
-    argv = [names.get(a, a).replace("DATA/", f"{data_bin}/") for a in argv]
+    argv = [names.get(a, a).replace("DATA/", f"{data_bin}/") for a in argv.split()]
     done = command(*argv, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
@@ -214,19 +201,8 @@ def test_a_user_error_is_one_clear_line(argv, message, data_bin, run_folder, tmp
 
 
 def test_another_tokenizer_is_noticed(run_folder, data_bin, tmp_path, command):
-    done = command(
-        "ftk-preprocess",
-        "--trainpref",
-        data_bin.parent / "train.txt",
-        "--validpref",
-        data_bin.parent / "valid.txt",
-        "--tokenizer",
-        "sentencepiece",
-        "--vocab-size",
-        500,
-        "--destdir",
-        tmp_path / "other",
-    )
+    texts = ("--trainpref", data_bin.parent / "train.txt", "--validpref", data_bin.parent / "valid.txt")
+    done = command("ftk-preprocess", *texts, "--vocab-size", 500, "--destdir", tmp_path / "other")
     assert done.returncode == 0, done.stderr
     before = (run_folder / "config.yaml").read_text()
     for argv in (

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from ftk.planner.report import NOT_PLANNED
+from ftk_cli.plan import main
 
 SMALL = ("--arch", "glm_tiny", "--global-batch-size", 64)
 ALL_SIZES = ("--tensor-parallel-size", 2, "--pipeline-parallel-size", 1, "--data-parallel-shard-size", 2)
 ALL_SIZES += ("--data-parallel-replicate-size", 1)
 
 
-def test_plans_side_by_side_and_the_first_in_detail(command):
-    done = command("ftk-plan", *SMALL, "--gpus", 8, "--cluster", "a100-40g", "--top", 3)
+@pytest.fixture
+def plan(capsys):
+    """plan(*arguments) -> returncode, stdout and stderr of ftk-plan."""
+
+    def call(*arguments):
+        code = main(list(map(str, arguments)))
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    return call
+
+
+def test_plans_side_by_side_and_the_first_in_detail(plan):
+    done = plan(*SMALL, "--gpus", 8, "--cluster", "a100-40g", "--top", 3)
     assert done.returncode == 0, done.stderr
     out = done.stdout
     assert out.startswith(
@@ -43,9 +57,8 @@ def test_plans_side_by_side_and_the_first_in_detail(command):
     assert unplanned.startswith("Assumed at their defaults: --cpu-offload, --pipeline-layers, --gradient-comp")
 
 
-def test_json_holds_the_same_in_bytes_and_seconds(command):
-    done = command(
-        "ftk-plan",
+def test_json_holds_the_same_in_bytes_and_seconds(plan):
+    done = plan(
         *(*SMALL, "--json", "--top", 2, "--all", "--gpus", 4, "--tensor-parallel-size", 2, "--sequence-parallel"),
         *("--pipeline-parallel-size", 1, "--data-parallel-shard-size", 2, "--zero-stage", 2, "--batch-size", 8),
         *("--activation-checkpointing", "full", "--precision", "fp32", "--seq-length", 128, "--optimizer", "lion"),
@@ -82,9 +95,8 @@ def test_json_holds_the_same_in_bytes_and_seconds(command):
     assert plan["flags"].endswith(" --batch-size 8 --update-freq 4")
 
 
-def test_schedules_and_stages(command):
-    done = command(
-        "ftk-plan",
+def test_schedules_and_stages(plan):
+    done = plan(
         *(*SMALL, "--gpus", 2, "--pipeline-parallel-size", 2, "--json"),
         *("--pipeline-schedule", "zero-bubble", "--pipeline-stages-per-rank", 2),
     )
@@ -93,18 +105,15 @@ def test_schedules_and_stages(command):
     assert {(layout["schedule"], layout["stages_per_rank"]) for layout in layouts} == {("zero-bubble", 2)}
 
 
-def test_check_against_pytorch(command):
-    done = command(
-        "ftk-plan", *SMALL, "--gpus", 16, "--tensor-parallel-size", 2, "--pipeline-parallel-size", 2, "--check"
-    )
+def test_check_against_pytorch(plan):
+    done = plan(*SMALL, "--gpus", 16, "--tensor-parallel-size", 2, "--pipeline-parallel-size", 2, "--check")
     assert done.returncode == 0, done.stderr
     assert "as DTensor and FSDP2 hold them: all as planned" in done.stderr
     assert " of 16 processes" in done.stderr
 
 
-def test_clusters_of_other_makers(command):
-    done = command(
-        "ftk-plan",
+def test_clusters_of_other_makers(plan):
+    done = plan(
         *(*SMALL, "--gpus", 8, "--gpus-per-node", 4, "--memory-gib", 10, "--memory-reserve", 0, "--peak-tflops", 50),
         *("--node-bandwidth", 30, "--network-bandwidth", 3, "--memory-bandwidth", 500),
     )
@@ -112,10 +121,10 @@ def test_clusters_of_other_makers(command):
     assert "4 a node; of each 10.0 GiB to use, 50 TFLOP/s, 30 GB/s in the node, 3 GB/s between nodes" in done.stdout
 
 
-def test_all_that_fit_are_listed_where_one_asks_for_it(command):
+def test_all_that_fit_are_listed_where_one_asks_for_it(plan):
     lines = {}
     for flags in ((), ("--all",)):
-        done = command("ftk-plan", *SMALL, "--gpus", 4, "--top", 10000, *flags)
+        done = plan(*SMALL, "--gpus", 4, "--top", 10000, *flags)
         assert done.returncode == 0, done.stderr
         lines[flags] = [
             line.split()[:4] for line in done.stdout.partition("waiting\n")[2].partition("\n\n")[0].splitlines()
@@ -129,16 +138,16 @@ def test_the_flags_that_are_said_to_be_left_out_are_those_of_ftk_train(command):
     assert set(NOT_PLANNED) < set(re.findall(r"^  (--[a-z-]+)", help_text, flags=re.MULTILINE))
 
 
-def test_nothing_fits(command):
-    done = command("ftk-plan", *SMALL, "--gpus", 3, "--memory-gib", 0.01)
+def test_nothing_fits(plan):
+    done = plan(*SMALL, "--gpus", 3, "--memory-gib", 0.01)
     assert done.returncode == 1
     assert "Nothing fits." in done.stdout
     assert "R x S does not divide the 64 samples of an update: 3" in done.stdout
     assert "The least memory:" in done.stdout
 
 
-def test_where_memory_is_not_the_matter_it_is_not_blamed(command):
-    done = command("ftk-plan", *SMALL, "--gpus", 3, "--pipeline-parallel-size", 1)
+def test_where_memory_is_not_the_matter_it_is_not_blamed(plan):
+    done = plan(*SMALL, "--gpus", 3, "--pipeline-parallel-size", 1)
     assert done.returncode == 1
     assert "Nothing is possible with 64 samples per update, for the reasons below." in done.stdout
     assert "R x S does not divide the 64 samples of an update: 3" in done.stdout
@@ -167,11 +176,11 @@ def test_where_memory_is_not_the_matter_it_is_not_blamed(command):
             "ftk-plan: --tensor-parallel-size 2 x --pipeline-parallel-size 1 x --data-parallel-shard-size 2 x "
             "--data-parallel-replicate-size 1 = 4 is not the number of GPUs, 8; leave out one size, or give --gpus 4",
         ),
-        ((*SMALL, "--top", 0), "ftk-plan: --top: top is 0; it must be 1 or more"),
+        ((*SMALL, "--top", 0), "ftk-plan: --top is '0'; it must be at least 1"),
     ],
 )
-def test_mistakes_are_told_in_a_line(command, arguments, message):
-    done = command("ftk-plan", *arguments)
+def test_mistakes_are_told_in_a_line(plan, arguments, message):
+    done = plan(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(message), done.stderr
     assert done.stdout == ""

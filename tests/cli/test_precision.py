@@ -7,7 +7,6 @@ import json
 import pytest
 
 from ftk_cli import checkpoint, generate, interactive
-from tests.cli.test_generate_command import ask, place  # noqa: F401
 
 PROMPTS = b"the quick [MASK] fox\njumps [MASK] a lazy dog\nwhile she [MASK] long letters of [MASK] friends\n"
 JSON = ("--input", "-", "--output-format", "json", "--max-len", "3", "--min-len", "3")
@@ -19,7 +18,7 @@ def logprobs(lines):
     return [one for line in lines for answer in json.loads(line)["answers"] for one in answer["token_logprobs"]]
 
 
-def test_bf16_answers_are_near_those_of_fp32(ask):  # noqa: F811
+def test_bf16_answers_are_near_those_of_fp32(ask):
     found = {}
     for precision in ("fp32", "bf16"):
         code, out, err = ask(generate.main, "--path", "run", *JSON, "--precision", precision, stdin=PROMPTS)
@@ -32,7 +31,7 @@ def test_bf16_answers_are_near_those_of_fp32(ask):  # noqa: F811
     assert (code, logprobs(plain)) == (0, found["fp32"])
 
 
-def test_given_answers_are_scored_in_bf16_too(ask, place):  # noqa: F811
+def test_given_answers_are_scored_in_bf16_too(ask, place):
     (place / "given").write_text("the quick [MASK] fox\tbrown\n")
     found = []
     for precision in ("fp32", "bf16"):
@@ -43,14 +42,14 @@ def test_given_answers_are_scored_in_bf16_too(ask, place):  # noqa: F811
     assert found[0] != found[1]
 
 
-def test_the_prompt_by_prompt_command_has_it_too(ask):  # noqa: F811
+def test_the_prompt_by_prompt_command_has_it_too(ask):
     code, out, err = ask(interactive.main, "--path", "run", "--precision", "bf16", "--max-len", "3", stdin=PROMPTS)
     assert code == 0, err
     assert len([line for line in out if line.startswith("> ")]) == 3
 
 
 @pytest.mark.parametrize("main", [generate.main, interactive.main])
-def test_other_precisions_are_refused(ask, main):  # noqa: F811
+def test_other_precisions_are_refused(ask, main):
     source = ("--input", "-") if main is generate.main else ()
     code, out, err = ask(main, "--path", "run", *source, "--precision", "fp8", stdin=PROMPTS)
     assert (code, out, len(err)) == (2, [], 1)
@@ -58,7 +57,7 @@ def test_other_precisions_are_refused(ask, main):  # noqa: F811
     assert "bf16" in err[0]
 
 
-def test_results_go_on_in_the_precision_in_which_they_were_begun(ask, place, tmp_path):  # noqa: F811
+def test_results_go_on_in_the_precision_in_which_they_were_begun(ask, place, tmp_path):
     (place / "prompts").write_bytes(PROMPTS)
     command = ("--path", "run", *RESULTS, str(tmp_path / "out"))
     assert ask(generate.main, *command, "--precision", "bf16")[0] == 0
@@ -69,7 +68,7 @@ def test_results_go_on_in_the_precision_in_which_they_were_begun(ask, place, tmp
     assert (tmp_path / "out").read_bytes() == written
 
 
-def test_of_rounded_weights_results_go_on_in_batches_of_the_same_size(ask, place, tmp_path):  # noqa: F811
+def test_of_rounded_weights_results_go_on_in_batches_of_the_same_size(ask, place, tmp_path):
     if not (place / "run-int8").exists():
         assert ask(checkpoint.main, "export", "run", "run-int8", "--quantize", "int8")[0] == 0
     (place / "prompts").write_bytes(PROMPTS)

@@ -7,13 +7,12 @@ import json
 import pytest
 
 from ftk_cli import generate
-from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
 
 COMMAND = ("--path", "run", "--input", "-", "--output-format", "json", "--max-len", "16")
 
 
 @pytest.fixture
-def answers(ask):  # noqa: F811
+def answers(ask):
     """answers(lines, *options) -> (exit code, records, stderr)"""
 
     def call(lines, *options):
@@ -84,9 +83,9 @@ BAD: list[tuple[str, str]] = [
     ('{"prompt": "", "constraints": ["fox"]}', "the prompt is empty"),
     ('{"prompt": "a", "text": "b"}', "a JSON line needs a text 'prompt'"),
     ('{"prompt": 3}', "a JSON line needs a text 'prompt'"),
-    ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' stands there twice"),
-    ('{"prompt": "the \\ud800 [MASK]"}', "stands for half a character"),
-    ('{"prompt": "the [MASK]", "constraints": ["\\udc00"]}', "stands for half a character"),
+    ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' is given twice"),
+    ('{"prompt": "the \\ud800 [MASK]"}', "is half a character"),
+    ('{"prompt": "the [MASK]", "constraints": ["\\udc00"]}', "is half a character"),
     ('{"prompt": "the [MASK]", "repetition_penalty": NaN}', "repetition_penalty is nan"),
     ('{"prompt": "the [MASK]", "max_lens": [1e999]}', "max_lens is inf; it must be"),
     ("{}", "a JSON line needs a text 'prompt'"),
@@ -94,7 +93,7 @@ BAD: list[tuple[str, str]] = [
     ('{"prompt": "the', "not a JSON object: "),
     ('["the [MASK]"]', "not a JSON object, but a list"),
     ("[" * 100_000, "not a JSON object: "),
-    ('{"prompt": "the [MASK]", "stop": ' + "[" * 100_000, "not a JSON object: brackets stand in each other too deeply"),
+    ('{"prompt": "the [MASK]", "stop": ' + "[" * 100_000, "not a JSON object: nested too deeply"),
     ('{"prompt": "the [MASK]", "stop": ' + "[" * 900 + "]" * 900 + "}", "stop"),
     ('{"prompt": "the [MASK]", "seed": ' + "9" * 5_000 + "}", "not a JSON object: "),
     ('{"prompt": "the [MASK]", "max_len": ' + "9" * 4_000 + "}", "max_len is 999"),
@@ -126,7 +125,7 @@ def test_bad_lines_are_named_and_the_others_answered(answers, options):
         assert "old" in texts(fine)[0]
 
 
-def test_a_continued_run_knows_the_prompts_within_the_lines(ask, place, tmp_path):  # noqa: F811
+def test_a_continued_run_knows_the_prompts_within_the_lines(ask, place, tmp_path):
     lines = [json.dumps({"prompt": f"the [MASK] {n}", "constraints": ["old"], "seed": n}) for n in range(9)]
     (place / "own.jsonl").write_text("\n".join([*lines, "no JSON"]) + "\n")
     command = (*COMMAND[:2], "--input", "own.jsonl", *COMMAND[4:], "--input-format", "json", "--batch-size", "1")
@@ -146,13 +145,13 @@ def test_a_continued_run_knows_the_prompts_within_the_lines(ask, place, tmp_path
     "arguments",
     [("data-bin", "--input-format", "json"), ("--input", "text", "--score-reference", "--input-format", "tabs")],
 )
-def test_it_goes_with_prompts_alone(ask, arguments):  # noqa: F811
+def test_it_goes_with_prompts_alone(ask, arguments):
     code, _, err = ask(generate.main, "--path", "run", *arguments)
     assert code == 2
     assert "it goes with --input, and not with --score-reference" in err[0]
 
 
-def test_files_named_jsonl_hold_json(place, ask):  # noqa: F811
+def test_files_named_jsonl_hold_json(place, ask):
     prompt = "the quick [MASK] over a dog"
     (place / "own.jsonl").write_text(json.dumps({"prompt": prompt, "max_len": 1}) + "\n")
     for name, options, source in (("own.jsonl", [], prompt), ("own.jsonl", ["--input-format", "text"], None)):

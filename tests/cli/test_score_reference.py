@@ -20,12 +20,11 @@ from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.restore import restore_task
 from ftk_cli import generate
 from tests.checkpoint.conftest import forge_manifest
-from tests.cli.test_generate_command import ask, place  # noqa: F401
 
 SCORE = ["--path", "run", "--score-reference"]
 
 
-def test_the_sum_over_a_subset_is_the_training_loss(ask, place):  # noqa: F811
+def test_the_sum_over_a_subset_is_the_training_loss(ask, place):
     code, out, err = ask(generate.main, "data-bin", *SCORE, "--max-samples", "9", "--output-format", "json")
     assert code == 0
     task, _ = restore_task(place / "run", str(place / "data-bin"))
@@ -42,7 +41,7 @@ def test_the_sum_over_a_subset_is_the_training_loss(ask, place):  # noqa: F811
     assert f"log-probability {total:.4f}" in summary
 
 
-def test_answers_beside_prompts_as_tabs_and_as_json(ask, place):  # noqa: F811
+def test_answers_beside_prompts_as_tabs_and_as_json(ask, place):
     lines = [
         "the quick [MASK] fox [sMASK] .\tbrown\tjumps over",
         json.dumps({"prompt": "the lazy [MASK] while", "candidates": ["dog", ["brown fox"], "dog"]}),
@@ -77,7 +76,7 @@ def test_answers_beside_prompts_as_tabs_and_as_json(ask, place):  # noqa: F811
     assert float(summary.split()[-1]) == pytest.approx(perplexity, rel=1e-3)
 
 
-def test_without_its_end_an_answer_has_one_token_less(ask):  # noqa: F811
+def test_without_its_end_an_answer_has_one_token_less(ask):
     stdin = b"the lazy [MASK] while\tdog"
     command = [*SCORE, "--input", "-", "--output-format", "json"]
     _, (with_end,), _ = ask(generate.main, *command, stdin=stdin)
@@ -87,7 +86,7 @@ def test_without_its_end_an_answer_has_one_token_less(ask):  # noqa: F811
     assert open_ended["token_logprobs"] == pytest.approx(ended["token_logprobs"][:-1], abs=1e-5)
 
 
-def test_bad_lines_are_named_and_the_others_scored(ask):  # noqa: F811
+def test_bad_lines_are_named_and_the_others_scored(ask):
     lines = [
         "the lazy [MASK]\tdog",
         "",
@@ -136,7 +135,7 @@ def test_bad_lines_are_named_and_the_others_scored(ask):  # noqa: F811
         ([*SCORE, "--input", "nowhere"], "--input nowhere: No such file"),
     ],
 )
-def test_mistakes_are_named(ask, arguments, message):  # noqa: F811
+def test_mistakes_are_named(ask, arguments, message):
     code, out, err = ask(generate.main, *arguments)
     assert (code, out, len(err)) == (2, [], 1)
     assert message in err[0]
@@ -154,7 +153,7 @@ SOURCES = {"input": ("--input", "answers"), "subset": ("data-bin", "--max-sample
 
 
 @pytest.fixture
-def scored(ask, place, tmp_path, monkeypatch):  # noqa: F811
+def scored(ask, place, tmp_path, monkeypatch):
     """scored(*arguments) -> (code, stdout, stderr); a block is two samples, the results are in tmp_path/results."""
     (place / "answers").write_text("\n".join(ANSWERS) + "\n", encoding="utf-8")
     monkeypatch.setattr(generate, "SCORED_AT_ONCE", 2)
@@ -215,7 +214,7 @@ def test_an_interruption_leaves_whole_records_and_the_rest_is_scored_once(scored
     assert again == ["she reads", *the_last]
 
 
-def test_other_answers_and_other_settings_are_refused(scored, place):  # noqa: F811
+def test_other_answers_and_other_settings_are_refused(scored, place):
     command = SOURCES["input"]
     scored(*command)
     code, _, err = scored(*command, "--no-score-end")
@@ -227,7 +226,7 @@ def test_other_answers_and_other_settings_are_refused(scored, place):  # noqa: F
     assert "answers:4 is not the prompt that" in err[0]
 
 
-def test_a_line_that_cannot_be_scored_is_named_in_its_place_or_stops(ask):  # noqa: F811
+def test_a_line_that_cannot_be_scored_is_named_in_its_place_or_stops(ask):
     stdin = ("\n".join(ANSWERS[:4]) + "\n" + "x" * 2_000_000 + "\n" + ANSWERS[3]).encode()
     code, out, _ = ask(generate.main, *SCORE, "--input", "-", "--output-format", "json", stdin=stdin)
     assert code == 1
@@ -282,7 +281,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("option", [option for option, _ in UNUSED], ids=lambda option: option.name)
-def test_each_option_that_scoring_does_not_use_is_refused_by_name(ask, option):  # noqa: F811
+def test_each_option_that_scoring_does_not_use_is_refused_by_name(ask, option):
     value = VALUES.get(option.name, "0.25" if option.kind is float else "6")
     words = [option.flag, value]
     if option.kind is bool:
@@ -303,7 +302,7 @@ TOGETHER_WITH = {
 }
 
 
-def test_what_scoring_uses_may_be_given(ask):  # noqa: F811
+def test_what_scoring_uses_may_be_given(ask):
     line = b"the lazy [MASK] while\tdog"
     used = (
         "--length-penalty",
@@ -327,7 +326,7 @@ def test_what_scoring_uses_may_be_given(ask):  # noqa: F811
 
 @pytest.mark.parametrize("words", [("--truncate", "left"), ("--on-error", "stop")])
 @pytest.mark.parametrize("what", [(), ("--score-reference",)])
-def test_what_is_about_lines_is_refused_with_data(ask, words, what):  # noqa: F811
+def test_what_is_about_lines_is_refused_with_data(ask, words, what):
     code, out, err = ask(generate.main, "data-bin", "--path", "run", *words, *what)
     assert (code, out, len(err)) == (2, [], 1)
     assert words[0] in err[0]
@@ -335,7 +334,7 @@ def test_what_is_about_lines_is_refused_with_data(ask, words, what):  # noqa: F8
 
 
 @pytest.mark.parametrize("seed", ["x", [1], -1, 2**70, {"a": 1}])
-def test_a_seed_that_no_run_has_is_one_line(ask, place, tmp_path, seed):  # noqa: F811
+def test_a_seed_that_no_run_has_is_one_line(ask, place, tmp_path, seed):
     broken = tmp_path / "run"
     shutil.copytree((place / "run").resolve(), broken)
     for folder in (path for path in (broken, *broken.glob("checkpoint_*")) if not path.is_symlink()):

@@ -12,14 +12,13 @@ import yaml
 from ftk import hub
 from ftk.checkpoint import save_checkpoint
 from ftk_cli import generate
-from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
 
 PROMPTS = b"the quick [MASK] fox jumps [MASK]\na lazy dog [MASK] long letters\n"
 JSON = ("--path", "run", "--input", "-", "--output-format", "json", "--max-len", "5")
 
 
 @pytest.fixture
-def answers(ask):  # noqa: F811
+def answers(ask):
     """answers("--beam 3") -> of each blank of all prompts the token lists of its answers, best first."""
 
     def call(options=""):
@@ -63,7 +62,7 @@ def test_the_rule_of_early_stopping_arrives(answers, monkeypatch, rule):
     assert [options["early_stopping"] for options in given] == [rule]
 
 
-def test_long_prompts_are_cut_where_one_wants_it(ask):  # noqa: F811
+def test_long_prompts_are_cut_where_one_wants_it(ask):
     prompt = f"{'the fox ' * 90}[MASK] {'lazy dog ' * 90}".encode()
     code, out, _ = ask(generate.main, *JSON, stdin=prompt)
     assert (code, "positions" in json.loads(out[0])["error"]) == (1, True)
@@ -75,7 +74,7 @@ def test_long_prompts_are_cut_where_one_wants_it(ask):  # noqa: F811
     assert len(set(map(tuple, found.values()))) == 3  # each reads another part of the text
 
 
-def test_threads_and_tracebacks(ask):  # noqa: F811
+def test_threads_and_tracebacks(ask):
     before = torch.get_num_threads()
     try:
         assert ask(generate.main, *JSON, "--num-threads", "2", stdin=PROMPTS)[0] == 0
@@ -100,7 +99,7 @@ COMMANDS = [
             "--lm-path run --lm-weight 0.1 --no-lm-ends --misspelt-blanks text",
             "--min-lens 1 --max-lens 9 --repetition-penalty 1.2 --repetition-penalty-prompt --unk-penalty 1",
             "--no-repeat-ngram-size 2 --forbid-words red --forbid-words-file words --prefix the --stop .",
-            "--constraints fox --constraint-blanks 1 --ordered-constraints",
+            "--constraints fox --constraint-answers 1 --ordered-constraints",
             "--results-path flags --overwrite-results --output-format json",
             "--score-reference --no-score-end",
             "--tensor-parallel-size 1 --pipeline-parallel-size 1 --user-dir plugin.py --precision bf16",
@@ -113,7 +112,7 @@ COMMANDS = [
 ]
 
 
-def test_every_flag_is_taken_by_a_run(ask, place, capsys):  # noqa: F811
+def test_every_flag_is_taken_by_a_run(ask, place, capsys):
     """What each does is told by the tests of its subject; here none may be missing, and none may stop a run."""
     (place / "words").write_text("blue\n")
     (place / "plugin.py").write_text("")

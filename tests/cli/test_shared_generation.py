@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
-from ftk.checkpoint import save_checkpoint
-from ftk.models import build_model
-from ftk.tokenizers import load_tokenizer
 from ftk_cli import generate
-from tests.cli.test_generate_command import LINES, SHAPE, ask, place  # noqa: F401  (fixtures)
+from tests.small_run import LINES, save_run
 from tests.tiers import slow_but
 from tests.torchrun import torchrun
 
@@ -28,7 +24,7 @@ PROMPTS = [
 COMMON = ("--path", "two-layers", "--device", "cpu", "--max-len", "4", "--batch-size", "1")
 
 
-def shared(place, *arguments):  # noqa: F811
+def shared(place, *arguments):
     """(code, stdout, what ftk-generate says on stderr) of two processes."""
     program = f"import os, sys; os.chdir({str(place)!r}); from ftk_cli.generate import main; sys.exit(main())"
     (place / "generate.py").write_text(program)
@@ -37,18 +33,9 @@ def shared(place, *arguments):  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def two_layers(place):  # noqa: F811
+def two_layers(place):
     """`place` with a checkpoint that a pipeline of two can share, and prompts, some of which cannot be answered."""
-    tokenizer = load_tokenizer(place / "data-bin")
-    shape = {"vocab_size": tokenizer.padded_vocab_size(), **SHAPE, "num_layers": 2}
-    torch.manual_seed(0)
-    save_checkpoint(
-        place / "two-layers" / "checkpoint_1",
-        model=build_model("glm", **shape),
-        trainer_state={},
-        config={"model": {"_name": "glm", **shape}, "task": {"_name": "glm_blank", "seq_length": 48}},
-        tokenizer_folder=place / "data-bin" / "tokenizer",
-    )
+    save_run(place / "two-layers" / "checkpoint_1", place / "data-bin", num_layers=2)
     (place / "prompts").write_text("\n".join(PROMPTS) + "\n", encoding="utf-8")
     return place
 
@@ -64,7 +51,7 @@ def assert_same_records(found, expected):
 
 
 @pytest.mark.parametrize("sizes", slow_but(("pipeline",), SIZES))
-def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(ask, two_layers, tmp_path, sizes):  # noqa: F811
+def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(ask, two_layers, tmp_path, sizes):
     command = ("--input", "prompts", "--output-format", "json", "--beam", "2")
     results = ("--results-path", str(tmp_path / "results"))
     code, stdout, said = ask(generate.main, *COMMON, *command)
@@ -93,7 +80,7 @@ def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(as
 
 
 @pytest.mark.slow
-def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):  # noqa: F811
+def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):
     command = ("data-bin", "--max-samples", "4", "--output-format", "json", "--scoring", "token_f1")
     _, stdout, said = ask(generate.main, *COMMON, *command)
     code, shared_out, shared_said = shared(two_layers, *command, *SIZES["pipeline"])

@@ -8,14 +8,13 @@ import pytest
 
 import ftk
 from ftk_cli import generate, interactive
-from tests.cli.test_generate_command import ask, place  # noqa: F401  (fixtures)
 
 PROMPTS = b"she reads [MASK] of old [MASK] .\nthe fox jumps [MASK]\n"
 GENERATE = ("--path", "run", "--input", "-", "--output-format", "json")
 
 
 @pytest.fixture
-def answers(ask):  # noqa: F811
+def answers(ask):
     def call(*arguments):
         code, out, err = ask(generate.main, *GENERATE, *arguments, stdin=PROMPTS)
         assert code == 0, err
@@ -77,7 +76,7 @@ def test_a_stop_text_cuts(answers):
     assert free[0][0]["text"].startswith(cut[0][0]["text"])
 
 
-def test_a_contradiction_is_one_line_and_exit_code_2(ask):  # noqa: F811
+def test_a_contradiction_is_one_line_and_exit_code_2(ask):
     for main, where in ((generate.main, GENERATE), (interactive.main, ("--path", "run"))):
         code, _, err = ask(main, *where, "--prefix", "fox", "--forbid-words", "fox", stdin=PROMPTS)
         assert code == 2
@@ -85,13 +84,13 @@ def test_a_contradiction_is_one_line_and_exit_code_2(ask):  # noqa: F811
         assert "prefix 'fox' must come, but 'fox' in it is forbidden" in err[0]
 
 
-def test_interactive_is_steered_too(ask):  # noqa: F811
+def test_interactive_is_steered_too(ask):
     code, out, _ = ask(interactive.main, "--path", "run", "--prefix", "quick", stdin=b"the [MASK] fox\n")
     assert code == 0
     assert any(line.startswith("the quick") for line in out)
 
 
-def test_python_takes_the_same_options_and_a_function(place):  # noqa: F811
+def test_python_takes_the_same_options_and_a_function(place):
     fox = set(ftk.load_tokenizer(place / "run").encode("fox"))
 
     def only_fox(context, blank, tokens):

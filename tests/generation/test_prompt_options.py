@@ -15,7 +15,6 @@ from ftk.generation.processors.steering import PROMPT_OPTIONS, Steering
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tasks.glm_blank.infill.blanks import end_ids
 from ftk.tasks.glm_blank.infill.fill import BlankFiller
-from tests.cli.test_generate_command import place  # noqa: F401  (a checkpoint)
 from tests.generation.slow import SPECIAL, small_model
 
 STRATEGIES = {
@@ -44,7 +43,7 @@ PROMPTS: list[tuple[str, dict | None]] = [
 
 
 @pytest.fixture(scope="module")
-def made(place):  # noqa: F811
+def made(place):
     """made(**options) -> filler; the model is loaded once."""
     model, tokenizer = ftk.load_model(place / "run"), ftk.load_tokenizer(place / "run")
 

@@ -21,10 +21,10 @@ from ftk.model_parallel.world import World
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.planner.communication import traffic
-from ftk.planner.count import CountMessages, Message
 from ftk.planner.layout import Layout, Place, Workload
 from ftk.planner.model_shape import ModelShape, model_shape
 from tests import dense
+from tests.model_parallel.count_messages import CountMessages, Message
 
 TOKENS = 16
 TARGETS = 4  # of each sample

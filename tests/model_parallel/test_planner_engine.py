@@ -18,9 +18,9 @@ from ftk.optim.optimizers import AdamWConfig
 from ftk.optim.torch_optim import adamw
 from ftk.planner import memory as memory_of
 from ftk.planner.check import check_shapes, fake_world, planned_shapes
-from ftk.planner.count import CountMessages, Message
 from ftk.planner.layout import Layout, Place
 from tests.distributed import run_ranks
+from tests.model_parallel.count_messages import CountMessages, Message
 from tests.model_parallel.planned_updates import CHUNK, config_of, place_of, planned, shape_of, update, work_of
 from tests.model_parallel.small_steps import Volume
 

@@ -202,7 +202,7 @@ def test_averaged_weights_are_drawn_beside_the_plain_ones(tmp_path):
     )
     lines = {chart.title: [line.label for line in chart.lines] for chart in charts_of([run])}
     assert lines["Loss"] == ["train", "valid", "valid, averaged weights"]
-    assert lines["Loss of the token objective"] == ["valid", "valid, averaged weights"]
+    assert lines["Loss: token"] == ["valid", "valid, averaged weights"]
     assert not any("ema" in title.lower() for title in lines)
 
 
@@ -218,7 +218,7 @@ def test_what_a_run_lacks_is_left_out(tmp_path):
         )
     )
     assert titles(full)[4:] == [
-        "Loss of the token objective",
+        "Loss: token",
         "Rate of operations",
         "MFU",
         "Clipped updates",

@@ -54,8 +54,8 @@ def test_a_symbol_may_be_a_space_or_hold_one(tmp_path):
         ("the ten\n", "dict.txt:1: 'the ten' is not"),
         ("\n", "dict.txt:1: '' is not"),
         ("10\n", "dict.txt:1: '10' is not"),
-        ("the 10\nthe 9\n", r"dict.txt:2: 'the' stands in it already \(id 4\)"),
-        ("<pad> 1\n", r"dict.txt:1: '<pad>' stands in it already \(id 1\)"),
+        ("the 10\nthe 9\n", r"dict.txt:2: 'the' is already in it \(id 4\)"),
+        ("<pad> 1\n", r"dict.txt:1: '<pad>' is already in it \(id 1\)"),
         ("#fairseq:overwrite\n", "dict.txt:1"),
     ],
 )
@@ -74,12 +74,12 @@ def test_a_folder_stands_for_its_dictionary(tmp_path):
     (tmp_path / "dict.en.txt").write_text("a 1\n")
     assert build_tokenizer("fairseq_dict", path=tmp_path).encode("a") == [4]
     (tmp_path / "dict.de.txt").write_text("b 1\n")
-    with pytest.raises(UserError, match=r"holds 2 dictionaries \(dict.de.txt, dict.en.txt\)"):
+    with pytest.raises(UserError, match=r"holds 2 files dict.\*.txt \(dict.de.txt, dict.en.txt\)"):
         build_tokenizer("fairseq_dict", path=tmp_path)
     (tmp_path / "dict.txt").write_text("c 1\n")
     assert build_tokenizer("fairseq_dict", path=tmp_path).encode("c") == [4]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"holds no dict.txt"):
+    with pytest.raises(UserError, match=r"holds no file dict.\*.txt"):
         build_tokenizer("fairseq_dict", path=tmp_path / "empty")
 
 

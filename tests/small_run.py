@@ -1,0 +1,44 @@
+"""A small checkpoint with its tokenizer and data folders, for tests of commands that generate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ftk.checkpoint import save_checkpoint
+from ftk.models import build_model
+from ftk.tokenizers import load_tokenizer
+from ftk_cli import preprocess
+
+SENTENCE = "the quick brown fox jumps over a lazy dog while she reads long letters of old friends in silent rooms"
+WORDS = SENTENCE.split()
+LINES = [
+    " ".join(WORDS[(start + step * stride) % len(WORDS)] for step in range(30)) + " ."
+    for start in range(8)
+    for stride in (1, 3, 7)
+]
+SHAPE = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 128}
+
+
+def save_run(folder: Path, tokenizer: Path | None, *, seed: int = 0, **shape: int) -> None:
+    """A checkpoint of a GLM with weights of a seed, and the tokenizer of a folder."""
+    if tokenizer is not None:
+        shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE, **shape}
+    torch.manual_seed(seed)
+    save_checkpoint(
+        folder,
+        model=build_model("glm", **shape),
+        trainer_state={},
+        config={"model": {"_name": "glm", **shape}, "task": {"_name": "glm_blank", "seq_length": 48}},
+        tokenizer_folder=None if tokenizer is None else tokenizer / "tokenizer",
+    )
+
+
+def make_place(folder: Path) -> None:
+    """Writes text, data-bin/ (train and valid), other-bin/ (another tokenizer) and run/ (a checkpoint)."""
+    (folder / "text").write_text("\n".join(LINES) + "\n")
+    for name, size in (("data-bin", 290), ("other-bin", 285)):
+        source = f"--trainpref {folder}/text --validpref {folder}/text --destdir {folder / name}"
+        assert preprocess.main(f"{source} --vocab-size {size} --special-tokens glm".split()) == 0
+    save_run(folder / "run" / "checkpoint_1", folder / "data-bin")
