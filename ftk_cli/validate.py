@@ -50,9 +50,15 @@ class ValidateConfig:
     num_workers: int = field(
         default=0, metadata={"min": 0, "max": 1024, "help": "processes that prepare batches", "unit": "processes"}
     )
-    max_samples: int | None = field(
+    max_valid_samples: int | None = field(
         default=None,
-        metadata={"daily": True, "min": 1, "help": "stop after this many samples per split", "unit": "samples"},
+        metadata={
+            "daily": True,
+            "min": 1,
+            "former": ("--max-samples",),
+            "help": "at most this many samples of each split",
+            "unit": "samples",
+        },
     )
     precision: str = field(
         default="fp32", metadata={"daily": True, "help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")}
@@ -129,7 +135,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
         batch_size=options.batch_size,
         num_workers=options.num_workers,
         valid_subset=options.valid_subset,
-        max_valid_samples=options.max_samples,
+        max_valid_samples=options.max_valid_samples,
         train_subset=options.train_subset,
     )
     check_same_data(task, split_names(loading) if options.unigram else valid_names(loading), world)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ftk.config import flags
-from ftk.config.build import as_mapping, build
+from ftk.config.build import as_mapping, build, with_recipe, with_usual_parts
 from ftk.config.options import NONE
 from ftk.config.parts import chosen_groups, section_groups
 from ftk.config.root import Tree, load_yaml, slots_of
@@ -48,13 +48,15 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     for key, name in early.names.items():
         _choose(tree, key, slots_of(root)[key].architectures is not None, name)
 
-    groups += chosen_groups(root, tree, complete=early.help is None)
+    chosen = chosen_groups(root, tree, complete=early.help is None)
     if early.help is not None:
         from ftk.config.help import help_text
 
+        filled, _ = with_recipe(root, with_usual_parts(root, tree))
+        groups = [*section_groups(root, filled), *chosen]
         print(visible(help_text(root, prog, description, early.help, groups)), end="")
         raise SystemExit(0)
-    given = flags.parse(root, prog, argv, groups)
+    given = flags.parse(root, prog, argv, [*groups, *chosen])
     in_file = {f"{key}.{name}" for key, values in tree.items() for name in as_mapping(key, values)}
     for key, values in given.items():
         tree[key] = as_mapping(key, tree.get(key)) | values

@@ -20,10 +20,10 @@ class Group:
     presets: Tree = dataclasses.field(default_factory=dict)
 
 
-def section_groups(root: type) -> list[Group]:
-    """A group for each section, or for each of the parts that a section is put together from."""
+def section_groups(root: type, tree: Tree | None = None) -> list[Group]:
+    """A group for each section, or for each of the parts that a section is put together from; `tree`: their values."""
     return [
-        group
+        dataclasses.replace(group, presets=as_mapping(key, (tree or {}).get(key)))
         for key, (section, config) in sections_of(root).items()
         for group in _groups(section.title, config, options_of(key, config))
     ]

