@@ -68,7 +68,9 @@ def convert_from(
     _check_tensors(contents, source)
     task = contents.task.get("_name") or MODELS.get(contents.model).task
     if tokenizer is not None:
-        tokenizer = TASKS.get(task).target.add_special_tokens(tokenizer) if task is not None else tokenizer
+        if task is not None:
+            task_class: Any = TASKS.get(task).target
+            tokenizer = task_class.add_special_tokens(tokenizer)
         _check_vocabulary(tokenizer, contents.config, source)
     tokenizer = tokenizer or contents.own_tokenizer
     tensors = contents.tensors
