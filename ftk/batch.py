@@ -1,4 +1,4 @@
-"""One batch on its way from the collater to the criterion: what the model reads, and what is scored at which places."""
+"""One batch, from the collater to the criterion: what the model reads, and what is scored at which places."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Batch:
     loses its loss by cutting that axis to nothing (`without_loss`).
 
     Attributes:
-        inputs: the arguments of `model.hidden_states`, by name: "tokens" int64 [B, T] among them; a number is a fact
-            that the host knows and stays there.
+        inputs: the arguments of `model.hidden_states`, by name: "tokens" int64 [B, T] among them; a number stays on the
+            host.
         targets: [N] int64, or [N, ...] of another type.
         places: [N] int64, where in the flattened [B * T] hidden states each target is scored; places may repeat.
         sample_ids: int64 [B], which samples of the epoch these are; the iterator fills it in. Never on a device.
@@ -111,8 +111,8 @@ class Batch:
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device, without waiting for it.
 
-    From the host to a GPU it goes through page-locked memory, which PyTorch keeps for the next ones: from other memory
-    the host would wait until the GPU has come to the copy.
+    From the host to a GPU it goes through page-locked memory, which PyTorch keeps for later copies: with other memory
+    the host would wait until the GPU has made the copy.
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()  # itself, if it is

@@ -1,4 +1,4 @@
-"""Files for all rooms: read only if they are regular and of a sane size, written whole or not at all.
+"""Files for all rooms: read only if they are regular and not too large, written completely or not at all.
 
 Reading: `open_regular`, `read_lines`, `read_json`, `read_yaml`. A defect is an `OSError` or a `ValueError`, whose text
 `reason` gives for a message. Writing: `write_whole`, `whole_file`, `temporary_folder` with `put_in_place`; a temporary
@@ -29,7 +29,7 @@ except ImportError:  # not a Unix
 MAX_JSON_BYTES = 1 << 28
 MAX_YAML_BYTES = 1 << 20
 MAX_DEPTH = 100
-"""Nesting of mappings and lists. Deeper files are made to exhaust the reader's stack."""
+"""Nesting of mappings and lists. Deeper files are attacks on the reader's stack."""
 
 _MAX_YAML_NODES = 100_000  # aliases counted as often as they stand for a node
 _KINDS = {
@@ -69,7 +69,7 @@ def state_of(descriptor: int) -> FileState:
 
 
 def shortened(path: PathLike, found: int, expected: int) -> OSError:
-    """The error of a file that has become shorter while it was read: where it ended, and where it was to end."""
+    """The error of a file that has become shorter while it was read: where it ends, and where it should end."""
     how = f"at byte {found:,} of {expected:,}; run again when nothing writes to it"
     return OSError(errno.EIO, f"File became shorter while it was read (it ends {how})", os.fspath(path))
 
@@ -133,7 +133,7 @@ def parse_json(content: bytes | str) -> Any:
         level = [part for parts in inner for part in parts if isinstance(part, (dict, list))]
         if not level:
             return value
-    raise ValueError("is not JSON (nested too deeply)")  # json reads it; what walks through it afterwards would not
+    raise ValueError("is not JSON (nested too deeply)")  # json reads it, but recursive functions on it would fail
 
 
 def read_yaml(path: PathLike) -> Any:
@@ -178,7 +178,7 @@ def parse_yaml(content: bytes | str) -> Any:
 
 
 def expand_home(path: PathLike) -> str:
-    """A path with `~` or `~user` at its beginning replaced by the home folder.
+    """A path in which `~` or `~user` at the start is replaced by the home folder.
 
     Raises:
         ValueError: there is no such folder (a container may run as a user without one), or no file can have the name.
@@ -215,7 +215,7 @@ def write_whole(path: PathLike, content: bytes | str) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: PathLike) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` when the block ends; after an error it is gone.
+    """A file to write to; it is renamed to `path` when the block ends, and removed on an error.
 
     Leftovers of killed writers of the same file are removed.
 
@@ -258,7 +258,7 @@ def new_file_for_torch(path: Path) -> Iterator[io.FileIO]:
     Raises:
         OSError: a write failed; raised when the block ends.
     """
-    with _Patient(path, "xb") as file:
+    with _DeferredErrors(path, "xb") as file:
         try:
             yield file
         finally:
@@ -294,8 +294,8 @@ def temporary_folder(path: PathLike) -> Iterator[Path]:
 def put_in_place(folder: Path, path: Path) -> None:
     """Rename a finished folder to `path`; an older one is removed. At every moment one of the two is `path`.
 
-    Only where the file system cannot exchange two names is there a moment without; then `remove_leftovers` restores the
-    old one after a power cut.
+    Where the file system cannot exchange two names there is a moment with neither; if the power fails then,
+    `remove_leftovers` restores the old one.
 
     Raises:
         OSError: nothing has changed.
@@ -321,7 +321,7 @@ def put_in_place(folder: Path, path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Have all files and names under `folder` reach the disk."""
+    """Flush all files and names under `folder` to the disk."""
     for path in sorted(folder.rglob("*")):
         if path.is_dir():
             sync_folder(path)
@@ -332,7 +332,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_folder(folder: PathLike) -> None:
-    """Have the names in `folder` reach the disk, where the system lets folders be opened."""
+    """Flush the names in `folder` to the disk, where the system can open folders."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -400,8 +400,8 @@ def open_to_write(path: PathLike, *, append: bool = False) -> io.FileIO:
     return io.FileIO(descriptor, "r+b")
 
 
-class _Patient(io.FileIO):
-    """Keeps the first error of a write, and takes whatever comes after it."""
+class _DeferredErrors(io.FileIO):
+    """Keeps the first error of a write instead of raising it; what is written afterwards is dropped."""
 
     error: OSError | None = None
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ftk.data.indexed.dataset import IndexedDataset
+from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.indexed.output_folder import RECORD, foreign_files, read_record, sha256_of
 from ftk.errors import UserError, counted
 from ftk.files import reason
@@ -80,11 +81,10 @@ def _data_folder(folder: str | Path) -> Path:
 
 def _splits(folder: Path) -> list[str]:
     """Names of the pairs in a folder: train, valid and test first."""
-    known = ("train", "valid", "test")
     names = sorted(path.stem for path in folder.glob("*.idx"))
     if not names:
         raise UserError(f"{folder}: holds no .idx file; give the folder that ftk-preprocess wrote")
-    return [name for name in known if name in names] + [name for name in names if name not in known]
+    return [name for name in SPLITS if name in names] + [name for name in names if name not in SPLITS]
 
 
 def _describe(split: str, dataset: IndexedDataset) -> Iterator[str]:

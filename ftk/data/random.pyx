@@ -75,17 +75,6 @@ cdef class SampleRandom:
         self.shuffle(order)
         return order
 
-    def choice_weighted(self, const double[::1] cumulative):
-        """A place, drawn with the weights whose running sums are given (float64, none negative).
-
-        Raises:
-            ValueError: no weight is above zero.
-        """
-        cdef Py_ssize_t count = cumulative.shape[0]
-        if count == 0 or not cumulative[count - 1] > 0.0:
-            raise ValueError("the weights sum to zero; at least one must be above zero")
-        return search_cumulative(&cumulative[0], count, next_uniform(&self.state) * cumulative[count - 1])
-
 
 def hash_uniform(seed, epoch, indices):
     """The first `uniform()` of the streams of many samples at once.

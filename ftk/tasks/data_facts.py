@@ -1,4 +1,4 @@
-"""What tells data from other data, wherever it lies: looked at by processes that are to train on the same."""
+"""Fingerprints of data, wherever it is stored: ranks that train together compare them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _EDGE_TOKENS = 1 << 10
 
 
 def check_same_data(task: Task, splits: Iterable[str], world: World) -> None:
-    """Refuse processes that have different data. All have to call it.
+    """Refuses to start with different data on different ranks. All of them call it.
 
     Args:
-        task: as this process has built it.
+        task: as this rank has built it.
         splits: that are used.
-        world: the processes.
+        world: the ranks.
 
     Raises:
         UserError: on all of them, with what differs and where.
@@ -36,7 +36,7 @@ def check_same_data(task: Task, splits: Iterable[str], world: World) -> None:
 
 
 def data_facts(task: Task, splits: Iterable[str]) -> dict[str, Any]:
-    """The fingerprints of a task's tokenizer and of its splits; of a split that is not there None."""
+    """The fingerprints of a task's tokenizer and of its splits; None for a split that does not exist."""
     facts: dict[str, Any] = {"the data's tokenizer": task.tokenizer.fingerprint}
     corpus: Any = task.corpus
     for split in splits if hasattr(corpus, "documents") else ():
@@ -48,7 +48,7 @@ def data_facts(task: Task, splits: Iterable[str]) -> dict[str, Any]:
 
 
 def fingerprint(documents: Documents) -> str:
-    """Number, sizes and tokens of documents; of many of them, and of long ones, only some are looked at."""
+    """Number, sizes and tokens of documents; of many documents, and of long ones, only a part is read."""
     sizes = np.asarray(documents.sizes)
     some = np.ascontiguousarray(sizes[:: -(-len(sizes) // _SIZES_READ) or 1], dtype="<i8")
     found = zlib.crc32(some.tobytes())

@@ -186,9 +186,9 @@ def _same_weights(place: Place, outcome: Outcome) -> str | None:
 def _damaged_cache(kind: str, name: str, harm: Callable[[Path], object]) -> None:
     @case(f"processes/3 index cache, {kind}: {name}", codes=(0,), check=_same_weights)
     def _(place: Place) -> list[str]:
-        from ftk.data.corpora import blending, documents
+        from ftk.data.corpora import index_cache
 
-        blending._WORTH_CACHING = documents._WORTH_CACHING = 1
+        index_cache.WORTH_CACHING = 1
         data = str(place.workspace / "data-bin")
         more = [f"--index-cache={place.folder / 'cache'}", *(["--data-weights=1,2"] if kind == "blend" else [])]
         data = f"{data},{place.data}" if kind == "blend" else data

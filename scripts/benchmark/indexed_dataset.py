@@ -39,6 +39,7 @@ import numpy as np
 
 from ftk.data.indexed._index import flatten
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
+from ftk.data.text.preprocess_config import TextConfig
 from ftk.data.text.records import read_documents
 from ftk.tokenizers import build_tokenizer
 
@@ -278,7 +279,7 @@ def real_text(folder: Path, limit: int | None) -> dict[str, Path]:
             print(f"{path}: not there, left out", file=sys.stderr)
             continue
         encoder = build_tokenizer(tokenizer[0], path=tokenizer[1])
-        texts = [document.text for document in itertools.islice(read_documents([str(path)]), limit)]
+        texts = [document.text for document in itertools.islice(read_documents([str(path)], TextConfig()), limit)]
         with IndexedDatasetWriter(folder / name, optimal_dtype(encoder.vocab_size)) as writer:
             for first in range(0, len(texts), 1000):
                 writer.add_documents(*flatten(encoder.encode_batch(texts[first : first + 1000]), writer.dtype))

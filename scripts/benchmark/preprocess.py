@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftk.data.text.files import BLOCK_BYTES
+from ftk.data.text.preprocess_config import TextConfig
 from ftk.data.text.records import read_documents
 from ftk.tokenizers import Tokenizer, build_tokenizer
 
@@ -168,7 +169,7 @@ def batches_of_text(text: Path) -> list[list[str]]:
     """The documents of a file, in lists of about `BLOCK_BYTES`."""
     batches: list[list[str]] = []
     end = 0
-    for document in read_documents([str(text)]):
+    for document in read_documents([str(text)], TextConfig()):
         if document.offset >= end:
             batches.append([])
             end = document.offset + BLOCK_BYTES

@@ -39,6 +39,7 @@ from reference_samples import PlainDataset, PlainRandom, collate  # noqa: E402
 
 from ftk.data.corpora.documents import sentence_end_ids  # noqa: E402
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype  # noqa: E402
+from ftk.data.text.preprocess_config import TextConfig  # noqa: E402
 from ftk.data.text.records import read_documents  # noqa: E402
 from ftk.tasks.glm_blank.config import BlankInfillingConfig  # noqa: E402
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset  # noqa: E402
@@ -72,7 +73,7 @@ def best_of(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
 
 def encode(text: Path, tokenizer: Tokenizer, prefix: Path, limit: int | None) -> IndexedDataset:
     with IndexedDatasetWriter(prefix, optimal_dtype(tokenizer.vocab_size)) as writer:
-        for number, document in enumerate(read_documents([str(text)])):
+        for number, document in enumerate(read_documents([str(text)], TextConfig())):
             if number == limit:
                 break
             writer.add(tokenizer.encode(document.text))

@@ -201,7 +201,7 @@ def test_a_division_gives_every_document_to_one_split(count, ratios):
 
 
 def test_a_division_is_fixed_by_its_own_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftk.data.corpora.split._WORTH_CACHING", 1)
+    monkeypatch.setattr("ftk.data.corpora.index_cache.WORTH_CACHING", 1)
     documents = random_documents(range(1, 201))
     cache = IndexCache(tmp_path)
     first = split_documents(documents, [90, 10], 1)["valid"].sizes.tolist()

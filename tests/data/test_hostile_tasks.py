@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from preprocessing import run as preprocess
 
 from ftk.data import IndexedDataset
 from ftk.data.corpora.raw_corpus import RawCorpus, RawCorpusConfig
 from ftk.data.inspect_data import verify
 from ftk.errors import UserError
-from ftk.tokenizers import load_tokenizer, train_sentencepiece
-from ftk_cli import preprocess
+from ftk.tokenizers import build_tokenizer, load_tokenizer
 
 COPA, WIC, MULTIRC = "70_copa_bad.jsonl", "71_wic_bad_offsets.jsonl", "73_multirc_empty.jsonl"
 # file, field -> start of the message without --on-error skip, or None; texts and skipped by reason with it.
@@ -36,14 +36,10 @@ each_case = pytest.mark.parametrize(("name", "key"), CASES)
 
 
 @pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory) -> Path:
-    text = [" ".join(chr(97 + (i * 7 + k) % 26) * (k % 4 + 1) for k in range(9)) for i in range(200)]
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "text").write_text("\n".join(text))
-    model = train_sentencepiece(text, folder, vocab_size=350)
-    given = ["--trainpref", folder / "text", "--destdir", folder / "bin", "--tokenizer-path", model, "--workers", 1]
-    assert preprocess.main([str(argument) for argument in given]) == 0
-    return folder / "bin" / "tokenizer"
+def tokenizer_folder(tmp_path_factory, letters_model) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer("sentencepiece", path=letters_model).save(folder)
+    return folder
 
 
 @pytest.fixture
@@ -65,7 +61,7 @@ def test_ftk_preprocess(source, tmp_path, capsys, tokenizer_folder, name, key):
 
     def run(out: Path, *more: object) -> tuple[int, str]:
         given = ["--trainpref", source, "--destdir", out, "--text-key", key, "--tokenizer-path", tokenizer_folder]
-        code = preprocess.main([str(argument) for argument in (*given, "--workers", 1, *more)])
+        code = preprocess(*given, "--workers", 1, *more)
         return code, capsys.readouterr().err
 
     code, shown = run(tmp_path / "strict")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from preprocessing import run
 
 from ftk.data import IndexedDataset
 from ftk.data.inspect_data import verify
-from ftk.tokenizers import load_tokenizer, train_sentencepiece
-from ftk_cli.preprocess import main
+from ftk.tokenizers import load_tokenizer
 
 # file -> (start of the message without --on-error skip, or None; documents; skipped by reason) with it.
 NO = "no documents for train"
@@ -81,25 +81,18 @@ TEXTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizer_path(tmp_path_factory) -> Path:
-    text = [" ".join(chr(97 + (i * 7 + k) % 26) * (k % 4 + 1) for k in range(9)) for i in range(200)]
-    return train_sentencepiece(text, tmp_path_factory.mktemp("model"), vocab_size=350)
-
-
-def preprocess(source: Path, out: Path, tokenizer_path: Path, *more: str) -> int:
-    given = ["--trainpref", source, "--destdir", out, "--tokenizer-path", tokenizer_path, "--workers", 1, *more]
-    return main([str(argument) for argument in given])
+def preprocess(source: Path, out: Path, letters_model: Path, *more: str) -> int:
+    return run("--trainpref", source, "--destdir", out, "--tokenizer-path", letters_model, "--workers", 1, *more)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_hostile_file_gives_a_clear_message_or_good_data(test_data, tmp_path, capsys, tokenizer_path, name):
+def test_a_hostile_file_gives_a_clear_message_or_good_data(test_data, tmp_path, capsys, letters_model, name):
     source = test_data / "hostile" / name
     if not source.exists():
         pytest.skip(f"{source} is missing")
     refusal, documents, skipped = CASES[name]
 
-    code = preprocess(source, tmp_path / "strict", tokenizer_path)
+    code = preprocess(source, tmp_path / "strict", letters_model)
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     assert code == (0 if refusal is None else 2)
@@ -107,7 +100,7 @@ def test_a_hostile_file_gives_a_clear_message_or_good_data(test_data, tmp_path, 
         assert shown.splitlines()[-1].startswith(f"ftk-preprocess: {source}{refusal}")
         assert list(tmp_path.iterdir()) == []
 
-    code = preprocess(source, tmp_path / "lenient", tokenizer_path, "--on-error", "skip")
+    code = preprocess(source, tmp_path / "lenient", letters_model, "--on-error", "skip")
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     if not documents:
@@ -127,27 +120,27 @@ def test_a_hostile_file_gives_a_clear_message_or_good_data(test_data, tmp_path, 
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_good_documents_all_arrive(test_data, tmp_path, tokenizer_path, name):
-    assert preprocess(test_data / "hostile" / name, tmp_path / "out", tokenizer_path, "--on-error", "skip") == 0
+def test_the_good_documents_all_arrive(test_data, tmp_path, letters_model, name):
+    assert preprocess(test_data / "hostile" / name, tmp_path / "out", letters_model, "--on-error", "skip") == 0
     tokenizer = load_tokenizer(tmp_path / "out")
     dataset = IndexedDataset(tmp_path / "out" / "train")
     assert [row.tolist() for row in dataset] == [tokenizer.encode(text) for text in TEXTS[name]]
 
 
-def test_names_of_command_tokens_in_a_corpus_stay_letters(test_data, tmp_path, tokenizer_path):
-    assert preprocess(test_data / "hostile" / "23_special_token_text.txt", tmp_path / "out", tokenizer_path) == 0
+def test_names_of_command_tokens_in_a_corpus_stay_letters(test_data, tmp_path, letters_model):
+    assert preprocess(test_data / "hostile" / "23_special_token_text.txt", tmp_path / "out", letters_model) == 0
     tokenizer = load_tokenizer(tmp_path / "out")
     ids = np.unique(IndexedDataset(tmp_path / "out" / "train").tokens)
     assert not set(ids.tolist()) & {token.id for token in tokenizer.command_tokens}
 
 
-def test_no_other_hostile_file_makes_a_traceback_or_wrong_data(test_data, tmp_path, capsys, tokenizer_path):
+def test_no_other_hostile_file_makes_a_traceback_or_wrong_data(test_data, tmp_path, capsys, letters_model):
     others = [p for p in sorted((test_data / "hostile").iterdir()) if p.name not in CASES]
     assert others
     for source in others:
         for mode in ("raise", "skip"):
             out = tmp_path / f"{source.name}-{mode}"
-            code = preprocess(source, out, tokenizer_path, "--on-error", mode)
+            code = preprocess(source, out, letters_model, "--on-error", mode)
             assert "Traceback" not in capsys.readouterr().err
             assert code in (0, 2)
             assert out.exists() == (code == 0)

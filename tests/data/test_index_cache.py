@@ -15,7 +15,7 @@ import pytest
 from number_corpus import NumberTokenizer, random_documents
 
 from ftk.data import IndexedDataset, IndexedDatasetWriter
-from ftk.data.corpora import documents
+from ftk.data.corpora import index_cache
 from ftk.data.corpora.index_cache import DEFAULT_FOLDER, IndexCache, file_identity
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
@@ -23,8 +23,10 @@ from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 BUILDER = """
     import os, sys, time
     import numpy as np
+    from ftk.data.corpora import index_cache
     from ftk.data.corpora.index_cache import IndexCache
 
+    index_cache.WORTH_CACHING = 0
     folder, seconds, timeout = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
 
     def build():
@@ -37,6 +39,11 @@ BUILDER = """
     print(int(array.sum()), "own" if array.flags.owndata else "mapped", flush=True)
 """
 EXPECTED = str(int((np.arange(100_000) * 3).sum()))
+
+
+@pytest.fixture(autouse=True)
+def small_arrays_are_cached(monkeypatch):
+    monkeypatch.setattr(index_cache, "WORTH_CACHING", 0)
 
 
 @pytest.fixture
@@ -224,6 +231,12 @@ def test_an_error_of_the_builder_is_its_own(tmp_path):
     assert cached(tmp_path).tolist() == list(range(1000))
 
 
+def test_small_arrays_are_not_cached(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_cache, "WORTH_CACHING", 1001)
+    assert cached(tmp_path).tolist() == list(range(1000))
+    assert os.listdir(tmp_path) == []
+
+
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cached(None).tolist() == list(range(1000))
@@ -239,9 +252,8 @@ def test_a_changed_file_has_another_identity(tmp_path):
     assert file_identity(path) != before
 
 
-def test_running_sums_of_a_large_corpus_are_a_file_that_all_processes_map(tmp_path, monkeypatch):
+def test_running_sums_of_a_large_corpus_are_a_file_that_all_processes_map(tmp_path):
     """The samples are the same with the file and without; other data has another file."""
-    monkeypatch.setattr(documents, "_WORTH_CACHING", 5)
     cache, config = IndexCache(tmp_path / "cache"), BlankInfillingConfig(seq_length=32)
     for number in range(2):
         corpus = random_documents([20, 50, 7, 300, 12, 9], seed=number)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import pickle
 import resource
+import signal
 import struct
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +20,7 @@ from ftk.data.indexed._index import flatten
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
 from ftk.errors import UserError
 from tests.data.fairseq_files import fairseq_index
+from tests.processes import forked
 
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
 CODES = {name: code for code, name in enumerate(DTYPES, start=1)}
@@ -397,32 +396,25 @@ def test_a_dtype_that_the_format_lacks_is_refused(tmp_path):
         IndexedDatasetWriter(tmp_path / "d", "complex128")
 
 
-def test_a_full_disk_leaves_nothing(tmp_path):
+def _write_to_a_small_disk(prefix: str, limit: int, length: int) -> None:
     """A file-size limit stands for the disk: the write fails with an OSError in the middle."""
-    script = textwrap.dedent(
-        """
-        import resource, signal, sys
-        import numpy as np
-        from ftk.data.indexed.dataset import IndexedDatasetWriter
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-        try:
-            with IndexedDatasetWriter(sys.argv[1], np.int32) as writer:
-                for _ in range(1000):
-                    writer.add(np.zeros(int(sys.argv[3]), dtype=np.int32))
-        except OSError as error:
-            sys.exit(error.errno)
-        """
-    )
-    assert resource.RLIM_INFINITY  # the limits exist on this system
-    for limit, length in ((100_000, 1000), (9_000, 1)):  # the first stops the .bin, the second the .idx
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path / "d"), str(limit), str(length)],
-            env=os.environ,
-            check=False,
-        )
-        assert done.returncode == errno.EFBIG
-        assert list(tmp_path.iterdir()) == []
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        with IndexedDatasetWriter(prefix, np.int32) as writer:
+            for _ in range(1000):
+                writer.add(np.zeros(length, dtype=np.int32))
+    except OSError as error:
+        sys.exit(error.errno)
+
+
+@pytest.mark.parametrize(("limit", "length"), [(100_000, 1000), (9_000, 1)], ids=["the .bin stops", "the .idx stops"])
+def test_a_full_disk_leaves_nothing(tmp_path, limit, length):
+    process = forked(_write_to_a_small_disk, str(tmp_path / "d"), limit, length)
+    process.start()
+    process.join()
+    assert process.exitcode == errno.EFBIG
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- flatten ---

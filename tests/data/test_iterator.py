@@ -62,16 +62,6 @@ class Refusing(Numbers):
         raise UserError(f"sample {index} is damaged")
 
 
-class Failing(Numbers):
-    def sample(self, epoch, index):
-        raise ZeroDivisionError("a bug")
-
-
-class Dying(Numbers):
-    def sample(self, epoch, index):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 class FailingAt(Numbers):
     def __init__(self, count, index):
         super().__init__(count)
@@ -328,12 +318,6 @@ def test_a_token_outside_of_the_vocabulary_is_named_with_its_document(tmp_path, 
         list(EpochBatchIterator(dataset, COLLATER, batch_size=1, num_workers=num_workers).batches())
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_any_other_error_keeps_its_kind(num_workers):
-    with pytest.raises(ZeroDivisionError, match="a bug"):
-        list(iterator(dataset=Failing(5), num_workers=num_workers).batches())
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("many", [False, True])
 def test_the_sample_that_fails_is_named(num_workers, many, caplog):
@@ -357,16 +341,12 @@ def no_batch(samples):
     raise KeyError("a bug")
 
 
-def test_a_worker_that_dies_is_named():
-    with pytest.raises(RuntimeError, match=r"data worker [12] of 2 \(pid \d+\) died .*: killed by SIGKILL; .*`num_w"):
-        list(iterator(dataset=Dying(50), num_workers=2).batches())
-
-
 @pytest.mark.parametrize(("index", "signum"), [(0, signal.SIGKILL), (17, signal.SIGSEGV), (49, signal.SIGABRT)])
 def test_a_worker_that_dies_is_reported_with_its_samples(index, signum):
     made = iterator(dataset=DyingAt(50, index, signum), num_workers=2, shuffle=False)
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError, match=r"^data worker [12] of 2 \(pid \d+\) died ") as caught:
         list(made.batches())
+    assert ("fewer workers (`num_workers`)" in str(caught.value)) == (signum == signal.SIGKILL)
     first = index // 6 * 6
     samples = ", ".join(map(str, range(first, min(first + 6, 50))))
     assert f"died over samples {samples} of epoch 1: killed by {signal.Signals(signum).name}" in str(caught.value)

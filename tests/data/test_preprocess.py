@@ -8,6 +8,8 @@ import gzip
 import json
 import os
 import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from preprocessing import run, sentences, tree
 
 from ftk.data import IndexedDataset
 from ftk.data.corpora.corpus import IndexedCorpus, IndexedCorpusConfig
@@ -25,26 +28,9 @@ from ftk.data.text import encoding as encoding_module
 from ftk.data.text.encoding import EncoderPool, EncodingSettings
 from ftk.data.text.files import cut_file, read_blocks
 from ftk.errors import UserError
-from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
+from ftk.tokenizers import build_tokenizer, load_tokenizer
 from ftk_cli import data as data_command
-from ftk_cli import preprocess as preprocess_command
-from tests.processes import wait_until
-
-WORDS = [
-    *("the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "bird", "fly", "over", "two", "trees"),
-    *("near", "that", "old", "house", "by", "seven", "hills"),
-]
-
-
-def sentences(count: int, seed: int = 0) -> list[str]:
-    random = np.random.default_rng(seed)
-    return [" ".join(random.choice(WORDS, size=random.integers(3, 15))) + " ." for _ in range(count)]
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory) -> Path:
-    """A small SentencePiece model for every test here."""
-    return train_sentencepiece(sentences(500), tmp_path_factory.mktemp("model"), vocab_size=280)
+from tests.processes import run_command, wait_until
 
 
 @pytest.fixture
@@ -52,14 +38,6 @@ def corpus(tmp_path) -> Path:
     path = tmp_path / "train.txt"
     path.write_text("".join(f"{line}\n" for line in sentences(3000, seed=1)), encoding="utf-8")
     return path
-
-
-def run(*arguments: object) -> int:
-    return preprocess_command.main([str(argument) for argument in arguments])
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def test_the_folder_holds_the_encoded_documents_and_explains_itself(tmp_path, corpus, model, capsys):
@@ -95,14 +73,6 @@ def test_the_folder_holds_the_encoded_documents_and_explains_itself(tmp_path, co
     assert "train      3,000" in shown.out
     assert "valid: skipped 1 empty" in shown.out
     assert f"ftk-train {out}" in shown.out
-
-
-def test_the_output_is_the_same_whatever_the_workers(tmp_path, corpus, model, monkeypatch):
-    monkeypatch.setattr("ftk.data.text.preprocess.cut_file", lambda *args, **rest: cut_file(*args, 1000, **rest))
-    for workers in (1, 2, 5):
-        out = tmp_path / f"data-{workers}"
-        assert run("--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", workers) == 0
-    assert tree(tmp_path / "data-1") == tree(tmp_path / "data-2") == tree(tmp_path / "data-5")
 
 
 def test_workers_started_anew_encode_the_same(tmp_path, corpus, model, monkeypatch):
@@ -145,11 +115,9 @@ def test_a_plugins_tokenizer_encodes_in_the_workers(tmp_path, corpus, model):
             """
         )
     )
-    script = "import sys; from ftk_cli.preprocess import main; sys.exit(main())"
-    arguments = ["--trainpref", corpus, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", "2"]
+    arguments = ["--trainpref", corpus, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", 2]
     for name in (["--tokenizer", "backwards"], ["--tokenizer=backwards", "--overwrite"]):
-        command = [sys.executable, "-c", script, *map(str, arguments), *name, "--user-dir", str(plugin)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = run_command("ftk-preprocess", *arguments, *name, "--user-dir", plugin)
         assert done.returncode == 0, done.stderr
     plain = build_tokenizer("sentencepiece", path=model)
     line = corpus.read_text(encoding="utf-8").split("\n")[0]
@@ -160,16 +128,7 @@ def test_a_plugins_tokenizer_encodes_in_the_workers(tmp_path, corpus, model):
 def test_document_separators(tmp_path, model, name):
     path = tmp_path / "a.txt"
     path.write_text("the cat .\na mat .\n\nold house .\n", encoding="utf-8")
-    arguments = [
-        "--trainpref",
-        path,
-        "--destdir",
-        tmp_path / "out",
-        "--tokenizer-path",
-        model,
-        "--workers",
-        1,
-    ]
+    arguments = ["--trainpref", path, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", 1]
     assert run(*arguments, "--document-separator", name) == 0
     assert len(IndexedDataset(tmp_path / "out" / "train")) == {"line": 3, "blank-line": 2, "file": 1}[name]
 
@@ -210,34 +169,43 @@ def test_bad_documents_are_skipped_counted_and_listed(tmp_path, model, capsys):
     assert "train: skipped 2 empty, 2 invalid_utf8, 1 nul; listed in" in capsys.readouterr().out
 
 
-def test_a_split_without_documents_is_refused(tmp_path, model, capsys):
-    path = tmp_path / "a.txt"
-    path.write_text("\n \n")
-    assert run("--trainpref", path, "--destdir", tmp_path / "out", "--tokenizer-path", model) == 2
-    assert "no documents for train (skipped: 2 empty)" in capsys.readouterr().err
-    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
-
-
+MODEL = "MODEL"  # stands for the fixture's path
+TEXT, ENCODED = ["--trainpref", "a.txt"], ["--trainpref", "a.txt", "--tokenizer-path", MODEL]
+TRAINED = ["--trainpref", "a.txt", "--vocab-size", "300"]
 USER_ERRORS = {
     "nothing to do": ([], "give at least one"),
     "missing file": (["--trainpref", "nowhere.txt", "--vocab-size", "280"], "nowhere.txt: no such file"),
     "folder": (["--trainpref", ".", "--vocab-size", "280"], ".: a folder, not a file"),
-    "no vocabulary": (["--trainpref", "a.txt"], "give --tokenizer-path (a vocabulary), or --vocab-size"),
-    "both": (["--trainpref", "a.txt", "--vocab-size", "9", "--tokenizer-path", "m"], "leave out one of the two"),
-    "other tokenizer": (["--trainpref", "a.txt", "--tokenizer", "gpt2_bpe"], "give --tokenizer-path"),
-    "unknown tokenizer": (["--trainpref", "a.txt", "--tokenizer", "gpt3"], "unknown tokenizer 'gpt3'"),
+    "no vocabulary": (TEXT, "give --tokenizer-path (a vocabulary), or --vocab-size"),
+    "both": ([*ENCODED, "--vocab-size", "9"], "leave out one of the two"),
+    "other tokenizer": ([*TEXT, "--tokenizer", "gpt2_bpe"], "give --tokenizer-path"),
+    "unknown tokenizer": ([*TEXT, "--tokenizer", "gpt3"], "unknown tokenizer 'gpt3'"),
     "training without text": (["--validpref", "a.txt", "--vocab-size", "300"], "give --trainpref"),
-    "vocabulary too large": (["--trainpref", "a.txt", "--vocab-size", "30000"], "30000"),
-    "workers": (["--trainpref", "a.txt", "--workers", "0", "--vocab-size", "300"], "workers is 0"),
-    "choice": (["--trainpref", "a.txt", "--on-error", "ignore"], "must be one of raise, skip"),
-    "bad vocabulary": (["--trainpref", "a.txt", "--tokenizer-path", "a.txt"], "a.txt"),
-    "file as destination": (
-        ["--trainpref", "a.txt", "--destdir", "a.txt", "--vocab-size", "300"],
-        "a file, not",
+    "vocabulary too large": ([*TEXT, "--vocab-size", "30000"], "30000"),
+    "workers": ([*TRAINED, "--workers", "0"], "workers is 0"),
+    "choice": ([*TEXT, "--on-error", "ignore"], "must be one of raise, skip"),
+    "bad vocabulary": ([*TEXT, "--tokenizer-path", "a.txt"], "a.txt"),
+    "file as destination": ([*TRAINED, "--destdir", "a.txt"], "a file, not"),
+    "file as parent": ([*TRAINED, "--destdir", "a.txt/b"], "is a file, not"),
+    "ratio of all": ([*ENCODED, "--valid-ratio", "1"], "valid_ratio is 1.0; it must be at least 0 and below 1"),
+    "ratios of all": ([*ENCODED, "--valid-ratio", "0.5", "--test-ratio", "0.5"], "valid_ratio + test_ratio is 1.0"),
+    "two sources": ([*ENCODED, "--validpref", "a.txt", "--valid-ratio", "0.1"], "both make the split"),
+    "ratio without text": (
+        ["--validpref", "a.txt", "--tokenizer-path", MODEL, "--test-ratio", "0.1"],
+        "test_ratio is 0.1, but there is no trainpref to take documents from",
     ),
-    "file as parent": (
-        ["--trainpref", "a.txt", "--destdir", "a.txt/b", "--vocab-size", "300"],
-        "is a file, not",
+    "limits": ([*ENCODED, "--min-tokens", "5", "--max-tokens-per-document", "4"], "max_tokens_per_document is 4"),
+    "no tokens": ([*ENCODED, "--min-tokens", "0"], "min_tokens is 0; it must be at least 1"),
+    "normal form": ([*ENCODED, "--normalize", "nfd"], "must be one of none, nfc, nfkc"),
+    "too small": (
+        [*ENCODED, "--valid-ratio", "0.0001"],
+        "no documents for valid (skipped: 1 empty); valid_ratio is 0.0001",
+    ),
+    "all too short": ([*ENCODED, "--min-tokens", "500"], "no documents for train (skipped: 1 empty, 20 too_short)"),
+    "no end token": ([*ENCODED, "--append-eos"], "--append-eos: the tokenizer sentencepiece has no end token"),
+    "no fields": (
+        [*ENCODED, "--text-key", "body"],
+        "text_key is 'body', but no input is read as JSON lines; give --format jsonl, or leave --text-key out",
     ),
 }
 
@@ -250,12 +218,12 @@ def test_the_command_alone_says_what_it_needs(capsys):
 
 
 @pytest.mark.parametrize("case", USER_ERRORS)
-def test_mistakes_are_one_clear_message_and_leave_nothing(tmp_path, monkeypatch, capsys, case):
+def test_mistakes_are_one_clear_message_and_leave_nothing(tmp_path, monkeypatch, capsys, model, case):
     monkeypatch.chdir(tmp_path)
-    Path("a.txt").write_text("\n".join(sentences(20)))
+    Path("a.txt").write_text("\n".join([*sentences(20), ""]) + "\n")
     arguments, message = USER_ERRORS[case]
     destination = [] if "--destdir" in arguments else ["--destdir", "out"]
-    assert run(*arguments, *destination) == 2
+    assert run(*(model if argument == MODEL else argument for argument in arguments), *destination) == 2
     shown = capsys.readouterr().err
     assert message in shown
     assert "Traceback" not in shown
@@ -271,6 +239,9 @@ def test_an_existing_folder_is_replaced_only_when_asked_and_only_if_it_is_ours(t
     assert run(*arguments) == 2
     assert "exists already; choose another, or replace it with --overwrite" in capsys.readouterr().err
 
+    corpus.write_bytes(b"good\n\xff\n")
+    assert run(*arguments, "--overwrite") == 2  # a failed run keeps the old folder
+    assert tree(out) == before
     corpus.write_text("the old house .\n")
     (out / "notes.txt").write_text("mine")
     assert run(*arguments, "--overwrite") == 2
@@ -279,17 +250,6 @@ def test_an_existing_folder_is_replaced_only_when_asked_and_only_if_it_is_ours(t
     assert tree(out) == before
     assert run(*arguments, "--overwrite") == 0
     assert len(IndexedDataset(out / "train")) == 1
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "train.txt"]
-
-
-def test_a_failed_overwrite_keeps_the_old_folder(tmp_path, corpus, model):
-    out = tmp_path / "out"
-    arguments = ["--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", 1]
-    assert run(*arguments) == 0
-    before = tree(out)
-    corpus.write_bytes(b"good\n\xff\n")
-    assert run(*arguments, "--overwrite") == 2
-    assert tree(out) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "train.txt"]
 
 
@@ -441,21 +401,15 @@ def test_children_end_with_a_killed_parent_and_the_next_run_clears_what_it_left(
     assert sorted(os.listdir(tmp_path)) == ["good.txt", "out", "text.txt"]
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, corpus, model):
+def _small_disk() -> None:
     """A file-size limit stands for the disk."""
-    script = textwrap.dedent(
-        """
-        import resource, signal, sys
-        from ftk_cli.preprocess import main
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-        sys.exit(main())
-        """
-    )
-    arguments = ["--trainpref", corpus, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", "1"]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, corpus, model):
+    arguments = ["--trainpref", corpus, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", 1]
+    done = run_command("ftk-preprocess", *arguments, before=_small_disk)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"ftk-preprocess: {os.strerror(errno.EFBIG)}: {tmp_path / 'out'}")
     assert "Traceback" not in done.stderr
@@ -493,7 +447,7 @@ class _LiarWithArrays(_Liar):
 @pytest.mark.parametrize(
     ("tokenizer", "error", "message"),
     [
-        (_Killed, RuntimeError, "ended with exit code -9; killed, perhaps for want of memory"),
+        (_Killed, RuntimeError, "ended with exit code -9; killed, perhaps because memory ran out"),
         (_Broken, RuntimeError, "a worker process failed: ZeroDivisionError: inside the tokenizer"),
         (_Liar, UserError, "token id 70000 of document 0 is not in 0..65535"),
         (_LiarWithArrays, UserError, "token id 70000 of document 1 is not in 0..65535"),
@@ -549,12 +503,19 @@ def test_a_part_is_encoded_in_batches_of_the_size_that_the_tokenizer_likes(tmp_p
 # --- stats and verify ---
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, model) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "train.txt").write_text("".join(f"{line}\n" for line in sentences(3000, seed=1)), encoding="utf-8")
+    arguments = ["--tokenizer-path", model, "--workers", 1]
+    assert run("--trainpref", folder / "train.txt", "--destdir", folder / "data-bin", *arguments) == 0
+    return folder / "data-bin"
+
+
 @pytest.fixture
-def made(tmp_path, corpus, model, capsys) -> Path:
-    out = tmp_path / "data-bin"
-    assert run("--trainpref", corpus, "--destdir", out, "--tokenizer-path", model, "--workers", 1) == 0
-    capsys.readouterr()
-    return out
+def made(tmp_path, folder) -> Path:
+    """A copy, to be damaged."""
+    return Path(shutil.copytree(folder, tmp_path / "data-bin"))
 
 
 def test_stats_counts_what_is_there(made, capsys):
@@ -578,19 +539,13 @@ def alter(path: Path, at: int = -1) -> None:
 
 DAMAGE = {
     "token": (lambda d: alter(d / "train.bin", 0), r"train.bin: its sha256 is not the one"),
-    "vocabulary": (
-        lambda d: alter(d / "train.bin", 1),
-        r"train.bin: holds token \d+, outside the vocabulary",
-    ),
+    "vocabulary": (lambda d: alter(d / "train.bin", 1), r"train.bin: holds token \d+, outside the vocabulary"),
     "data cut": (lambda d: os.truncate(d / "train.bin", 100), r"train.bin: 100 bytes, but sequence"),
     "index cut": (lambda d: os.truncate(d / "train.idx", 100), r"train.idx: 100 bytes, preprocess.json says"),
     "index gone": (lambda d: (d / "train.idx").unlink(), r"train.idx: missing"),
     "length": (lambda d: alter(d / "train.idx", 34), r"sequence 1 starts at byte"),
     "stranger": (lambda d: (d / "x.txt").write_text("x"), r"x.txt: not listed in preprocess.json"),
-    "tokenizer": (
-        lambda d: alter(d / "tokenizer" / "sentencepiece.model"),
-        r"sentencepiece.model: its sha256",
-    ),
+    "tokenizer": (lambda d: alter(d / "tokenizer" / "sentencepiece.model"), r"sentencepiece.model: its sha256"),
 }
 
 
@@ -616,6 +571,7 @@ def test_what_is_no_data_folder_is_refused(tmp_path, capsys, command):
 
 
 NO_RECORDS = {
+    "half of it": b"{",
     "deep": b"[" * 100_000,
     "a list": b"[]",
     "no files": b'{"files": 1, "splits": {}, "tokenizer": null}',
@@ -658,9 +614,3 @@ def test_a_pipe_in_the_place_of_a_data_file_is_one_line(made, capsys, name):
     assert data_command.main(["stats", str(made)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{made / name}: not a regular file" in line
-
-
-def test_a_damaged_record_is_named(made, capsys):
-    (made / "preprocess.json").write_text("{")
-    assert data_command.main(["verify", str(made)]) == 2
-    assert "preprocess.json: damaged" in capsys.readouterr().err

@@ -12,10 +12,10 @@ from ftk.data.text import preprocess_progress
 from ftk.data.text.preprocess_progress import ReadingProgress
 
 
-def read_two_files(monkeypatch: pytest.MonkeyPatch, seconds_a_line: float) -> str:
+def read_two_files(monkeypatch: pytest.MonkeyPatch, seconds_per_line: float) -> str:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(preprocess_progress, "_SECONDS_A_LINE", seconds_a_line)
+    monkeypatch.setattr(preprocess_progress, "_SECONDS_PER_LINE", seconds_per_line)
     with ReadingProgress("train", {"a.txt": 3_000_000, "b.txt": 1_000_000}) as progress:
         blocks = ("a.txt", 3_000_000, 30), ("b.txt", 400_000, 35), ("b.txt", 1_000_000, 40)
         for source, num_bytes, documents in blocks:

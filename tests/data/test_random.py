@@ -32,8 +32,6 @@ def test_draws_equal_the_slow_version(key, bounds):
     fast.shuffle(shuffled)
     slow.shuffle(values)
     assert shuffled.tolist() == values
-    cumulative = np.cumsum(np.array(bounds, dtype=np.float64))
-    assert fast.choice_weighted(cumulative) == slow.choice_weighted(cumulative.tolist())
 
 
 def test_known_first_words_of_the_stream():
@@ -74,20 +72,8 @@ def test_permutation_holds_each_number_once_and_every_order_of_three_is_equally_
     assert sum((count - 1000) ** 2 / 1000 for count in orders.values()) < 20.5  # 0.1 % point, 5 degrees
 
 
-def test_weighted_choice_keeps_the_weights():
-    cumulative = np.cumsum([1.0, 0.0, 3.0])
-    rng = SampleRandom(1, 2, 3)
-    counts = np.bincount([rng.choice_weighted(cumulative) for _ in range(8000)], minlength=3)
-    assert counts[1] == 0
-    assert abs(counts[0] / 8000 - 0.25) < 0.02
-
-
 def test_nothing_to_draw_from_is_refused():
     rng = SampleRandom(0, 0, 0)
     with pytest.raises(ValueError, match="bound is 0"):
         rng.below(0)
-    with pytest.raises(ValueError, match="sum to zero"):
-        rng.choice_weighted(np.zeros(3))
-    with pytest.raises(ValueError, match="sum to zero"):
-        rng.choice_weighted(np.zeros(0))
     rng.shuffle(np.zeros(0, dtype=np.int64))

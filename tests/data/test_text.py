@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftk.data.text.files import Block, Problem, expand_paths, kind_of, read_blocks
+from ftk.data.text.preprocess_config import TextConfig
 from ftk.data.text.records import clean_texts, is_empty, parse_block, read_documents
 from ftk.errors import UserError
 
@@ -24,12 +25,12 @@ def write(folder, content: bytes | str, name: str = "corpus.txt") -> str:
 
 
 def texts(path: str, **options) -> list[str]:
-    return [document.text for document in read_documents([path], **options)]
+    return [document.text for document in read_documents([path], TextConfig(**options))]
 
 
 def refusal(path: str, **options) -> str:
     with pytest.raises(UserError) as caught:
-        list(read_documents([path], **options))
+        list(read_documents([path], TextConfig(**options)))
     return str(caught.value).removeprefix(path)
 
 
@@ -64,7 +65,7 @@ def test_a_document_is_a_line_that_ends_at_a_newline(tmp_path, content, expected
     ],
 )
 def test_a_document_ends_at_a_blank_line(tmp_path, content, expected):
-    assert texts(write(tmp_path, content), separator="blank-line") == expected
+    assert texts(write(tmp_path, content), document_separator="blank-line") == expected
 
 
 def test_a_document_is_a_file(tmp_path):
@@ -74,7 +75,7 @@ def test_a_document_is_a_file(tmp_path):
     write(folder, "first", "1.txt")
     write(folder / "deep", "third\n", "0.txt")
     paths = expand_paths(str(folder), "file")
-    assert [document.text for document in read_documents(paths, separator="file")] == [
+    assert [document.text for document in read_documents(paths, TextConfig(document_separator="file"))] == [
         "first",
         "a\n\nb",
         "third",
@@ -194,14 +195,14 @@ def test_other_data_is_named_by_its_first_bytes(tmp_path, start, message):
 )
 @pytest.mark.parametrize("separator", ["line", "file"])
 def test_a_byte_that_is_not_text_is_placed(tmp_path, content, place, message, separator):
-    found = refusal(write(tmp_path, content), separator=separator)
+    found = refusal(write(tmp_path, content), document_separator=separator)
     assert found.startswith(f":{place}{message}")
     assert "`on_error` skip" in found
 
 
 def test_the_byte_is_placed_behind_carriage_returns_too(tmp_path):
     path = write(tmp_path, b"a\r\n\r\nb\r\nc\r\nd \xff\r\n")
-    assert refusal(path, separator="blank-line").startswith(":5: (byte 13) invalid UTF-8")
+    assert refusal(path, document_separator="blank-line").startswith(":5: (byte 13) invalid UTF-8")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,8 @@ def test_a_bad_json_line_is_placed_and_explained(tmp_path, line, reason, message
         in found
     )
     problems: list[Problem] = []
-    left = [document.text for document in read_documents([path], on_problem=problems.append)]
+    skipping = TextConfig(on_error="skip")
+    left = [document.text for document in read_documents([path], skipping, on_problem=problems.append)]
     assert left == ["é", "good"]
     assert [problem.reason for problem in problems] == [reason]
 

@@ -19,7 +19,7 @@ class Collater:
 
     Args:
         special: its `pad` (0 if there is none) fills tokens and targets; loss mask and positions are filled with zeros.
-        groups: what of a sample says to which group of losses it belongs -> the names of the groups.
+        groups: name of the array that gives each sample's group of losses -> names of the groups.
     """
 
     def __init__(self, special: SpecialTokens, groups: Mapping[str, tuple[str, ...]] | None = None) -> None:
@@ -30,8 +30,8 @@ class Collater:
         """One batch.
 
         Args:
-            samples: at least one, each with `tokens` and `targets` int64 [T], `loss_mask` bool [T] and what else the
-                model reads, [..., T] or a number; or a SampleBatch, which has the arrays ready.
+            samples: at least one, each with `tokens` and `targets` int64 [T], `loss_mask` bool [T] and other inputs of
+                the model, [..., T] or a number; or a SampleBatch, which has the arrays ready.
         """
         return dense_batch(self.arrays(samples), self.groups)
 
@@ -60,12 +60,12 @@ class Collater:
 def dense_batch(arrays: Mapping[str, NDArray], groups: Mapping[str, tuple[str, ...]] | None = None) -> Batch:
     """The batch of samples that have a target at every place, and a mask of those that count.
 
-    The targets with loss are gathered here, on the host: a device need not be waited for until it has counted them,
-    and less goes there.
+    The targets with loss are gathered here, on the host, so that nothing waits for a device to count them, and less is
+    copied to it.
 
     Args:
         arrays: tokens and targets int64 [B, T], loss_mask bool [B, T]; the others are inputs of the model too.
-        groups: names of arrays int64 [B] that say to which group of losses a sample belongs -> the groups' names.
+        groups: name of the array, int64 [B], that gives each sample's group of losses -> names of the groups.
     """
     import torch  # here, so that commands which only look at data start without it
 

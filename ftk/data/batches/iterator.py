@@ -36,13 +36,13 @@ _SHARED_MEMORY = "shared memory (a folder /dev/shm that can be written to and ha
 
 
 class EpochBatchIterator:
-    """Hands out the batches of one epoch after the other.
+    """Gives the batches of one epoch after the other.
 
     The order of an epoch is drawn by (seed, epoch), see `ftk.data.batches.order`; batches are contiguous in it.
     With several ranks, `world_size` successive batches make a round, one for each rank; where the last round lacks
     batches, its largest are halved, and a rank that still gets none has one sample without loss. So every rank has the
-    same number of batches, every sample is handed out once, and the number of samples consumed says all about
-    where the run stands, whatever the number of workers or ranks. A batch's `sample_ids` say which samples it has.
+    same number of batches, every sample is given once, and the number of samples consumed is the whole position of
+    the run, whatever the number of workers or ranks. A batch's `sample_ids` are the numbers of its samples.
 
     Args:
         dataset: the samples.
@@ -54,7 +54,7 @@ class EpochBatchIterator:
         short_first: number of rounds at the first epoch's start with the shortest samples first; -1: all of them.
         drop_long: leave out samples that are longer than max_tokens; otherwise they are an error.
         num_workers: processes that prepare batches; 0: this one.
-        rank, world_size: which share of the batches is ours.
+        rank, world_size: number of this rank, and of ranks: which share of the batches to give.
         user_dir: the plugin folder, imported in each worker before the dataset arrives there.
         multiprocessing_context: how workers are started: "fork", "spawn", "forkserver"; Python's default if None.
 
@@ -92,13 +92,13 @@ class EpochBatchIterator:
         self.rank = rank
         self.world_size = world_size
         self.epoch = 1
-        self.dropped = 0  # samples of the present epoch that are too long
+        self.dropped = 0  # samples of the current epoch that are too long
         self._wanted = Ordering(self.limits, bucket_window, max(-1, short_first * world_size), drop_long)
-        self._ordering: Ordering | None = None  # of the present epoch; None: as wanted now
+        self._ordering: Ordering | None = None  # of the current epoch; None: by the present options
         self._samples_consumed = 0
         self._plan: Plan | None = None
         self._requests = _Requests(self)
-        # Of each worker: epoch and first sample of the batch that it is making, in memory that it shares with us.
+        # Of each worker: epoch and first sample of the batch that it is making, in shared memory.
         context = multiprocessing.get_context(multiprocessing_context)
         self._notes: Any = None
         if num_workers:
@@ -117,24 +117,24 @@ class EpochBatchIterator:
 
     @property
     def samples_consumed(self) -> int:
-        """Samples of this epoch that were handed out, on all ranks together."""
+        """Samples of this epoch that were given, on all ranks together."""
         return self._samples_consumed
 
     def batches(self) -> Iterator[Batch]:
-        """The remaining batches of the epoch; at the end the iterator stands at the next epoch's start.
+        """The remaining batches of the epoch; at the end the iterator is at the next epoch's start.
 
         A caller may stop at any batch; the next call continues from there.
 
         Raises:
             UserError: from the dataset.
             OSError: the workers cannot be started.
-            RuntimeError: a worker process died; the message names it and the samples it was at.
+            RuntimeError: a worker process died; the message names it and the samples of its batch.
         Exception: from the dataset or the collater, after the log has named the sample.
         """
         plan = self._current_plan()
-        handed_out = _start(self._loader)
+        loaded = _start(self._loader)
         for stop in plan.stops_after(self._samples_consumed):
-            made = self._receive(handed_out)
+            made = self._receive(loaded)
             self._samples_consumed = int(stop)
             yield made
         self.epoch += 1
@@ -144,8 +144,8 @@ class EpochBatchIterator:
     def close(self) -> None:
         """End the worker processes, if there are any; a further pass starts new ones.
 
-        Python's garbage collector would close their queues before PyTorch tells the workers through these to end, and
-        PyTorch would wait five seconds for them in vain.
+        Python's garbage collector would close their queues before PyTorch tells the workers through these to end;
+        PyTorch would then wait five seconds for them to no effect.
         """
         running, self._loader._iterator = self._loader._iterator, None
         if running is not None:
@@ -160,13 +160,13 @@ class EpochBatchIterator:
         return self._current_plan().batches_after(self._samples_consumed)
 
     def batches_in(self, epoch: int) -> int:
-        """How many batches each rank gets in some whole epoch, ordered as wanted now."""
+        """How many batches each rank gets in a whole epoch, ordered by the present options."""
         return len(self._new_plan(epoch, self._ordering_of(epoch), 0).places) - 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iterator stands, by what was handed out, not by what was prepared ahead.
+        """The position of the iterator: the batches that were given, without those prepared ahead.
 
-        In an epoch whose order depends on more than (seed, epoch) it says on what, under "ordering".
+        "ordering" is there in an epoch whose order depends on more than (seed, epoch).
         """
         state: dict[str, Any] = {"epoch": self.epoch, "samples_consumed": self._samples_consumed}
         if self._samples_consumed and self._ordering is not None and not self._ordering.is_plain:
@@ -174,7 +174,7 @@ class EpochBatchIterator:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to a saved place. The epoch keeps the order it began with, whatever the options are now.
+        """Goes to a saved position. The epoch keeps the order it began with, whatever the options are now.
 
         Raises:
             UserError: there are fewer samples than were consumed: the data is not the same.
@@ -194,7 +194,7 @@ class EpochBatchIterator:
             )
 
     def requests(self) -> Iterator[Request]:
-        """What the workers are to prepare for this rank, from the current place to the epoch's end."""
+        """The batches that workers prepare for this rank, from the current place to the epoch's end."""
         return self._current_plan().requests(self._samples_consumed, self.rank)
 
     def _current_plan(self) -> Plan:
@@ -223,9 +223,9 @@ class EpochBatchIterator:
         order = order_epoch(self.dataset, self.seed, epoch, self.shuffle, ordering)
         return make_plan(epoch, order, ordering, self.limits, min(place, len(order.indices)), self.world_size)
 
-    def _receive(self, handed_out: Iterator[Any]) -> Batch:
+    def _receive(self, loaded: Iterator[Any]) -> Batch:
         try:
-            made = next(handed_out)
+            made = next(loaded)
         except RuntimeError as error:
             named = self._worker_death(error)
             if named is None:
@@ -257,7 +257,7 @@ class EpochBatchIterator:
         return RuntimeError(f"data worker {which}(pid {found.group(1)}) died{at}: {how}{hint}")
 
     def _was_at(self, worker: int) -> str:
-        """What a worker was busy with, by its own note; a batch that it made may still be on its way to us."""
+        """Which batch a worker was making, by its own note."""
         assert self._notes is not None
         epoch, first = self._notes[2 * worker : 2 * worker + 2]
         for request in self._requests.sent.values():
@@ -269,12 +269,12 @@ class EpochBatchIterator:
 class _Requests:
     """The loader's sampler: asks the iterator at the start of each pass.
 
-    It holds the iterator weakly: a cycle would keep the worker processes until the next garbage collection.
+    It has a weak reference to the iterator: a cycle would keep the worker processes until the next garbage collection.
     """
 
     def __init__(self, owner: EpochBatchIterator) -> None:
         self._owner = weakref.ref(owner)
-        self.sent: dict[int, Request] = {}  # those of this pass that may not have come back, by their number
+        self.sent: dict[int, Request] = {}  # those of this pass whose batches may not have arrived, by their number
 
     def __iter__(self) -> Iterator[Request]:
         owner = self._owner()
@@ -296,7 +296,7 @@ class _Requests:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """An error of the user or the system in a worker, on its way to the main process without a traceback."""
+    """An error of the user or the system in a worker, sent to the main process without a traceback."""
 
     error: UserError | OSError
 
@@ -321,10 +321,10 @@ class _UserDir:
         self.path = path
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _import_there, (self.path,)
+        return _import_in_worker, (self.path,)
 
 
-def _import_there(path: str | None) -> _UserDir:
+def _import_in_worker(path: str | None) -> _UserDir:
     if path is not None:
         from ftk.plugins import import_user_dir
 
@@ -360,7 +360,7 @@ class _BatchSource(torch.utils.data.Dataset):
         except (UserError, OSError) as error:
             return _Refusal(error)
         except Exception:
-            what = self._culprit(request)
+            what = self._failing_sample(request)
             if worker is not None:
                 return _Failed(what, ExceptionWrapper(where="in a data worker"))
             logger.error("%s", what)
@@ -372,7 +372,7 @@ class _BatchSource(torch.utils.data.Dataset):
         # through a server thread in the worker, which complains when the run stops.
         return batch if worker is None else batch.map(torch.Tensor.numpy)
 
-    def _culprit(self, request: Request) -> str:
+    def _failing_sample(self, request: Request) -> str:
         """Which sample of a batch fails, found by making one after the other."""
         for index in request.indices:
             try:
@@ -387,7 +387,7 @@ def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[...,
 
 
 def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
-    """Begins a pass. The death of a worker is raised where its batch is waited for, and nowhere else.
+    """Starts a pass. The death of a worker is raised where its batch is waited for, and nowhere else.
 
     PyTorch would raise it from a handler of SIGCHLD at any place of the main thread, in the middle of an update, too.
 
@@ -396,15 +396,15 @@ def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
     """
     before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     in_main_thread = threading.current_thread() is threading.main_thread()
-    # Workers outlive another thread, with which the kernel would end them; of a fork server we are not the parent.
+    # The kernel ends workers with the thread that started them: only with the main thread, and only direct children.
     context = loader.multiprocessing_context or multiprocessing
     direct = in_main_thread and context.get_start_method() != "forkserver"
-    loader.worker_init_fn = functools.partial(_stand_apart, os.getpid() if direct else None)
+    loader.worker_init_fn = functools.partial(_prepare_worker, os.getpid() if direct else None)
     with _starting_workers():
-        handed_out = iter(loader)
+        loaded = iter(loader)
     if before is not None and in_main_thread:
         signal.signal(signal.SIGCHLD, before)
-    return handed_out
+    return loaded
 
 
 @contextlib.contextmanager
@@ -434,9 +434,9 @@ def _end_half_made(error: OSError) -> None:
 def _abandon_queues(running: Any) -> None:
     """Keeps the queues of a loader that failed from being closed in order.
 
-    PyTorch may raise the death of a worker from a signal handler, which can strike inside `Queue.put` between taking
-    the queue's lock and the promise to release it; closing the queue, at the latest when Python exits, would then
-    wait for that lock for ever.
+    PyTorch may raise the death of a worker from a signal handler that runs inside `Queue.put`, after the queue's lock
+    was taken and before its release is certain; closing the queue, at the latest when Python exits, would then wait for
+    that lock for ever.
     """
     for queue in getattr(running, "_index_queues", []):
         queue.cancel_join_thread()
@@ -448,14 +448,14 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _stand_apart(parent: int | None, worker: int) -> None:
-    """Leaves signals that are sent to the whole process group (Ctrl-C, a scheduler's SIGTERM) to the main process.
+def _prepare_worker(parent: int | None, worker: int) -> None:
+    """Prepares a worker: a signal to the whole process group (Ctrl-C, SIGTERM) is left to the main process.
 
-    A worker that died of one would take the main process with it while that saves.
+    A worker that died of one would end the main process while it saves a checkpoint.
 
     Args:
-        parent: the main process, with which this one ends; None: torch's watchdog sees to that, after seconds.
-        worker: our number.
+        parent: the main process, with which this one ends; None: torch's watchdog ends it, after seconds.
+        worker: its number.
     """
     if parent is not None:
         end_with_parent(parent)

@@ -34,8 +34,8 @@ class Limits:
 class Ordering:
     """What the order of an epoch depends on besides (seed, epoch).
 
-    It is fixed when the epoch begins and kept in the iterator's state, so that a run that continues in the middle of
-    the epoch with other limits, ranks or accumulation finds the same order.
+    It is fixed when the epoch begins and kept in the iterator's state, so that a run that resumes in the middle of
+    the epoch with other limits, ranks or accumulation has the same order.
 
     Attributes:
         limits: of the batches that are shuffled, and of the samples that are dropped.

@@ -1,4 +1,4 @@
-"""Blending: samples of several corpora in one stream, in wanted proportions at every place of it."""
+"""Blending: samples of several corpora in one stream, in the given proportions at every place of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
 from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of
 
-_WORTH_CACHING = 1 << 22  # samples; fewer are blended in less time than a file takes to open
 _PASS_STREAM = -2  # minus the corpus's number: the stream that orders its passes
 
 
@@ -45,11 +44,11 @@ class Share:
 
 
 class BlendedDataset:
-    """Several corpora as one; each is gone through evenly, pass after pass, at the pace of its weight.
+    """Several corpora as one; each is read evenly, pass after pass, in proportion to its weight.
 
-    An epoch has as many samples as all corpora together. A corpus that gets more of them than it has is begun
-    again, in a new order and with new random draws; one that gets fewer continues in the next epoch where it stopped
-    in this one. So no sample comes twice before all of its corpus have come.
+    An epoch has as many samples as all corpora together. A corpus whose share of them is larger than the corpus starts
+    again, in a new order and with new random draws; one with a smaller share continues in the next epoch where it
+    stopped in this one. So no sample comes twice before all of its corpus have come.
 
     An index below `len(self)` is a sample of the corpora one after the other, as a validation goes through them. The
     indices of `epoch_order`, which training uses, lie above and say corpus, pass and sample.
@@ -72,15 +71,13 @@ class BlendedDataset:
         self.firsts = np.cumsum([0, *(len(part.dataset) for part in parts)])  # [K + 1], of the plain indices
         self.rooms = np.cumsum([0, *(int(cycle.max()) for cycle in self.cycles)])  # [K + 1], of one pass of each
         depends_on = {"shares": self.shares.tolist(), "samples": self.samples_per_epoch}
-        worth_it = cache is not None and self.samples_per_epoch >= _WORTH_CACHING
-        cache = cache if cache is not None and worth_it else IndexCache(None)
         wanted = self.shares * self.samples_per_epoch  # [K]
 
         def is_sane(corpora: NDArray[np.uint16]) -> bool:
             counts = np.bincount(corpora, minlength=len(parts))
             return len(counts) == len(parts) and bool((abs(counts - wanted) < 2).all())
 
-        self.corpora = cache.get(
+        self.corpora = (cache or IndexCache(None)).get(
             "blend",
             depends_on,
             lambda: blend_corpora(self.shares, self.samples_per_epoch),
@@ -148,7 +145,7 @@ class BlendedDataset:
 
     @property
     def lengths(self) -> list[int]:
-        """Samples of successive epochs of training, all alike."""
+        """Samples of successive epochs of training: all have the same number."""
         return [self.samples_per_epoch]
 
     def table(self) -> list[Share]:
@@ -183,7 +180,7 @@ class BlendedDataset:
 
 
 class ShardedDataset:
-    """A corpus in shards, of which each epoch goes through one: epoch 1 the first, and so on, in a circle.
+    """A corpus in shards, of which each epoch reads one: epoch 1 the first, and so on, cyclically.
 
     Args:
         shards: the samples of each.
@@ -221,7 +218,7 @@ class ShardedDataset:
 def weights_by_size(sizes: Sequence[int], temperature: float) -> NDArray[np.float64]:
     """Weights in proportion to size^(1 / temperature).
 
-    1 takes every corpus as large as it is; more takes the small ones up, in the limit all alike.
+    A temperature of 1 keeps the sizes; a higher one favours small corpora, in the limit all are equal.
     """
     logs = np.log(np.asarray(sizes, dtype=np.float64))
     with np.errstate(over="ignore"):

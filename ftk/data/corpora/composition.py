@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.data.corpora.blending import BlendedDataset, Part, ShardedDataset, weights_by_size
 from ftk.data.corpora.index_cache import DEFAULT_FOLDER, IndexCache
-from ftk.data.corpora.split import SPLITS, JoinedDocuments, split_documents
+from ftk.data.corpora.split import JoinedDocuments, split_documents
+from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.random import SampleRandom
 from ftk.data.sample_dataset import SampleDataset, lengths_of
 from ftk.errors import UserError
@@ -75,12 +76,12 @@ class ComposedCorpus:
     """Corpora as one: `a,b` are blended, `a:b` are shards of one corpus, and `a:b,c` is both.
 
     Args:
-        data: paths; one that exists as it stands is taken as it stands, commas and colons included.
+        data: paths; one that exists is taken literally, commas and colons included.
         config: weights, splits.
         open_corpus: opens a path.
 
     Raises:
-        UserError: a path cannot be opened, the weights are not as many as the corpora, the corpora were made by
+        UserError: a path cannot be opened, there are not as many weights as corpora, the corpora were made by
             different tokenizers, or some lack a split.
     """
 
@@ -187,7 +188,7 @@ class ComposedCorpus:
 
 
 def parse_data(data: str) -> list[list[str]]:
-    """`a:b,c` -> [[a, b], [c]]; a path that exists is taken as it stands."""
+    """`a:b,c` -> [[a, b], [c]]; a path that exists is taken literally."""
     if os.path.exists(data):  # unlike Path.exists, not an error where the name is too long for a file
         return [[data]]
     corpora = []

@@ -17,7 +17,6 @@ from ftk.errors import UserError
 if TYPE_CHECKING:
     from ftk.tokenizers import SpecialTokens, Tokenizer
 
-_WORTH_CACHING = 1 << 22  # documents
 SENTENCE_END_CHARACTERS = ".?!;:\n。？！；：…"
 _CLOSING_CHARACTERS = "\"'”’」』）)]》】 "
 
@@ -154,13 +153,13 @@ class DocumentPacker:
 
 
 def cumulative_sizes(documents: Documents, cache: IndexCache | None = None) -> NDArray[np.int64]:
-    """The running sums of the documents' lengths, int64 [D]; those of a large file are a file, too."""
+    """The running sums of the documents' lengths, int64 [D]; those of a large file are cached."""
 
     def add_up() -> NDArray[np.int64]:
         return np.cumsum(documents.sizes, dtype=np.int64)
 
     paths = getattr(documents, "paths", None)  # of the index and the tokens
-    if cache is None or paths is None or len(documents) < _WORTH_CACHING:
+    if cache is None or paths is None:
         return add_up()
 
     total = getattr(documents, "num_tokens", 0)

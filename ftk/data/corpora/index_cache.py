@@ -1,4 +1,4 @@
-"""Arrays that are expensive to compute, kept as files: built once by one process, mapped by all the others."""
+"""Large arrays that are expensive to compute, kept as files: built by one process, mapped by all others."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ftk.files import open_lock, open_regular, reason, whole_file
 logger = logging.getLogger(__name__)
 
 DEFAULT_FOLDER = "~/.cache/ftk/index"
+WORTH_CACHING = 1 << 22  # elements; fewer are computed in less time than a file takes to open
 _FORMAT = 1  # of the files; part of every name
 _POLL_SECONDS = 0.05
 _EDGE_BYTES = 1 << 16
@@ -34,20 +35,20 @@ Check = Callable[[npt.NDArray[Any]], bool]
 class IndexCache:
     """A folder of arrays, each named by a hash of all it depends on.
 
-    A file appears under its name when it is whole, and is used if it is what this class has written: others may write
-    to the folder. While one process builds an array, others wait for it: the lock is
-    the kernel's (`flock`), so that a builder that is killed leaves nothing locked. Who cannot write or lock there, or
-    waited too long, computes the array for itself: a cache saves time and is never in the way.
+    A file gets its name when it is complete, and is used only if it passes the checks: other programs may write to the
+    folder. While one process builds an array, others wait for it: the lock is the kernel's (`flock`), so that a builder
+    that is killed leaves nothing locked. A process that cannot write or lock there, or waited too long, computes the
+    array for itself: a cache saves time and never stops a run.
 
     Args:
-        folder: made when the first array is built; None: nothing is kept, as for a user without a home.
+        folder: made when the first array is built; None: nothing is kept, as for a user without a home folder.
         timeout_seconds: how long to wait for another process's array.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, timeout_seconds: float = 600.0) -> None:
         self.folder = None
         if folder is not None:
-            with contextlib.suppress(RuntimeError):  # a container's user may have no home
+            with contextlib.suppress(RuntimeError):  # the user of a container may have no home folder
                 self.folder = Path(folder).expanduser()
         self.timeout_seconds = timeout_seconds
 
@@ -61,11 +62,11 @@ class IndexCache:
         count: int,
         is_sane: Check = lambda array: True,
     ) -> npt.NDArray[Any]:
-        """The array, from its file or built now.
+        """The array, from its file or built now; one of fewer than `WORTH_CACHING` elements is always built.
 
         Args:
             kind: what it is; the first part of the file's name.
-            depends_on: everything that decides its values, as plain values.
+            depends_on: everything that its values depend on, as plain values.
             build: computes it.
             dtype, count: of the array, [count].
             is_sane: whether an array from a file can be what `build` computes.
@@ -73,7 +74,7 @@ class IndexCache:
         Returns:
             The array, read-only; a map of the file where there is one.
         """
-        if self.folder is None:
+        if self.folder is None or count < WORTH_CACHING:
             return build()
         path = self.folder / f"{kind}-{_digest(kind, depends_on)}.npy"
         expected = np.dtype(dtype), count, is_sane
@@ -105,7 +106,7 @@ class IndexCache:
 
 
 def file_identity(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What tells a file from others and from its earlier versions, without reading all of it."""
+    """Distinguishes a file from others and from its earlier versions, without reading all of it."""
     path = Path(path)
     status = path.stat()
     with open_regular(path) as file:
@@ -139,17 +140,17 @@ def _read(path: Path, dtype: np.dtype[Any], count: int, is_sane: Check) -> npt.N
 
 
 def _write(path: Path, array: npt.NDArray[Any], dtype: np.dtype[Any], count: int, is_sane: Check) -> npt.NDArray[Any]:
-    """Publishes an array under its name; what a killed builder left behind goes. The caller holds the lock."""
+    """Writes an array under its name, and removes leftovers of killed builders. The caller holds the lock."""
     array = np.ascontiguousarray(array, dtype=dtype)
     try:
         if path.exists() and not path.is_file():
-            path.unlink()  # a pipe, say, which reading has refused
+            path.unlink()  # a pipe, for example, which reading has refused
         with whole_file(path) as file:
             file.write(_header(dtype, count))
             file.write(array.data)
             file.write(_checksum(array))
         return _read(path, dtype, count, is_sane)
-    except (OSError, ValueError) as error:  # a full disk, say: the array is here all the same
+    except (OSError, ValueError) as error:  # a full disk, for example: the array is in memory all the same
         logger.warning("%s cannot be written (%s); it will be built again by the next run", path, reason(error))
         return array
 
@@ -168,7 +169,7 @@ def _checksum(array: npt.NDArray[Any]) -> bytes:
 
 @contextlib.contextmanager
 def _locked(path: Path, timeout_seconds: float) -> Iterator[bool]:
-    """Holds a file's lock; yields False where it could not be had in time."""
+    """Holds a file's lock; yields False if another process still has it after the timeout."""
     import fcntl
 
     deadline = time.monotonic() + timeout_seconds

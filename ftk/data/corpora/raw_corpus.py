@@ -1,4 +1,4 @@
-"""The dataset `raw`: text files, read and tokenised when they are opened. For small runs; nothing is written."""
+"""The dataset `raw`: text files, read and tokenised by each run. For small runs; nothing is written."""
 
 from __future__ import annotations
 
@@ -106,15 +106,7 @@ class RawCorpus:
         def skip(problem: Problem) -> None:
             skipped[problem.reason] += 1
 
-        documents = read_documents(
-            self._files(split),
-            format=self.config.text_format,
-            separator=self.config.document_separator,
-            text_key=self.config.text_key,
-            max_document_bytes=self.config.max_document_bytes,
-            on_problem=skip if self.config.on_error == "skip" else None,
-        )
-        for document in documents:
+        for document in read_documents(self._files(split), self.config, self.config.text_format, skip):
             yield document.text
         if skipped:
             counts = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from ftk.data.corpora.documents import Documents
 from ftk.data.corpora.index_cache import IndexCache
 from ftk.data.indexed.file_map import check_files
+from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.random import SampleRandom
-
-SPLITS = ("train", "valid", "test")
-_WORTH_CACHING = 1 << 22  # documents
 
 
 class DocumentSubset:
@@ -125,13 +123,12 @@ def split_documents(
             numbers[start:stop].sort()
         return numbers
 
-    cache = cache if cache is not None and count >= _WORTH_CACHING else IndexCache(None)
-
     def is_sane(numbers: NDArray[np.int64]) -> bool:
         parts = [numbers[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False) if stop > start]
         return all(part[0] >= 0 and part[-1] < count and (part[1:] > part[:-1]).all() for part in parts)
 
     depends_on = {"bounds": bounds.tolist(), "seed": seed}
+    cache = cache or IndexCache(None)
     numbers = cache.get("split", depends_on, divide, dtype=np.int64, count=count, is_sane=is_sane)
     return {
         name: DocumentSubset(documents, numbers[start:stop])

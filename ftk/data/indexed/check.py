@@ -18,8 +18,8 @@ SLICE = 1 << 20  # sequences
 def check_index(dataset: IndexedDataset) -> None:
     """Checks that the sequences lie back to back and fill the .bin file, as every writer leaves them.
 
-    And that the document index starts at 0, never falls and ends at the number of sequences. A hundred million
-    sequences are 2 GB of index; at most some 20 MB of it are in this process's memory at a time.
+    And that the document index starts at 0, never falls and ends at the number of sequences. Memory is bounded: pages
+    that have been read are released.
 
     Raises:
         UserError: the first fault.

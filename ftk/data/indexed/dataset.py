@@ -1,4 +1,4 @@
-"""Token sequences on disk: a reader over memory maps and a writer whose output is whole or absent."""
+"""Token sequences on disk: a reader of memory maps, and a writer whose output is complete or absent."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ FileStates = tuple[FileState, "FileState | None"]  # of the .idx and of the .bin
 
 
 class IndexedDataset(SequenceTable):
-    """Reads `PREFIX.bin` and `PREFIX.idx`, written by ftk, Megatron or fairseq (layout: `indexed_format`).
+    """Reads `PREFIX.bin` and `PREFIX.idx`, written by ftk, Megatron or fairseq (layout: `indexed.format`).
 
-    The files are memory maps: opening costs nothing, tokens are views, processes share the pages. Everything
-    that the index says is checked before the first token is handed out: when the dataset is opened or, for an
+    The files are memory maps: opening costs nothing, tokens are views, processes share the pages. The whole index
+    is checked before the first token is returned: when the dataset is opened or, for an
     index above 16 MiB, at the first access. Objects can be sent to worker processes; there the files are opened
     again, and checked again if they have changed since. Call `check_files` before using tokens: a file may have
     become shorter.
@@ -145,7 +145,7 @@ class IndexedDatasetWriter:
         with IndexedDatasetWriter("data-bin/train", np.uint16) as writer:
             writer.add([5, 6, 7])
 
-    The pair appears under its names when the block ends without an exception, and not at all otherwise.
+    The pair gets its names when the block ends without an exception; otherwise nothing is left of it.
 
     Args:
         prefix: path of the pair without `.bin` and `.idx`; the folder must exist.
@@ -162,7 +162,7 @@ class IndexedDatasetWriter:
     ) -> None:
         self.prefix = os.fspath(prefix)
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        dtype_code(self.dtype)  # refuses what the format lacks
+        dtype_code(self.dtype)  # refuses a dtype that the format lacks
         self._idx_path, self._bin_path = paths_of(self.prefix)
         if not overwrite:
             for path in (self._idx_path, self._bin_path):
@@ -173,7 +173,7 @@ class IndexedDatasetWriter:
     def __enter__(self) -> IndexedDatasetWriter:
         with contextlib.ExitStack() as files:
             # Lengths go straight to their place in the index; pointers follow from them when all are known.
-            self._idx_file = files.enter_context(whole_file(self._idx_path))  # takes its place last
+            self._idx_file = files.enter_context(whole_file(self._idx_path))  # put in place last
             self._bin_file = files.enter_context(whole_file(self._bin_path))
             marks = files.enter_context(tempfile.TemporaryFile(dir=self._idx_path.parent))
             self._files = files.pop_all()
@@ -276,7 +276,7 @@ class IndexedDatasetWriter:
         idx.write(pack_header(self.dtype, num_sequences, num_marks))
 
     def _publish(self) -> None:
-        # Without its .idx a pair does not exist: the old one goes first, the new one comes last.
+        # A pair without its .idx does not exist: the old .idx is removed first, the new one put in place last.
         self._idx_path.unlink(missing_ok=True)
         try:
             self._files.close()
@@ -286,7 +286,7 @@ class IndexedDatasetWriter:
 
 
 def optimal_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest token dtype that Megatron, too, would choose: uint16 below 65,500 words, else int32."""
+    """The smallest token dtype, as Megatron chooses it: uint16 below 65,500 words, else int32."""
     return np.dtype("<u2") if vocab_size < 65500 else np.dtype("<i4")
 
 

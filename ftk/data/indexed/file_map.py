@@ -1,4 +1,4 @@
-"""Files as memory that is read only; one that becomes shorter meanwhile is an error, not the end of the process."""
+"""Read-only memory maps: a file that becomes shorter raises an error instead of ending the process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ftk.files import FileState, open_regular, shortened, state_of
 class FileMap(mmap.mmap):
     """A regular file as memory.
 
-    What is read behind the end of a file that has become shorter is zero; `check`, called before what was read is
-    used, raises then.
+    Reads behind the end of a file that has become shorter give zeros; `check`, to be called before they are used,
+    raises then.
 
     Args:
         path: the file; it is not empty.
@@ -68,5 +68,5 @@ def check_files(*sources: Any) -> None:
 
 
 def guard_again() -> None:
-    """For a new process: PyTorch's data workers begin with handlers of their own."""
+    """For a new process: PyTorch's data workers start with signal handlers of their own."""
     install()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ftk.errors import UserError
 
+SPLITS = ("train", "valid", "test")  # the usual ones, in this order
 _MONOLINGUAL = re.compile(r"(?P<split>.+)\.(?P<language>[^.-]+)-None\.(?P=language)")
 
 

@@ -22,19 +22,18 @@ _FIELDS: dict[str, _Checks] = {
 _TOKENIZER: _Checks = {"vocab_size": (int, True), "fingerprint": (str, True)}
 
 
-def check_destination(destination: Path, overwrite: bool, name: str | None = None) -> None:
-    """Refuses a destination that cannot be written, or whose replacement could lose what is not ours.
+def check_destination(destination: Path, overwrite: bool) -> None:
+    """Refuses a destination that cannot be written, or whose replacement could lose files of others.
 
     Args:
         destination: the folder.
         overwrite: whether it may exist.
-        name: what it is called in messages; `destdir` ... by default.
 
     Raises:
         UserError: it is a file, it is not empty and `overwrite` is off, or it holds files that its
             `preprocess.json` does not list.
     """
-    name = f"`destdir` {destination}" if name is None else name
+    name = f"`destdir` {destination}"
     if not destination.exists() and not destination.is_symlink():
         for parent in destination.parents:
             if parent.exists() and not parent.is_dir():
@@ -55,7 +54,7 @@ def check_destination(destination: Path, overwrite: bool, name: str | None = Non
 def foreign_files(folder: Path) -> list[str]:
     """Files in `folder` that its `preprocess.json` does not list (all of them if it has none)."""
     listed = {RECORD}
-    with contextlib.suppress(OSError, ValueError):  # no record: nothing in it is known as ours
+    with contextlib.suppress(OSError, ValueError):  # no record: no file is known to be ours
         listed |= set(read_record(folder)["files"])
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
     return sorted(name for name in found if listed == {RECORD} or name not in listed)
@@ -104,24 +103,23 @@ def _check_entry(entry: Mapping[str, Any], checks: _Checks, where: str) -> None:
 
 
 @contextlib.contextmanager
-def whole_folder(destination: Path, overwrite: bool, name: str | None = None) -> Iterator[Path]:
-    """A folder to write to; when the block ends it takes its place, and on an error it vanishes.
+def whole_folder(destination: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder to write to; it is renamed to its place when the block ends, and removed on an error.
 
     Args:
         destination: final place; its parents are made.
         overwrite: replace an existing folder, within the limits of `check_destination`.
-        name: what it is called in messages.
 
     Yields:
         an empty folder next to `destination`.
     """
-    check_destination(destination, overwrite, name)
+    check_destination(destination, overwrite)
     destination = destination.resolve()
     destination.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(destination) as part:
         yield part
         sync_tree(part)
-        check_destination(destination, overwrite, name)  # somebody may have written there meanwhile
+        check_destination(destination, overwrite)  # another process may have written there meanwhile
         put_in_place(part, destination)
 
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ftk.errors import UserError
 
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 _WATCH_SECONDS = 1.0
 
 
-def start_child(target: Callable[..., None], *arguments: Any, fresh: bool = False) -> tuple[Connection, BaseProcess]:
+def start_child(target: Callable[..., Any], *arguments: Any, fresh: bool = False) -> tuple[Connection, BaseProcess]:
     """Starts `target(connection, *arguments)` in a process of its own.
 
     Ctrl-C, which reaches every process of a terminal, is left to the parent; SIGTERM ends the child at once, and so
@@ -34,9 +34,9 @@ def start_child(target: Callable[..., None], *arguments: Any, fresh: bool = Fals
         fresh: start a new Python instead of a copy of this process.
 
     Returns:
-        our end of the pipe whose other end the child has, and the process.
+        the parent's end of the pipe to the child, and the process.
     """
-    # A fork starts in milliseconds and knows all plugins; elsewhere a child imports what it needs.
+    # A fork starts in milliseconds and has all plugins; elsewhere a child imports what it needs.
     context: Any = multiprocessing.get_context("fork" if can_fork() and not fresh else "spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(target, theirs, os.getpid(), arguments), daemon=True)
@@ -55,7 +55,7 @@ def can_fork() -> bool:
 
 
 def call_in_child(function: Callable[..., T], *arguments: Any) -> T:
-    """`function(*arguments)` in a new Python, so that Ctrl-C ends even a library that does not listen.
+    """`function(*arguments)` in a new Python, so that Ctrl-C ends even a library that ignores it.
 
     Not in a fork: a library that starts threads (SentencePiece's trainer) can crash in the copy of a process that
     has threads of its own (PyTorch's).
@@ -64,7 +64,7 @@ def call_in_child(function: Callable[..., T], *arguments: Any) -> T:
         UserError, OSError: raised by the function.
         RuntimeError: the function raised something else, or the process was killed.
     """
-    connection, process = start_child(_answer, function, *arguments, fresh=True)
+    connection, process = start_child(send_result, function, *arguments, fresh=True)
     try:
         return receive(connection, process)
     finally:
@@ -112,7 +112,7 @@ def receive(connection: Connection, process: BaseProcess) -> Any:
 
 
 def send_result(connection: Connection, function: Callable[..., Any], *arguments: Any) -> bool:
-    """Sends what a function returns, or what it raises, to the parent; False if that has gone."""
+    """Sends what a function returns, or what it raises, to the parent; False if the parent is gone."""
     try:
         result = function(*arguments)
     except (UserError, OSError) as error:
@@ -129,7 +129,7 @@ def send_result(connection: Connection, function: Callable[..., Any], *arguments
 def death(process: BaseProcess) -> RuntimeError:
     """The error that says how a child ended."""
     process.join(timeout=5)
-    hint = "; killed, perhaps for want of memory: try fewer `workers`" if process.exitcode == -9 else ""
+    hint = "; killed, perhaps because memory ran out: try fewer `workers`" if process.exitcode == -9 else ""
     return RuntimeError(f"a worker process ended with exit code {process.exitcode}{hint}")
 
 
@@ -140,17 +140,12 @@ def stop_child(connection: Connection, process: BaseProcess) -> None:
     connection.close()
 
 
-class _Failure:
-    def __init__(self, summary: str, trace: str) -> None:
-        self.summary = summary
-        self.trace = trace
+class _Failure(NamedTuple):
+    summary: str
+    trace: str
 
 
-def _answer(connection: Connection, function: Callable[..., Any], *arguments: Any) -> None:
-    send_result(connection, function, *arguments)
-
-
-def _run(target: Callable[..., None], connection: Connection, parent: int, arguments: tuple[Any, ...]) -> None:
+def _run(target: Callable[..., Any], connection: Connection, parent: int, arguments: tuple[Any, ...]) -> None:
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from ftk.data.indexed._index import flatten
 from ftk.data.text.child_process import can_fork, death, receive, send_result, start_child, stop_child
-from ftk.data.text.files import MAX_DOCUMENT_BYTES, Block, Part, Problem, read_part
+from ftk.data.text.files import Block, Part, Problem, read_part
+from ftk.data.text.preprocess_config import DocumentConfig, TextConfig
 from ftk.data.text.records import clean_texts, parse_block
 from ftk.errors import UserError
 
@@ -34,27 +35,20 @@ class EncodingSettings:
     """What a worker needs to turn text into tokens.
 
     Attributes:
-        tokenizer_folder: written by `Tokenizer.save`; a worker that is no fork loads it.
+        tokenizer_folder: written by `Tokenizer.save`; a worker that is not forked loads it.
         dtype: dtype of the tokens.
-        text_key: field of JSON objects that holds the text.
-        max_document_bytes: longer documents cannot be read.
-        stop_at_problem: leave out what follows the first document that cannot be read.
+        text: how documents are read; with `on_error` raise, a block ends before the first that cannot be.
+        documents: which documents are left out, and what is done to the others.
         user_dir: plugins to import first.
-        normalize: Unicode normal form ("nfc", "nfkc") to bring texts into, or "none".
-        min_tokens, max_tokens: leave out documents of fewer and of more tokens; None: no limit.
-        end_token: put behind each document and not counted by the limits; None: nothing.
-        with_hashes: give the hash of each document.
+        end_token: appended to each document and not counted by the limits; None: nothing.
+        with_hashes: compute the hash of each document.
     """
 
     tokenizer_folder: Path
     dtype: np.dtype[Any]
-    text_key: str = "text"
-    max_document_bytes: int = MAX_DOCUMENT_BYTES
-    stop_at_problem: bool = True
+    text: TextConfig = field(default_factory=TextConfig)
+    documents: DocumentConfig = field(default_factory=DocumentConfig)
     user_dir: str | None = None
-    normalize: str = "none"
-    min_tokens: int = 1
-    max_tokens: int | None = None
     end_token: int | None = None
     with_hashes: bool = False
 
@@ -70,8 +64,8 @@ class EncodedBlock:
         num_bytes, num_lines: bytes and line ends that were read.
         skipped: reason -> documents left out, those of `problems` excepted.
         problems: documents that could not be read.
-        source, disk_bytes: the file and how far it has been read; of several files the last.
-        starts_anew: lines are counted from the beginning of the file, not of a part behind its first.
+        source, disk_bytes: the file and the bytes of it read so far; of several files the last.
+        starts_file: whether it starts a file: its lines are counted from the start of the file.
     """
 
     tokens: npt.NDArray[Any]
@@ -83,11 +77,11 @@ class EncodedBlock:
     problems: list[Problem] = field(default_factory=list)
     source: str = ""
     disk_bytes: int = 0
-    starts_anew: bool = True
+    starts_file: bool = True
 
 
 def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: EncodingSettings) -> EncodedBlock:
-    """Reads and encodes documents; command tokens in the text are letters like others.
+    """Reads and encodes documents; the spelling of a command token in a text is text like any other.
 
     Args:
         items: a part or a block, or parts that are whole files; at least one.
@@ -99,11 +93,11 @@ def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: Encod
     problems: list[Problem] = []
     num_bytes = num_lines = 0
     for item in items:
-        block = read_part(item, settings.max_document_bytes) if isinstance(item, Part) else item
+        block = read_part(item, settings.text.max_document_bytes) if isinstance(item, Part) else item
         num_bytes += len(block.data)
         num_lines = block.num_lines
         found += _texts(block, settings, problems)
-        if problems and settings.stop_at_problem:
+        if problems and settings.text.on_error == "raise":
             break
     skipped: Counter[str] = Counter()
     step = max(1, len(found) * tokenizer.batch_bytes // max(num_bytes, 1))  # documents of so many bytes
@@ -124,7 +118,7 @@ def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: Encod
         problems=problems,
         source=block.source,
         disk_bytes=block.disk_bytes,
-        starts_anew=not isinstance(item, Part) or item.is_first,
+        starts_file=not isinstance(item, Part) or item.is_first,
     )
 
 
@@ -132,8 +126,9 @@ def _encode(
     found: list[str], source: str, tokenizer: Any, settings: EncodingSettings, skipped: Counter[str]
 ) -> _Arrays:
     """Tokens, lengths and hashes of the texts that are not left out; the others are counted in `skipped`."""
-    if settings.normalize != "none":
-        found = [normalized(text, settings.normalize) for text in found]
+    form = settings.documents.normalize
+    if form != "none":
+        found = [normalized(text, form) for text in found]
     texts = [text for text in found if text and not text.isspace()]
     try:
         tokens, lengths = _flat(tokenizer.encode_rows(texts), settings.dtype)
@@ -141,7 +136,7 @@ def _encode(
         raise UserError(f"{source}: {error}; the tokenizer's vocab_size is wrong") from error
     hashes = hash_texts(texts) if settings.with_hashes else np.empty(0, dtype=np.uint64)
     skipped["empty"] += len(found) - len(texts)
-    tokens, lengths, hashes = _within_limits(tokens, lengths, hashes, settings, skipped)
+    tokens, lengths, hashes = _within_limits((tokens, lengths, hashes), settings.documents, skipped)
     if settings.end_token is not None and lengths.size:
         tokens = np.insert(tokens, np.cumsum(lengths), settings.end_token)
         lengths = lengths + 1
@@ -184,37 +179,33 @@ def select(
 
 
 def _texts(block: Block, settings: EncodingSettings, problems: list[Problem]) -> list[str]:
-    texts = clean_texts(block, settings.text_key, settings.max_document_bytes)
+    options = settings.text
+    texts = clean_texts(block, options.text_key, options.max_document_bytes)
     if texts is not None:
         return texts
     texts = []
-    for record in parse_block(block, settings.text_key, settings.max_document_bytes):
+    for record in parse_block(block, options.text_key, options.max_document_bytes):
         if not isinstance(record, Problem):
             texts.append(record.text)
             continue
         problems.append(record)
-        if settings.stop_at_problem:
+        if options.on_error == "raise":
             break
     return texts
 
 
-def _within_limits(
-    tokens: npt.NDArray[Any],
-    lengths: npt.NDArray[np.int32],
-    hashes: npt.NDArray[np.uint64],
-    settings: EncodingSettings,
-    skipped: Counter[str],
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.uint64]]:
-    """Leaves out what has no tokens, too few or too many, and counts it in `skipped`."""
+def _within_limits(arrays: _Arrays, limits: DocumentConfig, skipped: Counter[str]) -> _Arrays:
+    """Leaves out documents that have no tokens, too few or too many, and counts them in `skipped`."""
+    lengths = arrays[1]
     no_tokens = int((lengths == 0).sum())
     skipped["no_tokens"] += no_tokens
-    skipped["too_short"] += int((lengths < settings.min_tokens).sum()) - no_tokens
-    keep = lengths >= settings.min_tokens
-    if settings.max_tokens is not None:
-        short_enough = lengths <= settings.max_tokens
+    skipped["too_short"] += int((lengths < limits.min_tokens).sum()) - no_tokens
+    keep = lengths >= limits.min_tokens
+    if limits.max_tokens_per_document is not None:
+        short_enough = lengths <= limits.max_tokens_per_document
         skipped["too_long"] += int((~short_enough).sum())
         keep &= short_enough
-    return select(keep, tokens, lengths, hashes)
+    return select(keep, *arrays)
 
 
 class EncoderPool:
@@ -253,7 +244,7 @@ class EncoderPool:
         self._stop()
 
     def encode(self, tasks: Iterable[Sequence[Part | Block]]) -> Iterator[EncodedBlock]:
-        """Does `encode_blocks` for each of `tasks`; the results come in their order.
+        """Calls `encode_blocks` for each of `tasks`; the results come in their order.
 
         Raises:
             UserError: from making the tasks or from a worker.
@@ -302,19 +293,19 @@ class EncoderPool:
 def _most_at_once(task: Sequence[Part | Block]) -> int:
     """How many tasks a worker may hold with this one: two, so that it need not wait for the next.
 
-    Text is sent only to a worker that has nothing to do: one that is sending might not read before we do.
+    Text is sent to idle workers only: while a worker sends, it does not read, and both sides would wait for ever.
     """
     return 2 if all(isinstance(item, Part) for item in task) else 1
 
 
 def _work(connection: Connection, settings: EncodingSettings, tokenizer: Any) -> None:
-    """The life of a worker: a task in, an `EncodedBlock` or an error out, until the parent closes the pipe."""
+    """A worker: receives tasks, sends an `EncodedBlock` or an error for each, until the parent closes the pipe."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes share the cores
-    # Freed at once: from then on, the C library (glibc) keeps up to twice as much freed memory for the next block,
-    # where it gave it back to the system after each: 5 % of the time.
+    # Freed at once: from then on glibc keeps up to twice as much freed memory for the next block, instead of returning
+    # it to the system after each.
     np.empty(1 << 24, dtype=np.uint8)
     gc.freeze()
-    gc.set_threshold(200_000)  # lists of ids by the thousand without cycles: looking for them took 12 % of the time
+    gc.set_threshold(200_000)  # thousands of lists of ids, without cycles: looking for cycles took 12 % of the time
 
     def encode(task: Sequence[Part | Block]) -> EncodedBlock:
         nonlocal tokenizer

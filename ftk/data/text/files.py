@@ -27,9 +27,9 @@ from ftk.files import FileState, shortened, state_of
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 1 << 17
-PART_BYTES = 1 << 18  # half of it costs a twentieth more time: for opening, sending and receiving
+PART_BYTES = 1 << 18  # smaller parts take more time for opening, sending and receiving
 MAX_DOCUMENT_BYTES = 1 << 26
-"""Longer documents are not read: a few such, or one line of an unpacked bomb, would take all memory."""
+"""Longer documents are not read: a few of them, or one line of a decompression bomb, would take all memory."""
 TOO_LARGE = "too_large"
 SEPARATORS = ("line", "blank-line", "file")
 FORMATS = ("auto", "text", "jsonl")
@@ -38,7 +38,7 @@ _COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACES = b" \t\r\f\v"
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
-_ZSTD_BYTES = 1 << 10  # unpacked at a time: they can stand for 32 MiB
+_ZSTD_BYTES = 1 << 10  # decompressed at a time: they can become 32 MiB
 _FOREIGN_STARTS = {
     b"\x1f\x8b": ("compressed", "gzip data; rename the file to end in .gz"),
     b"BZh91AY&SY": ("compressed", "bzip2 data; rename the file to end in .bz2"),
@@ -78,7 +78,7 @@ class Block:
         kind: how documents are told apart: a separator ("line", "blank-line", "file") or "jsonl".
         line, offset: line number (from 1) and byte offset of the first byte of `data`.
         data: the bytes.
-        disk_bytes: how far the file on disk had been read, for progress.
+        disk_bytes: bytes of the file on disk read so far, for progress.
         problem: what cannot be read behind `data`: a document that is too large, or the file as a whole.
     """
 
@@ -92,13 +92,13 @@ class Block:
 
     @property
     def num_lines(self) -> int:
-        """Line ends in the part of the file that this block stands for."""
+        """Line ends in the part of the file that this block covers."""
         return self.data.count(b"\n") + (self.problem is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a file, for `read_part`: the documents that begin in it.
+    """A range of a file, for `read_part`: the documents that begin in it.
 
     Attributes:
         source, kind: as in `Block`.
@@ -117,7 +117,7 @@ class Part:
 
     @property
     def disk_bytes(self) -> int:
-        """How far the file has been read with this part."""
+        """Bytes of the file read when this part has been."""
         return self.stop
 
 
@@ -171,14 +171,14 @@ def read_blocks(
         path: file; decompressed if its name ends in .gz, .bz2, .xz or .zst.
         kind: from `kind_of`.
         block_bytes: bytes read at a time.
-        max_document_bytes: a longer document is passed over: a block says so.
+        max_document_bytes: a longer document is skipped, and a block's `problem` says so.
 
     Raises:
         UserError: compressed data is broken or its library is missing.
-        OSError: the file cannot be read, or somebody writes to it.
+        OSError: the file cannot be read, or is written to meanwhile.
     """
     line, offset, pending, parts_searched = 1, 0, bytearray(), 0
-    disk_bytes, passing_over = 0, False
+    disk_bytes, skipping = 0, False
     for first, (chunk, disk_bytes) in enumerate(_read_chunks(path, block_bytes)):
         if first == 0:
             problem = _sniff(path, chunk)
@@ -188,10 +188,10 @@ def read_blocks(
             if chunk.startswith(_BYTE_ORDER_MARK):
                 chunk, offset = chunk[len(_BYTE_ORDER_MARK) :], len(_BYTE_ORDER_MARK)
         pending += chunk
-        if passing_over:
-            num_bytes, num_lines, passing_over = _pass_over(pending, kind)
+        if skipping:
+            num_bytes, num_lines, skipping = _skip_rest(pending, kind)
             line, offset, parts_searched = line + num_lines, offset + num_bytes, 0
-            if passing_over:
+            if skipping:
                 continue
         end = _last_document_end(pending, kind, parts_searched)
         parts_searched = len(pending)
@@ -205,9 +205,9 @@ def read_blocks(
         if len(pending) > max_document_bytes:
             problem = too_large(path, line, offset, max_document_bytes)
             yield Block(path, kind, line, offset, b"", disk_bytes, problem)
-            num_bytes, num_lines, passing_over = _pass_over(pending, kind)
+            num_bytes, num_lines, skipping = _skip_rest(pending, kind)
             line, offset = line + num_lines, offset + num_bytes
-    if pending and not passing_over:
+    if pending and not skipping:
         yield Block(path, kind, line, offset, bytes(pending), disk_bytes)
 
 
@@ -216,8 +216,8 @@ def cut_file(
 ) -> Iterator[Part | Block]:
     """A file as parts that many processes can read, or as blocks where only one can.
 
-    One must where the bytes of the file are not the text (compressed files), where they cannot be read twice
-    (pipes) and where documents end at blank lines.
+    Only one can read compressed files (their bytes are not the text), pipes (which cannot be read twice) and documents
+    that end at blank lines.
 
     Args:
         path: file.
@@ -226,7 +226,7 @@ def cut_file(
         max_document_bytes: as of `read_blocks`.
     """
     whole = compressed_suffix(path) == "" and stat.S_ISREG(os.stat(path).st_mode) and kind != "blank-line"
-    if whole:  # a pipe is opened once, by who reads it: who writes to it would find it closed
+    if whole:  # a pipe is opened once, by its reader: closed in between, it would end its writer
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             state = state_of(file.fileno())
@@ -251,7 +251,7 @@ def read_part(part: Part, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Block
         max_document_bytes: where the last document is longer, the block's `problem` says so.
 
     Raises:
-        OSError: the file cannot be read, or has changed since it was cut; of one that only grew, the log is told.
+        OSError: the file cannot be read, or has changed since it was cut; if it only grew, a warning is logged.
     """
     before = 0 if part.is_first else 1  # a line that begins at `start` is known by the "\n" before it
     if part.kind == "file" and part.stop - part.start > max_document_bytes:
@@ -274,7 +274,7 @@ def read_part(part: Part, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Block
                 data = data[:last]
             else:
                 data += rest
-        _check_unchanged(file, part.source, part.state, tell_growth=part.is_last)
+        _check_unchanged(file, part.source, part.state, warn=part.is_last)
     return Block(part.source, part.kind, 1, offset, data[begin:], part.stop, problem)
 
 
@@ -310,8 +310,8 @@ def _read_exactly(file: IO[bytes], size: int, part: Part) -> bytes:
     return data
 
 
-def _check_unchanged(file: IO[bytes], source: str, before: FileState, tell_growth: bool = True) -> None:
-    """Raises OSError if a file is no longer what it was; of one that grew, the log is told what was read."""
+def _check_unchanged(file: IO[bytes], source: str, before: FileState, warn: bool = True) -> None:
+    """Raises OSError if a file has changed; if it only grew, logs how much of it was read."""
     now = state_of(file.fileno())
     if now == before:
         return
@@ -319,32 +319,32 @@ def _check_unchanged(file: IO[bytes], source: str, before: FileState, tell_growt
         raise shortened(source, now[2], before[2])
     if now[:2] != before[:2] or now[2] == before[2]:
         raise OSError(errno.EIO, "File changed while it was read (run again when nothing writes to it)", source)
-    if tell_growth:
+    if warn:
         logger.warning(
             "%s: grew from %s to %s bytes while it was read; the first %s were read",
             *(source, f"{before[2]:,}", f"{now[2]:,}", f"{before[2]:,}"),
         )
 
 
-def _pass_over(pending: bytearray, kind: str) -> tuple[int, int, bool]:
+def _skip_rest(pending: bytearray, kind: str) -> tuple[int, int, bool]:
     """Removes the rest of a document that is too large.
 
     Returns:
-        bytes and line ends that were removed, and whether the document goes on behind them.
+        bytes and line ends that were removed, and whether the document continues behind them.
     """
-    goes_on, kept = True, b""
+    continues, kept = True, b""
     if kind == "blank-line":
         found = _BLANK_LINE.search(pending)
         end = len(pending) if found is None else found.end()
-        goes_on = found is None
-        if goes_on and b"\n" in pending and not pending[pending.rfind(b"\n") :].strip(_SPACES + b"\n"):
+        continues = found is None
+        if continues and b"\n" in pending and not pending[pending.rfind(b"\n") :].strip(_SPACES + b"\n"):
             kept = b"\n"  # a blank line may follow
     else:
         end = (pending.find(b"\n") + 1 or len(pending)) if kind != "file" else len(pending)
-        goes_on = kind == "file" or not pending.endswith(b"\n", 0, end)
+        continues = kind == "file" or not pending.endswith(b"\n", 0, end)
     num_lines = pending.count(b"\n", 0, end) - len(kept)
     pending[:end] = kept
-    return end - len(kept), num_lines, goes_on
+    return end - len(kept), num_lines, continues
 
 
 def _last_document_end(pending: bytearray, kind: str, searched: int) -> int:
@@ -371,7 +371,7 @@ def _sniff(path: str, start: bytes) -> Problem | None:
 class _Source(io.RawIOBase):
     """A file of the length that it had when it was opened, or a pipe; unbuffered.
 
-    A buffered read from a pipe loops in C, where Ctrl-C goes unheard until the next data.
+    A buffered read from a pipe loops in C, which ignores Ctrl-C until data arrive.
     """
 
     def __init__(self, path: str) -> None:
@@ -394,7 +394,7 @@ class _Source(io.RawIOBase):
         return count
 
     def check(self) -> None:
-        """Raises OSError if the file is no longer what it was."""
+        """Raises OSError if the file has changed."""
         if self._is_regular:
             _check_unchanged(self._file, self._path, self._state)
 
@@ -404,7 +404,7 @@ class _Source(io.RawIOBase):
 
 
 def _read_chunks(path: str, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """The decompressed bytes of a file, in chunks, each with how far the file on disk has been read."""
+    """The decompressed bytes of a file, in chunks, each with the bytes of the file on disk read so far."""
     suffix = compressed_suffix(path)
     with _Source(path) as source:
         if suffix == ".zst":
@@ -426,7 +426,7 @@ def _read_chunks(path: str, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _read_zstd(path: str, raw: _Source) -> Iterator[tuple[bytes, int]]:
-    # Not the library's stream reader: it takes a truncated file for a whole one.
+    # Not the library's stream reader: it accepts a truncated file as whole.
     try:
         import zstandard
     except ImportError:

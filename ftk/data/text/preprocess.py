@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from ftk.data.indexed.dataset import optimal_dtype
+from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.indexed.output_folder import RECORD, describe_files, whole_folder, write_record
 from ftk.data.text.child_process import call_in_child
 from ftk.data.text.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_texts, normalized
 from ftk.data.text.files import PART_BYTES, Block, Part, Problem, cut_file, expand_paths, kind_of
-from ftk.data.text.preprocess_config import SPLITS, DocumentConfig, InputConfig, OutputConfig, TrainingConfig
+from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.data.text.preprocess_progress import ReadingProgress
 from ftk.data.text.records import read_documents
 from ftk.data.text.split_writer import SplitWriter, add_new, held_out_documents
@@ -40,16 +41,16 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass
 class SplitReport:
-    """What became of one split.
+    """The result of one split.
 
     Attributes:
         sources: file -> bytes on disk.
         held_out_of: the split whose files its documents come from, where it has none of its own.
         documents, tokens: what was written.
         num_bytes: bytes of text read.
-        skipped: reason -> documents left out, those that would have been held out for other splits included.
-        problems: those that could not be read, the first `MAX_LISTED_PROBLEMS`.
-        seconds: time it took.
+        skipped: reason -> documents left out, those that other splits would have got included.
+        problems: documents that could not be read, the first `MAX_LISTED_PROBLEMS`.
+        seconds: duration.
     """
 
     sources: dict[str, int]
@@ -100,7 +101,7 @@ def preprocess(
         documents: which documents are left out, and what is done to the others.
 
     Returns:
-        a table of what was written, for people.
+        a table of what was written.
 
     Raises:
         UserError: a file, a document (unless those are skipped), an option or the destination is wrong.
@@ -121,13 +122,9 @@ def preprocess(
             settings = EncodingSettings(
                 tokenizer_folder=folder / "tokenizer",
                 dtype=optimal_dtype(tokenizer.vocab_size),
-                text_key=inputs.text_key,
-                max_document_bytes=inputs.max_document_bytes,
-                stop_at_problem=inputs.on_error == "raise",
+                text=inputs,
+                documents=documents,
                 user_dir=output.user_dir,
-                normalize=documents.normalize,
-                min_tokens=documents.min_tokens,
-                max_tokens=documents.max_tokens_per_document,
                 end_token=_end_token(tokenizer) if documents.append_eos else None,
                 with_hashes=documents.dedup or bool(inputs.held_out("train")),
             )
@@ -189,17 +186,9 @@ def _train_tokenizer(
 
 def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[str]) -> Iterator[str]:
     """The texts of the split train, as they will be encoded: normalized, without repeats and what is held out."""
-    documents = read_documents(
-        paths,
-        format=inputs.format,
-        separator=inputs.document_separator,
-        text_key=inputs.text_key,
-        max_document_bytes=inputs.max_document_bytes,
-        on_problem=(lambda problem: None) if inputs.on_error == "skip" else None,  # counted when encoded
-    )
     held_out = inputs.held_out("train")
     seen: set[int] = set()
-    for document in documents:
+    for document in read_documents(paths, inputs, inputs.format, lambda problem: None):  # counted when encoded
         text = normalized(document.text, options.normalize)
         if options.dedup or held_out:
             hashes = hash_texts([text])
@@ -219,7 +208,7 @@ def _write_split(
     lines = 0  # of this file, in the parts before
     with writer, ReadingProgress(split, report.sources) as progress:
         for block in pool.encode(_tasks(paths, inputs)):
-            lines = 0 if block.starts_anew else lines
+            lines = 0 if block.starts_file else lines
             problems = [problem._replace(line=problem.line + lines) for problem in block.problems]
             lines += block.num_lines
             if problems and inputs.on_error == "raise":
@@ -240,7 +229,7 @@ def _write_split(
 
 
 def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]]:
-    """Parts of files, or several small files together: enough work to be worth sending."""
+    """Parts of files, or several small files together: enough work for one message."""
     small: list[Part | Block] = []
     num_bytes = 0
     for path in paths:
@@ -256,7 +245,7 @@ def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]
             else:
                 yield [item]
             if isinstance(item, Block) and item.problem and inputs.on_error == "raise":
-                return  # what is behind it is not used, and may have no end
+                return  # what follows is not used, and may have no end
     if small:
         yield small
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from ftk.data.batches.dataloader_config import MOST_WORKERS
 from ftk.data.text.files import FORMATS, MAX_DOCUMENT_BYTES, SEPARATORS
 
-SPLITS = ("train", "valid", "test")
 NORMAL_FORMS = ("none", "nfc", "nfkc")
 
 
@@ -97,13 +96,13 @@ class DocumentConfig:
 
     normalize: str = field(
         default="none",
-        metadata={"help": "Unicode normal form to bring text into before all else", "choices": NORMAL_FORMS},
+        metadata={"help": "Unicode normal form that texts are converted to first", "choices": NORMAL_FORMS},
     )
     dedup: bool = field(
         default=False,
         metadata={
-            "help": "leave out documents whose text stood in the same split before, in any of its files; "
-            "between splits nothing is compared, but documents that are held out leave no copy in train"
+            "help": "leave out documents whose text occurred before in the same split, in any of its files; "
+            "splits are not compared with each other, but held-out documents leave no copy in train"
         },
     )
     min_tokens: int = field(default=1, metadata={"help": "leave out documents of fewer tokens", "unit": "tokens"})
@@ -112,7 +111,7 @@ class DocumentConfig:
     )
     append_eos: bool = field(
         default=False,
-        metadata={"help": "put the tokenizer's end token behind each document; the limits do not count it"},
+        metadata={"help": "append the tokenizer's end token to each document; the limits do not count it"},
     )
 
     def validate(self) -> Iterator[str]:

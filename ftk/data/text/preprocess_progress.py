@@ -8,11 +8,11 @@ from typing import Any, TextIO
 
 from ftk.data.text.encoding import EncodedBlock
 
-_SECONDS_A_LINE = 10.0
+_SECONDS_PER_LINE = 10.0
 
 
 class _Lines:
-    """A stream on which what would be drawn over itself stands in lines."""
+    """A stream that writes each state of a bar as a line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -42,10 +42,10 @@ class ReadingProgress:
             self._before[path] = total
             total += size
         options: dict[str, Any] = {"dynamic_ncols": True, "file": sys.stderr}
-        if not sys.stderr.isatty():  # a log file or a pipe: now and then a line, none of a short run
+        if not sys.stderr.isatty():  # a log file or a pipe: a line now and then, none for a short run
             form = "{desc}: {percentage:.0f} % of {total_fmt}B, {rate_fmt}{postfix}, {remaining} left"
             options = {"file": _Lines(sys.stderr), "bar_format": form, "miniters": 1}
-            options |= {"delay": _SECONDS_A_LINE, "mininterval": _SECONDS_A_LINE}
+            options |= {"delay": _SECONDS_PER_LINE, "mininterval": _SECONDS_PER_LINE}
         self._bar = tqdm(total=total, desc=split, unit="B", unit_scale=True, **options)
         self._started = time.monotonic()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 from ftk.data.text.files import MAX_DOCUMENT_BYTES, Block, Problem, kind_of, read_blocks, too_large
+from ftk.data.text.preprocess_config import TextConfig
 from ftk.errors import UserError
 
 _SKIP = "or skip such documents with `on_error` skip"
@@ -32,32 +33,28 @@ class Document(NamedTuple):
 
 def read_documents(
     paths: Iterable[str],
-    *,
+    options: TextConfig,
     format: str = "auto",
-    separator: str = "line",
-    text_key: str = "text",
-    max_document_bytes: int = MAX_DOCUMENT_BYTES,
-    on_problem: Callable[[Problem], None] | None = None,
+    on_problem: Callable[[Problem], None] = lambda problem: None,
 ) -> Iterator[Document]:
     """Reads the documents of text files one after another; empty ones are left out.
 
     Args:
-        paths: files; see `text.expand_paths`.
+        paths: files; see `files.expand_paths`.
+        options: what a document is, and whether one that cannot be read is an error.
         format: "auto" (JSONL by the name), "text" or "jsonl".
-        separator: "line", "blank-line" or "file"; what ends a document in text.
-        text_key: field of a JSON object that holds the text.
-        max_document_bytes: longer documents cannot be read.
-        on_problem: called with each document that cannot be read, which is then left out.
+        on_problem: called with each document that is skipped because it cannot be read.
 
     Raises:
-        UserError: at the first document that cannot be read, if there is no `on_problem`.
+        UserError: at the first document that cannot be read, unless `options.on_error` is "skip".
     """
+    most = options.max_document_bytes
     for path in paths:
-        kind = kind_of(path, format, separator)
-        for block in read_blocks(path, kind, max_document_bytes=max_document_bytes):
-            for record in parse_block(block, text_key, max_document_bytes):
+        kind = kind_of(path, format, options.document_separator)
+        for block in read_blocks(path, kind, max_document_bytes=most):
+            for record in parse_block(block, options.text_key, most):
                 if isinstance(record, Problem):
-                    if on_problem is None:
+                    if options.on_error == "raise":
                         raise UserError(str(record))
                     on_problem(record)
                 elif not is_empty(record.text):

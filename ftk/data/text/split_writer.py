@@ -22,14 +22,14 @@ class SplitWriter:
         with SplitWriter(folder, "train", {"valid": 0.01}, dtype, dedup=True) as writer:
             writer.add(block)
 
-    Which documents are written, and where, depends on them and their order alone, not on how they come in blocks.
+    Which documents are written, and where, depends on them and their order alone, not on their division into blocks.
 
     Args:
         folder: where the `.bin` and `.idx` files go.
         split: name of the split.
         held_out: name -> share of the documents that go to that split instead, by the hash of their text.
         dtype: dtype of the tokens.
-        dedup: leave out documents whose hash was there before.
+        dedup: leave out documents whose hash occurred before.
 
     Attributes:
         documents, tokens: split -> how many were written.
@@ -76,7 +76,7 @@ class SplitWriter:
             self.tokens[name] += len(tokens)
 
     def checksums(self) -> dict[str, str]:
-        """File name -> sha256 of what was written to it, of the files that are not to be read again for it."""
+        """File name -> sha256 of what was written to it, so that these files need not be read again."""
         return {f"{name}.bin": digest.hexdigest() for name, digest in self._digests.items()}
 
     def _shares(
@@ -90,7 +90,7 @@ class SplitWriter:
 
 
 def add_new(seen: set[int], hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Takes hashes up into `seen`; returns whether each was new, [hashes]: of equal ones among them, the first is."""
+    """Adds hashes to `seen`; returns whether each was new, [hashes]: of equal ones among them only the first."""
     before = len(seen)
     new = np.zeros(len(hashes), dtype=np.bool_)
     for number, value in enumerate(hashes.tolist()):
@@ -110,7 +110,7 @@ def held_out_documents(
         held_out: split -> share of all documents; together below 1.
 
     Yields:
-        (split, [documents] bool), no document in two of them.
+        (split, [documents] bool); no document is in two of them.
     """
     start = 0.0
     for name, share in held_out.items():

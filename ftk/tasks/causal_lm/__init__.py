@@ -1,1 +1,1 @@
-"""Causal language modeling: each token is foretold by those before it."""
+"""Causal language modeling: each token is predicted from those before it."""

@@ -123,11 +123,6 @@ class BlankInfillingConfig:
         """Probability of the document objective, once the single span is not drawn."""
         return max(0.0, 1.0 - self.bert_prob - self.gap_sentence_prob)
 
-    @property
-    def needs_decoder_mask(self) -> bool:
-        """Whether the tokenizer must have the command token dBLOCK."""
-        return self.block_mask_prob > 0.0 or self.context_mask_ratio > 0.0
-
     def validate(self) -> Iterator[str]:
         if self.seq_length < MIN_SEQ_LENGTH:
             yield f"seq_length is {self.seq_length}; it must be at least {MIN_SEQ_LENGTH} tokens"
@@ -161,8 +156,13 @@ class BlankInfillingConfig:
 
 
 def max_blanks(config: BlankInfillingConfig) -> int:
-    """The most blanks a sample can have; see `max_sample_length`."""
-    return (max_sample_length(config) - config.seq_length) // 2
+    """The most blanks a sample can have.
+
+    The token objective draws span lengths of at least one token until int(bert_ratio * n) of the n tokens are covered,
+    so that it has at most as many blanks; the sentence objective likewise; the document objective has one.
+    """
+    ratios = ((config.bert_prob, config.bert_ratio), (config.gap_sentence_prob, config.gap_sentence_ratio))
+    return max([1, *(int(ratio * config.seq_length) for probability, ratio in ratios if probability > 0.0)])
 
 
 def max_sample_length(config: BlankInfillingConfig) -> int:
@@ -170,15 +170,8 @@ def max_sample_length(config: BlankInfillingConfig) -> int:
 
     A text of n tokens (n <= seq_length) from which k blanks are taken makes a sample of n + 2k tokens: each
     blank leaves a mask in the context, and its answer is one token longer than the blank (a start token in
-    the inputs, an end token in the targets). The token objective draws span lengths of at least one token until
-    int(bert_ratio * n) are covered, so k <= int(bert_ratio * n); the sentence objective likewise; the
-    document objective has one blank.
+    the inputs, an end token in the targets).
 
     Positions stay in 0 .. seq_length in both rows, so that a model with max_positions >= seq_length fits.
     """
-    most_blanks = 1
-    if config.bert_prob > 0.0:
-        most_blanks = max(most_blanks, int(config.bert_ratio * config.seq_length))
-    if config.gap_sentence_prob > 0.0:
-        most_blanks = max(most_blanks, int(config.gap_sentence_ratio * config.seq_length))
-    return config.seq_length + 2 * most_blanks
+    return config.seq_length + 2 * max_blanks(config)

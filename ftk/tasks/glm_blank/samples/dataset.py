@@ -151,7 +151,7 @@ class GLMBlankDataset:
 
 
 def treat_long_documents(documents: Documents, config: BlankInfillingConfig) -> Documents:
-    """The documents, without those that no sample holds whole where these are to be dropped; says how many they are.
+    """The documents; with `long_documents` drop, without those that no sample holds whole. Logs their number.
 
     Raises:
         UserError: all of them are.
@@ -184,7 +184,7 @@ def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> 
             f"the tokenizer {tokenizer.name} has no {', '.join(missing)}, which blank infilling needs; "
             f"preprocess with `special_tokens` plain, or glm and `block_symbols`"
         )
-    if config.needs_decoder_mask and special.dblock is None:
+    if (config.block_mask_prob > 0.0 or config.context_mask_ratio > 0.0) and special.dblock is None:
         raise UserError(
             "`block_mask_prob` and `context_mask_ratio` need the command token [dBLOCK]; "
             "preprocess with `special_tokens` glm and `decoder_mask`"

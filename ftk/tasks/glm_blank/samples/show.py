@@ -64,7 +64,7 @@ def samples_to_show(
         tokenizer: of the corpus.
         config: the objective's options.
         index: which document, or with `packed` which sample of the epoch.
-        num_samples: so many from there on, for each objective; empty documents are passed over.
+        num_samples: how many from there on, for each objective; empty documents are skipped.
         draw: which of the samples that can be drawn from a document; with `packed`, how many epochs later.
         seed: of the draws.
         packed: the samples of training, of documents packed together, instead of samples of one document alone.
@@ -72,16 +72,16 @@ def samples_to_show(
     Raises:
         UserError: there is no such document or sample, it is empty, or the tokenizer lacks command tokens.
     """
-    _check_index(documents, index, packed)
     if packed:
-        whole = [(objective, GLMBlankDataset(documents, tokenizer, only, seed)) for objective, only in _single(config)]
-        last = min(index + num_samples, len(whole[0][1]))
+        whole = [GLMBlankDataset(documents, tokenizer, only, seed) for only in _single(config)]
+        last = min(index + num_samples, len(whole[0]))
         if index >= last:
             raise UserError(f"`index` {index}: there are {last} packed samples, 0 to {last - 1}")
         for number in range(index, last):
-            for _, dataset in whole:
+            for dataset in whole:
                 yield _shown(number, dataset, 1 + draw, number, packed=True)
         return
+    _check_index(documents, index)
     shown = 0
     for number in range(index, len(documents)):
         if shown == num_samples:
@@ -89,15 +89,13 @@ def samples_to_show(
         if len(documents[number]) == 0:
             continue
         shown += 1
-        for _, only in _single(config):
+        for only in _single(config):
             alone = dataclasses.replace(only, sample_one_document=True)
             dataset = GLMBlankDataset(DocumentList([documents[number]]), tokenizer, alone, seed)
             yield _shown(number, dataset, 1 + draw, 0, packed=False)
 
 
-def _check_index(documents: Documents, index: int, packed: bool) -> None:
-    if packed:
-        return
+def _check_index(documents: Documents, index: int) -> None:
     if not 0 <= index < len(documents):
         there = f"there {'is' if len(documents) == 1 else 'are'} {counted(len(documents), 'document')}"
         raise UserError(f"`index` {index}: {there}, 0 to {len(documents) - 1}")
@@ -134,7 +132,7 @@ def show(
     parts, heading = [], None
     for shown in samples_to_show(documents, tokenizer, config, **which):
         if shown.packed:
-            about = f"sample {shown.index}, {shown.num_documents} document{'s' * (shown.num_documents != 1)}, "
+            about = f"sample {shown.index}, {counted(shown.num_documents, 'document')}, "
         else:
             about = ""
             if shown.index != heading:
@@ -157,7 +155,7 @@ def _describe_document(documents: Documents, tokenizer: Tokenizer, index: int, w
 def describe_sample(
     text: NDArray[np.int64], blanks: Blanks, sample: Sample, tokenizer: Tokenizer, width: int = 100
 ) -> str:
-    """One sample as a person wants to see it.
+    """One sample in words and tables.
 
     Args:
         text: int64 [N], what was blanked out.
@@ -167,9 +165,8 @@ def describe_sample(
         width: columns of the terminal.
     """
     covered = int((blanks.spans[:, 1] - blanks.spans[:, 0]).sum())
-    count = len(blanks.spans)
     lines = [
-        f"{count} blank{'s' * (count != 1)}, {covered} of {len(text)} tokens "
+        f"{counted(len(blanks.spans), 'blank')}, {covered} of {len(text)} tokens "
         f"({100 * covered / len(text):.0f} %); sample: {sample.context_length} context and "
         f"{len(sample.tokens) - sample.context_length} answer tokens"
     ]
@@ -184,7 +181,7 @@ def describe_sample(
 
 
 def mask_picture(sample: Sample, blanks: Blanks, largest: int = _LARGEST_PICTURE) -> list[str]:
-    """The attention mask in characters: each row is a token that looks, each column one that is seen.
+    """The attention mask in characters: rows are queries, columns are keys.
 
     Args:
         sample: T tokens.
@@ -205,7 +202,7 @@ def mask_picture(sample: Sample, blanks: Blanks, largest: int = _LARGEST_PICTURE
     numbers = answer_numbers(sample, blanks)
     each = "" if step == 1 else f", {step} tokens a cell"
     lines = [f"who sees whom (rows see columns; █ yes, · no{each}; c: context, 1, 2, …: answers)"]
-    labels = [_label(numbers[cut]) for cut in cuts]
+    labels = [str(numbers[cut] or "c") for cut in cuts]
     lines.append("    " + "".join(f"{label[-1]} " for label in labels).rstrip())
     for label, row in zip(labels, shades, strict=True):
         lines.append(f"{label:>3} " + "".join(_SHADES[shade] * 2 for shade in row))
@@ -264,20 +261,14 @@ def _breakable(text: str, room: int) -> Iterator[str]:
         yield piece
 
 
-def _single(config: BlankInfillingConfig) -> Iterator[tuple[int, BlankInfillingConfig]]:
+def _single(config: BlankInfillingConfig) -> Iterator[BlankInfillingConfig]:
     """The options with one objective at a time, for each that has a probability above zero."""
     probabilities = (config.bert_prob, config.gap_sentence_prob, config.gpt_prob)
     for objective, probability in enumerate(probabilities):
-        if probability > 1e-9 or (objective == 0 and config.single_span_prob > 0.0):
-            yield (
-                objective,
-                dataclasses.replace(
-                    config,
-                    bert_prob=float(objective == 0),
-                    gap_sentence_prob=float(objective == 1),
-                    single_span_prob=config.single_span_prob if objective == 0 else 0.0,
-                ),
-            )
+        single = config.single_span_prob if objective == 0 else 0.0
+        if probability > 1e-9 or single > 0.0:
+            one = {"bert_prob": float(objective == 0), "gap_sentence_prob": float(objective == 1)}
+            yield dataclasses.replace(config, **one, single_span_prob=single)
 
 
 def _blanked_text(text: NDArray[np.int64], blanks: Blanks, sample: Sample, tokenizer: Tokenizer) -> str:
@@ -363,7 +354,3 @@ def answer_numbers(sample: Sample, blanks: Blanks) -> NDArray[np.int64]:
     lengths = (blanks.spans[:, 1] - blanks.spans[:, 0] + blanks.append_end)[blanks.answer_order]
     answers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
     return np.concatenate([np.zeros(sample.context_length, dtype=np.int64), answers])
-
-
-def _label(number: int) -> str:
-    return "c" if number == 0 else str(number)

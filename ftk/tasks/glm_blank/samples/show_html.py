@@ -1,4 +1,4 @@
-"""The samples of a corpus as one HTML page, to look at and to explain GLM: blanks, both positions, the mask."""
+"""The samples of a corpus as one HTML page, which explains GLM: blanks, both positions, the mask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show_html(samples: Sequence[Shown], tokenizer: Tokenizer, source: str) -> str:
-    """One page with everything in it: nothing is loaded from anywhere, and text cannot become markup or script.
+    """One self-contained page: it loads nothing, and text cannot become markup or script.
 
     The page draws itself from JSON, by `textContent` alone; in the JSON no `<`, `>` or `&` is left, so that no text
     ends the element that holds it.
