@@ -91,17 +91,8 @@ def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):
 
 @pytest.mark.slow
 def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):
-    words = (
-        "--input",
-        "prompts",
-        "--max-len",
-        "500",
-        "--output-format",
-        "json",
-        "--results-path",
-        tmp_path / "results",
-    )
-    code, stdout, said = shared(two_layers, *words, *SIZES["tensor"])
+    words = "--input prompts --max-len 500 --output-format json --results-path"
+    code, stdout, said = shared(two_layers, *words.split(), tmp_path / "results", *SIZES["tensor"])
     assert (code != 0, stdout, len(said)) == (True, "", 1)
     assert said[0].endswith(" --max-len can be at most 128")
     assert list(tmp_path.iterdir()) == []
