@@ -91,8 +91,8 @@ class Batch:
         for name in inputs:
             names = axes.get(name, "").split()
             if "T" in names:
-                behind = len(names) - 1 - names.index("T")
-                inputs[name] = F.pad(inputs[name], (0, 0) * behind + (0, more))
+                after = len(names) - 1 - names.index("T")
+                inputs[name] = F.pad(inputs[name], (0, 0) * after + (0, more))
         places = self.places + self.places // num_tokens * more
         return replace(self, inputs=inputs, places=places)
 

@@ -59,6 +59,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "qwen2_5_14b": "ftk.models.qwen2",
         "qwen2_5_32b": "ftk.models.qwen2",
         "qwen2_72b": "ftk.models.qwen2",
+        "qwen3_tiny": "ftk.models.qwen3",
         "qwen3_0_6b": "ftk.models.qwen3",
         "qwen3_1_7b": "ftk.models.qwen3",
         "qwen3_4b": "ftk.models.qwen3",

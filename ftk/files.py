@@ -31,7 +31,7 @@ MAX_YAML_BYTES = 1 << 20
 MAX_DEPTH = 100
 """Nesting of mappings and lists. Deeper files are attacks on the reader's stack."""
 
-_MAX_YAML_NODES = 100_000  # aliases counted as often as they stand for a node
+_MAX_YAML_NODES = 100_000  # an alias counts as the nodes that it repeats
 _KINDS = {
     stat.S_ISDIR: "is a directory",
     stat.S_ISFIFO: "is a pipe, not a regular file",
@@ -53,13 +53,7 @@ def open_regular(path: PathLike) -> io.FileIO:
     Raises:
         OSError: it cannot be opened or is no regular file; `strerror` says what it is.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _check_regular(os.fstat(descriptor), path)
-        return io.FileIO(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+    return io.FileIO(_opened(path, os.O_RDONLY), "rb")
 
 
 def state_of(descriptor: int) -> FileState:
@@ -371,17 +365,11 @@ def open_lock(path: PathLike) -> int:
         OSError: it cannot be opened, is a link, or is no regular file.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | _NO_FOLLOW, 0o644)
+        return _opened(path, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "is a link; remove it", os.fspath(path)) from None
         raise
-    try:
-        _check_regular(os.fstat(descriptor), path)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def open_to_write(path: PathLike, *, append: bool = False) -> io.FileIO:
@@ -414,6 +402,17 @@ class _DeferredErrors(io.FileIO):
             except OSError as error:
                 self.error = error
         return size
+
+
+def _opened(path: PathLike, flags: int, mode: int = 0o777) -> int:
+    """A descriptor of a regular file, opened without waiting for what else may have its name."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    try:
+        _check_regular(os.fstat(descriptor), path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _check_regular(status: os.stat_result, path: PathLike) -> None:
@@ -525,11 +524,11 @@ def _remove_unless_locked(leftover: Path) -> bool:
 
 def _mode_of(path: Path) -> int:
     """Permissions of the file that is replaced, or those of a new one."""
-    try:
-        status = os.stat(path, follow_symlinks=False)
-    except OSError:
-        return 0o666 & ~_umask()
-    return stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else 0o666 & ~_umask()
+    with contextlib.suppress(OSError):
+        mode = os.stat(path, follow_symlinks=False).st_mode
+        if stat.S_ISREG(mode):
+            return stat.S_IMODE(mode)
+    return 0o666 & ~_umask()
 
 
 def _umask() -> int:

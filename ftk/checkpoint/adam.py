@@ -1,4 +1,4 @@
-"""Adam's moments without the run's parameter groups: conversion to and from other programs."""
+"""Conversion of Adam's moments to and from other programs, without the run's parameter groups."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 
 def checkpoint_part(state: AdamState) -> TensorPart:
-    """The `optimizer/` of an ftk checkpoint; `state` in ftk's names and layouts.
+    """The `optimizer/` of an ftk checkpoint; `state` has ftk's names and layouts.
 
-    Its one group has no hyperparameters: a run that continues from it has its own.
+    Its only group has no hyperparameters: a run that continues from it uses its own.
     """
     tensors: dict[str, Tensor] = {}
     names = list(state.moments[MOMENTS[0]])
@@ -44,7 +44,7 @@ def read_checkpoint_part(folder: Path) -> AdamState | None:
     """The Adam of an ftk checkpoint, in ftk's names and layouts.
 
     Returns:
-        None if there is no optimizer in it, or it is not Adam's; the latter is logged.
+        None if it has no optimizer, or another one than Adam, which is logged.
     """
     if not (folder / layout.OPTIMIZER).is_dir():
         return None
@@ -72,7 +72,7 @@ def read_checkpoint_part(folder: Path) -> AdamState | None:
 def _original_options(
     folder: Path, index: TensorIndex, groups: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the original's two groups, with weight decay and without, have besides members."""
+    """Options of the original's two groups, with and without weight decay."""
     if "original_groups" in index.extra:
         found = layout.read_part(folder / layout.OPTIMIZER / INDEX, lambda _: decode(index.extra["original_groups"]))
         if not isinstance(found, list) or len(found) != 2 or not all(isinstance(group, dict) for group in found):

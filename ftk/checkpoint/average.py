@@ -29,13 +29,13 @@ def average_checkpoints(
 ) -> Path:
     """Write a checkpoint whose weights are the mean of the inputs' weights.
 
-    Floating-point tensors are summed in float64 and rounded once, to their own dtype; others (counters), the
-    configuration and the tokenizer are those of the newest input. The optimizer and moving averages are left out.
+    Floating-point tensors are summed in float64 and rounded once to their dtype; others (counters), the configuration
+    and the tokenizer are those of the newest input. The optimizer and moving averages are not saved.
 
     Args:
         inputs: checkpoints of one model, two or more.
         output: folder to write.
-        ema: take the mean of the inputs' moving averages in place of their weights.
+        ema: use the moving averages of the weights instead of the weights.
         overwrite: replace a checkpoint of this name.
 
     Returns:
@@ -56,7 +56,7 @@ def average_checkpoints(
     for folder in folders[1:]:
         difference = first_difference(folders[0], folder)
         if difference is not None:
-            raise UserError(f"{folders[0]} and {folder} are not of one model: {difference}")
+            raise UserError(f"{folders[0]} and {folder} are not of the same model: {difference}")
 
     states = [read_trainer_state(folder) for folder in folders]
     newest = max(range(len(folders)), key=lambda i: (states[i].get("num_updates") or 0, i))
@@ -76,7 +76,7 @@ def average_checkpoints(
 
 
 def export_weights(source: str | Path, output: str | Path, *, ema: bool = False, overwrite: bool = False) -> Path:
-    """Write a checkpoint that holds only what a trained model needs: weights, configuration, tokenizer.
+    """Write a checkpoint with only weights, configuration and tokenizer.
 
     Args:
         source: a checkpoint, or a run's folder.
@@ -88,7 +88,7 @@ def export_weights(source: str | Path, output: str | Path, *, ema: bool = False,
         `output`.
 
     Raises:
-        UserError: no checkpoint there, it has no moving average, or weights that are not finite.
+        UserError: `source` is no checkpoint, has no moving average, or has weights that are not finite.
         BrokenCheckpoint: it is not whole.
     """
     output = Path(output)
@@ -189,7 +189,7 @@ def _shapes(index: TensorIndex) -> dict[str, str]:
 
 
 def _model_options(folder: Path) -> dict[str, Any]:
-    """Of what the weights depend on; how a layer is computed, for example, may differ."""
+    """Model options that affect the weights; how attention is computed, for example, may differ."""
     options = dict(read_config(folder).get("model") or {})
     name = str(options.get("_name"))
     if name not in MODELS or (config := MODELS.get(name).config) is None:

@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """Runs jobs one after the other in a thread, or, with `threaded` off, in the caller's own.
+    """Runs one job at a time in a thread, or, with `threaded` off, in the caller's thread.
 
-    What a job returns or raises is handed over by `collect`, in the thread that calls it. Threads of this class
-    keep Python from exiting until their job is done; `abandon` ends it early.
+    `collect` returns or raises what the job did. Python does not exit before a running job is done; `abandon` stops it
+    early.
     """
 
     def __init__(self, *, threaded: bool = True) -> None:
         self.threaded = threaded
         self._thread: threading.Thread | None = None
-        self._told_to_stop = threading.Event()
+        self._stop = threading.Event()
         self._result: list[T] = []
         self._error: BaseException | None = None
 
@@ -31,12 +31,9 @@ class Background(Generic[T]):
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, job: Callable[[], T]) -> None:
-        """Begin a job; the one before must have been collected.
-
-        With `threaded` off the job is done on return.
-        """
+        """Start a job; the previous one must have been collected. With `threaded` off it is done on return."""
         assert self._thread is None, "collect() comes before start()"
-        self._told_to_stop.clear()
+        self._stop.clear()
         if not self.threaded:
             self._run(job)
             return
@@ -44,10 +41,10 @@ class Background(Generic[T]):
         self._thread.start()
 
     def collect(self, *, wait: bool) -> T | None:
-        """What the last job returned, once; None if there is none, or if it is still running and `wait` is off.
+        """The result of the last job, returned once; None without a job, or while it runs if `wait` is off.
 
         Raises:
-            BaseException: what the job raised, once.
+            BaseException: the exception of the job, raised once.
         """
         if self._thread is not None:
             if self._thread.is_alive() and not wait:
@@ -61,15 +58,15 @@ class Background(Generic[T]):
         return result[0] if result else None
 
     def abandon(self) -> None:
-        """Have a running job stop writing (`Abandoned`); `collect` then returns how it ended."""
-        self._told_to_stop.set()
+        """Make a running job stop writing (`Abandoned`), which `collect` then raises."""
+        self._stop.set()
 
     def _run(self, job: Callable[[], T]) -> None:
         if self.threaded:
-            stop_writing_when(self._told_to_stop.is_set)
+            stop_writing_when(self._stop.is_set)
         try:
             self._result = [job()]
         except BaseException as error:
             if not self.threaded and not isinstance(error, Exception):
-                raise  # Ctrl-C in the caller's own thread
+                raise  # Ctrl-C in the caller's thread
             self._error = error

@@ -1,4 +1,4 @@
-"""Models no larger than the tensors that are to fill them, whatever a configuration asks for."""
+"""Limits the size of a model to that of its checkpoint, for untrusted configurations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.modules import module as registration
 from ftk.checkpoint.layout import BrokenCheckpoint
 from ftk.checkpoint.storage import StoredTensor
 
-# A model may be built with more than it keeps: weights that are tied afterwards, and those of int4, two in a byte.
+# A model may be built with more elements than are stored: tied weights, and int4 weights with two in a byte.
 _TIMES_ELEMENTS = 4
 _SPARE_ELEMENTS = 1 << 20
 _TIMES_PARTS = 20  # modules, parameters and buffers for each stored tensor
@@ -25,11 +25,11 @@ _SPARE_PARTS = 1000
 def bounded_by(stored: Mapping[str, StoredTensor | torch.Tensor], source: object) -> Iterator[None]:
     """Build a model in this block; stop as soon as it has far more parts than the checkpoint has tensors.
 
-    On the meta device, too: there a billion layers take no memory for weights, and all of it for Python's objects.
+    Also needed on the meta device, where a billion layers take no memory for weights, but too much for Python objects.
 
     Args:
         stored: the tensors, by name.
-        source: what they are of, for the message.
+        source: their checkpoint, for the message.
 
     Raises:
         BrokenCheckpoint: the model is too large for the tensors, or sizes cannot be those of a model.

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint against its manifest. Each rank reads a part of the files, and all get the list of defects."""
+"""Checks of a checkpoint against its manifest. Each rank reads a part of the files, and all get all problems."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _PROBLEMS_SHOWN = 6
 
 
 def verify(folder: str | Path, *, world: World | None = None) -> list[str]:
-    """Check every file of a checkpoint against its manifest, and whether configuration, state and indices make sense.
+    """Check every file of a checkpoint against its manifest, and the contents of configuration, state and indices.
 
     Args:
         folder: the checkpoint.
-        world: processes that check together, each calling this; None: this one alone.
+        world: ranks that all call this, and each check a part; None: this process alone.
 
     Returns:
         One line for each problem, beginning with the file's name; none if the checkpoint is whole. The same on every
-        process.
+        rank.
     """
     folder = Path(folder)
     try:
@@ -53,12 +53,12 @@ def check_files(
 ) -> dict[str, FileRecord]:
     """Check the sizes of all files, and the hashes of those whose name starts with `prefix`.
 
-    With the model's files, what configuration and trainer's state say is checked, too.
+    With the model's files, the contents of the configuration and the trainer's state are checked too.
 
     Args:
         folder: the checkpoint.
         prefix: for example "model/": the files about to be read.
-        hashes: whether to check contents too; off if they were checked already.
+        hashes: whether to check hashes; off if they were checked before.
         world: as of `verify`.
 
     Returns:
@@ -69,7 +69,7 @@ def check_files(
     """
     files = collective(world or World.single(), lambda: read_manifest(folder))
     problems = find_problems(folder, files, contents=lambda name: hashes and name.startswith(prefix), world=world)
-    if not problems and prefix == f"{MODEL}/":  # a reader of weights also gets a warning about other defects
+    if not problems and prefix == f"{MODEL}/":  # refused also when only weights are read
         problems = on_main(world or World.single(), lambda: content_problems(folder, (CONFIG, TRAINER_STATE)))
     if problems:
         raise BrokenCheckpoint(f"{folder}: is not whole: {some_problems(problems)}")
@@ -83,7 +83,7 @@ def find_problems(
     *,
     world: World | None = None,
 ) -> list[str]:
-    """Compare files with their records: sizes on every process, contents on one of them.
+    """Compare files with their records: sizes on every rank, contents on one of them.
 
     Args:
         folder: the checkpoint.
@@ -107,13 +107,13 @@ def find_problems(
     problems: dict[str, str] = {}
     for rank, theirs in enumerate(world.gather_json(collective(world, look))):
         for name, problem in theirs.items():
-            here_only = rank > 0 and problem == _MISSING  # the main process sees it: machines do not share the folder
-            problems.setdefault(name, f"{problem} for process {rank}" if here_only else problem)
+            here_only = rank > 0 and problem == _MISSING  # the main rank sees it: machines do not share the folder
+            problems.setdefault(name, f"{problem} for rank {rank}" if here_only else problem)
     return [f"{name}: {problems[name]}" for name in sorted(problems)]
 
 
 def some_problems(problems: list[str]) -> str:
-    """The first of them, for one line."""
+    """The first problems, in one line."""
     more = [f"and {len(problems) - _PROBLEMS_SHOWN} more"] if len(problems) > _PROBLEMS_SHOWN else []
     return "; ".join(problems[:_PROBLEMS_SHOWN] + more)
 
@@ -121,20 +121,20 @@ def some_problems(problems: list[str]) -> str:
 def newest_whole_checkpoint(
     run_folder: str | Path, *, world: World | None = None, check: Callable[[Path], list[str]] | None = None
 ) -> Path | None:
-    """Return the newest `checkpoint_N` of a run that is whole; broken newer ones are logged, with why.
+    """Return the newest `checkpoint_N` of a run that is whole; the problems of newer ones are logged.
 
-    Every file of the ones looked at is hashed, so that loading it may pass `check_hashes=False`.
+    All files of checked checkpoints are hashed, so `check_hashes=False` may be given to load one.
 
     Args:
         run_folder: of the run.
         world: as of `verify`.
-        check: the problems of a checkpoint, the same on every process; None: `verify`.
+        check: returns the problems of a checkpoint, the same on every rank; None: `verify`.
 
     Returns:
         None if the run has no checkpoint.
 
     Raises:
-        BrokenCheckpoint: the run has checkpoints and none is whole: to start over would hide that.
+        BrokenCheckpoint: the run has checkpoints and none is whole; a new start would hide that.
     """
     run_folder = Path(run_folder)
     names = on_main(world or World.single(), lambda: [path.name for path in numbered_checkpoints(run_folder)])
@@ -157,8 +157,8 @@ def newest_whole_checkpoint(
 
 
 def _share(sizes: Iterable[tuple[str, int]], world: World) -> set[str]:
-    """The files whose contents this process reads: the largest first, each goes to the one with the least to read."""
-    reading = [(0, rank) for rank in range(world.size)]  # a heap of (bytes, process)
+    """The files that this rank hashes: from the largest on, each is assigned to the rank with the fewest bytes."""
+    reading = [(0, rank) for rank in range(world.size)]  # a heap of (bytes, rank)
     own = set()
     for name, size in sorted(sizes, key=lambda entry: (-entry[1], entry[0])):
         so_far, rank = reading[0]

@@ -30,7 +30,7 @@ def _number(value: Any) -> bool:
 
 
 def _figure(value: Any) -> bool:
-    """A number of a validation, which may be infinite."""
+    """A validation figure, which may be infinite."""
     return _number(value) and not math.isnan(value)
 
 
@@ -51,14 +51,14 @@ def _row(*checks: Check) -> Check:
 
 
 def _each(check: Check) -> Check:
-    """A mapping from any names."""
+    """A mapping with any strings as keys."""
     return lambda value: (
         isinstance(value, dict) and all(isinstance(name, str) and check(item) for name, item in value.items())
     )
 
 
 def _record(fields: dict[str, Check], optional: dict[str, Check] | None = None, *, others: bool = False) -> Check:
-    """A mapping from these names, and from others only where those are let."""
+    """A mapping with these keys, and with others if `others`."""
     known = fields | (optional or {})
     return lambda value: (
         isinstance(value, dict)
@@ -78,7 +78,7 @@ _ORDERING = _record(
         "drop_long": _is(bool),
     }
 )
-_SCHEDULE = {  # of the built-in ones; another may keep what it likes, under other names
+_SCHEDULE = {  # of the built-in schedules; others may have other fields
     "drops": _whole(),
     "best": _or(None, _figure),
     "validations_without_better": _whole(),
@@ -131,7 +131,7 @@ def trainer_state_of(folder: Path) -> dict[str, Any]:
     """The trainer's state of a checkpoint.
 
     Raises:
-        BrokenCheckpoint: it cannot be read, or one of its fields has not the values that a run writes.
+        BrokenCheckpoint: it cannot be read, or a field has a value that no run writes.
     """
 
     def read(path: Path) -> dict[str, Any]:
@@ -140,14 +140,14 @@ def trainer_state_of(folder: Path) -> dict[str, Any]:
             raise ValueError("is not an object with the trainer's fields")
         for name, fits in _TRAINER_FIELDS.items():
             if name in state and not fits(state[name]):
-                raise ValueError(f"{name} is {shown(state[name])}, which no run has")
+                raise ValueError(f"{name} is {shown(state[name])}, which no run writes")
         return state
 
     return read_part(folder / TRAINER_STATE, read)
 
 
 def content_problems(folder: Path, files: Iterable[str]) -> list[str]:
-    """Defects in the contents of files whose sizes and hashes have been checked, or do not matter.
+    """Problems in the contents of files.
 
     Args:
         folder: the checkpoint.
@@ -172,7 +172,7 @@ def content_problems(folder: Path, files: Iterable[str]) -> list[str]:
 
 
 def _check_plain(value: Any) -> None:
-    """Raises a ValueError for what YAML has and configurations have not: dates, sets, bytes, keys that are no names."""
+    """Raise a ValueError for YAML values that no configuration has: dates, sets, bytes, keys that are no strings."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

@@ -1,6 +1,6 @@
-"""Checkpoints of other programs to ftk's and back; what is particular to a form or a family is registered there.
+"""Converts checkpoints of other programs to ftk's and back; forms and model families register their own part.
 
-Tensors go from file to file one at a time, where the other form's reader and writer allow it.
+Tensors are converted one at a time, if the reader and writer of the other form allow it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def convert_from(
         `output`.
 
     Raises:
-        UserError: `source` is not of this form, damaged, or does not fit the model that it describes; nothing is
-            written.
+        UserError: `source` does not have this form, is damaged, or does not fit its configuration; nothing is written.
     """
     output = Path(output)
     refuse_to_replace(output, overwrite=overwrite)
@@ -118,7 +117,7 @@ def convert_to(
         overwrite: replace a checkpoint of that form and name.
 
     Returns:
-        What was written: `output`, or what of it the form calls the checkpoint.
+        `output`, or the subfolder of it that is a checkpoint in this form.
 
     Raises:
         UserError: the model has no such form, or its weights are not finite; nothing is written.
@@ -164,20 +163,20 @@ def _read_checkpoint(folder: Path, ema: bool) -> Contents:
         arch=model.get("arch"),
         num_updates=int(state.get("num_updates") or 0),
         place=folder,
-        adam=None if ema else read_checkpoint_part(folder),  # its moments are not of the averaged weights
+        adam=None if ema else read_checkpoint_part(folder),  # the moments belong to the trained weights
         source_files={path.name: path.read_bytes() for path in sorted(source_files.glob("*")) if path.is_file()},
         tokenizer=tokenizer if tokenizer.is_dir() else None,
     )
 
 
 def _check_tensors(contents: Contents, source: Path) -> None:
-    """Check against the model itself, built without memory, that no weight is missing or misshapen."""
+    """Check names and shapes against the model, built on the meta device."""
     described, entry = contents.tensors.described, MODELS.get(contents.model)
     with bounded_by(described, source), torch.device("meta"):
         expected = entry.target(contents.config).state_dict()
     for name in [*expected, *described]:
         if name not in described or name not in expected:
-            where = "is missing" if name not in described else "has no place in the model"
+            where = "is missing" if name not in described else "is not in the model"
             raise UserError(f"{source}: the weight that ftk calls {name} {where}")
         if described[name].shape != expected[name].shape:
             found, wanted = list(described[name].shape), list(expected[name].shape)
@@ -199,7 +198,7 @@ def _check_vocabulary(tokenizer: Tokenizer, config: Any, source: Path) -> None:
 
 @contextlib.contextmanager
 def _errors_naming(output: Path, temporary: Path) -> Any:
-    """Makes errors name the final files, not the temporary ones."""
+    """Let errors name the final files, not the temporary ones."""
     try:
         yield
     except OSError as error:

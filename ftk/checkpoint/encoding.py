@@ -39,7 +39,7 @@ def encode(value: Any) -> Any:
         return {"__tensor__": base64.b64encode(raw).decode("ascii"), "dtype": name, "shape": list(value.shape)}
     if isinstance(value, np.generic):
         return encode(value.item())
-    raise TypeError(f"a {type(value).__name__} cannot be kept in JSON: {value!r}")
+    raise TypeError(f"a {type(value).__name__} cannot be saved as JSON: {value!r}")
 
 
 def decode(value: Any) -> Any:

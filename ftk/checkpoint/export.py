@@ -29,7 +29,7 @@ from ftk.files import naming, new_file_for_torch, sync_folder, sync_tree, tempor
 OUTPUT = "logits"
 
 _OF_PACKED_ROWS = ("document_ids",)
-"""Inputs that are left out: in training several texts may share a row, a row of an export is one text."""
+"""Inputs without use in an export: in training several texts may share a row, in an export a row is one text."""
 
 _ONNX_MAX_BYTES = 1_900_000_000  # of weights in one file: a protobuf ends at 2 GiB
 _ONNX_PACKAGES = ("onnx", "onnxscript")
@@ -37,10 +37,10 @@ _NOISY = ("torch.onnx", "onnxscript", "onnx_ir", "torch._inductor", "torch._dyna
 
 
 class Step(nn.Module):
-    """What is exported: the whole forward pass, int64 inputs -> [B, T, V], with arguments in the order of `inputs`.
+    """The exported module: the whole forward pass, int64 inputs -> [B, T, V], with arguments in the order of `inputs`.
 
     Args:
-        model: a `ftk.models.base.Backbone`, or one that reads tokens alone.
+        model: a `ftk.models.base.Backbone`, or a model whose only input is `tokens`.
 
     Attributes:
         inputs: names and axes, as the model's `INPUTS`.
@@ -57,7 +57,7 @@ class Step(nn.Module):
             return logits
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        # An exported program names its arguments by the signature of what was exported.
+        # The arguments of an exported program are named by this signature.
         forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in self.inputs])  # type: ignore[attr-defined]
         self.forward = forward
 
@@ -65,12 +65,12 @@ class Step(nn.Module):
 def write_safetensors(
     output: str | Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None, overwrite: bool
 ) -> Path:
-    """Write tensors in memory as one safetensors file; what `stream_safetensors` does for a checkpoint.
+    """Write tensors in memory as one safetensors file; for a checkpoint, see `stream_safetensors`.
 
     Args:
         output: the file.
-        tensors: by name; tied ones are written once, the other names under `aliases` of the metadata.
-        metadata: kept in the file's header.
+        tensors: by name; tied ones are written once, with their other names in `aliases` of the metadata.
+        metadata: stored in the file's header.
         overwrite: replace a file of this name.
     """
     once, aliases = model_tensors(tensors)
@@ -86,13 +86,13 @@ def stream_safetensors(
     metadata: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the weights of a checkpoint as one safetensors file, with no more than one tensor in memory.
+    """Write the weights of a checkpoint as one safetensors file, with one tensor in memory at a time.
 
     Args:
         source: a checkpoint, or a run's folder.
         output: the file.
-        ema: the moving average of the weights, where there is one of a tensor.
-        metadata: kept in the file's header.
+        ema: use the moving average of a tensor, if it has one.
+        metadata: stored in the file's header.
         overwrite: replace a file of this name.
 
     Raises:
@@ -113,10 +113,10 @@ def stream_safetensors(
 
 
 def export_program(model: nn.Module, output: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the step as a torch.export program, for `torch.export.load`; batch and length are free.
+    """Write the step as a torch.export program, for `torch.export.load`; batch size and length are dynamic.
 
     Args:
-        model: in evaluation mode, on the CPU; its attention is computed by torch's fused kernels.
+        model: in evaluation mode, on the CPU; its attention is switched to torch's fused kernels.
         output: the file, *.pt2.
         overwrite: replace a file of this name.
 
@@ -129,7 +129,7 @@ def export_program(model: nn.Module, output: str | Path, *, overwrite: bool = Fa
 
 
 def export_aoti(model: nn.Module, output: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the step compiled to machine code for this kind of processor, for `aoti_load_package`.
+    """Write the step compiled to machine code for this processor type, for `aoti_load_package`.
 
     Args and raises: as `export_program`; needs a C++ compiler.
     """
@@ -139,7 +139,7 @@ def export_aoti(model: nn.Module, output: str | Path, *, overwrite: bool = False
 
 
 def export_onnx(model: nn.Module, output: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the step as ONNX; weights of more than 1.9 GB lie beside it in OUTPUT.data.
+    """Write the step as ONNX; weights of more than 1.9 GB go into OUTPUT.data next to it.
 
     Args and raises: as `export_program`, *.onnx; needs `pip install 'ftk[export]'`.
     """
@@ -164,7 +164,7 @@ def _program(model: nn.Module) -> torch.export.ExportedProgram:
     if dataclasses.is_dataclass(config) and not isinstance(config, type) and hasattr(config, "attention"):
         model.config = dataclasses.replace(config, attention="sdpa")  # type: ignore[assignment,type-var]
     step = Step(model).eval()
-    # Not bounded by max_positions: a context may have so many tokens, and answers, whose places repeat, come behind it.
+    # Lengths may exceed max_positions: the positions of answers behind a context repeat.
     sizes = {"B": (2, torch.export.Dim("batch", min=1)), "T": (8, torch.export.Dim("length", min=1))}
     example, shapes = [], []
     for axes in map(str.split, step.inputs.values()):
@@ -202,16 +202,16 @@ def _write_safetensors(
 
 @contextmanager
 def _new_file(output: str | Path, overwrite: bool, ending: str) -> Iterator[Path]:
-    """A name to write to, which becomes `output` once all is written; so do files written beside it."""
+    """A temporary path that is renamed to `output` when the block ends; files written next to it are moved too."""
     output = Path(output)
     refuse_file(output, overwrite, ending)
     output.parent.mkdir(parents=True, exist_ok=True)
-    # A folder, not another name: ONNX writes into the file what the one with its weights is called.
+    # In a temporary folder, with the final name: an ONNX file contains the name of its file of weights.
     with naming(output), temporary_folder(output) as folder:
         temporary = folder / output.name
         yield temporary
         sync_tree(folder)
-        for written in sorted(folder.iterdir(), key=lambda path: path == temporary):  # what it names goes first
+        for written in sorted(folder.iterdir(), key=lambda path: path == temporary):  # the files that it names go first
             os.replace(written, output.with_name(written.name))
     sync_folder(output.parent)
 
@@ -220,7 +220,7 @@ def refuse_file(output: str | Path, overwrite: bool, ending: str) -> None:
     """Raise a UserError if a file must not be written to `output`."""
     output = Path(output)
     if output.suffix != ending:
-        raise UserError(f"{output}: is to be a file whose name ends in {ending}")
+        raise UserError(f"{output}: must be a file whose name ends in {ending}")
     if output.is_dir():
         raise UserError(f"{output}: is a folder; it is not replaced")
     if output.exists() and not overwrite:
@@ -229,7 +229,7 @@ def refuse_file(output: str | Path, overwrite: bool, ending: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' remarks about themselves; their errors come through."""
+    """Silence warnings and logs of the exporters, but not their errors."""
     loggers = [logging.getLogger(name) for name in _NOISY]
     levels = [logger.level for logger in loggers]
     try:

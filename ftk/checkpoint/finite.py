@@ -1,4 +1,4 @@
-"""Finds weights that are not finite; checked before a save, so that NaN never overwrites a good checkpoint."""
+"""Finds tensors that are not finite; checked before a save, so that NaN never overwrites a good checkpoint."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _FLOAT8_BITS = 8  # torch has no kernels for the extremes of these
 
 
 def non_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of the tensors that hold a NaN or an infinity, in their order; of DTensors this process's shard is checked.
+    """Names of the tensors with NaN or infinity, in order; of DTensors this rank's shard is checked.
 
-    One pass over the elements and no copy of them; one wait for the device in all.
+    Reads each element once without a copy, and waits once for the device.
 
     Args:
-        tensors: by name; integers and tensors on the meta device are finite.
+        tensors: by name; integers and tensors on the meta device count as finite.
     """
     asked = {}
     for name, tensor in tensors.items():
@@ -38,14 +38,14 @@ def non_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def refuse_non_finite(tensors: Mapping[str, torch.Tensor], source: object) -> None:
-    """Refuse to make another file of weights that are not finite.
+    """Refuse to convert or export weights that are not finite.
 
     Args:
         tensors: of a model, by name.
-        source: what they are of, for the message.
+        source: their file or folder, for the message.
 
     Raises:
-        UserError: names the first that is not.
+        UserError: a tensor is not finite.
     """
     bad = non_finite(tensors)
     if bad:
@@ -53,7 +53,7 @@ def refuse_non_finite(tensors: Mapping[str, torch.Tensor], source: object) -> No
 
 
 def what_is_wrong(names: Sequence[str]) -> str:
-    """Words for what `non_finite` found."""
+    """A phrase for the result of `non_finite`."""
     more = f" and {counted(len(names) - 1, 'further tensor')}" if len(names) > 1 else ""
     return f"holds NaN or infinity in {names[0]}{more}"
 
@@ -64,5 +64,5 @@ def _is_finite(part: torch.Tensor) -> torch.Tensor:
         part = torch.view_as_real(part)
     if torch.finfo(part.dtype).bits <= _FLOAT8_BITS:
         part = part.float()
-    low, high = torch.aminmax(part)  # a NaN anywhere is in both
+    low, high = torch.aminmax(part)  # a NaN is in both
     return torch.isfinite(low) & torch.isfinite(high)

@@ -1,7 +1,8 @@
 """Hugging Face's folders: config.json next to weights in safetensors files or `pytorch_model.bin`.
 
-What is particular to a family is data in `ftk/models/<family>/convert.py`. What is not weights is kept in `source/` of
-the ftk checkpoint, with which names lay in which file, so that the folder can be written back byte for byte.
+The names and layouts of a family are data in `ftk/models/<family>/convert.py`. Other files than weights are copied to
+`source/` of the ftk checkpoint, with a list of the tensors of each file, so that the same folder can be written again,
+byte for byte.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class HuggingFaceConfig:
     max_shard_size: str = field(
         default="5GB",
         metadata={
-            "help": "`to`: largest file of weights; a model read from this form gets back the files it had",
+            "help": "`to`: largest file of weights; a model that was converted from this form gets its original files",
             "metavar": "SIZE",
         },
     )
@@ -74,7 +75,7 @@ class HuggingFace:
         name = next((each for each in HF_MODELS if _converter(each).matches(config)), None)
         if name is None:
             what = f"model_type {config.get('model_type')!r:.40}"
-            raise UserError(f"{source / CONFIG}: {what} is of an unknown family; known are {', '.join(HF_MODELS)}")
+            raise UserError(f"{source / CONFIG}: {what} is of an unknown family; supported are {', '.join(HF_MODELS)}")
         converter = _converter(name)
         stored = _stored(source)
         try:
@@ -84,7 +85,7 @@ class HuggingFace:
             tensors = renamed(_whole(stored.tensors, converter, tied), converter.renames, options)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
-        # Pickles and buffers are not written back; then weights lie in other files, and no index of these is kept.
+        # Pickles and buffers are not written back; then the files differ, and their index is not copied.
         full_names = _full_names(stored.tensors.described, converter, tied).values()
         comes_back = bool(stored.files) and not any(_is_buffer(name, converter) for name in full_names)
         left_out = (_NAMES, PICKLED) if comes_back else (_NAMES, PICKLED, WEIGHTS)
@@ -122,7 +123,8 @@ class HuggingFace:
             files_of_tokenizer = tokenizer.files if tokenizer else ()
             kept = {file.path.name: file.path.read_bytes() for file in files_of_tokenizer} | kept
             end = tokenizer.special.eos if tokenizer else None
-            ends = {"bos_token_id": end, "eos_token_id": end}  # theirs where none is given are of another vocabulary
+            # The defaults of their configuration belong to another vocabulary.
+            ends = {"bos_token_id": end, "eos_token_id": end}
             kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | ends | dtype))
             files, index = self._shards(theirs.described)
             kept |= index
@@ -140,7 +142,7 @@ class HuggingFace:
         return Path()
 
     def _shards(self, described: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """Files for tensors, filled one after the other, as `files.json` says them; and the index of several."""
+        """Files for tensors in the form of `ftk_names.json`, filled in order; and the index of several files."""
         match = _SIZE.fullmatch(self.config.max_shard_size)
         assert match is not None, "validated"
         most, shards, filled = int(match[1]) * _UNITS[match[2]], [[]], 0  # type: ignore[var-annotated]
@@ -169,7 +171,7 @@ class HuggingFace:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Weights as they lie in a folder: tensors by their names there, and `ftk_names.json` (empty: pickles)."""
+    """The weights of a folder: tensors by their names there, and `ftk_names.json` (empty for pickles)."""
 
     tensors: LazyTensors
     files: dict[str, Any]
@@ -191,7 +193,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _stored(folder: Path) -> _Stored:
-    """Open the weights of a folder; of several forms the first of safetensors, pickles, each in one file or several."""
+    """Open the weights of a folder: safetensors before pickles, each in one file or several."""
     for name in (WEIGHTS, PICKLED):
         read = _safetensors if name == WEIGHTS else _pickled
         if (folder / f"{name}{INDEX}").is_file():
@@ -255,17 +257,17 @@ def _pickled(path: Path) -> tuple[LazyTensors, dict[str, str]]:
 
 
 def _whole(stored: LazyTensors, converter: Converter, tied: Mapping[str, str]) -> LazyTensors:
-    """Parameters under their full names, each once: without buffers and without repeated ones.
+    """Parameters by their full names, without buffers and tied copies.
 
     Raises:
-        UserError: one that is to repeat another differs from it.
+        UserError: two tied tensors differ.
     """
     full_names = _full_names(stored.described, converter, tied)
     names = {full: name for name, full in full_names.items() if not _is_buffer(full, converter)}
     for repeated, first in tied.items():
         if repeated in names and first in names:
             if not torch.equal(stored.read(names[repeated]), stored.read(names[first])):
-                raise UserError(f"{repeated} is not equal to {first}; ftk's model has one tensor for both")
+                raise UserError(f"{repeated} differs from {first}; ftk's model has one tensor for both")
             del names[repeated]
         elif repeated in names:
             names[first] = names.pop(repeated)
@@ -274,12 +276,12 @@ def _whole(stored: LazyTensors, converter: Converter, tied: Mapping[str, str]) -
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
-    """As `transformers` writes it."""
+    """JSON as `transformers` writes it."""
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _full_names(names: Collection[str], converter: Converter, tied: Mapping[str, str]) -> dict[str, str]:
-    """Names in files -> full ones; a trunk alone has them without the prefix."""
+    """Name in the files -> full name; a model without head omits the prefix."""
     if any(name.startswith(converter.prefix) for name in names):
         return {name: name for name in names}
     known = {name for rename in converter.renames for name in rename.theirs}
@@ -287,7 +289,7 @@ def _full_names(names: Collection[str], converter: Converter, tied: Mapping[str,
 
 
 def _first_names(names: Collection[str], converter: Converter, tied: Mapping[str, str]) -> dict[str, str]:
-    """The same, and for those that repeat another the name of that one."""
+    """Name in the files -> full name; for a tied copy, that of the tensor it repeats."""
     return {name: tied.get(name, full) for name, full in _full_names(names, converter, tied).items()}
 
 
@@ -296,7 +298,7 @@ def _is_buffer(full_name: str, converter: Converter) -> bool:
 
 
 def _is_plain(name: Any) -> bool:
-    """Whether it names a file in a folder and nothing outside of it."""
+    """Whether it is the name of a file, without a folder."""
     return isinstance(name, str) and Path(name).name == name and "\0" not in name
 
 
@@ -312,8 +314,8 @@ def _recorded(
         converter, tied: of the family.
 
     Raises:
-        UserError: it has not the form in which `read` makes it, names a file that is none of weights, or has not all
-            tensors of the model, each once.
+        UserError: it is invalid, names a file that cannot hold weights, or does not list each tensor of the model
+            once.
     """
     try:
         files = parse_json(content)
@@ -337,7 +339,7 @@ def _recorded(
     unknown = [name for name in names if full[name] not in described]
     missing = sorted(set(described) - set(full.values()))
     twice = [name for name, count in Counter(names).items() if count > 1]
-    for wrong, what in ((unknown, "is none of the model"), (missing, "is missing"), (twice, "is named twice")):
+    for wrong, what in ((unknown, "is not in the model"), (missing, "is missing"), (twice, "is named twice")):
         if wrong:
             raise UserError(f"{place}: the weight {wrong[0]!r:.200} {what}")
     return files

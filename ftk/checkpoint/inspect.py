@@ -1,4 +1,4 @@
-"""What a checkpoint is, in facts: model, parameters, progress, files."""
+"""Summary of a checkpoint: model, parameters, progress, files."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclasses.dataclass(frozen=True)
 class TensorRow:
-    """Tensors of one shape that differ only in the number of their layer."""
+    """Tensors of one shape whose names differ only in the layer number."""
 
     name: str  # "layers.{0..3}.attention.qkv.weight"
     shape: list[int]
     dtype: str
     count: int
-    elements: int  # of all together
+    elements: int  # sum over all
     bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What `ftk-checkpoint inspect` shows."""
+    """The output of `ftk-checkpoint inspect`."""
 
     path: str
-    problems: list[str]  # in sizes and contents of files, and weights that are not finite; nothing is hashed here
+    problems: list[str]  # wrong sizes and contents of files, and weights that are not finite; nothing is hashed
     model: dict[str, Any]
-    quantization: dict[str, Any]  # empty if the weights are as they were trained
+    quantization: dict[str, Any]  # empty for trained weights
     task: dict[str, Any]
     tensors: list[TensorRow]
     tied: dict[str, str]
@@ -51,16 +51,16 @@ class Summary:
     has_optimizer: bool
     extra: dict[str, int]  # further sets of tensors ("ema": a moving average of the weights) -> bytes
     tokenizer: str | None
-    trainer_state: dict[str, int | float | str]  # its numbers and texts; those within a mapping as "best.value"
+    trainer_state: dict[str, int | float | str]  # its numbers and strings; nested ones as "best.value"
     files: dict[str, int]  # name -> bytes
 
 
 def inspect_checkpoint(path: str | Path) -> Summary:
-    """Collect what a checkpoint is; of its tensors only whether they are finite.
+    """Summarise a checkpoint; its tensors are only checked for NaN and infinity.
 
     Raises:
-        UserError: no checkpoint there.
-        BrokenCheckpoint: the manifest, or a file needed to say anything, is damaged.
+        UserError: `path` is no checkpoint.
+        BrokenCheckpoint: the manifest, the configuration, the state or the model's index is damaged.
     """
     folder = layout.resolve_checkpoint(path)
     files = read_manifest(folder)
@@ -97,7 +97,7 @@ def inspect_checkpoint(path: str | Path) -> Summary:
 
 
 def render(summary: Summary) -> str:
-    """Lay a summary out for a reader."""
+    """A summary as text."""
     lines = [summary.path]
     lines += [f"  PROBLEM  {problem}" for problem in summary.problems]
     options = {k: v for k, v in summary.model.items() if k not in ("_name", "arch")}
@@ -123,9 +123,9 @@ def render(summary: Summary) -> str:
 
 
 def as_json(summary: Summary) -> str:
-    """The same as JSON, for programs."""
+    """A summary as JSON."""
     text = json.dumps(dataclasses.asdict(summary), indent=1, ensure_ascii=False)
-    return text.encode("utf-8", "backslashreplace").decode()  # of a lone surrogate it makes what JSON writes for it
+    return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate becomes its JSON escape
 
 
 def _table(summary: Summary) -> list[str]:
@@ -151,7 +151,7 @@ def _table(summary: Summary) -> list[str]:
 
 
 def _rows(tensors: dict[str, StoredTensor]) -> list[TensorRow]:
-    """Fold equal layers of a stack into one row."""
+    """Merge the tensors of equal layers into one row."""
     groups: dict[tuple[str, tuple[int, ...], str], list[str]] = {}
     for name, stored in tensors.items():
         dtype = str(stored.dtype).removeprefix("torch.")
@@ -210,6 +210,6 @@ def _tokenizer_name(folder: Path) -> str | None:
 
 
 def size_text(count: int) -> str:
-    """Return a number of bytes for a reader: 987 B, 1.2 kB, 3.4 MB, 5.6 GB."""
+    """Return a number of bytes as text: 987 B, 1.2 kB, 3.4 MB, 5.6 GB."""
     power = next(power for power in (0, 1, 2, 3) if count < 1000 ** (power + 1) or power == 3)
     return f"{count} B" if power == 0 else f"{count / 1000**power:.1f} {('kB', 'MB', 'GB')[power - 1]}"

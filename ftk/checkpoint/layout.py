@@ -1,4 +1,4 @@
-"""Where a checkpoint's parts are, how checkpoints of a run are named, and which one a path stands for."""
+"""Names of a checkpoint's parts and of a run's checkpoints, and the checkpoint that a path refers to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
 TOKENIZER = "tokenizer"
-SOURCE = "source"  # small files that another program stored next to its weights
+SOURCE = "source"  # small files of another program, next to its weights
 MODEL = "model"
 OPTIMIZER = "optimizer"
 EMA = "ema"  # exponential moving average of the trained parameters, by their names
@@ -33,7 +33,7 @@ _NUMBERED = re.compile(r"checkpoint_(\d+)")
 
 
 class BrokenCheckpoint(UserError):
-    """A checkpoint is not what was written: a file is missing, cut or changed."""
+    """A checkpoint is damaged: a file is missing, truncated or changed."""
 
 
 def checkpoint_name(num_updates: int) -> str:
@@ -58,23 +58,23 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def is_remains(folder: Path) -> bool:
-    """Whether `folder` looks like a checkpoint that lost its manifest."""
+    """Whether `folder` looks like a checkpoint without its manifest."""
     return not is_checkpoint(folder) and (folder / MODEL).is_dir()
 
 
 def resolve_checkpoint(path: str | Path) -> Path:
-    """Return the checkpoint folder that `path` means.
+    """Return the checkpoint folder that `path` refers to.
 
     Args:
-        path: a checkpoint folder, a link to one, or a run's folder, which means its `checkpoint_best`,
-            else its `checkpoint_last`, else its newest `checkpoint_N`.
+        path: a checkpoint folder, a link to one, or a run's folder; of a run it is `checkpoint_best`, else
+            `checkpoint_last`, else the newest `checkpoint_N`.
 
     Returns:
-        The real folder: links are followed once, here, so that a link moved meanwhile changes nothing.
+        The folder without links, so that it stays the same if a link is moved later.
 
     Raises:
-        UserError: nothing there is a checkpoint.
-        BrokenCheckpoint: what it means is one without its manifest.
+        UserError: there is no checkpoint.
+        BrokenCheckpoint: the checkpoint has no manifest.
     """
     path = Path(path)
     if is_checkpoint(path):
@@ -101,7 +101,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
 
 
 def point_to(run_folder: str | Path, name: str, folder: str | Path) -> None:
-    """Make `run_folder/name` a relative link to `folder`, replacing an older link in one step.
+    """Make `run_folder/name` a relative link to `folder`, replacing an older link atomically.
 
     Args:
         run_folder: folder of the run.
@@ -111,7 +111,7 @@ def point_to(run_folder: str | Path, name: str, folder: str | Path) -> None:
     run_folder, folder = Path(run_folder), Path(folder)
     link = run_folder / name
     if link.exists() and not link.is_symlink():
-        raise UserError(f"{link}: is not a link; move it away, ftk keeps a link of this name")
+        raise UserError(f"{link}: is not a link; move it away, ftk needs a link of this name")
     target = os.path.relpath(folder.resolve(), run_folder.resolve())
     with temporary_folder(link) as place:
         (place / name).symlink_to(target, target_is_directory=True)
@@ -120,7 +120,7 @@ def point_to(run_folder: str | Path, name: str, folder: str | Path) -> None:
 
 
 def remove_checkpoint(folder: str | Path) -> None:
-    """Remove a checkpoint; if killed half-way it leaves only a name that is not taken for a checkpoint."""
+    """Remove a checkpoint; if killed meanwhile, it leaves only a temporary name."""
     folder = Path(folder)
     with temporary_folder(folder) as place:  # removed with its content
         os.rename(folder, place / folder.name)
@@ -147,14 +147,14 @@ T = TypeVar("T")
 
 
 def read_part(path: Path, read: Callable[[Path], T]) -> T:
-    """What `read` makes of a file of a checkpoint.
+    """Read a file of a checkpoint.
 
     Args:
         path: the file.
-        read: raises an `OSError` or a `ValueError` that says what is wrong, as the readers of `ftk.files` do.
+        read: raises an `OSError` or a `ValueError` for a bad file, as the readers of `ftk.files` do.
 
     Raises:
-        BrokenCheckpoint: names the file.
+        BrokenCheckpoint: `read` failed; names the file.
     """
     try:
         return read(path)

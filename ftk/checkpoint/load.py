@@ -1,4 +1,4 @@
-"""Load a checkpoint: its files are checked against the manifest before anything is taken from them."""
+"""Load a checkpoint: its files are checked against the manifest before they are used."""
 
 from __future__ import annotations
 
@@ -117,13 +117,13 @@ def read_named(folder: Path, targets: Mapping[str, torch.Tensor], sources: Mappi
 
 
 def load_model_tensors(folder: str | Path, *, ema: bool = False) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint's model by name, on the CPU, in the dtype they are kept in.
+    """Return the tensors of a checkpoint's model by name, on the CPU, in the stored dtype.
 
-    Tied ones are one object under each of their names, so that `save_checkpoint` ties them again.
+    Tied tensors are one object under several names, so that `save_checkpoint` ties them again.
 
     Args:
         folder: a checkpoint, or a path that `resolve_checkpoint` accepts.
-        ema: return the averaged weights in place of the trained ones they were made of.
+        ema: return the averaged weights of the trained parameters.
 
     Raises:
         BrokenCheckpoint: the checkpoint is not whole.
@@ -144,7 +144,7 @@ def load_model_tensors(folder: str | Path, *, ema: bool = False) -> dict[str, to
 
 
 def lazy_model_tensors(folder: Path, *, ema: bool = False) -> LazyTensors:
-    """The tensors of a checkpoint's model, tied ones once, each read when it is asked for.
+    """The tensors of a checkpoint's model, tied ones once, each read on demand.
 
     Args and raises: as `load_model_tensors`; `folder` is a checkpoint itself.
     """
@@ -204,7 +204,7 @@ def _fill_extra(folder: Path, name: str, targets: Mapping[str, torch.Tensor]) ->
 
 
 def extra_tensor_names(folder: str | Path) -> list[str]:
-    """Return the names of the sets of tensors that a checkpoint holds besides model and optimizer."""
+    """Return the names of the sets of tensors in a checkpoint besides model and optimizer."""
     folder = layout.resolve_checkpoint(folder)
     return [name for name in index_folders(read_manifest(folder)) if name not in (layout.MODEL, layout.OPTIMIZER)]
 
@@ -212,19 +212,19 @@ def extra_tensor_names(folder: str | Path) -> list[str]:
 def check_ema(folder: Path, hashes: bool = True, world: World | None = None) -> None:
     if f"{layout.EMA}/index.json" not in check_files(folder, prefix=f"{layout.EMA}/", hashes=hashes, world=world):
         raise UserError(
-            f"{folder}: has no averaged weights (its run had no `ema_decay`); take the trained ones, without `ema`"
+            f"{folder}: has no averaged weights (its run had no `ema_decay`); load the trained ones, without `ema`"
         )
 
 
 def read_trainer_state(folder: str | Path) -> dict[str, Any]:
-    """Return the `trainer_state` that the checkpoint was saved with."""
+    """Return the `trainer_state` of a checkpoint."""
     folder = layout.resolve_checkpoint(folder)
     check_files(folder, prefix=layout.TRAINER_STATE)
     return trainer_state_of(folder)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Return the resolved configuration that the checkpoint was saved with, as plain dicts."""
+    """Return the configuration of a checkpoint, as plain dicts."""
     folder = layout.resolve_checkpoint(folder)
     check_files(folder, prefix=layout.CONFIG)
     return config_of(folder)
@@ -236,7 +236,7 @@ def names_on_all_ranks(names: set[str], world: World) -> set[str]:
 
 
 def names_of_tensors(model: nn.Module) -> dict[str, list[str]]:
-    """Return the first name of each tensor of a model -> all its names, the first one first."""
+    """Return the first name of each tensor of a model -> all its names, in order."""
     tensors, aliases = model_tensors(model)
     names = {name: [name] for name in tensors}
     for alias, first in aliases.items():

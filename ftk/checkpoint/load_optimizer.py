@@ -1,4 +1,4 @@
-"""Load an optimizer's state: matched by the names of the parameters, placed as the optimizer would place it."""
+"""Load an optimizer's state: matched by parameter names, on the devices where the optimizer expects it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ftk.model_parallel.collective import collective
 from ftk.model_parallel.shards import Fused, fused_parameters, own_places, with_fused
 from ftk.model_parallel.world import World
 
-# Entries of a parameter group that choose a kernel, not a result: the running optimizer keeps its own.
+# Entries of a parameter group that only select a kernel are not loaded.
 _KERNEL_CHOICES = ("foreach", "fused", "capturable", "differentiable")
 
 
@@ -35,12 +35,12 @@ def load_optimizer_state(
     check_hashes: bool = True,
     world: World | None = None,
 ) -> None:
-    """Give an optimizer the state and the hyperparameters of a checkpoint, bit for bit.
+    """Load the state and the hyperparameters of an optimizer, bit for bit.
 
     Args:
         folder: a checkpoint, or a path that `resolve_checkpoint` accepts.
-        model: whose parameters the optimizer holds; they are matched by name.
-        optimizer: of the same kind; parameters of one of its groups had the same hyperparameters.
+        model: its parameters are the optimizer's, matched by name.
+        optimizer: of the same class; parameters in one group must have had the same hyperparameters.
         check_hashes: off if the checkpoint was verified just now.
         world: as of `load_model_state`.
 
@@ -62,14 +62,14 @@ def load_optimizer_state(
 def _fill(
     folder: Path, optimizer: torch.optim.Optimizer, names: dict[int, str], fused: dict[int, Fused], held: set[str]
 ) -> None:
-    """Read this process's part of the state.
+    """Read this rank's part of the state.
 
     Args:
         folder: a checkpoint whose files are whole.
-        optimizer: of this process's part of the model.
-        names: of its parameters, by `id`.
-        fused: of those that have fused layers, by `id`.
-        held: the names of the parameters of all processes.
+        optimizer: of this rank's part of the model.
+        names: `id` -> name of its parameters.
+        fused: `id` -> layers of the parameters with fused layers.
+        held: names of the parameters of all ranks.
     """
     index = read_index(folder / layout.OPTIMIZER)
     stored_groups, scalars = groups_and_scalars(folder, index)
@@ -106,9 +106,9 @@ def _match_groups(
     names: dict[int, str],
     held: set[str],
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Pair each of the optimizer's groups with the hyperparameters that its members had.
+    """Pair the stored hyperparameters of its parameters with each group of the optimizer.
 
-    How the parameters were grouped may differ: stages of a pipeline have groups of their own.
+    The grouping may differ: each stage of a pipeline has its own groups.
     """
     members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     options = {
@@ -118,16 +118,14 @@ def _match_groups(
     }
     if held != options.keys():
         difference = mismatch(sorted(held - options.keys()), sorted(options.keys() - held), [])
-        raise UserError(
-            f"{folder}: its optimizer has other parameters: {difference}; only the weights can be taken from it"
-        )
+        raise UserError(f"{folder}: its optimizer has other parameters: {difference}; only its weights can be loaded")
     pairs = []
     for group, group_names in zip(optimizer.param_groups, members, strict=True):
         moved = next((name for name in group_names if options[name] != options[group_names[0]]), None)
         if moved is not None:
             raise UserError(
-                f"{folder}: its optimizer groups the parameters otherwise (for example {moved});"
-                " only the weights can be taken from it"
+                f"{folder}: its optimizer groups the parameters differently (for example {moved});"
+                " only its weights can be loaded"
             )
         taken = options[group_names[0]] if group_names else {}
         for key, value in taken.items():
@@ -138,14 +136,14 @@ def _match_groups(
 
 
 def groups_and_scalars(folder: Path, index: TensorIndex) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The parameter groups of a checkpoint's optimizer, and "PARAMETER/ENTRY" -> what of its state is no tensor.
+    """The parameter groups of a checkpoint's optimizer, and "PARAMETER/ENTRY" -> value of its state without tensors.
 
     Args:
         folder: the checkpoint.
         index: of its optimizer.
 
     Raises:
-        BrokenCheckpoint: they are not of the form that ftk writes, or are of parameters that no group has.
+        BrokenCheckpoint: they do not have the form that ftk writes, or belong to parameters of no group.
     """
 
     def read(_: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -166,28 +164,28 @@ def _is_group(group: Any) -> bool:
 
 
 def _owner_and_entry(path: str, parameters: Set[str]) -> tuple[str, str]:
-    """Split "PARAMETER/ENTRY"; either part may hold a "/" of its own. A ValueError if it is no parameter's."""
+    """Split "PARAMETER/ENTRY"; either part may contain "/". Raises a ValueError if it starts with no parameter."""
     at = path.find("/")
     while at >= 0 and path[:at] not in parameters:
         at = path.find("/", at + 1)
     if at < 0:
-        raise ValueError(f"holds {path!r:.200}, which is of no parameter in its groups")
+        raise ValueError(f"holds {path!r:.200}, which belongs to no parameter in its groups")
     return path[:at], path[at + 1 :]
 
 
 def _empty_state(parameter: torch.Tensor, group: dict[str, Any], entry: str, stored: StoredTensor) -> torch.Tensor:
-    """Return a tensor to read a state entry into, placed as the optimizer would place it."""
+    """Return an empty tensor for a state entry, on the device where the optimizer expects it."""
     if stored.shape == tuple(parameter.shape) and entry != "step":
         return torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
     if isinstance(parameter, DTensor) and stored.shape:
         return _empty_statistics(parameter, stored)
-    # As torch.optim does: a step count is on its parameter's device only where a kernel reads it there.
+    # As in torch.optim, a step count is on the parameter's device only if a kernel reads it there.
     on_device = entry != "step" or group.get("fused") or group.get("capturable")
     return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device if on_device else "cpu")
 
 
 def _empty_statistics(parameter: DTensor, stored: StoredTensor) -> DTensor:
-    """Of rows or columns: cut as the parameter is along the dimensions that they have in full, whole along others."""
+    """For statistics of rows or columns: sharded like the parameter in dimensions of its size, else replicated."""
     shape = torch.Size(stored.shape)
     full = [len(shape) == parameter.ndim and shape[dim] == size for dim, size in enumerate(parameter.shape)]
     placements = tuple(
@@ -200,7 +198,7 @@ def _empty_statistics(parameter: DTensor, stored: StoredTensor) -> DTensor:
     )
     own_shape = [place.stop - place.start for place in own_places(shape, mesh, placements)]
     part = torch.empty(own_shape, dtype=stored.dtype, device=parameter.to_local().device)
-    # By the constructor: `from_local` would take the state of an offloaded parameter to the mesh's device.
+    # `from_local` would move the state of an offloaded parameter to the mesh's device; the constructor does not.
     return DTensor(part, spec, requires_grad=False)
 
 
@@ -214,7 +212,7 @@ def _put(state: dict[str, Any], entry: str, value: Any) -> None:
 
 
 def _is_alike(stored: Any, own: Any) -> bool:
-    """Whether a hyperparameter may take the place of another: a finite number that of a number, and so on."""
+    """Whether a stored hyperparameter may replace another: a finite number a number, and so on."""
     if isinstance(own, (tuple, list)) and isinstance(stored, (tuple, list)):
         return len(own) == len(stored) and all(map(_is_alike, stored, own))
     if isinstance(own, bool) or isinstance(stored, bool) or stored is None or own is None:

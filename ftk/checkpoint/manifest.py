@@ -1,4 +1,4 @@
-"""The manifest: size and sha256 of every file of a checkpoint; files are written with their records."""
+"""The manifest: size and sha256 of every file of a checkpoint; writing a file returns its record."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _REQUIRED = (CONFIG, TRAINER_STATE, f"{MODEL}/index.json")
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file was when it was written."""
+    """Size and hash of a file when it was written."""
 
     size: int  # bytes
     sha256: str  # hex
 
 
 def read_manifest(folder: Path) -> dict[str, FileRecord]:
-    """Read `manifest.json`, which vouches for itself by a digest over its own entries.
+    """Read `manifest.json`, which contains a digest of its entries.
 
     Raises:
         BrokenCheckpoint: it is missing, empty, no JSON, changed, or of an unknown format.
@@ -73,14 +73,13 @@ def write_manifest(folder: Path, files: dict[str, FileRecord]) -> None:
 
 
 def write_file(path: Path, pieces: Iterable[Buffer]) -> FileRecord:
-    """Write a new file, have it reach the disk, and return its record; the hash is taken on the way.
+    """Write and fsync a new file, and return its record.
 
-    Writing, hashing and syncing let other threads run. Another thread can stop it, see
-    `stop_writing_when`.
+    Other threads run meanwhile. Another thread can stop it, see `stop_writing_when`.
 
     Raises:
         OSError: the disk is full or the like.
-        Abandoned: this thread was asked to stop.
+        Abandoned: this thread was told to stop.
     """
     size, digest = 0, hashlib.sha256()
     with open(path, "xb") as file:
@@ -91,7 +90,7 @@ def write_file(path: Path, pieces: Iterable[Buffer]) -> FileRecord:
                 digest.update(block)
                 size += len(block)
                 del block
-            del piece  # it may be a large tensor's memory, and the next one is about to be made
+            del piece  # frees the memory of a large tensor before the next one
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(size, digest.hexdigest())
@@ -104,7 +103,7 @@ def _blocks(piece: Buffer) -> Iterator[memoryview]:
 
 
 class Abandoned(Exception):
-    """The writing thread was asked to stop."""
+    """The writing thread was told to stop."""
 
 
 def stop_writing_when(stopped: Callable[[], bool]) -> None:
@@ -138,6 +137,6 @@ def _is_record(entry: Any) -> bool:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether it is a file's name within the folder, which the system and JSON in UTF-8 can write."""
+    """Whether it is a path inside the folder, valid for the system and for JSON in UTF-8."""
     plain = "\0" not in name and not any("\ud800" <= character <= "\udfff" for character in name)
     return plain and name not in ("", ".") and not Path(name).is_absolute() and ".." not in Path(name).parts

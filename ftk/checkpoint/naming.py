@@ -1,4 +1,4 @@
-"""The names under which a model's tensors and an optimizer's state are kept, whatever wraps them."""
+"""The names under which a model's tensors and an optimizer's state are stored, with or without wrappers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from ftk.model_parallel.shards import canonical_name, fused_parameters, with_fused
 
-# Entries of a parameter group that follow from the model and the run's options and are recreated with the optimizer.
+# Entries of a parameter group that are not stored: they follow from the model and the run's options.
 _DERIVED = ("names", "lr_scale", "schedule")
 
 
@@ -25,7 +25,7 @@ def model_tensors(
 
     Returns:
         tensors: by canonical name; of tied tensors the first name.
-        aliases: other name -> the name it is kept under.
+        aliases: other name -> the name it is stored under.
     """
     state = model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else model
     fused = fused_parameters(model) if isinstance(model, nn.Module) else {}
@@ -35,7 +35,7 @@ def model_tensors(
     for name, value in state.items():
         name = canonical_name(name, model)
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name} of the model's state is a {type(value).__name__}; only tensors are kept")
+            raise TypeError(f"{name} of the model's state is a {type(value).__name__}; only tensors can be stored")
         first = first_names.setdefault(id(value), name)
         if first == name:
             tensors[name] = with_fused(value.detach(), fused.get(id(value)))
@@ -51,7 +51,7 @@ def optimizer_state(
 
     Returns:
         tensors: "PARAMETER/ENTRY" -> tensor.
-        scalars: "PARAMETER/ENTRY" -> any value that is no tensor.
+        scalars: "PARAMETER/ENTRY" -> other values.
         groups: the parameter groups, with "params" as names and without the entries that the run's options set.
     """
     names, fused = parameter_names(model), fused_parameters(model)
@@ -82,7 +82,7 @@ def merged_groups(lists: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str
     """The parameter groups of all ranks as one list; groups with the same hyperparameters are merged.
 
     Args:
-        lists: of each process, as `ftk.checkpoint.encoding` makes JSON of them.
+        lists: of each rank, encoded as JSON by `ftk.checkpoint.encoding`.
     """
     members: dict[str, dict[str, None]] = {}  # hyperparameters as text -> names, each once, in order
     for groups in lists:

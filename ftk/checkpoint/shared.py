@@ -1,4 +1,4 @@
-"""Checks that all processes see one folder: on a local disk, a checkpoint of several machines would lack files."""
+"""Checks that all ranks see the same folder: on local disks, a checkpoint of several machines would lack files."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ WAIT_SECONDS = 20.0  # a network file system may take this long to show another 
 
 
 def check_shared(folder: Path, world: World) -> None:
-    """Make sure that every process sees in a folder what the main one makes there. All have to call it.
+    """Check that every rank sees a new subfolder of the main rank; all ranks call it.
 
     Args:
-        folder: that the main process has made.
-        world: the processes.
+        folder: created by the main rank.
+        world: the ranks.
 
     Raises:
-        UserError: one of them does not; on all.
+        UserError: a rank does not see it; raised on all.
     """
     if world.size == 1:
         return
-    # A new name each time: a machine may have cached that an old one is missing. `clean_leftovers` removes these.
+    # A new name each time, since a machine may cache that an old one is missing. `clean_leftovers` removes it.
     name, host = on_main(world, lambda: (f"checkpoint_seen{TEMPORARY}{uuid.uuid4().hex}", socket.gethostname()))
     on_main(world, (folder / name).mkdir)
 
@@ -37,8 +37,8 @@ def check_shared(folder: Path, world: World) -> None:
         while not (folder / name).is_dir():
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"`save_dir`: {folder.absolute()} is not the same folder for process {world.rank} on "
-                    f"{socket.gethostname()} as for process 0 on {host}; name one on a file system that all machines "
+                    f"`save_dir`: {folder.absolute()} is not the same folder for rank {world.rank} on "
+                    f"{socket.gethostname()} as for rank 0 on {host}; name one on a file system that all machines "
                     "share"
                 )
             time.sleep(0.1)

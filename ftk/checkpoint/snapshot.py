@@ -116,7 +116,7 @@ def take_snapshot(
         world: ranks that each call this with their part of the model; None: this process alone.
 
     Raises:
-        TypeError: a value that cannot be kept.
+        TypeError: a value that cannot be saved.
         ValueError: a name in `extra_tensors` that cannot name a folder.
     """
     world = world or World.single()

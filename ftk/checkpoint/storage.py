@@ -1,12 +1,11 @@
 """Named tensors in a folder: safetensors files and a JSON index, written and read through PyTorch's DCP.
 
-DCP plans who writes and who reads which part of which tensor, so shards saved by several ranks load into
-any other sharding. Its own file format is replaced here, because that pickles: nothing in these files is
-ever unpickled. (torch's `HuggingFaceStorageWriter` cannot stand in: it does not fsync, holds at most one
-chunk of a tensor in a file, and keeps no index of shards.)
+DCP plans which rank writes and reads which part of each tensor, so shards load into any other sharding. This module
+replaces its file format, which uses pickle. (torch's `HuggingFaceStorageWriter` is no alternative: it does not fsync,
+stores at most one chunk of a tensor per file, and has no index of shards.)
 
-    index.json                          shape, dtype and chunks of every tensor; what else the caller keeps
-    tensors_00000_of_00001.safetensors  one file per rank; a part of a tensor has the key NAME@OFFSETS
+    index.json                          shape, dtype and chunks of every tensor, and entries of the caller
+    tensors_00000_of_00001.safetensors  one file per rank; a chunk of a tensor has the key NAME@OFFSETS
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ _DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPE_COD
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor as it lies in a file."""
+    """A box of a tensor in a file."""
 
     file: str
     key: str
@@ -80,7 +79,7 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of the folder: its whole shape, its dtype and its chunks (none if it has no elements)."""
+    """A tensor of the folder: its whole shape, its dtype and its chunks (none for an empty tensor)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -96,7 +95,7 @@ class TensorIndex:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Other names of tied tensors -> the one they are kept under."""
+        """Other names of tied tensors -> the name they are stored under."""
         aliases: dict[str, str] = self.extra.get("aliases", {})
         return aliases
 
@@ -117,11 +116,11 @@ def write_tensors(
     """Write tensors into a folder; every file has reached the disk on return.
 
     Args:
-        folder: made if it is missing.
+        folder: created if it is missing.
         tensors: by name; DTensors are written by the ranks that hold their shards, others once.
-        extra: JSON-able; kept in the index.
-        read: gives each tensor when it is written; `tensors` are on the meta device then.
-        process_group: ranks that write together, each calling this; None: this process alone.
+        extra: JSON values, stored in the index.
+        read: returns each tensor when it is written; then `tensors` are on the meta device.
+        process_group: ranks that all call this, and each write their shards; None: this process alone.
 
     Returns:
         The records of the files, by name within `folder` (complete on the first rank of the group).
@@ -166,8 +165,8 @@ def read_index(folder: Path) -> TensorIndex:
     """Read `index.json` of a folder that `write_tensors` wrote.
 
     Raises:
-        BrokenCheckpoint: it is missing or says nothing sensible; the chunks of a tensor do not fill it, each element
-            once; a file is smaller than the tensors listed in it.
+        BrokenCheckpoint: it is missing or invalid; the chunks of a tensor do not cover each of its elements once; a
+            file is smaller than the tensors listed in it.
     """
     path = folder / INDEX
     content = read_part(path, read_json)
@@ -191,11 +190,11 @@ def read_index(folder: Path) -> TensorIndex:
 
 
 def check_headers(folder: Path, index: TensorIndex, files: Collection[str] | None = None) -> None:
-    """Compare what an index says with the headers of the safetensors files.
+    """Compare an index with the headers of the safetensors files.
 
     Args:
         folder: of the index.
-        index: what `read_index` returned.
+        index: from `read_index`.
         files: of the folder; None: all of them.
 
     Raises:
@@ -215,7 +214,7 @@ def check_headers(folder: Path, index: TensorIndex, files: Collection[str] | Non
 
 
 def stored_pieces(folder: Path, index: TensorIndex) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a folder in the pieces in which they lie in its files, each with the tensor's name.
+    """The chunks of all tensors of a folder, each with the tensor's name.
 
     Raises:
         BrokenCheckpoint: as of `check_headers`.
@@ -231,13 +230,13 @@ def stored_pieces(folder: Path, index: TensorIndex) -> Iterator[tuple[str, torch
 
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[Any]:
-    """A safetensors file of a checkpoint as `safe_open` gives it.
+    """Open a safetensors file of a checkpoint with `safe_open`.
 
     Raises:
-        BrokenCheckpoint: it is no such file, is no regular file, or lacks what the block asks for.
+        BrokenCheckpoint: it is no regular file, no safetensors file, or lacks a tensor that the block reads.
     """
     try:
-        open_regular(path).close()  # safe_open would wait at a pipe
+        open_regular(path).close()  # safe_open would block on a pipe
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
@@ -245,7 +244,7 @@ def open_safetensors(path: Path) -> Iterator[Any]:
 
 
 def _as_boxes(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as DCP sees it: of fused layers one process has several boxes of the whole parameter."""
+    """A tensor for DCP: of fused layers a rank has several boxes of the whole parameter."""
     if fused_of(tensor) is None or not isinstance(tensor, DTensor):
         return tensor
     part, pieces = tensor.to_local().detach(), own_pieces(tensor)
@@ -260,8 +259,7 @@ def _as_boxes(tensor: torch.Tensor) -> torch.Tensor:
 def _save_alone(tensors: Mapping[str, torch.Tensor], writer: _TensorWriter, planner: DefaultSavePlanner) -> None:
     """The steps of `dcp.save` for one process.
 
-    `dcp.save` warns about a single process, and muting a warning is not safe while another thread runs, in which
-    checkpoints are written.
+    `dcp.save` warns about a single process, and muting warnings is not safe here: checkpoints are written in a thread.
     """
     planner.set_up_planner(dict(tensors), None, True)
     writer.set_up_storage_writer(True)
@@ -288,7 +286,7 @@ class _TensorWriter(StorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
-                raise TypeError(f"{item.index.fqn} is no tensor; only tensors are stored here")
+                raise TypeError(f"{item.index.fqn} is no tensor; only tensors can be stored")
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -296,7 +294,7 @@ class _TensorWriter(StorageWriter):
         return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        pending = []  # (key, chunk shape, dtype, item); chunks without elements need no place in the file
+        pending = []  # (key, chunk shape, dtype, item); empty chunks are not stored
         for item in plan.items:
             assert item.tensor_data is not None
             chunk, whole = item.tensor_data.chunk, item.tensor_data.size
@@ -408,7 +406,7 @@ class _TensorReader(StorageReader):
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raise the original errors that DCP wraps."""
+    """Raise the original error that DCP wraps."""
     try:
         yield
     except CheckpointException as error:
@@ -421,7 +419,7 @@ def _own_errors() -> Iterator[None]:
 def safetensors_header(
     entries: list[tuple[str, torch.Size, torch.dtype]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """Return the length and JSON that begin a safetensors file with these tensors, padded to 8 bytes."""
+    """Return the header of a safetensors file with these tensors: length and JSON, padded to 8 bytes."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for key, shape, dtype in entries:
@@ -436,7 +434,7 @@ def safetensors_header(
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the elements of a tensor in row-major order, without a copy where they lie so already."""
+    """Return the elements of a tensor in row-major order; a contiguous tensor on the CPU is not copied."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -465,9 +463,10 @@ def _sizes(values: Any) -> tuple[int, ...]:
 
 
 def _fill(chunks: list[Chunk], offset: tuple[int, ...], shape: tuple[int, ...], depth: int = 0) -> bool:
-    """Whether chunks fill a box, each element once: one of them is the box, or straight cuts part box and chunks.
+    """Whether chunks cover each element of a box once.
 
-    Shards are always cut so, however many meshes and dimensions they are cut over; and it takes only sorting.
+    True if one chunk is the box, or if straight cuts divide the box and the chunks into boxes that are so covered; all
+    shards have this form, for any number of meshes and dimensions. Sorting suffices to check it.
     """
     if len(chunks) == 1:
         return chunks[0].offset == offset and chunks[0].shape == shape
@@ -478,7 +477,7 @@ def _fill(chunks: list[Chunk], offset: tuple[int, ...], shape: tuple[int, ...], 
             start, end = chunk.offset[dim], chunk.offset[dim] + chunk.shape[dim]
             if not parts or start >= at:
                 if start != at or end == start:
-                    return False  # a gap, or nothing in it
+                    return False  # a gap, or an empty chunk
                 parts.append((start, []))
             parts[-1][1].append(chunk)
             at = max(at, end)

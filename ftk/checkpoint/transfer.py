@@ -1,4 +1,4 @@
-"""The weights of one model as the beginning of another: names may differ by choice, vocabularies, too."""
+"""Loads weights of a checkpoint into another model; chosen names and the size of the vocabulary may differ."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ftk.model_parallel.world import World
 
 @dataclass(frozen=True)
 class Transfer:
-    """What `transfer_weights` did.
+    """The result of `transfer_weights`.
 
     Attributes:
-        taken: names that were filled.
-        rows: names of which only rows were filled -> (rows taken, rows of the model).
-        skipped: names of the model that keep their initial values because a pattern matches them.
-        unused: names of the checkpoint that were left out because a pattern matches them.
+        taken: names of the loaded tensors.
+        rows: names of tensors of which only rows were loaded -> (loaded rows, rows of the model).
+        skipped: names of the model that match a pattern and keep their initial values.
+        unused: names of the checkpoint that match a pattern and are not loaded.
     """
 
     taken: list[str]
@@ -46,15 +46,15 @@ def transfer_weights(
     common_rows: bool = False,
     world: World | None = None,
 ) -> Transfer:
-    """Fill a model with a checkpoint's weights, to begin another training with them.
+    """Load the weights of a checkpoint as the initial weights of a new run.
 
-    Sharded tensors take their shards; no more than one tensor is held whole, and only where rows of it are taken.
+    Sharded tensors take their shards; at most one tensor at a time is read whole, if only rows of it are loaded.
 
     Args:
         folder: a checkpoint, or a path that `resolve_checkpoint` accepts.
         model: not on the meta device.
-        skip: patterns (`head.*`, `*.bias`) of names that keep their initial values, or are not wanted.
-        common_rows: where a tensor differs in its number of rows (the vocabulary), take those that both have.
+        skip: patterns (`head.*`, `*.bias`) of names that are not loaded.
+        common_rows: if the number of rows (the vocabulary) of a tensor differs, load those that both have.
         world: as of `load_model_state`.
 
     Raises:
@@ -79,7 +79,7 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
     index = read_index(folder / layout.MODEL)
     stored_names = index.names
 
-    def meant_to_differ(name: str) -> bool:
+    def is_skipped(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
 
     sources: dict[str, str] = {}  # name in the model -> the name it is stored under
@@ -88,7 +88,7 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
     rows: dict[str, tuple[int, int]] = {}
     for name, others in names_of_tensors(model).items():
         found = next((other for other in others if other in stored_names), None)
-        if any(map(meant_to_differ, others)):
+        if any(map(is_skipped, others)):
             skipped.append(name)
         elif found is None:
             missing.append(name)
@@ -102,11 +102,11 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
             else:
                 only_rows_differ = only_rows_differ and bool(ours) and theirs[1:] == ours[1:]
                 wrong.append(f"{name} is {list(theirs)} in the checkpoint, {list(ours)} in the model")
-    others_there = [name for name in stored_names if name not in known]
-    unused = [name for name in others_there if meant_to_differ(name)]
-    unexpected = [name for name in others_there if not meant_to_differ(name)]
-    idle = [pattern for pattern in skip if not _matches(pattern, [*stored_names, *known])]
-    _refuse(folder, missing, unexpected, wrong, only_rows_differ, idle)
+    not_in_model = [name for name in stored_names if name not in known]
+    unused = [name for name in not_in_model if is_skipped(name)]
+    unexpected = [name for name in not_in_model if not is_skipped(name)]
+    unmatched = [pattern for pattern in skip if not _matches(pattern, [*stored_names, *known])]
+    _refuse(folder, missing, unexpected, wrong, only_rows_differ, unmatched)
 
     read_named(folder / layout.MODEL, wanted, {name: stored for name, stored in sources.items() if name not in rows})
     for name, (count, _) in rows.items():
@@ -119,7 +119,7 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
 
 @torch.no_grad()
 def _copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy into the first rows of a tensor, of a sharded one into those rows and columns that are here."""
+    """Copy into the first rows of a tensor; of a sharded one, into this rank's rows and columns."""
     shard = local(target)
     for here, there in own_pieces(target):
         part = source[there]  # a slice ends where the source does
@@ -132,21 +132,21 @@ def _refuse(
     unexpected: list[str],
     wrong: list[str],
     only_rows_differ: bool,
-    idle: list[str],
+    unmatched: list[str],
 ) -> None:
     reasons = []
     if missing:
-        reasons.append(f"the model has, and it has not: {some_names(missing)}")
+        reasons.append(f"only the model has {some_names(missing)}")
     if unexpected:
-        reasons.append(f"it has, and the model has not: {some_names(unexpected)}")
+        reasons.append(f"only the checkpoint has {some_names(unexpected)}")
     if wrong:
         hint = " (a vocabulary of another size: `finetune_vocabulary` common)" if only_rows_differ else ""
         reasons.append(f"{'; '.join(wrong[:4])}{hint}")
-    if idle:
-        reasons.append(f"no name is like {', '.join(idle)}")
+    if unmatched:
+        reasons.append(f"no name matches {', '.join(unmatched)}")
     if reasons:
         raise UserError(
-            f"{folder}: its weights do not fit: {'; '.join(reasons)}; `finetune_skip` 'PATTERN' leaves names out"
+            f"{folder}: its weights do not fit: {'; '.join(reasons)}; `finetune_skip` 'PATTERN' excludes names"
         )
 
 

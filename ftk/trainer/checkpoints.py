@@ -1,12 +1,10 @@
-"""Which checkpoints a run writes, keeps and continues from; `ftk.checkpoint` knows how one is written."""
+"""The checkpoints that a run writes, keeps and continues from; `ftk.checkpoint` writes and reads one."""
 
 from __future__ import annotations
 
 import logging
 import math
 import shutil
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,33 +55,24 @@ _NAMES_SHOWN = 3
 
 
 class NotFinite(FloatingPointError):
-    """What is to be saved holds NaN or infinity; every process of a run finds that at the same time."""
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint that is whole on the disk."""
-
-    folder: Path
-    num_updates: int
-    seconds: float  # that writing it took
+    """The state to save holds NaN or infinity; raised on every rank of a run at the same time."""
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
-    Of several processes each calls the same methods at the same times. They save together, each its shards; what else
-    happens in the run's folder, the main one does.
+    All ranks call the same methods at the same steps. Each saves its shards; the main rank does everything else in the
+    run's folder.
 
     Args:
-        run: the configuration, which goes into the run's folder and into each checkpoint.
+        run: the configuration, saved in the run's folder and in each checkpoint.
         tokenizer_folder: copied into each checkpoint.
-        world: the processes of the run; None: this one alone.
+        world: the ranks of the run; None: this process alone.
     """
 
     def __init__(self, run: TrainConfig, tokenizer_folder: Path | None, world: World | None = None) -> None:
         self.world = world or World.single()
-        self._writers = self.world.with_own_host_group()  # the same processes, for the thread that writes
+        self._writers = self.world.with_own_host_group()  # the same ranks, for the thread that writes
         self.run = run
         self.config = config = run.checkpoint
         self.run_config = dump(run)
@@ -91,42 +80,39 @@ class Checkpoints:
         self.folder = Path(config.save_dir)
         self.last_saved: int | None = None  # number of updates of the newest checkpoint on disk
         self.failure: str | None = None  # why the newest save failed; None if it did not
-        self.blocked_seconds = 0.0  # training waited so long for saves: copies, and saves that were not yet done
-        self.write_seconds = 0.0  # saves took so long beside it
-        self._background: Background[Saved] = Background(threaded=config.async_save)
+        self._background: Background[int] = Background(threaded=config.async_save)
         self._buffers = Buffers()
-        self._under_way = (self.folder, 0)  # folder and bytes of the newest save
+        self._newest_save = (self.folder, 0)  # its folder and bytes
         self._closing = False  # no further save will come
-        self._damaged: set[str] = set()  # checkpoints that were passed over: they count for nothing that is kept
+        self._damaged: set[str] = set()  # names of damaged checkpoints, which do not count as kept ones
         self._run_folder = RunFolder(self.folder)
 
     def prepare_folder(self) -> None:
         """Make the run's folder with its `config.yaml`.
 
-        Called once the run is known to begin or to go on, so that a refused one changes nothing.
+        Called when everything else is built, so that a refused run changes nothing.
 
         Raises:
-            UserError: `save_dir` cannot be a folder, another process trains in it, or not all processes of this run
-                see it.
+            UserError: `save_dir` cannot be a folder, another process trains in it, or a rank does not see it.
         """
         on_main(self.world, lambda: self._run_folder.prepare(self.run_config))
         if self.config.save:
             check_shared(self.folder, self.world)
 
     def release(self) -> None:
-        """Wait for a save that still runs, and let others train in this folder."""
+        """Wait for a running save, and unlock the folder."""
         self._closing = True
         self.collect(wait=True)
         self._run_folder.release()
 
     def find(self) -> Path | None:
-        """The whole checkpoint that this run continues from, None if it begins anew.
+        """The checkpoint that this run continues from, None for a new run.
 
-        It is `checkpoint_last` of the run's folder, the newest whole one if that is damaged, and what
-        `restore_from` names if the folder holds none.
+        It is `checkpoint_last` of the run's folder; if that is damaged, the newest undamaged one; if the folder holds
+        none, the one that `restore_from` names.
 
         Raises:
-            BrokenCheckpoint: there are checkpoints and none is whole.
+            BrokenCheckpoint: there are checkpoints and all are damaged.
         """
         last = on_main(self.world, self._last)
         found = None
@@ -145,11 +131,11 @@ class Checkpoints:
             return None if source is None else Path(on_main(self.world, lambda: str(resolve_checkpoint(source))))
         for flag in ("restore_from", "finetune_from"):
             if (other := getattr(self.config, flag)) is not None:
-                logger.info("%s holds %s: --%s %s is not used", self.folder, found.name, flag.replace("_", "-"), other)
+                logger.info("%s holds %s: `%s` %s is not used", self.folder, found.name, flag, other)
         return found
 
     def _problems(self, folder: Path) -> list[str]:
-        """Why a run cannot go on from a checkpoint: what is damaged, or missing in the state of its run."""
+        """Why a run cannot continue from a checkpoint: damaged files, or fields that its state lacks."""
 
         def missing() -> list[str]:
             try:
@@ -161,10 +147,10 @@ class Checkpoints:
         return verify(folder, world=self.world) or on_main(self.world, missing)
 
     def _last(self) -> str | None:
-        """What `checkpoint_last` points to, if there is such a link."""
+        """The target of the link `checkpoint_last`, if it exists."""
         if self.folder.is_dir():
             self._run_folder.claim()
-            clean_leftovers(self.folder)  # what a killed process left half-written
+            clean_leftovers(self.folder)
         last = self.folder / LAST
         return str(last.resolve()) if is_checkpoint(last) or last.is_symlink() else None
 
@@ -176,20 +162,20 @@ class Checkpoints:
         tokenizer: str | None,
         data: str | None = None,
     ) -> TrainerState:
-        """Fill model and optimizer from a checkpoint and return where its run stood.
+        """Fill model and optimizer from a checkpoint and return the state of its run.
 
-        A checkpoint that holds only weights (a converted or averaged one) gives the state of a new run. What the
-        run's options have begin anew (`reset_optimizer` ...) is not taken, and empty in the state.
+        A checkpoint that holds only weights (a converted or averaged one) gives the state of a new run. Parts that the
+        options reset (`reset_optimizer` ...) are not loaded, and empty in the state.
 
         Args:
-            folder: what `find` returned.
+            folder: from `find`.
             model, optimizer: of this run.
             tokenizer: fingerprint of this run's tokenizer.
             data: `data_identity` of this run's training split.
 
         Raises:
             UserError: the checkpoint was trained with another tokenizer, does not fit the model, or was made with
-                options that do not go with this run's.
+                options that this run changes without a reset.
         """
         logger.info("loading %s", folder)
         own = folder.parent == self.folder.resolve()
@@ -200,7 +186,7 @@ class Checkpoints:
             return TrainerState()
         if "optimizer" not in resets:
             load_optimizer_state(folder, model, optimizer, check_hashes=not own, world=self.world)
-        state.forget(resets if own else resets | {"scores"})  # the other run's checkpoints are not ours
+        state.reset(resets if own else resets | {"scores"})  # scores of another run's checkpoints
         if own:
             self.last_saved = state.num_updates
         return state
@@ -208,7 +194,7 @@ class Checkpoints:
     def _read_state(
         self, folder: Path, tokenizer: str | None, data: str | None, *, own: bool
     ) -> tuple[set[str], TrainerState | None]:
-        """What of a checkpoint is to begin anew, and where its run stood; None if it holds only weights."""
+        """The parts of a checkpoint to reset, and the state of its run; None if it holds only weights."""
         values = read_trainer_state(folder)
         if values.get("tokenizer") not in (None, tokenizer):
             raise UserError(
@@ -232,13 +218,13 @@ class Checkpoints:
         return set(resets), state
 
     def _take_moments(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take the optimizer's state of a converted checkpoint, if it has one that this run's optimizer understands."""
+        """Load the optimizer's state of a converted checkpoint, if this run's optimizer can use it."""
         adam = isinstance(optimizer, torch.optim.Adam)  # AdamW is one
         if (folder / "optimizer").is_dir() and adam and not self.config.reset_optimizer:
             load_optimizer_state(folder, model, optimizer, world=self.world)
-            logger.info("took weights and Adam's moments of %s; a new run begins", folder)
+            logger.info("loaded weights and Adam's moments of %s; a new run starts", folder)
         else:
-            logger.info("took the weights of %s and no more; a new run begins", folder)
+            logger.info("loaded only the weights of %s; a new run starts", folder)
 
     def take_weights(self, model: nn.Module, tokenizer: str | None) -> None:
         """Fill the model of a new run from `finetune_from`, if that is given.
@@ -250,27 +236,31 @@ class Checkpoints:
         if options.finetune_from is None:
             return
         common = options.finetune_vocabulary == "common"
-        folder = collective(self.world, lambda: self._weights_to_take(tokenizer))
+        folder = collective(self.world, lambda: self._finetune_source(tokenizer))
         done = transfer_weights(folder, model, skip=options.finetune_skip, common_rows=common, world=self.world)
-        logger.info("a new run begins with %d tensors of %s", len(done.taken), folder)
+        logger.info("a new run starts with %d tensors of %s", len(done.taken), folder)
         for name, (taken, rows) in done.rows.items():
-            logger.info("%s: %d of %d rows are taken, the others begin anew", name, taken, rows)
-        for names, what in ((done.skipped, "begin anew"), (done.unused, "are left out")):
+            logger.info("%s: %d of %d rows are loaded, the others keep initial values", name, taken, rows)
+        for names, what in ((done.skipped, "keep initial values"), (done.unused, "are not loaded")):
             if names:
                 logger.info("%s %s (`finetune_skip`)", ", ".join(names), what)
 
-    def _weights_to_take(self, tokenizer: str | None) -> Path:
-        """The folder that `finetune_from` names, if its tokenizer goes with ours."""
+    def _finetune_source(self, tokenizer: str | None) -> Path:
+        """The checkpoint that `finetune_from` names.
+
+        Raises:
+            UserError: it was trained with another tokenizer, and `finetune_vocabulary` is not common.
+        """
         assert self.config.finetune_from is not None
         folder = resolve_checkpoint(self.config.finetune_from)
         common = self.config.finetune_vocabulary == "common"
         if read_trainer_state(folder).get("tokenizer") not in (None, tokenizer):
             if not common:
                 raise UserError(
-                    f"`finetune_from` {folder} was trained with another tokenizer than the data's: its embeddings are "
-                    f"of other tokens; if yours only adds tokens to it, give `finetune_vocabulary` common"
+                    f"`finetune_from` {folder} was trained with another tokenizer than the data's, so its embeddings "
+                    f"are of other tokens; if yours only adds tokens to it, give `finetune_vocabulary` common"
                 )
-            logger.warning("%s has another tokenizer; row by row its embeddings are taken for yours", folder)
+            logger.warning("%s has another tokenizer; row N of its embeddings is loaded for token N of yours", folder)
         return folder
 
     def save(
@@ -280,21 +270,19 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         extra_tensors: ExtraTensors | None = None,
     ) -> None:
-        """Begin a checkpoint; with `async_save` off, or after `collect(wait=True)`, it is written.
+        """Start to save a checkpoint; it is written on return if `async_save` is off.
 
-        On return it is a copy that training does not change. Then, in another thread: it is written and renamed,
-        `checkpoint_last` (and `checkpoint_best`) point to it, those that are too many are removed. A save that is still
-        running is waited for first.
+        Waits for a running save and copies the state. Another thread then writes and renames the checkpoint, moves
+        `checkpoint_last` (and `checkpoint_best`) to it and removes old checkpoints.
 
         Args:
-            state, model, optimizer: of the run; `state.scores` loses the checkpoints that are gone.
-            extra_tensors: as of `save_checkpoint`.
+            state, model, optimizer: of the run; checkpoints that no longer exist are removed from `state.scores`.
+            extra_tensors: as of `take_snapshot`.
 
         Raises:
-            NotFinite: weights, their average or the optimizer's state hold NaN or infinity; nothing is written, also
-                where no checkpoint was to be.
+            NotFinite: weights, their average or the optimizer's state hold NaN or infinity; nothing is written. Also
+                raised with `save` off.
         """
-        began = time.monotonic()
         self.collect(wait=True)
         tensors = {
             "model": model_tensors(model)[0],
@@ -319,73 +307,68 @@ class Checkpoints:
         )
         best = state.best.num_updates if state.best is not None else None
         status = SavedStatus(state.num_updates, best, dict(state.scores))
-        self._under_way = (self.folder / name, snapshot.num_bytes)
+        self._newest_save = (self.folder / name, snapshot.num_bytes)
         self._background.start(lambda: self._write(snapshot, status))
         if not self.config.async_save:
             self.collect(wait=True)
-        self.blocked_seconds += time.monotonic() - began
 
     def _refuse_non_finite(self, parts: ExtraTensors, model: nn.Module, num_updates: int) -> None:
-        """Ask all processes whether what they hold is finite; the host waits once for the device."""
+        """Raise `NotFinite` if a tensor of any rank is not finite; the host waits once for the device."""
         buffers = {canonical_name(name, model) for name, _ in model.named_buffers()}
         own = {f"{part} {name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
         for name in (f"model {buffer}" for buffer in buffers):
             if name in own and own[name].is_floating_point():  # infinity may be a mask
                 own[name] = local(own[name]).nan_to_num(nan=math.nan, posinf=0.0, neginf=0.0)
-        told = self.world.gather_json(non_finite(own)[: _NAMES_SHOWN + 1])
-        names = list(dict.fromkeys(name for names in told for name in names))
+        gathered = self.world.gather_json(non_finite(own)[: _NAMES_SHOWN + 1])
+        names = list(dict.fromkeys(name for names in gathered for name in names))
         if not names:
             return
         where = ", ".join(names[:_NAMES_SHOWN]) + (" and others" if len(names) > _NAMES_SHOWN else "")
-        way = "begin again with a lower `lr`"
+        way = "start again with a lower `lr`"
         if self.last_saved is not None:
             last = self.folder / checkpoint_name(self.last_saved)
-            way = f"the same command with a lower `lr` and `reset_lr_scheduler` goes on from {last}, which is finite"
-        raise NotFinite(f"after update {num_updates} there is NaN or infinity in {where}; it is not saved, and {way}")
+            way = f"the same command with a lower `lr` and `reset_lr_scheduler` continues from {last}, which is finite"
+        raise NotFinite(f"after update {num_updates} there is NaN or infinity in {where}; it is not saved; {way}")
 
-    def collect(self, *, wait: bool) -> Saved | None:
-        """Hear of the save that was begun last: what was written, once; None if there is nothing new.
+    def collect(self, *, wait: bool) -> None:
+        """Note the result of the newest save, if it has ended: in `last_saved`, or in `failure`.
 
-        A save that failed for want of space, or for another reason of the disk's, is said in a warning and in
-        `failure`, and is no reason to stop.
+        A full disk or an I/O error is logged as a warning, and training continues.
 
         Args:
-            wait: for a save that is still running.
+            wait: whether to wait for a running save.
 
         Raises:
-            Exception: a save failed for another reason.
+            Exception: the save failed for another reason.
         """
         try:
-            saved = self._background.collect(wait=wait)
+            num_updates = self._background.collect(wait=wait)
         except OSError as error:
             self.failure = self._describe_failure(error)
             older = "" if self.last_saved is None else "; older checkpoints stay"
-            hope = "" if self._closing else "; training goes on, the next save tries again"
-            logger.warning("%s%s%s", self.failure, older, hope)
-            return None
-        if saved is not None:
+            retry = "" if self._closing else "; training continues, and the next save tries again"
+            logger.warning("%s%s%s", self.failure, older, retry)
+            return
+        if num_updates is not None:
             self.failure = None
-            self.last_saved = saved.num_updates
-            self.write_seconds += saved.seconds
-        return saved
+            self.last_saved = num_updates
 
     def abandon(self) -> None:
-        """End a save that is running; nothing is left of it, unless it was about to end by itself."""
+        """Stop a running save and remove its files, unless it ends first."""
         self._background.abandon()
         try:
             self.collect(wait=True)
         except Abandoned:
-            logger.warning("%s was being written and is given up", self._under_way[0])
+            logger.warning("%s was being written; this save is stopped, its files are removed", self._newest_save[0])
 
-    def _write(self, snapshot: Snapshot, status: SavedStatus) -> Saved:
-        """Everything that happens to the disk, in this order; runs beside the training."""
-        began = time.monotonic()
+    def _write(self, snapshot: Snapshot, status: SavedStatus) -> int:
+        """Write a checkpoint, then move the links and remove old ones; runs in the background thread."""
         folder = write_snapshot(self.folder / checkpoint_name(status.num_updates), snapshot, world=self._writers)
         on_main(self._writers, lambda: self._tidy(folder, status))
-        return Saved(folder, status.num_updates, time.monotonic() - began)
+        return status.num_updates
 
     def _tidy(self, folder: Path, status: SavedStatus) -> None:
-        """Let the links point to the new checkpoint and the best one, and remove those that are too many."""
+        """Move the links to the new checkpoint and the best one, and remove checkpoints that are not to be kept."""
         point_to(self.folder, LAST, folder)
         best = best_of(self.folder, status, self.config)
         if best is not None:
@@ -400,7 +383,7 @@ class Checkpoints:
                 logger.warning("%s could not be removed: %s", path, error.strerror)
 
     def _describe_failure(self, error: OSError) -> str:
-        folder, needed = self._under_way
+        folder, needed = self._newest_save
         text = f"{folder} could not be saved: {error.strerror} (it needs {size_text(needed)}"
         try:
             return f"{text}, {size_text(shutil.disk_usage(self.folder).free)} are free)"
@@ -409,7 +392,7 @@ class Checkpoints:
 
 
 def _state_in(folder: Path, values: dict[str, Any]) -> TrainerState | None:
-    """Where the run of a checkpoint stood; None if it holds only weights.
+    """The state of a checkpoint's run; None if it holds only weights.
 
     Raises:
         BrokenCheckpoint: as of `TrainerState.from_dict`.

@@ -18,7 +18,7 @@ from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
 
 @dataclass(kw_only=True)
 class TrainingConfig:
-    """What one update is, when to validate, when to stop."""
+    """What an update is, when to validate, when to stop."""
 
     max_update: int | None = field(
         default=None, metadata={"resume": "free", "help": "stop after this many updates", "unit": "updates"}
@@ -28,11 +28,11 @@ class TrainingConfig:
     )
     stop_time_hours: float | None = field(
         default=None,
-        metadata={"resume": "free", "help": "stop after this much training time, restarts added up", "unit": "hours"},
+        metadata={"resume": "free", "help": "stop after this much training time, restarts included", "unit": "hours"},
     )
     stop_min_lr: float | None = field(
         default=None,
-        metadata={"resume": "free", "help": "stop when the learning rate has fallen so far after its warm-up"},
+        metadata={"resume": "free", "help": "stop when the learning rate has fallen to this value after its warm-up"},
     )
     update_freq: int = field(
         default=1,
@@ -57,8 +57,8 @@ class TrainingConfig:
         default=100,
         metadata={
             "resume": "free",
-            "help": "give up after this many updates in a row were skipped because loss or gradients were "
-            "infinite or not a number; 0: never",
+            "help": "stop with an error after this many updates in a row were skipped because loss or gradients were "
+            "infinite or NaN; 0: never",
             "unit": "updates",
         },
     )
@@ -66,8 +66,8 @@ class TrainingConfig:
         default=1000,
         metadata={
             "resume": "free",
-            "help": "validate every so many updates; 0: do not (the end of a run is validated in any case, unless "
-            "`valid_subset` is none)",
+            "help": "updates between validations; 0: none (a run always validates at its end, unless `valid_subset` is "
+            "none)",
             "unit": "updates",
         },
     )
@@ -75,7 +75,7 @@ class TrainingConfig:
         default=1,
         metadata={
             "resume": "free",
-            "help": "validate every so many epochs; 0: do not, but at the end of the run",
+            "help": "epochs between validations; 0: none but at the end of the run",
             "unit": "epochs",
         },
     )
@@ -122,65 +122,65 @@ class CheckpointConfig:
         default="checkpoints", metadata={"help": "folder of the run; a run found in it is continued", "metavar": "PATH"}
     )
     save_interval_updates: int = field(
-        default=1000, metadata={"help": "save every so many updates; 0: do not", "unit": "updates"}
+        default=1000, metadata={"help": "updates between checkpoints; 0: none", "unit": "updates"}
     )
-    save_interval: int = field(default=0, metadata={"help": "save every so many epochs; 0: do not", "unit": "epochs"})
+    save_interval: int = field(default=0, metadata={"help": "epochs between checkpoints; 0: none", "unit": "epochs"})
     save: bool = field(default=True, metadata={"help": "write checkpoints"})
     async_save: bool = field(
         default=True,
         metadata={
-            "help": "write them beside the training, which waits only for a copy in memory; that takes as much of it "
-            "as parameters and optimizer state"
+            "help": "write checkpoints in the background; training waits only for a copy in memory, which takes as "
+            "much as parameters and optimizer state"
         },
     )
     keep_last: int = field(
-        default=2, metadata={"help": "newest checkpoints that are kept; 0: all", "unit": "checkpoints"}
+        default=2, metadata={"help": "number of newest checkpoints to keep; 0: all", "unit": "checkpoints"}
     )
     keep_best: int = field(
-        default=1, metadata={"help": "best checkpoints that are kept besides", "unit": "checkpoints"}
+        default=1, metadata={"help": "number of best checkpoints to keep as well", "unit": "checkpoints"}
     )
     keep_interval_updates: int = field(
         default=0,
-        metadata={"help": "checkpoints at multiples of this are kept besides; 0: none", "unit": "updates"},
+        metadata={"help": "also keep checkpoints at multiples of this; 0: none", "unit": "updates"},
     )
     restore_from: str | None = field(
         default=None,
         metadata={
             "path": True,
-            "help": "checkpoint or run folder to start from where save_dir holds none: its whole state, or "
-            "its weights where it has no more",
+            "help": "checkpoint or run folder to start from if save_dir holds none: its whole state, or its weights "
+            "if it has only these",
         },
     )
     reset_optimizer: bool = field(
         default=False,
-        metadata={"help": "continue with changed options of the optimizer: it begins anew, without its moments"},
+        metadata={"help": "continue with changed options of the optimizer: its state (moments) is reset"},
     )
     reset_lr_scheduler: bool = field(
         default=False,
         metadata={
-            "help": "continue with another learning rate or schedule: the new one is taken at the present number of "
-            "updates, without what the old one had observed"
+            "help": "continue with another learning rate or schedule: the new one applies from the current update, "
+            "without the state of the old one"
         },
     )
     reset_dataloader: bool = field(
         default=False,
-        metadata={"help": "continue with changed data, task or batches: the data is gone through anew, from epoch 1"},
+        metadata={"help": "continue with changed data, task or batches: the data starts again from epoch 1"},
     )
     reset_meters: bool = field(
         default=False,
-        metadata={"help": "continue with another ranking of validations: the best score and patience begin anew"},
+        metadata={"help": "continue with another ranking of validations: the best score and patience are reset"},
     )
     finetune_from: str | None = field(
         default=None,
         metadata={
-            "help": "checkpoint or run folder whose weights alone a new run begins with",
+            "help": "checkpoint or run folder from which a new run loads only the weights",
             "metavar": "PATH",
         },
     )
     finetune_skip: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "names of `finetune_from` that may be missing or differ, e.g. 'head.*': they begin anew",
+            "help": "names of tensors that are not loaded from `finetune_from`, e.g. 'head.*'",
             "several": True,
             "metavar": "PATTERN",
         },
@@ -188,15 +188,15 @@ class CheckpointConfig:
     finetune_vocabulary: str = field(
         default="equal",
         metadata={
-            "help": "common: where `finetune_from` has another number of rows (a vocabulary of another size), take "
-            "those that both have",
+            "help": "common: if `finetune_from` has another number of rows (a vocabulary of another size), load those "
+            "that both have",
             "choices": ("equal", "common"),
         },
     )
     best_metric: str = field(
         default="loss", metadata={"resume": "meters", "help": "field of the validation record that ranks checkpoints"}
     )
-    maximize_best_metric: bool = field(default=False, metadata={"resume": "meters", "help": "the larger the better"})
+    maximize_best_metric: bool = field(default=False, metadata={"resume": "meters", "help": "larger is better"})
 
     def validate(self) -> Iterator[str]:
         yield from _not_negative(self, "save_interval_updates", "save_interval", "keep_last", "keep_interval_updates")
@@ -205,9 +205,9 @@ class CheckpointConfig:
         if not self.save_dir:
             yield "save_dir is empty; it must name a folder"
         if self.finetune_from is not None and self.restore_from is not None:
-            yield "finetune_from and restore_from: a run begins with weights alone or with a whole state; give one"
+            yield "finetune_from and restore_from: a run starts with weights alone or with a whole state; give one"
         if self.finetune_from is None and (self.finetune_skip or self.finetune_vocabulary != "equal"):
-            yield "finetune_skip and finetune_vocabulary go with `finetune_from`"
+            yield "finetune_skip and finetune_vocabulary need `finetune_from`"
 
 
 def _not_negative(config: object, *names: str) -> Iterator[str]:
@@ -271,9 +271,9 @@ class TrainConfig:
     lr_range: LRRangeConfig = section("learning rate range test", saved=False)
 
     def validate(self) -> Iterator[str]:
-        """What concerns several sections at once."""
+        """Checks across sections."""
         limits = (self.training.max_update, self.training.max_epoch)
-        if limits == (None, None) and not self.lr_range.lr_range_test:  # which has a length of its own
+        if limits == (None, None) and not self.lr_range.lr_range_test:  # which has its own length
             yield "the run has no end; give `max_update` or `max_epoch`"
 
 

@@ -1,4 +1,4 @@
-"""The iterators of a run: one over the training split, one over each validation split."""
+"""The iterators of a run: over the training split and over each validation split."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DEFAULT_BATCH_SIZE = 8
 def train_iterator(
     config: DataloaderConfig, common: CommonConfig, task: Task, update_freq: int = 1, *, rank: int = 0, ranks: int = 1
 ) -> EpochBatchIterator:
-    """Shuffled batches of the training split, epoch after epoch; of `ranks` data ranks those of one."""
+    """Shuffled batches of the training split, epoch after epoch; those of one of `ranks` data-parallel ranks."""
     dataset = task.load_split(config.train_subset)
     if config.bucket_window or config.curriculum_updates:
         sizes = dataset.sizes(1)
         if len(sizes) and sizes.min() == sizes.max():
             logger.warning(
-                "all samples are counted as %d tokens: `bucket_window` and `curriculum_updates` change nothing "
+                "all samples count as %d tokens: `bucket_window` and `curriculum_updates` have no effect "
                 "(packed samples all fill `seq_length`; with `sample_one_document` they are as long as documents)",
                 sizes[0],
             )
@@ -41,7 +41,7 @@ def train_iterator(
 def valid_iterators(
     config: DataloaderConfig, common: CommonConfig, task: Task, *, rank: int = 0, ranks: int = 1
 ) -> dict[str, EpochBatchIterator]:
-    """Batches of each validation split, in order, by the split's name; empty if there is none."""
+    """Name of each validation split -> its batches, in order."""
     datasets = {split: _first(config, task.load_split(split)) for split in valid_names(config)}
     return {
         split: batch_iterator(config, common, task, dataset, shuffle=False, rank=rank, ranks=ranks)
@@ -50,12 +50,12 @@ def valid_iterators(
 
 
 def split_names(config: DataloaderConfig) -> list[str]:
-    """The splits that a run trains and validates on."""
+    """Names of the training and validation splits."""
     return list(dict.fromkeys([config.train_subset, *valid_names(config)]))
 
 
 def valid_names(config: DataloaderConfig) -> list[str]:
-    """The splits that are validated on; empty if there is none."""
+    """Names of the validation splits."""
     return [name.strip() for name in (config.valid_subset or "").split(",") if name.strip()]
 
 
@@ -70,7 +70,7 @@ def batch_iterator(
     rank: int = 0,
     ranks: int = 1,
 ) -> EpochBatchIterator:
-    """Batches of any dataset of the task; sorted by length, where that is asked for, only if they are shuffled."""
+    """Batches of a dataset of the task; `bucket_window` and `curriculum_updates` apply only if they are shuffled."""
     batch_size = config.batch_size
     if batch_size is None and config.max_tokens is None:
         batch_size = DEFAULT_BATCH_SIZE
@@ -93,14 +93,14 @@ def batch_iterator(
 
 
 def updates_per_epoch(iterator: EpochBatchIterator, update_freq: int) -> list[int]:
-    """Updates in successive epochs, repeating (shards differ); an update never reaches into the next epoch."""
+    """Updates in successive epochs, as a cycle (shards differ); no update spans two epochs."""
     shards = len(lengths_of(iterator.dataset))
     batches = [iterator.batches_left()] if shards == 1 else [iterator.batches_in(1 + shard) for shard in range(shards)]
     return [-(-count // update_freq) for count in batches]
 
 
 def total_updates(training: TrainingConfig, per_epoch: Sequence[int]) -> int | None:
-    """Length of the run by its limits in updates and epochs, None if it has neither."""
+    """Length of the run by `max_update` and `max_epoch`, None without either."""
     limits = []
     if training.max_update is not None:
         limits.append(training.max_update)
@@ -111,14 +111,12 @@ def total_updates(training: TrainingConfig, per_epoch: Sequence[int]) -> int | N
 
 
 def in_groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    """Lists of `size` batches, the last one perhaps shorter; a list is fetched only when it is asked for."""
+    """Lists of `size` batches, the last one may be shorter; fetched one list at a time."""
     while group := list(itertools.islice(batches, size)):
         yield group
 
 
 class FirstSamples:
-    """The first samples of a dataset."""
-
     def __init__(self, dataset: SampleDataset, num_samples: int) -> None:
         self.dataset = dataset
         self.num_samples = min(num_samples, len(dataset))

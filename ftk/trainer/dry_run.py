@@ -1,4 +1,4 @@
-"""What a run would be, without running it: configuration, parameters, tokens per update, updates, memory."""
+"""`--dry-run`: configuration, parameters, tokens per update, updates and memory of a run, without training."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from ftk.trainer.config import TrainConfig, describe_recipe
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
 
 GIB = 2.0**30
-LOOKED_AT = 64  # samples whose length is measured
+MEASURED_SAMPLES = 64  # whose mean length is used
 
 
-def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes | None = None) -> str:
+def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes) -> str:
     """The text that `ftk-train --dry-run` prints.
 
     Args:
-        config: the whole configuration, the model's completed by the task.
-        task: for its training split.
-        model: may be on the meta device: only shapes are read. `--freeze` is applied to it.
-        sizes: of the mesh of processes; None: one process.
+        config: of the run, with the model's configuration completed by the task.
+        task: provides the training split.
+        model: only its shapes are read, so it may be on the meta device; `freeze` is applied to it.
+        sizes: of the mesh.
 
     Raises:
         UserError: a pattern of the section "parameters" matches nothing.
     """
-    sizes = sizes or Sizes()
     apply_freeze(model, config.parameters)
-    parameter_rules(model, 0.0, config.parameters)  # so that a pattern that matches nothing is told now
+    parameter_rules(model, 0.0, config.parameters)  # refuses patterns that match nothing
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     dataset = task.load_split(config.dataloader.train_subset)
@@ -59,7 +58,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
         ("samples per update", f"{per_update_samples:,}"),
         ("tokens per update", f"about {per_update:,}"),
         ("updates per epoch", f"{per_epoch:,}"),
-        ("updates in all", f"{updates:,}"),
+        ("updates in total", f"{updates:,}"),
         ("memory, weights", f"{weights / GIB:.2f} GiB ({state}{_shared(sizes)})"),
         (
             "memory, activations",
@@ -77,29 +76,31 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
 
 
 def process_rows(sizes: Sizes) -> list[tuple[str, str]]:
-    """What is said of the processes of a run, if there are several."""
+    """The row about the mesh, if there are several processes."""
     if sizes.world == 1:
         return []
     names = ("pipeline", "replicate", "shard", "tensor")
     mesh = " x ".join(f"{name} {getattr(sizes, name)}" for name in names if getattr(sizes, name) > 1)
-    return [("processes", f"{sizes.world} ({mesh}), {sizes.data} of them with batches of their own")]
+    return [("processes", f"{sizes.world} ({mesh}), {sizes.data} data-parallel")]
 
 
 def _shared(sizes: Sizes) -> str:
-    """What memory figures are of where processes share a model."""
+    """A note on memory figures if several ranks share a model."""
     return (
-        "" if sizes.world == sizes.replicate else "; of all processes that share the model: ftk-plan tells each one's"
+        ""
+        if sizes.world == sizes.replicate
+        else "; summed over the ranks that share the model; ftk-plan shows each rank's"
     )
 
 
 def mixture_lines(dataset: BlendedDataset, samples: int) -> list[str]:
-    """A table of the corpora of a blend: what each holds, what it gives, and how often a run goes through it.
+    """A table of the corpora of a blend: their sizes, their shares, and how often a run passes over each.
 
     Args:
         dataset: the blend.
         samples: of the whole run.
     """
-    names = ("corpus", "tokens", "samples", "share", "per epoch", "passes per epoch", "passes in all")
+    names = ("corpus", "tokens", "samples", "share", "per epoch", "passes per epoch", "passes in total")
     rows = [names]
     for share in dataset.table():
         passes = share.passes * samples / dataset.samples_per_epoch
@@ -118,12 +119,12 @@ def mixture_lines(dataset: BlendedDataset, samples: int) -> list[str]:
 def memory_bytes(config: TrainConfig, trained: int, parameters: int, batch: int, tokens: int) -> tuple[int, int]:
     """(bytes of weights, gradients, optimizer state and moving average; bytes of activations of one micro-batch).
 
-    fp32 weights take 4 bytes, gradients and the moving average 4 each, and the optimizer what its options say. A
-    pre-LN layer keeps for the backward pass, per token, about 17 H values (two layer norms 2, qkv 3, attention 1,
-    output 1, feed-forward input 1, inner size before and after the activation 8, residuals 1) in the computing
-    precision; checkpointed, its input alone (full) or some 10 H (selective: qkv, attention, both outputs, the inner
-    size once), and one layer at a time is whole again. The loss keeps about 2 V values at the loss positions, some
-    18 % of all, or of one chunk of them, in fp32.
+    fp32 weights, gradients and the moving average take 4 bytes each; the optimizer's options state the size of its
+    state. For the backward pass a pre-LN layer stores about 17 H values per token in the computing precision: two layer
+    norms 2, qkv 3, attention 1, output 1, feed-forward input 1, inner size before and after the activation 8, residuals
+    1. A checkpointed layer stores its input (full) or about 10 H (selective: qkv, attention, both outputs, the inner
+    size once), and one layer at a time is recomputed. The loss stores about 2 V values in fp32 for each target (about
+    18 % of the positions), or for those of one chunk.
     """
     average = 4 if config.ema.ema_decay else 0
     weights = 4 * parameters + round((4 + average + getattr(config.optimizer.config, "state_bytes", 8.0)) * trained)
@@ -139,14 +140,14 @@ def memory_bytes(config: TrainConfig, trained: int, parameters: int, batch: int,
 
 
 def _values_per_token(engine: EngineConfig, num_layers: int) -> int:
-    """What all layers keep of a token for the backward pass, in multiples of H."""
+    """Values per token that all layers store for the backward pass, in multiples of H."""
     kept = {"none": 17, "selective": 10, "full": 1}[engine.activation_checkpointing]
     checkpointed = 0 if kept == 17 else -(-num_layers // engine.checkpoint_every)
     return 17 * (num_layers - checkpointed) + kept * checkpointed + (17 - kept if checkpointed else 0)
 
 
 def _batch(config: TrainConfig, sizes: np.ndarray) -> int:
-    """Samples of a typical batch."""
+    """Number of samples in a typical batch."""
     if config.dataloader.max_tokens is None:
         return config.dataloader.batch_size or DEFAULT_BATCH_SIZE
     samples = max(1, config.dataloader.max_tokens // int(sizes.max()))
@@ -154,8 +155,8 @@ def _batch(config: TrainConfig, sizes: np.ndarray) -> int:
 
 
 def _mean_length(dataset: SampleDataset) -> float:
-    """Tokens of a sample, on average over the first ones."""
-    lengths = [dataset.sample(1, index)["tokens"].shape[-1] for index in range(min(LOOKED_AT, len(dataset)))]
+    """Mean number of tokens of the first samples."""
+    lengths = [dataset.sample(1, index)["tokens"].shape[-1] for index in range(min(MEASURED_SAMPLES, len(dataset)))]
     return sum(lengths) / len(lengths)
 
 

@@ -1,4 +1,4 @@
-"""Places in the training loop where other code can look in or act, without a change to the Trainer."""
+"""Hooks: code that the Trainer calls at fixed places of the training loop."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What a hook is shown: the parts that it may use, and where the run stands.
+    """The argument of hooks: parts of the run that they may use, and its progress.
 
     Attributes:
         config: of the run.
-        model: this rank's part of it, under the names of the whole one.
+        model: this rank's part of it, with the parameter names of the whole model.
         optimizer: of its trained parameters.
         world: the ranks of the run, each of which calls its own hooks.
         folder: of the run.
@@ -37,8 +37,8 @@ class StepInfo:
         num_updates: updates done, skipped ones included; during an update those before it.
         epoch: of the last update.
         lr: learning rate of the last update.
-        sums: of the last update, name -> (0-d sum, 0-d count) on the device, of this rank's batches: "loss" (a stage of
-            a pipeline may have none), the criterion's meters, and once it is done "gnorm".
+        sums: of the last update, name -> (0-d sum, 0-d count) on the device, of this rank's batches: "loss" (not on all
+            stages of a pipeline), the criterion's meters, and after the update "gnorm".
         num_tokens, num_targets: of the last update, on all ranks; padding counts as tokens.
         skip: whether the last update was skipped, 0-d bool on the device; None before the first.
     """
@@ -65,9 +65,9 @@ class StepInfo:
 class Hook:
     """Called by the Trainer at these places, in this order; each method does nothing unless it is overridden.
 
-    A hook may read and change `step.model` and its gradients and the state of `step.optimizer`. One that is called on
-    every update must not ask the device for a value (`.item()`, `if tensor:`), or the step waits for it. An exception
-    that it raises ends the run as any failure does.
+    A hook may read and change `step.model`, its gradients and the state of `step.optimizer`. One that is called on
+    every update must not read a value from the device (`.item()`, `if tensor:`), or each update waits for the device.
+    An exception in a hook ends the run like any other failure.
 
         @register_hook("print_norms")
         class PrintNorms(Hook):
@@ -81,42 +81,40 @@ class Hook:
         """Everything is built and loaded."""
 
     def before_step(self, step: StepInfo, micro_batches: list[Batch]) -> None:
-        """An update begins; the batches are on the CPU."""
+        """Before an update; the batches are on the CPU."""
 
     def after_backward(self, step: StepInfo) -> None:
-        """The gradients of the whole update are there, unscaled; they are not yet clipped."""
+        """After the backward passes of an update; gradients are unscaled and not yet clipped."""
 
     def after_step(self, step: StepInfo) -> None:
-        """The update is done and counted in `step.num_updates`."""
+        """After an update, which `step.num_updates` now counts."""
 
     def on_record(self, step: StepInfo, record: Record) -> None:
-        """A training or validation record is written; keys that are added go with it."""
+        """Before a training or validation record is written; a hook may add keys to it."""
 
     def after_epoch(self, step: StepInfo) -> None:
-        """The last update of epoch `step.epoch` is done."""
+        """After the last update of epoch `step.epoch`."""
 
     def before_validation(self, step: StepInfo) -> None:
-        """The validation splits are about to be gone through."""
+        """Before a validation."""
 
     def after_validation(self, step: StepInfo, results: dict[str, Record]) -> None:
-        """They have been: split -> figures. Figures that are added can rank checkpoints (`best_metric`).
+        """After a validation, with split -> figures. A hook may add figures, also for `best_metric`.
 
-        On several ranks those of the main one count.
+        On several ranks those of the main rank count.
         """
 
     def before_checkpoint(self, step: StepInfo) -> None:
-        """A checkpoint of the present state is about to be written."""
+        """Before a checkpoint of the current state is saved."""
 
     def after_checkpoint(self, step: StepInfo, folder: Path) -> None:
-        """It was taken: the state may change again. A background save may still be writing the folder."""
+        """After the state was copied for a checkpoint; a background save may still be writing the folder."""
 
     def after_train(self, step: StepInfo, summary: Summary) -> None:
-        """The run has ended by itself or by a signal, not by a failure."""
+        """After the run has reached a limit or received a signal; not after a failure."""
 
 
 class Hooks:
-    """Hooks called one after the other."""
-
     def __init__(self, hooks: list[Hook]) -> None:
         self._hooks = hooks
 
@@ -124,24 +122,24 @@ class Hooks:
         return iter(self._hooks)
 
     def call(self, place: str, *arguments: object) -> None:
-        """Calls the method named `place` of each hook; a failing hook of a plugin is named in the log."""
+        """Call the method named `place` of each hook; if a plugin's hook fails, an error in the log names it."""
         for hook in self._hooks:
             try:
                 getattr(hook, place)(*arguments)
             except UserError:
                 raise
             except Exception:
-                if _is_of_others(hook):
+                if _is_of_plugin(hook):
                     kind = type(hook)
                     logger.error("the hook %s (%s) failed in %s", kind.__qualname__, kind.__module__, place)
                 raise
 
     def may_add_figures(self) -> bool:
-        """Whether there is code of others that a validation's figures are shown to, which may add some."""
-        return any(_is_of_others(hook) and type(hook).after_validation is not Hook.after_validation for hook in self)
+        """Whether a plugin's hook overrides `after_validation`, and so may add figures."""
+        return any(_is_of_plugin(hook) and type(hook).after_validation is not Hook.after_validation for hook in self)
 
 
-def _is_of_others(hook: Hook) -> bool:
+def _is_of_plugin(hook: Hook) -> bool:
     return type(hook).__module__.partition(".")[0] != "ftk"
 
 

@@ -1,4 +1,4 @@
-"""Whether a run can be spread over its processes as its options say; asked before any of them waits for another."""
+"""Checks of the options of parallel training, before the ranks connect."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 
 
 def check_parallel(config: TrainConfig, task: Task) -> Sizes:
-    """Refuse what cannot be spread as the options say, with the numbers: before any process waits for another.
+    """Refuse options of parallel training that do not fit the model or the number of processes.
 
     Args:
-        config: the model's completed by the task.
+        config: of the run, with the model's configuration completed by the task.
         task: builds the model, on the meta device.
 
     Returns:
-        How many processes there are along each dimension; for `dry_run` alone as many as the options need.
+        The number of processes along each dimension; for `dry_run` without torchrun, as many as the options need.
 
     Raises:
-        UserError: sizes do not go with the number of processes, heads, layers, schedule or micro-batches, or an option
-            is for another way of sharing the work than they give.
+        UserError: sizes do not fit the number of processes, heads, layers, the schedule or the number of micro-batches,
+            or an option is for another kind of parallelism.
     """
     parallel = config.parallel
     num_processes = int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else 1
@@ -45,7 +45,7 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
         num_processes *= (given[0] or 1) * (given[1] or 1)
     sizes = resolve_sizes(parallel, num_processes)
     _check_offload(config)
-    _check_that_all_counts(parallel, sizes)
+    _check_options_apply(parallel, sizes)
     if sizes.pipeline == sizes.tensor == 1:
         return sizes
     with torch.device("meta"):
@@ -60,75 +60,73 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
         layers = getattr(model, "layers", ())
         layout = check_pipeline(parallel, config.engine, len(layers), config.training.update_freq)
         if config.parameters.freeze:
-            _check_that_all_train(config, model, layout)
+            _check_ranks_train(config, model, layout)
     return sizes
 
 
 def _check_offload(config: TrainConfig) -> None:
-    """Refuse what would mix tensors of the host and of a GPU in the optimizer's step."""
+    """Refuse options that would mix tensors of the host and of a GPU in the optimizer's step."""
     if not config.parallel.cpu_offload or resolve_device(config.common.device).type != "cuda":
         return
     if config.training.precision == "fp16":
         raise UserError(
-            "`cpu_offload` keeps gradients on the host, where fp16's loss scale is not; use `precision` bf16"
+            "`cpu_offload` keeps gradients on the host, but fp16's loss scale is on the GPU; use `precision` bf16"
         )
     if config.optimizer.name in ("muon", "composite"):
         raise UserError(
-            f"`cpu_offload` keeps parameters on the host, `optimizer` {config.optimizer.name} needs them whole on the "
-            f"GPU; use `optimizer` adamw"
+            f"`cpu_offload` keeps parameters on the host, but `optimizer` {config.optimizer.name} needs whole ones on "
+            f"the GPU; use `optimizer` adamw"
         )
 
 
-def _check_that_all_counts(parallel: ParallelConfig, sizes: Sizes) -> None:
-    """Refuse an option that the sizes, now that all are known, would leave without a meaning.
-
-    The command of a process alone is that of several without torchrun: there it is only said.
+def _check_options_apply(parallel: ParallelConfig, sizes: Sizes) -> None:
+    """Refuse options that have no effect with these sizes; with one process (no torchrun), only warn.
 
     Raises:
-        UserError: an option is for another way of sharing the work.
+        UserError: an option is for another kind of parallelism.
     """
-    of_copies, of_shares = list(_given_for_copies(parallel)), list(_given_for_shares(parallel))
+    for_replicas, for_shards = list(_options_for_replicas(parallel)), list(_options_for_shards(parallel))
     if sizes.world == 1:
-        if given := [*of_copies, *of_shares]:
-            logger.warning("%s: for several processes (torchrun); with this one it does nothing", ", ".join(given))
+        if given := [*for_replicas, *for_shards]:
+            logger.warning("%s: for several processes (torchrun); no effect on one process", ", ".join(given))
         return
     copies = sizes.replicate == sizes.world and not parallel.cpu_offload
     mesh = " x ".join(f"{name} {size}" for name, size in sizes._asdict().items() if size > 1)
-    if of_copies and not copies:
+    if for_replicas and not copies:
         raise UserError(
-            f"{of_copies[0]} is for copies of the whole model, and the processes are {mesh}; leave it out, or give "
+            f"{for_replicas[0]} is for replicas of the whole model, but the mesh is {mesh}; leave it out, or give "
             f"`data_parallel_replicate_size` {sizes.world}"
         )
-    if of_shares and (copies or (sizes.data == 1 and not parallel.cpu_offload)):
+    if for_shards and (copies or (sizes.data == 1 and not parallel.cpu_offload)):
         raise UserError(
-            f"{of_shares[0]} is for parameters that are shared out, and the processes are {mesh}; leave it out, or "
+            f"{for_shards[0]} is for sharded parameters, but the mesh is {mesh}; leave it out, or "
             f"give `data_parallel_shard_size`"
         )
     if sizes.pipeline > 1 and sizes.shard > 1 and parallel.zero_stage != 1:
         if parallel.zero_stage == 2:
             raise UserError("`zero_stage` 2: a pipeline keeps whole gradients until an update ends; use `zero_stage` 1")
-        logger.info("in a pipeline only the optimizer's state stays shared out during an update, as by `zero_stage` 1")
+        logger.info("in a pipeline only the optimizer's state stays sharded during an update, as with `zero_stage` 1")
 
 
-def _given_for_copies(parallel: ParallelConfig) -> Iterator[str]:
+def _options_for_replicas(parallel: ParallelConfig) -> Iterator[str]:
     if parallel.gradient_compression != "none":
         yield f"`gradient_compression` {parallel.gradient_compression}"
     if parallel.find_unused_parameters:
         yield "`find_unused_parameters`"
 
 
-def _given_for_shares(parallel: ParallelConfig) -> Iterator[str]:
+def _options_for_shards(parallel: ParallelConfig) -> Iterator[str]:
     usual = ParallelConfig()
     for name in ("zero_stage", "gather_dtype", "reduce_dtype", "prefetch_blocks"):
         if (value := getattr(parallel, name)) != getattr(usual, name):
             yield f"`{name}` {value}"
 
 
-def _check_that_all_train(config: TrainConfig, model: nn.Module, layout: PipelineLayout) -> None:
-    """Refuse a pipeline of which a process would have no parameter to train: there is no optimizer of none.
+def _check_ranks_train(config: TrainConfig, model: nn.Module, layout: PipelineLayout) -> None:
+    """Refuse a pipeline in which a rank would have no parameter to train: an optimizer needs at least one.
 
     Args:
-        model: whole, on the meta device; what is frozen is frozen in it.
+        model: the whole one, on the meta device; `freeze` is applied to it.
     """
     from ftk.model_parallel.pipeline.stages import cut_model
 
@@ -137,6 +135,6 @@ def _check_that_all_train(config: TrainConfig, model: nn.Module, layout: Pipelin
         if not any(parameter.requires_grad for parameter in cut_model(model, layout, rank).model.parameters()):
             layers = ", ".join(str(layer) for stage in layout.stages_of(rank) for layer in layout.layers_of(stage))
             raise UserError(
-                f"`freeze` leaves process {rank} of the pipeline, with the layers {layers}, nothing to train; give it "
-                f"others too by `pipeline_layers`, or take fewer processes"
+                f"`freeze` leaves rank {rank} of the pipeline, with the layers {layers}, no parameter to train; give "
+                f"it other layers by `pipeline_layers`, or use fewer ranks"
             )

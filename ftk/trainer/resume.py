@@ -1,4 +1,4 @@
-"""Whether a run may go on with other options than it began with, and what begins anew with them."""
+"""Which options may change when a run continues, and which parts of its state are reset."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def check_changes(
     processes_before: int = 1,
     processes: int = 1,
 ) -> set[str]:
-    """Show what changed since a checkpoint was written, and refuse what would change the results silently.
+    """Log the options that changed since a checkpoint, and refuse changes that would silently change results.
 
     Args:
         config: of this run.
         before: the configuration in the checkpoint.
         folder: the checkpoint, for messages.
-        own: whether it is of this run's folder, and no other run's.
+        own: whether it is in this run's folder, not another run's.
         data_before, data: `data_identity` then and now; None: not known.
-        processes_before, processes: that take batches of their own, then and now.
+        processes_before, processes: number of data-parallel ranks then and now.
 
     Returns:
-        What is not to be taken from the checkpoint: of "optimizer", "lr_scheduler", "dataloader", "meters".
+        The parts that are not loaded from the checkpoint, of "optimizer", "lr_scheduler", "dataloader", "meters".
 
     Raises:
-        UserError: an option has changed on which the state in the checkpoint depends, and no reset is asked for.
+        UserError: an option has changed on which the state in the checkpoint depends, and its reset option is off.
     """
     changes = _with_data(find_changes(before, config), data_before, data)
     changes = _with_processes(changes, config.training.update_freq, processes_before, processes)
@@ -63,12 +63,12 @@ def check_changes(
         logger.info("changed since this checkpoint: %s", change)
     resets = set()
     for kind in sorted(asked):
-        # The same command continues a run: then what it asks for is done already, and the checkpoint says so.
+        # The same command continues a run; then the checkpoint's configuration shows that the reset is done.
         done = own and (before.get("checkpoint") or {}).get(f"reset_{kind}")
         if done and not any(change.resume == kind for change in changes):
-            logger.info("%s: was done when this run went on with it before; not again", _flag(kind))
+            logger.info("%s: done when this run was continued with it before; not repeated", _flag(kind))
         else:
-            logger.info("%s: its state begins anew", _flag(kind))
+            logger.info("%s: its state is reset", _flag(kind))
             resets.add(kind)
     return resets
 
@@ -101,14 +101,14 @@ def with_recipe_of_run(config: TrainConfig) -> TrainConfig:
 def describe_stretch(
     config: TrainConfig, before: dict[str, Any], updates_per_epoch: Sequence[int], num_updates: int
 ) -> str | None:
-    """What another length of the run does to a schedule that ends with it; None if that stays as it was.
+    """How a new length of the run changes the learning rate of a schedule that ends with it; None if it does not.
 
-    Also None where the schedule itself is another one than before: then its old length says nothing.
+    Also None if the schedule itself has changed.
 
     Args:
         config, before: as of `check_changes`.
         updates_per_epoch: of this run.
-        num_updates: where it goes on.
+        num_updates: updates done.
     """
     keys = [change.key for change in find_changes(before, config)]
     if any(key == "optimizer.lr" or key.startswith("lr_scheduler.") for key in keys):
@@ -123,16 +123,16 @@ def describe_stretch(
     if was == now:
         return None
     return (
-        f"the schedule ends with the run, now at update {lengths[1]} and not {lengths[0]}: the learning rate after "
-        f"update {num_updates} is {now:.4g}, it was to be {was:.4g} "
-        f"(`decay_updates` {lengths[0]} `reset_lr_scheduler` keep it)"
+        f"the schedule ends with the run, now at update {lengths[1]} instead of {lengths[0]}: the learning rate after "
+        f"update {num_updates} is {now:.4g} instead of {was:.4g} "
+        f"(`decay_updates` {lengths[0]} `reset_lr_scheduler` keep the old one)"
     )
 
 
 def data_identity(task: Task, split: str) -> str | None:
-    """What tells the documents of a split from others, wherever they lie: their number and their sizes.
+    """The number of a split's documents and a checksum of their sizes, which identify them in any folder.
 
-    Of many documents only some are looked at. None where the corpus has no documents.
+    Of many documents only a sample of the sizes is used. None if the corpus has no documents.
     """
     documents = getattr(task.corpus, "documents", None)
     if documents is None:
@@ -143,10 +143,10 @@ def data_identity(task: Task, split: str) -> str | None:
 
 
 def _with_data(changes: Sequence[Change], before: str | None, now: str | None) -> list[Change]:
-    """The changes, with what is known of the data itself in place of what its path suggests."""
+    """The changes, corrected by the identity of the data: another path may hold the same data."""
     if before is None or now is None:
         return list(changes)
-    if before == now:  # moved, for example to a disk of the machine that the job runs on
+    if before == now:  # moved, for example to a local disk
         return [
             Change(change.key, change.old, change.new, FREE) if change.key == "dataset.data" else change
             for change in changes
@@ -155,7 +155,7 @@ def _with_data(changes: Sequence[Change], before: str | None, now: str | None) -
 
 
 def _with_processes(changes: Sequence[Change], update_freq: int, before: int, now: int) -> list[Change]:
-    """The changes, with what follows from another number of processes: batches of an update are theirs together."""
+    """The changes, with that of the number of batches per update, which depends on the number of processes."""
     if before == now:
         return list(changes)
     key = "training.update_freq"
@@ -169,16 +169,16 @@ def _with_processes(changes: Sequence[Change], update_freq: int, before: int, no
 
 
 def _refusal(folder: Path, refused: Sequence[Change], others: Sequence[Change]) -> str:
-    lines = [f"{folder} was made with other options; with these its run would give other results:"]
+    lines = [f"{folder} was made with other options; these would change the results of its run:"]
     for change in refused:
-        way = "another model or run" if change.resume == FIXED else f"{_flag(change.resume)} starts its state over"
+        way = "needs a new run" if change.resume == FIXED else f"{_flag(change.resume)} resets its state"
         lines.append(f"  {change}   ({way})")
     if others:
-        lines.append("these, given as well, could be taken:")
+        lines.append("these also changed, and are allowed:")
         lines += [f"  {change}" for change in others]
     lines.append(
-        f"give the old values (they are in {folder / 'config.yaml'}), the options named above, or another `save_dir`, "
-        f"with `finetune_from` {folder} for its weights"
+        f"give the old values (see {folder / 'config.yaml'}), the options named above, or another `save_dir` with "
+        f"`finetune_from` {folder} to load its weights"
     )
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""The parts of a training run as one value: built from a configuration, filled from a checkpoint if there is one."""
+"""The parts of a training run as one value, built from a configuration and loaded from a checkpoint if there is one."""
 
 from __future__ import annotations
 
@@ -51,25 +51,25 @@ _ALWAYS = ("loss", "num_targets", "num_batches", "valid_seconds")  # figures of 
 
 @dataclass
 class Run:
-    """What a `Trainer` trains with.
+    """The parts of a run, for a `Trainer`.
 
     Attributes:
         config: of the run.
-        task: gives the samples.
-        model: this rank's part of it, under the names of the whole one.
+        task: provides the samples.
+        model: this rank's part of it, with the parameter names of the whole model.
         optimizer: of its trained parameters.
         schedule: learning rates.
-        update: takes an update: `update.runner` takes micro-batches through the model.
+        update: takes updates; `update.runner` runs forward and backward passes.
         ema: the moving average of the weights, None if there is none.
-        train_iterator: batches of this rank, where the run stands.
+        train_iterator: batches of this rank.
         valid_iterators: by split.
-        updates_per_epoch: in successive epochs, repeating.
+        updates_per_epoch: in successive epochs, as a cycle.
         total_updates: length of the run, None without a limit.
         num_trained: trained parameters of the whole model.
         checkpoints: of the run's folder.
-        state: where the run stands.
+        state: progress of the run.
         hooks: of ftk, the task and the user.
-        stopwatch: time spent on the run.
+        stopwatch: measures the time of the run.
         world: the ranks of the run.
     """
 
@@ -96,7 +96,7 @@ class Run:
         return self.world.device
 
     def describe(self) -> None:
-        """The first lines of the log."""
+        """Log the first lines."""
         num_updates, total = self.state.num_updates, self.total_updates
         if num_updates > 0:
             logger.info("continuing after %s, in epoch %d", counted(num_updates, "update"), self.train_iterator.epoch)
@@ -118,9 +118,9 @@ class Run:
 
 
 def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
-    """The task of a configuration, and the configuration with what only the task knows of the model filled in.
+    """The task of a configuration, and the configuration with the model options that the task determines.
 
-    What the architecture's recipe gave is replaced by what the run had, where one is continued.
+    If a run is continued, its options replace those of the architecture's recipe.
     """
     config = with_recipe_of_run(config)
     task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
@@ -137,18 +137,19 @@ def build_run(
     world: World | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Run:
-    """Build everything that a configuration names, new or where the run in `save_dir` stopped.
+    """Build the parts of a configuration, for a new run or to continue the one in `save_dir`.
 
     Args:
-        config: the whole configuration of the run.
-        task: gives the samples; None: as configured. One that is given has completed the model's config.
-        model: on the CPU, with its initial weights; of several ranks it may be on the meta device. None: as configured.
+        config: of the run.
+        task: provides the samples, and has completed the model's configuration; None: as configured.
+        model: on the CPU, with its initial weights; with several ranks it may be on the meta device. None: as
+            configured.
         criterion: the loss; None: as configured.
-        world: the ranks of the run, each of which calls this; None: this one alone.
-        clock: seconds, rising; for tests.
+        world: the ranks of the run, each of which calls this; None: this process alone.
+        clock: monotonic, in seconds; for tests.
 
     Raises:
-        UserError: parts do not go with each other, or a checkpoint does not go with the run.
+        UserError: parts do not fit each other, or a checkpoint does not fit the run.
     """
     world = world or World.single(resolve_device(config.common.device))
     if task is None:
@@ -176,9 +177,9 @@ def build_run(
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
-        # By name, and of the whole model: no rank may hold all that a rule is about.
+        # By name and of the whole model: a rank may not hold all parameters of a rule.
         rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
-        # A checkpoint overwrites all values of the model, which need not be drawn then.
+        # Initial values are needed only if no checkpoint overwrites them.
         runner, model = spread(config, model, criterion, world, fill=found is None)
         optimizer = build_optimizer(config.optimizer, rules, model)
         schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=total_updates)
@@ -212,7 +213,7 @@ def build_run(
             stopwatch=stopwatch,
             world=world,
         )
-        _fill(run, found)
+        _load(run, found)
     except BaseException:
         checkpoints.release()
         raise
@@ -225,9 +226,9 @@ def build_run(
 
 
 def build_model(config: TrainConfig, task: Task, world: World) -> nn.Module:
-    """The whole model with its initial values; without values where several ranks will have a part of it each.
+    """The whole model with its initial values; on the meta device if several ranks will each hold a part of it.
 
-    A model that cannot fill itself name by name (`initial_value`) is built whole on each of them.
+    A model without `initial_value`, which draws values by name, is always built with its values.
     """
     if world.size > 1 and world.sizes.replicate < world.size:
         with torch.device("meta"):
@@ -240,17 +241,17 @@ def build_model(config: TrainConfig, task: Task, world: World) -> nn.Module:
 def spread(
     config: TrainConfig, model: nn.Module, criterion: Criterion, world: World, *, fill: bool = True
 ) -> tuple[Runner, nn.Module]:
-    """Spread a model over the ranks, in place.
+    """Distribute a model over the ranks, in place.
 
     Args:
         config: of the run.
-        model: as `build_model` made it, frozen where it is to be.
+        model: from `build_model`; `freeze` is applied.
         criterion: computes the loss.
         world: the ranks.
-        fill: off: what has no values yet gets none, as a checkpoint will fill it.
+        fill: whether to draw initial values for parameters on the meta device; off if a checkpoint is loaded next.
 
     Returns:
-        What takes batches through it, and what this rank holds of it, under the names of the whole one.
+        The runner, and this rank's part of the model, with the parameter names of the whole model.
     """
     precision, seed = config.training.precision, config.common.seed
     if world.sizes.pipeline > 1:
@@ -279,11 +280,11 @@ def spread(
 
 
 def build_optimizer(chosen: Chosen, rules: ParameterRules, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of what this rank holds of a model.
+    """The optimizer for this rank's part of a model.
 
     Args:
-        chosen: which one; a class whose `__init__` has a parameter `all_names` is also told the names of all trained
-            parameters, those of other ranks too.
+        chosen: the optimizer; if its `__init__` has a parameter `all_names`, it gets the names of all trained
+            parameters on all ranks.
         rules: of the whole model.
         model: this rank's part of it.
     """
@@ -294,7 +295,7 @@ def build_optimizer(chosen: Chosen, rules: ParameterRules, model: nn.Module) -> 
 
 
 def _hooks(config: TrainConfig, task: Task, update: Update) -> Hooks:
-    """The hooks of reports and of the section `debug`, the watch for skipped updates, the task's and the user's.
+    """The hooks for reports, skipped updates and the section `debug`, and those of the task and the user.
 
     Raises:
         UserError: an `inspect` pattern or a name of `hooks` matches nothing, or a package is missing.
@@ -310,23 +311,23 @@ def _hooks(config: TrainConfig, task: Task, update: Update) -> Hooks:
                 debug.inspect_interval, debug.inspect, update.model, compiled=compiled, world=world, uncounted=uncounted
             )
         )
-    if debug.detect_anomaly:  # the last one of ours: it takes the gradients away
+    if debug.detect_anomaly:  # after ftk's other hooks, since it removes the gradients
         hooks.append(DetectAnomaly(update))
     return Hooks([*hooks, *task.hooks(), *build_hooks(config.training.hooks)])
 
 
-# -- where it starts --------------------------------------------------------------------------------------------
+# -- start of a run ---------------------------------------------------------------------------------------------
 
 
-def _fill(run: Run, folder: Path | None) -> None:
-    """Take weights and state from a checkpoint, or weights alone from `finetune_from`.
+def _load(run: Run, folder: Path | None) -> None:
+    """Load weights and state from a checkpoint, or only weights from `finetune_from`.
 
     Args:
         run: new.
-        folder: the checkpoint that `Checkpoints.find` has found; None: a new run.
+        folder: the checkpoint from `Checkpoints.find`; None: a new run.
 
     Raises:
-        UserError: the checkpoint does not go with the run.
+        UserError: the checkpoint does not fit the run.
     """
     config = run.config
     tokenizer = run.task.tokenizer.fingerprint
@@ -339,11 +340,11 @@ def _fill(run: Run, folder: Path | None) -> None:
     _check_best_metric(run)
     state = run.state
     if folder is not None and state.num_updates > 0:  # not of weights alone
-        _take_average(folder, run.ema, run.world)
+        _load_average(folder, run.ema, run.world)
         stretch = describe_stretch(config, read_config(folder), run.updates_per_epoch, state.num_updates)
         if stretch is not None:
             logger.warning("%s", stretch)
-        # What is to begin anew is empty in the state.
+        # Parts of the state that were reset are empty.
         if state.iterator:
             run.train_iterator.load_state_dict(state.iterator)
         if state.lr_scheduler:
@@ -357,26 +358,26 @@ def _fill(run: Run, folder: Path | None) -> None:
     state.data_processes = run.world.sizes.data
 
 
-def _take_average(folder: Path, ema: EMA | None, world: World) -> None:
-    """The averaged weights of a checkpoint, if it has some and the run keeps an average."""
+def _load_average(folder: Path, ema: EMA | None, world: World) -> None:
+    """Load the averaged weights of a checkpoint, if it has some and the run keeps an average."""
     if "ema" not in extra_tensor_names(folder):
         return
     if ema is None:
-        logger.warning("%s has averaged weights; without `ema_decay` they are not kept on", folder)
+        logger.warning("%s has averaged weights; without `ema_decay` they are dropped", folder)
         return
     # Other parameters may be frozen than before (--reset-optimizer).
     new = load_extra_tensors(folder, "ema", ema.state_dict(), world=world)
     if new:
-        logger.info("the moving average begins anew for %s", ", ".join(new))
+        logger.info("the moving average starts again for %s", ", ".join(new))
 
 
 def _check_best_metric(run: Run) -> None:
-    """Refuse a figure to rank by that no validation gives; where a plugin's hook may add it, warn.
+    """Refuse a `best_metric` that validations do not have; only warn if a plugin's hook may add it.
 
-    Where it is not one that every validation gives, the first batch is gone through, to see which others there are.
+    If it is not a figure of every validation, the first batch is evaluated to find the others.
 
     Raises:
-        UserError: no validation gives it.
+        UserError: validations do not have it.
     """
     metric, averages = run.config.checkpoint.best_metric, run.config.ema.ema_decay > 0
     always = (*_ALWAYS, "ppl") if "loss" in run.update.criterion.nats else _ALWAYS
@@ -387,14 +388,14 @@ def _check_best_metric(run: Run) -> None:
     known = with_averages(known, averages)
     if metric in known:
         return
-    text = f"`best_metric` {metric} is none of the validation's figures: {', '.join(known)}"
+    text = f"`best_metric` {metric} is not one of the validation's figures: {', '.join(known)}"
     if not run.hooks.may_add_figures():
         raise UserError(text)
     logger.warning("%s; if no hook adds it, the run ends at its first validation", text)
 
 
 def _warn_of_short_updates(run: Run) -> None:
-    """Where there are fewer samples than an update is to have, no update has what was asked for."""
+    """Warn if the training set has fewer samples than an update needs."""
     batch_size = run.train_iterator.limits.batch_size
     available = int(lengths_of(run.train_iterator.dataset).max())  # of the longest shard
     batches = run.config.training.update_freq * run.world.sizes.data

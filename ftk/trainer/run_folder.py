@@ -1,4 +1,4 @@
-"""The folder of a run: made once the run is sure to start, locked by it alone; and which checkpoints stay in it."""
+"""The folder of a run: created, locked, and cleared of old checkpoints."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ except ImportError:  # not a Unix
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
-LOCK_WAIT_SECONDS = 12.0  # data workers of a run that was killed hold its lock until they notice, some seconds later
+LOCK_WAIT_SECONDS = 12.0  # data workers of a killed run hold its lock for some seconds
 
 
 class RunFolder:
-    """`save_dir`; the main rank alone uses it."""
+    """`save_dir`; used by the main rank only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None  # held while this run trains
 
     def prepare(self, config: Mapping[str, Any]) -> None:
-        """Make the folder with its `config.yaml`.
+        """Create the folder with its `config.yaml`.
 
         Raises:
-            UserError: it cannot be a folder or written to, it is a data folder, or another process trains in it.
+            UserError: it cannot be created or written to, it is a data folder, or another process trains in it.
             OSError: the disk is full or the like.
         """
         try:
@@ -55,7 +55,7 @@ class RunFolder:
         self.claim()
         for link in (self.path / LAST, self.path / BEST):  # now, and not at the first save
             if link.exists() and not link.is_symlink():
-                raise UserError(f"{link}: is not a link; move it away, ftk keeps a link of this name")
+                raise UserError(f"{link}: is not a link; move it away, ftk needs a link of this name")
         content = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         try:
             write_whole(self.path / "config.yaml", content)
@@ -63,13 +63,13 @@ class RunFolder:
             raise _not_writable(self.path / "config.yaml", error) from error
 
     def claim(self) -> None:
-        """Keep other processes from training in this folder; the system forgets the claim when this one ends.
+        """Lock the folder, so that no other process trains in it; the system unlocks it when this process ends.
 
         Raises:
             UserError: it is a data folder, another process trains in it, or it cannot be written to.
         """
         if (self.path / RECORD).exists():
-            raise UserError(f"`save_dir` {self.path}: it holds data, of which {RECORD} says all; name another folder")
+            raise UserError(f"`save_dir` {self.path}: it holds data (see {RECORD}); name another folder")
         if self._lock is not None or fcntl is None:
             return
         try:
@@ -94,16 +94,16 @@ class RunFolder:
         self._lock = lock
 
     def release(self) -> None:
-        """Let others train in this folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             if fcntl is not None:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: data workers have inherited the file
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: data workers share the file
             os.close(self._lock)
             self._lock = None
 
 
 def _not_writable(path: Path, error: OSError) -> Exception:
-    """What is to be raised: the user's mistake, or the world's failure with the file's name."""
+    """The exception to raise: a `UserError` for a mistake of the user, else an `OSError` with the file's name."""
     if isinstance(error, PermissionError):
         return UserError(f"`save_dir` {path}: no permission to write there")
     if error.errno in (errno.EROFS, errno.ELOOP, errno.EISDIR, errno.EINVAL):
@@ -113,10 +113,10 @@ def _not_writable(path: Path, error: OSError) -> Exception:
 
 @dataclass(frozen=True)
 class SavedStatus:
-    """What a run knows of its checkpoints when it has written one.
+    """The checkpoints and validations of a run after a save.
 
     Attributes:
-        num_updates: of the one that was written.
+        num_updates: of the checkpoint that was saved.
         best: number of updates of the best validation, None before the first.
         scores: checkpoint's name -> its validation metric.
     """
@@ -127,10 +127,10 @@ class SavedStatus:
 
 
 def best_of(folder: Path, status: SavedStatus, config: CheckpointConfig) -> Path | None:
-    """The checkpoint of a run's folder that `checkpoint_best` is to mean; None: it stays as it is.
+    """The new target of the link `checkpoint_best` in a run's folder; None: the link does not change.
 
-    That is the one of the best validation. Where it could not be saved, an older best one stays; where that is gone,
-    the best of those that are there takes its place.
+    That is the checkpoint of the best validation. If it could not be saved, the link keeps its target; if that does not
+    exist, the target is the best existing checkpoint.
     """
     if status.best is not None and is_checkpoint(folder / checkpoint_name(status.best)):
         return folder / checkpoint_name(status.best)
@@ -140,22 +140,21 @@ def best_of(folder: Path, status: SavedStatus, config: CheckpointConfig) -> Path
 
 
 def stale(folder: Path, present: Iterable[Path], status: SavedStatus, config: CheckpointConfig) -> list[Path]:
-    """The checkpoints that need not stay.
+    """The checkpoints to remove.
 
-    The last and the best one always do: those that the links mean, whatever state the links are in, and those that
-    `status` names.
+    The last and the best one are always kept, both the targets of the links and those that `status` names.
 
     Args:
         folder: of the run.
         present: its `checkpoint_N`.
-        status: what the run knows of them.
+        status: of the run.
         config: how many are kept.
     """
     if config.keep_last == 0:
         return []
     numbers = {path: int(path.name.rpartition("_")[2]) for path in present}
-    # Those beyond the present update were there before the run went on from an older one. They are not the newest,
-    # and whoever had it go on may want them: they stay until the run has come there itself.
+    # Those beyond the current update are from before the run was continued from an older checkpoint. They are kept,
+    # because the user may want them, and do not count as the newest.
     newest = sorted((path for path in numbers if numbers[path] <= status.num_updates), key=numbers.__getitem__)
     kept = {path.name for path in newest[-config.keep_last :]} | {checkpoint_name(status.num_updates)}
     kept |= {path.name for path in numbers if numbers[path] > status.num_updates}

@@ -10,28 +10,27 @@ import time
 from types import FrameType, TracebackType
 
 PREEMPTIONS = ("SIGTERM", "SIGHUP", "SIGUSR1")
-"""What a scheduler sends before it takes the machine, or a terminal when it is closed: a run that then saved has ended
-as it should."""
+"""Sent by a scheduler before it takes the machine, or by a terminal when it is closed; a run that saves and stops then
+exits with code 0."""
 
 STOP_SIGNALS = ("SIGINT", *PREEMPTIONS)
 """The names of all signals that stop a run."""
 
 REPEAT_SECONDS = 5.0
-"""A process of several is sent a signal twice, by whoever stops the job and by torchrun, which passes it on."""
+"""A rank may receive one signal twice: from the sender and from torchrun, which passes it on."""
 
-_SIGNALS = tuple(getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name))  # two are not on Windows
+_SIGNALS = tuple(getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name))  # Windows lacks two
 
 
 class StopSignals:
-    """While entered, remembers the first such signal instead of dying of it.
+    """A context manager that records the first such signal, which then does not end the process.
 
     Args:
-        several: whether this is one of several processes: then a second signal soon after the first is the same one,
-            and another process may be the one that speaks.
-        speaks: whether to say that a signal has come.
+        several: whether there are other ranks; then a second signal soon after the first is taken for the same one.
+        speaks: whether to report the signal on standard error.
 
     Attributes:
-        received: name of the signal ("SIGTERM"), None so far.
+        received: name of the first signal ("SIGTERM"), None if there was none.
     """
 
     def __init__(self, *, several: bool = False, speaks: bool = True) -> None:
@@ -65,27 +64,29 @@ class StopSignals:
             self._first = time.monotonic()
             if name == "SIGHUP":
                 _leave_closed_terminal()
-            if self._speaks:  # os.write and not logging: it may have come in the middle of a line of the log.
+            if self._speaks:  # not by logging: the signal may interrupt a log call
                 with contextlib.suppress(OSError):
-                    os.write(2, f"\n{name}: finishing this update, then saving; once more stops at once\n".encode())
+                    os.write(
+                        2, f"\n{name}: finishing this update, then saving; a second signal stops at once\n".encode()
+                    )
         elif time.monotonic() >= self._first + self._repeat_seconds:
             raise KeyboardInterrupt(f"second signal ({name})")
 
     def _handle_in_worker(self, signum: int) -> None:
-        # Forked dataloader workers inherit this handler. Ctrl-C, and a service manager's SIGTERM, reach the
-        # whole process group: the worker lives on, for the trainer still needs it to finish its update. The
-        # second SIGTERM ends it: `Process.terminate` must have its way in the end.
+        # Forked dataloader workers inherit this handler. Ctrl-C, and a service manager's SIGTERM, reach the whole
+        # process group, but the trainer needs the worker to finish its update: it ignores them. A second SIGTERM,
+        # which `Process.terminate` sends, ends it.
         if signum == signal.SIGTERM:
             signal.signal(signum, signal.SIG_DFL)
 
 
 def _is_ignored_hang_up(signum: int) -> bool:
-    """Whether whoever started this process (nohup) has it live on when its terminal is closed."""
+    """Whether SIGHUP was ignored when this process started, as under nohup."""
     return signum == getattr(signal, "SIGHUP", None) and signal.getsignal(signum) == signal.SIG_IGN
 
 
 def _leave_closed_terminal() -> None:
-    """Send what is still to be said nowhere, if the terminal is gone: each write to it would be an error."""
+    """Redirect output to /dev/null if the terminal is gone, so that writes do not fail."""
     for descriptor in (1, 2):
         try:
             os.write(descriptor, b"")

@@ -1,4 +1,4 @@
-"""Where a run stands: everything that must survive a restart and is no tensor of the model or optimizer."""
+"""The state of a run besides tensors: all that a restarted process needs to continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ftk.checkpoint import BrokenCheckpoint, checkpoint_name
 
 @dataclass
 class Best:
-    """The best validation until now."""
+    """The best validation so far."""
 
     metric: str
     value: float
@@ -26,18 +26,18 @@ class TrainerState:
     Attributes:
         num_updates: updates done, skipped ones included.
         iterator: state of the training iterator after the last update.
-        best: the best validation until now.
-        validations_without_best: validations in a row since then, for patience.
-        validation_pending: an interruption came before the validation that was due after the last update.
+        best: the best validation so far.
+        validations_without_best: validations since then, for patience.
+        validation_pending: whether the run was interrupted before the validation that is due after the last update.
         scores: checkpoint's name -> its validation metric.
-        seconds: training time of all processes of this run.
+        seconds: training time of the run, restarts included.
         figures: sums since the last training record, and skipped updates.
         lr_scheduler: state of the schedule.
         loss_scale: state of the loss scaler, empty without one.
         seed: of the run, for the record.
-        tokenizer: fingerprint of the tokenizer the run was begun with.
-        data: what tells the training documents from others (`ftk.trainer.resume.data_identity`).
-        data_processes: processes that took batches of their own.
+        tokenizer: fingerprint of the tokenizer with which the run was started.
+        data: identifies the training documents (`ftk.trainer.resume.data_identity`).
+        data_processes: number of data-parallel ranks.
     """
 
     num_updates: int = 0
@@ -55,8 +55,8 @@ class TrainerState:
     data: str | None = None
     data_processes: int = 1
 
-    def forget(self, what: set[str]) -> None:
-        """Let parts of the state begin anew: "lr_scheduler", "dataloader", "meters", or "scores" of another run."""
+    def reset(self, what: set[str]) -> None:
+        """Empty parts of the state: "lr_scheduler", "dataloader", "meters", or "scores" of another run."""
         if "lr_scheduler" in what:
             self.lr_scheduler = {}
         if "dataloader" in what:
@@ -67,12 +67,12 @@ class TrainerState:
             self.figures = {}
 
     def rank(self, metric: str, value: float, maximize: bool) -> bool:
-        """Compare a validation with the best one and remember both. Returns whether it is the new best.
+        """Record a validation. Returns whether it is the new best.
 
         Args:
-            metric: name of the figure; another one than before begins anew.
+            metric: name of the figure; if it differs from that of the best one, this validation is the best.
             value: NaN is never the best.
-            maximize: whether the larger is the better.
+            maximize: whether larger is better.
         """
         if not math.isnan(value):
             self.scores[checkpoint_name(self.num_updates)] = value
@@ -91,16 +91,16 @@ class TrainerState:
 
     @classmethod
     def is_in(cls, values: dict[str, Any]) -> bool:
-        """Whether a checkpoint holds where a run stands, and not just whose weights these are."""
+        """Whether the values of a checkpoint's `trainer.json` are the state of a run."""
         names = {f.name for f in dataclasses.fields(cls)} - {"num_updates", "tokenizer"}
         return "converted_from" not in values and not names.isdisjoint(values)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: object) -> TrainerState:
-        """The state that `to_dict` gave.
+        """The inverse of `to_dict`.
 
         Raises:
-            BrokenCheckpoint: a field is unknown or missing: the checkpoint is of another version of ftk.
+            BrokenCheckpoint: a field is unknown or missing, as in checkpoints of other versions of ftk.
         """
         names = {f.name for f in dataclasses.fields(cls)}
         if set(values) != names:

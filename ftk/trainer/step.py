@@ -25,7 +25,7 @@ from ftk.trainer.signals import STOP_SIGNALS, StopSignals
 
 
 class UpdateCounts(NamedTuple):
-    """What an update is made of."""
+    """Sizes of an update."""
 
     num_tokens: int  # padding counted
     num_targets: float  # or the sum of their weights
@@ -42,12 +42,12 @@ class Update:
     Args:
         config: of the run.
         model: whose parameters are trained, on `device`.
-        criterion: counts the targets; computes the loss, where there is no `runner`.
+        criterion: counts the targets; computes the loss if `runner` is None.
         optimizer: of the model's trainable parameters.
         device: where batches go.
-        stopwatch: counts what the parts take.
-        runner: takes micro-batches through the model; None: one after the other, by this process alone.
-        world: the ranks of the run; None: this one alone.
+        stopwatch: measures the time of the parts.
+        runner: runs forward and backward passes; None: one micro-batch after the other, in this process alone.
+        world: the ranks of the run; None: this process alone.
         multipliers: (factor, parameters whose gradients it multiplies).
     """
 
@@ -89,14 +89,14 @@ class Update:
 
     @contextlib.contextmanager
     def gradients(self, num_updates: int, counts: UpdateCounts) -> Iterator[Tensor]:
-        """Around the backward passes of an update, which leave the gradient of its mean loss in the parameters.
+        """Surrounds the backward passes of an update; on exit the parameters hold the gradient of its mean loss.
 
         Args:
-            num_updates: updates done before; it seeds what is random in the model.
-            counts: of all ranks' batches together.
+            num_updates: updates done before; seeds the random numbers of the model.
+            counts: summed over all ranks.
 
         Yields:
-            What each summed loss is multiplied by before it goes backward, 0-d on the device.
+            The factor of each summed loss in the backward pass, 0-d on the device.
         """
         seed_update(self.config.common.seed, num_updates, self.world.data_rank, self.world.pipeline_rank)
         self.optimizer.zero_grad(set_to_none=True)
@@ -113,18 +113,18 @@ class Update:
         A skipped update leaves parameters and optimizer as they were.
 
         Args:
-            sums: of `runner.forward_backward`; the gradients' norm and the share of clipped updates are added.
+            sums: from `runner.forward_backward`; the norm of the gradients and the share of clipped updates are added.
             lr: learning rate.
-            own_lrs: the rates of groups that have a schedule of their own, by its name.
+            own_lrs: learning rates of the groups that have their own schedule, by the schedule's name.
 
         Returns:
             Whether the update was skipped, 0-d bool.
         """
         clip_norm = self.config.training.clip_norm
         with self.stopwatch.part("optimizer"):
-            # On the host, and so all that the optimizer takes, if gradients are offloaded.
+            # On the host, like the inputs of the optimizer, if gradients are offloaded.
             norm = self.global_gradients.norm()
-            # Each rank knows its own loss alone; one that is bad has made the norm of all bad (`guarded`).
+            # Each rank has only its own loss; a non-finite one has made the norm on all ranks non-finite (`guarded`).
             seen = [norm] if self.world.size > 1 else [sums["loss"][0].to(norm.device), norm]
             skip = is_non_finite(*seen)
             self.global_gradients.clip(clip_norm, norm)
@@ -141,11 +141,11 @@ class Update:
 
 
 class Runner(Protocol):
-    """Goes forward and backward; the trainer divides, clips and steps.
+    """Runs the forward and backward passes; the trainer divides, clips and steps.
 
     Attributes:
-        stages: what is called for each micro-batch: the whole model with its loss, or this rank's stages of it.
-        uncounted: names of the parameters here that another rank counts in norms and figures.
+        stages: called for each micro-batch: the whole model with its loss, or this rank's stages of it.
+        uncounted: names of this rank's parameters that another rank counts in norms and figures.
     """
 
     @property
@@ -155,10 +155,10 @@ class Runner(Protocol):
     def uncounted(self) -> Collection[str]: ...
 
     def forward_backward(self, micro_batches: Sequence[Batch], backward_scale: Tensor) -> Sums:
-        """Leave in the parameters the gradient of the summed loss times a factor, summed over all ranks.
+        """Add the gradient of the summed loss times a factor, summed over all ranks, to the parameters.
 
         Args:
-            micro_batches: on the CPU, as the collater made them; as many on every data rank.
+            micro_batches: on the CPU, as the collater made them; the same number on every data rank.
             backward_scale: 0-d, on the device.
 
         Returns:
@@ -176,8 +176,8 @@ class SequentialRunner:
         module: a `StepModule`, perhaps wrapped.
         device: where batches go.
         precision: fp32, bf16 or fp16.
-        several: whether there are other ranks, which have to hear of a loss that is not finite.
-        finishers: called after the last backward pass of an update, to make gradients whole.
+        several: whether there are other ranks, which must learn of a loss that is not finite.
+        finishers: called after the last backward pass of an update, to complete the gradients.
     """
 
     uncounted: Collection[str] = ()
@@ -221,23 +221,22 @@ class SequentialRunner:
 
 
 def without_copies(runner: Runner) -> Runner:
-    """The same, but where there are copies of the model (DDP) they are told nothing: gradients are of this one."""
+    """The runner without DDP: gradients are those of this rank."""
     if isinstance(runner, SequentialRunner) and isinstance(runner.module, nn.parallel.DistributedDataParallel):
         return SequentialRunner(runner.module.module, runner.device, runner.precision)
     return runner
 
 
 class Coordinator:
-    """What the ranks of a run decide at the same step: the counts of an update, and whether to stop.
+    """Decisions that all ranks of a run make at the same step: the counts of an update, and whether to stop.
 
-    Signals and clocks are of one rank; decisions are of all. A single process decides by what it sees, at any time.
-    Several exchange it where all of them are at the same step, before an update and between batches of a validation,
-    as one sum of a few numbers on the host, and know of a stop from then on.
+    A signal reaches one rank, and clocks differ. So ranks exchange them by one sum of a few numbers on the host, before
+    an update and between batches of a validation. A single process uses its own signal and clock at any time.
 
     Args:
         world: the ranks.
         signals: of this process.
-        time_is_up: whether the run has had its hours, by this process's clock; that of the main rank counts.
+        time_is_up: whether `stop_time_hours` are over by this process's clock; that of the main rank counts.
     """
 
     def __init__(self, world: World, signals: StopSignals, time_is_up: Callable[[], bool]) -> None:
@@ -249,19 +248,19 @@ class Coordinator:
 
     @property
     def signal(self) -> str | None:
-        """Name of the signal that ends the run, None so far."""
+        """Name of the signal that ends the run, None if there is none."""
         return self._signals.received if self.world.mesh is None else self._signal
 
     @property
     def hours_over(self) -> bool:
-        """Whether the run has had its hours."""
+        """Whether `stop_time_hours` are over."""
         return self._time_is_up() if self.world.mesh is None else self._hours_over
 
     def before_update(self, counts: UpdateCounts) -> UpdateCounts:
-        """The counts of all ranks' batches together, and news of signals and clocks; all ranks call it.
+        """Sum the counts over all ranks, and exchange signals and clocks; all ranks call it.
 
         Args:
-            counts: of this rank's own batches.
+            counts: of this rank's batches.
         """
         if self.world.mesh is None:
             return counts
@@ -269,7 +268,7 @@ class Coordinator:
         return UpdateCounts(int(tokens), targets)
 
     def should_stop(self) -> bool:
-        """Whether a signal has come to any rank; all of them call it."""
+        """Whether any rank has received a signal; all ranks call it."""
         if self.world.mesh is not None:
             self._exchange(UpdateCounts(0, 0))
         return self.signal is not None
@@ -287,8 +286,8 @@ class Coordinator:
 def seed_update(seed: int, num_updates: int, data_rank: int = 0, pipeline_rank: int = 0) -> None:
     """Seed torch (every device), NumPy and Python for the update that comes after `num_updates` updates.
 
-    A resumed run draws the same numbers. Ranks with other batches or other layers draw other ones; those that share
-    layers draw the same.
+    A resumed run draws the same numbers. Ranks with different batches or layers draw different numbers; tensor parallel
+    ranks of the same layers draw the same.
     """
     mixed = mix(seed, num_updates)
     if data_rank or pipeline_rank:
@@ -299,7 +298,7 @@ def seed_update(seed: int, num_updates: int, data_rank: int = 0, pipeline_rank: 
 
 
 def mix(seed: int, num_updates: int) -> int:
-    """A 63-bit number from both: splitmix64's finaliser, twice, so that (1, 2) and (2, 1) share nothing."""
+    """A 63-bit number: splitmix64's finaliser, twice, so that (1, 2) and (2, 1) give unrelated numbers."""
     return _finalise(_finalise(seed) + num_updates) >> 1
 
 

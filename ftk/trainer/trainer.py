@@ -1,4 +1,4 @@
-"""The Trainer: it takes the updates of a run, validates, logs and saves, to the end."""
+"""The Trainer: the training loop with its updates, validations, records and checkpoints."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ logger = logging.getLogger(__name__)
 
 
 class NoProgress(FloatingPointError):
-    """Updates bring nothing any more; every rank of a run finds that at the same time."""
+    """Further updates would not train the model; raised on every rank of a run at the same time."""
 
 
 class Trainer:
-    """Trains a run until a limit is reached or a signal comes: `Trainer(build_run(config)).train()`.
+    """Trains until a limit is reached or a signal is received: `Trainer(build_run(config)).train()`.
 
     Args:
-        run: its parts; on several ranks each has a Trainer that does the same.
-        said: what has been logged before, for the log files.
+        run: the parts of the run; each rank has a Trainer.
+        said: earlier log lines, for the log files.
 
     Attributes:
         run: as given.
-        state: where it stands (`run.state`).
-        info: what hooks are shown.
+        state: `run.state`.
+        info: the argument of hooks.
         figures: sums and rates since the last record.
     """
 
@@ -59,18 +59,15 @@ class Trainer:
         self._unigram: Unigram | None = None  # of the training split, counted at the first validation
         self._last_valid: Record = {}  # figures of the first split at the last validation
         self._in_step = False  # between the first change of a parameter and the end of the bookkeeping
-        self._unsaved = False  # whether there is an update or a validation that no checkpoint knows of
+        self._unsaved = False  # whether no checkpoint holds the last update or validation
 
-    # -- beginning and end ----------------------------------------------------------------------------------
+    # -- start and end --------------------------------------------------------------------------------------
 
     def train(self) -> Summary:
-        """Train until a limit is reached or a signal comes, and leave a checkpoint of the last update.
-
-        Returns:
-            How it ended.
+        """Train until a limit is reached or a signal is received, and save a checkpoint of the last update.
 
         Raises:
-            Exception: whatever went wrong, after a checkpoint of the last whole update was saved if possible.
+            Exception: any failure; a checkpoint of the last completed update is saved first if possible.
         """
         with self.output:
             self.run.describe()
@@ -86,7 +83,7 @@ class Trainer:
         return summary
 
     def _run(self) -> str:
-        """Train to the end; returns why it is the end."""
+        """Train to the end; returns the reason for the end."""
         self.run.stopwatch.lap()
         reason = self._limit_reached(end_of_epoch=self.run.train_iterator.batches_left() == 0)
         try:
@@ -100,11 +97,11 @@ class Trainer:
             self._rescue(error)
             self.output.end(self.state.num_updates, f"failed: {type(error).__name__}: {error}")
             raise
-        except BaseException:  # a second signal: at once
+        except BaseException:  # a second signal
             self.run.checkpoints.abandon()
-            after = self.state.num_updates
             logger.info(
-                "stopped at once, after update %d; the same command goes on from the newest checkpoint, if any", after
+                "stopped at once, after update %d; the same command continues from the newest checkpoint, if any",
+                self.state.num_updates,
             )
             raise
         finally:
@@ -136,21 +133,21 @@ class Trainer:
         )
 
     def _rescue(self, failure: Exception) -> None:
-        """After a failure: save the last update, if that is not done and it is whole.
+        """After a failure: save the last update, if it is complete and not saved.
 
-        Several ranks save together or not at all: not where one has failed and the others know nothing of it.
+        Saving is a collective operation, so several ranks save only if all of them have raised.
         """
         if self._in_step or not self._unsaved or (self.run.world.size > 1 and not isinstance(failure, NoProgress)):
             return
         try:
             self._save()
-        except Exception as error:  # the failure that brought us here is the one to report
+        except Exception as error:  # the caller reports the first failure
             logger.error("the last update could not be saved: %s", error)
 
     # -- the loop -------------------------------------------------------------------------------------------
 
     def _train_epoch(self) -> str | None:
-        """Train on what is left of the present epoch; returns why the run is to stop, None if it goes on."""
+        """Train on the rest of the current epoch; returns the reason to stop the run, None if it continues."""
         iterator, config = self.run.train_iterator, self.run.config
         self.info = dataclasses.replace(self.info, epoch=iterator.epoch)
         if iterator.state_dict()["samples_consumed"] == 0 and iterator.batches_left() == 0:
@@ -173,10 +170,10 @@ class Trainer:
     def train_step(self, micro_batches: list[Batch]) -> None:
         """One update: gradients of all micro-batches, divided once by their targets, clipped once, applied.
 
-        A loss or gradient that is infinite or not a number skips the update: parameters and optimizer stay
-        as they were, `num_updates` goes on, the figures leave it out. Nothing here waits for the device.
+        If loss or gradient is infinite or NaN, the update is skipped: parameters and optimizer state do not change, and
+        the figures leave it out, but `num_updates` counts it. Nothing here waits for the device.
 
-        Where several ranks have just agreed to stop, the update is not taken, and `num_updates` stays.
+        If the ranks agree to stop before the update, it is not taken, and `num_updates` stays.
 
         Args:
             micro_batches: this rank's CPU batches as the collater made them.
@@ -206,11 +203,11 @@ class Trainer:
         hooks.call("after_step", self.info)
 
     def _after_update(self) -> str | None:
-        """Log, validate and save where due; returns why the run is to stop, None if it goes on."""
+        """Log, validate and save if due; returns the reason to stop the run, None if it continues."""
         run, training, checkpoint = self.run, self.run.config.training, self.run.config.checkpoint
         num_updates, epoch = self.state.num_updates, self.info.epoch
         run.checkpoints.collect(wait=False)  # warns if the last save has failed
-        # The iterator may or may not have gone on to the next epoch when its last batch is out.
+        # After its last batch the iterator may or may not be in the next epoch.
         end_of_epoch = run.train_iterator.epoch != epoch or run.train_iterator.batches_left() == 0
         if end_of_epoch:
             run.hooks.call("after_epoch", self.info)
@@ -226,7 +223,7 @@ class Trainer:
         return self._validate_and_save(reason, save_due)
 
     def _limit_reached(self, end_of_epoch: bool) -> str | None:
-        """Which of the run's own limits is reached."""
+        """The limit of the run that is reached, None if none is."""
         training = self.run.config.training
         if training.max_update is not None and self.state.num_updates >= training.max_update:
             return f"max_update {training.max_update} is reached"
@@ -248,10 +245,9 @@ class Trainer:
         return hours is not None and self.run.stopwatch.seconds() >= 3600 * hours
 
     def _stop_agreed(self) -> str | None:
-        """Why the ranks have just agreed to stop before the next update, None if they go on.
+        """Why the ranks agreed to stop before the next update, None if they continue.
 
-        Only of what they exchange: the run's other limits were looked at after the last update, and the epoch
-        may have ended with the batches of this one.
+        The other limits of the run were checked after the last update.
         """
         if self.coordinator.signal is not None:
             return f"{self.coordinator.signal} was received"
@@ -263,7 +259,8 @@ class Trainer:
     def _validate_and_save(self, reason: str | None, save_due: bool) -> str | None:
         """Validate if it is pending; save if due, on a new best and before a stop.
 
-        Returns why the run is to stop, `reason` if it was to anyway, None if it goes on.
+        Returns:
+            The reason to stop the run, `reason` if that is given, None if it continues.
         """
         is_best = False
         with self.run.stopwatch.aside():
@@ -281,7 +278,7 @@ class Trainer:
     # -- validation, figures, saving ------------------------------------------------------------------------
 
     def _validate(self) -> bool:
-        """Validate on every split; the first one ranks. Returns whether it is the best until now."""
+        """Validate on every split, and rank by the first one. Returns whether it is the best so far."""
         self.run.hooks.call("before_validation", self.info)
         if self._unigram is None and "loss" in self.run.update.criterion.nats:
             self._unigram = self.run.task.unigram(self.run.config.dataloader.train_subset)
@@ -294,9 +291,9 @@ class Trainer:
             for split, figures in averaged.items():
                 results[split] |= {f"ema_{name}": value for name, value in figures.items() if "num_" not in name}
         if results is None:
-            return False  # still pending: done from the start when the run continues
+            return False  # still pending: repeated when the run continues
         self.run.hooks.call("after_validation", self.info, results)
-        # A hook may add a figure on one process alone, or another one on each; what it decides is decided by all.
+        # Hooks may add different figures on different ranks; those of the main rank count.
         results = self.run.world.broadcast_json({split: plain_record(figures) for split, figures in results.items()})
         self._last_valid = next(iter(results.values()))
         is_best = self._rank(self._last_valid)
@@ -308,7 +305,7 @@ class Trainer:
         return is_best
 
     def _validate_splits(self, unigram: Unigram | None = None) -> dict[str, Record] | None:
-        """The figures of each split with the present weights; None if a signal came."""
+        """The figures of each split with the current weights; None if a signal was received."""
         return validate_splits(
             self.run.update.runner,
             self.run.model,
@@ -321,23 +318,23 @@ class Trainer:
         )
 
     def _rank(self, figures: Record) -> bool:
-        """Let a validation count for the best checkpoint, patience and the schedule. Returns whether it is the best."""
+        """Use a validation for the best checkpoint, patience and the schedule. Returns whether it is the best."""
         options = self.run.config.checkpoint
         metric = options.best_metric
         if metric not in figures:
             known = ", ".join(figures)
-            raise UserError(f"`best_metric` {metric} is none of the validation's figures: {known}")
+            raise UserError(f"`best_metric` {metric} is not one of the validation's figures: {known}")
         maximize = options.maximize_best_metric
         self.run.schedule.observe(figures[metric], num_updates=self.state.num_updates, maximize=maximize)
         return self.state.rank(metric, figures[metric], maximize)
 
     def _log(self) -> None:
-        """Write the record of the updates since the last one: the only place where the host waits."""
+        """Write the record of the updates since the last one; only here the host waits for the device."""
         skipped, in_a_row = self.figures.skipped()
         record: Record = {"event": "train", "num_updates": self.state.num_updates, "epoch": self.info.epoch}
         record |= {"lr": self.info.lr, **self.figures.record()}
         scaler = self.run.update.scaler
-        if scaler is not None:  # no mean: it is wanted most where every update was skipped
+        if scaler is not None:  # not averaged: a mean would leave out skipped updates, which change it
             record["loss_scale"] = scaler.scale.item()
         record["skipped_updates"] = skipped
         self._write({**record, "seconds": self.run.stopwatch.seconds()})
@@ -345,13 +342,13 @@ class Trainer:
             floor = self.run.config.loss_scale.fp16_min_scale
             raise NoProgress(
                 f"gradients overflow though the loss scale is at its floor of {floor:g}; lower `lr`, "
-                f"lengthen `warmup_updates`, or take `precision` bf16"
+                f"lengthen `warmup_updates`, or use `precision` bf16"
             )
         limit = self.run.config.training.max_nonfinite_updates
         if limit and in_a_row >= limit:
             raise NoProgress(
                 f"the last {in_a_row} updates were all skipped, loss or gradient is not finite; lower `lr`, "
-                f"lengthen `warmup_updates`, or go on from an older checkpoint"
+                f"lengthen `warmup_updates`, or continue from an older checkpoint"
             )
 
     def _write(self, record: Record) -> None:
@@ -363,7 +360,7 @@ class Trainer:
     def _save(self) -> None:
         if not self._unsaved:
             return
-        self._unsaved = False  # even if it fails: then the disk is the reason, and trying again is no help
+        self._unsaved = False  # also if this fails: on a bad disk, a second attempt fails too
         run, state, scaler = self.run, self.state, self.run.update.scaler
         state.figures = self.figures.state_dict()
         state.seconds = run.stopwatch.seconds()

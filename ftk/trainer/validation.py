@@ -22,7 +22,7 @@ from ftk.trainer.log.metrics import Meters, averages, summed, with_perplexities
 from ftk.trainer.log.records import Record
 from ftk.trainer.step import Runner
 
-ASK_EVERY = 8  # batches; of several processes, who would otherwise wait for each other at every one
+CHECK_STOP_INTERVAL = 8  # batches between stop checks of several ranks, each of which waits for all ranks
 
 
 def validate_splits(
@@ -60,7 +60,7 @@ def figures_to_come(
     world: World,
     nats: Collection[str] = Criterion.nats,
 ) -> list[str]:
-    """Names of the figures that a validation can give, by the first batch; also of what that batch has none of.
+    """Names of the figures that a validation can give, found by the first batch, even if that has no targets for some.
 
     Args:
         iterator: of the split; the rest as of `validate`.
@@ -92,10 +92,10 @@ def validate(
     Args:
         runner: computes the loss of a batch.
         model: on `device`; its mode is restored.
-        batches: CPU batches of the split, this process's share; as many on each process.
+        batches: this rank's CPU batches of the split; the same number on each rank.
         device: where the model is.
-        world: the processes, whose sums are added; None: this one alone.
-        should_stop: asked before a batch, at the same ones on every process; true ends the pass without a result.
+        world: the ranks whose sums are added; None: this process alone.
+        should_stop: called before the same batches on every rank; true ends the pass without a result.
         nats: see `with_perplexities`.
         unigram: token frequencies of the training data, where the targets are tokens.
 
@@ -111,7 +111,7 @@ def validate(
     num_batches = 0
     with evaluation_mode(model), torch.no_grad():
         for batch in batches:
-            if (world.size == 1 or num_batches % ASK_EVERY == 0) and should_stop():
+            if (world.size == 1 or num_batches % CHECK_STOP_INTERVAL == 0) and should_stop():
                 return None
             output = runner.evaluate(batch)
             if output is not None:
@@ -138,6 +138,6 @@ def validate(
 
 
 def with_averages(names: Iterable[str], averages: bool) -> list[str]:
-    """Names of a validation's figures, and of those of the averaged weights where there are some."""
+    """Names of a validation's figures, and of those of the averaged weights if `averages`."""
     names = list(names)
     return [*names, *(f"ema_{name}" for name in names if averages and "num_" not in name)]

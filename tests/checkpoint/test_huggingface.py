@@ -346,11 +346,11 @@ OWN_MISTAKES = [
     ("gpt2", edited(n_head=5), "num_attention_heads is 5; it must divide hidden_size 32"),
     ("gpt2", edited(n_layer="many"), "num_layers is 'many'"),
     ("gpt2", edited(n_layer=10**4), "far larger than its tensors"),
-    ("gpt2", with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight is not equal to"),
+    ("gpt2", with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight differs from"),
     ("llama", edited(hidden_act="gelu"), "hidden_act is 'gelu'; ftk's model has 'silu'"),
     ("llama", edited(num_key_value_heads=3), "num_kv_heads is 3; it must divide num_attention_heads 4"),
     ("llama", edited(head_dim=7), "the size of a head is 7; rotary positions need an even one"),
-    ("llama", edited(tie_word_embeddings=True), "lm_head.weight is not equal to"),
+    ("llama", edited(tie_word_embeddings=True), "lm_head.weight differs from"),
     ("llama", edited(rope_parameters=ROPE | {"rope_type": "longrope"}), "rope_type is 'longrope'; ftk's models have"),
     ("llama", edited(rope_parameters=ROPE | {"surprise": 1}), "surprise of the rope type default is not known here"),
     ("llama", edited(rope_parameters=[1]), "rope_scaling is [1]; it must be a mapping"),
@@ -396,7 +396,7 @@ HOSTILE = [
     (with_entry(metadata=None), "needs metadata and names"),
     (with_entry(metadata={"format": 1}), "needs metadata and names"),
     (with_entry(names=["a", 1]), "needs metadata and names"),
-    (with_entry(names=["a"]), "'a' is none of the model"),
+    (with_entry(names=["a"]), "'a' is not in the model"),
     (lambda files: files | {"b.safetensors": files["model.safetensors"]}, "is named twice"),
 ]
 

@@ -153,7 +153,7 @@ def test_a_folder_that_machines_do_not_share_is_told_and_nothing_is_saved(tmp_pa
     for rank in run_ranks(on_own_disks, 2, str(tmp_path)):
         for words in (rank["start"], rank["save"]):
             assert words.startswith("UserError: `save_dir`: ")
-            assert "is not the same folder for process 1 on " in words
+            assert "is not the same folder for rank 1 on " in words
         assert str(tmp_path / "1" / "run" / "checkpoint_1.tmp-") in rank["save"]
         assert rank["own"] == []
         assert rank["shared"] == "nothing, but None"

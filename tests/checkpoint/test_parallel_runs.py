@@ -15,7 +15,7 @@ from ftk.checkpoint import load_model_tensors, read_trainer_state
 from ftk.checkpoint.storage import read_index, read_tensors
 from ftk.hub import load_tokenizer
 from tests.distributed import run_jobs
-from tests.trainer.parallel_jobs import run_all
+from tests.trainer.parallel_jobs import run_all, samples_per_epoch
 
 from .test_convert import HEADS, convert_from_original, cut_as_megatron_does, original_state, write_original
 from .test_convert_optimizer import adam_of
@@ -72,10 +72,8 @@ def runs(data_bin, original, tmp_path_factory, command) -> dict[str, Any]:
         done = run_jobs(run_all, size, words)
         assert done.returncode == 0, done.stderr
 
-    dry = shlex.split("--batch-size 1 --max-update 8 --dry-run --save-dir")
-    told = command("ftk-train", *flags, *dry, folder / "none").stdout
-    of_samples = next(line for line in told.splitlines() if line.startswith("samples per epoch"))
-    batch_size = math.ceil(int(of_samples.split()[-1].replace(",", "")) / 10)  # an epoch is five updates of two batches
+    samples = samples_per_epoch(command, data_bin, *shlex.split(FLAGS), "--max-update", "8")
+    batch_size = math.ceil(samples / 10)  # an epoch is five updates of two batches
     chain = f"--ema-decay 0.9 --batch-size {batch_size} --max-update"
 
     def taken(name: str, flags: str) -> list[tuple[str, str]]:

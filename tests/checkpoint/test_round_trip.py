@@ -172,7 +172,7 @@ def test_shape_mismatch_is_named_and_changes_nothing(saved: Path) -> None:
 def test_optimizer_with_other_groups_is_refused(saved: Path) -> None:
     model = Awkward()
     other = torch.optim.AdamW(model.parameters())
-    with pytest.raises(UserError, match=r"groups the parameters otherwise"):
+    with pytest.raises(UserError, match=r"groups the parameters differently"):
         load_optimizer_state(saved, model, other)
     assert not other.state
     fewer = torch.optim.AdamW([model.scale])
@@ -208,7 +208,7 @@ def test_trainer_state_keeps_values_that_json_lacks(tmp_path: Path) -> None:
 
 
 def test_what_json_cannot_hold_is_refused_before_anything_is_on_disk(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="a set cannot be kept in JSON"):
+    with pytest.raises(TypeError, match="a set cannot be saved as JSON"):
         save(tmp_path / "c", nn.Linear(2, 2), bad={1, 2})
     assert list(tmp_path.iterdir()) == []
 

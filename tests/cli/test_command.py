@@ -118,7 +118,7 @@ def test_a_log_file_that_cannot_be_written_any_more_costs_one_line(caplog, capsy
             logging.getLogger("ftk").warning("line %d", number)
     said = [record.getMessage() for record in caplog.records]
     assert [text for text in said if "/dev/full" in text] == [
-        "/dev/full: cannot be written (No space left on device); its lines wait for room",
+        "/dev/full: cannot be written (No space left on device); its lines are kept for later",
         "/dev/full: the last lines are lost (No space left on device)",
     ]
     assert [text for text in said if text.startswith("line")] == ["line 0", "line 1", "line 2"]

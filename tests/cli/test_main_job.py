@@ -116,7 +116,7 @@ def test_dry_run_says_what_would_be(data_bin, tmp_path, command):
     done = command("ftk-train", data_bin, *TINY, "--max-update", 10, "--dry-run", "--save-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "run").exists()
-    for text in ("seq_length: 64", "parameters ", "tokens per update", "updates in all       10", "GiB"):
+    for text in ("seq_length: 64", "parameters ", "tokens per update", "updates in total     10", "GiB"):
         assert text in done.stdout
 
 

@@ -240,35 +240,6 @@ def test_small_files_go_together_and_large_ones_in_parts(tmp_path):
 
 # --- JSON ---
 
-LINES = [
-    '{"text": "a", "b": [1, -2.5e3, {"c": null}], "d": "x\\ny"}',
-    '{"b":{}, "e":[], "text":"秦川\\n雄\\t\\"帝\\\\宅\\u00e9\\/"}',
-    '{"text":"😀a\\r","t":[[],{},[{"text":"inner"}]],"n":-0.5E+10}',
-    '{"text":"1","text":"2"}',
-    '{"a":{"text":"no"},"text":"yes", "z": [true, false]}',
-    '{"":"e","text":"x","w":NaN}',
-    *("  ", "", "\u00a0", '{"text": 5}', '{"te\\u0078t": "x"}', "[" * 50, '{"a":' * 40 + "1" + "}" * 40),
-]
-LETTERS = '{}[]",:\\0123456789.eE+-truefalsn \t\r\x00\x0b\u00a0é秦😀u\n'
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_json_lines_read_at_once_are_those_read_one_by_one(seed):
-    chosen = random.Random(seed)
-    clean = 0
-    for _ in range(2000):
-        letters = list("\n".join(chosen.choices(LINES, k=chosen.choice((1, 1, 2, 3)))))
-        for _ in range(chosen.choice((0, 0, 1, 1, 2, 3))):
-            at = chosen.randrange(len(letters) + 1)
-            letters[at : at + chosen.choice((0, 1))] = chosen.choice((LETTERS[-1], chosen.choice(LETTERS), ""))
-        block = Block("x", "jsonl", 1, 0, "".join(letters).encode(), 0)
-        texts, records = clean_texts(block), list(parse_block(block))
-        if texts is not None:
-            expected = [getattr(record, "text", record) for record in records]
-            assert [text for text in texts if text.strip()] == [text for text in expected if text.strip()]
-            clean += 1
-    assert clean > 200
-
 
 @pytest.mark.parametrize("key", ['a"b', "a\\b", "", "帝", "two words"])
 def test_any_key_can_be_asked_for(key):

@@ -107,21 +107,31 @@ ODD = ["a", "é", "\n", "\r\n", "\r", "\x00", "\x85", "\u2028", " ", "　"]
 ODD_JSON = [
     *('{"text": "a"}', '{"text": ""}', '{"text": "\\u00e9"}', '{"text": "\\ud83d\\ude00"}', "", " ", "[1]", '"text"'),
     *('{"text": "\\ud83d"}', '{"text": "\\u0000"}', '{"text": 1}', "{}", "{", '{"text": "\t"}', '{"text":"a"}{}'),
+    '{"text": "a", "b": [1, -2.5e3, {"c": null}], "d": "x\\ny"}',
+    '{"b":{}, "e":[], "text":"秦川\\n雄\\t\\"帝\\\\宅\\u00e9\\/"}',
+    '{"text":"😀a\\r","t":[[],{},[{"text":"inner"}]],"n":-0.5E+10}',
+    '{"text":"1","text":"2"}',
+    '{"a":{"text":"no"},"text":"yes", "z": [true, false]}',
+    '{"":"e","text":"x","w":NaN}',
+    *("\u00a0", '{"te\\u0078t": "x"}', "[" * 50, '{"a":' * 40 + "1" + "}" * 40),
 ]
+LETTERS = '{}[]",:\\0123456789.eE+-truefalsn \t\r\x00\x0b\u00a0é秦😀u\n'
 
 
 @pytest.mark.parametrize("kind", ["line", "jsonl"])
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_the_fast_way_reads_what_the_slow_way_reads(kind, data):
     if kind == "line":
         content = "".join(data.draw(st.lists(st.sampled_from(ODD), max_size=12))).encode()
         content += data.draw(st.sampled_from([b"", b"", b"\xff", b"\n\xe4\xbd\n"]))
     else:
         ending = data.draw(st.sampled_from(["\n", "\r\n"]))
-        content = "".join(
-            f"{line}{ending}" for line in data.draw(st.lists(st.sampled_from(ODD_JSON), max_size=3))
-        ).encode()
+        text = "".join(f"{line}{ending}" for line in data.draw(st.lists(st.sampled_from(ODD_JSON), max_size=3)))
+        for letter in data.draw(st.lists(st.sampled_from(["", *LETTERS]), max_size=2)):  # replaces or removes one
+            at = data.draw(st.integers(0, len(text)))
+            text = text[:at] + letter + text[at + 1 :]
+        content = text.encode()
     block = Block("a", kind, 1, 0, content, 0)
     records = list(parse_block(block))
     fast = clean_texts(block)

@@ -12,7 +12,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +35,12 @@ def run_all(jobs: list[list[str]]) -> int:
         if speaks:
             print(json.dumps({"graphs": graphs_compiled()}), flush=True)
     return 0
+
+
+def samples_per_epoch(command: Callable[..., Any], data: Path, *flags: str) -> int:
+    """What `--dry-run` says; `command` is the fixture."""
+    said = command("ftk-train", data, *flags, "--batch-size", 1, "--save-dir", data / "none", "--dry-run").stdout
+    return int(re.search(r"^samples per epoch +([\d,]+)$", said, re.MULTILINE)[1].replace(",", ""))
 
 
 def graphs_compiled() -> int:

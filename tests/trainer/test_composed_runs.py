@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.trainer.test_glm_runs import glm_trainer
-from tests.trainer.toy import assert_same, toy_trainer
+from tests.trainer.toy import assert_same
 
 SORTED = {"dataloader__bucket_window": 12, "dataloader__curriculum_updates": 2, "task__sample_one_document": True}
 
@@ -33,15 +33,3 @@ def test_an_interrupted_run_on_composed_data_ends_with_the_same_bits(
     resumed.train()
     assert resumed.state.num_updates == 12
     assert_same(resumed, whole)
-
-
-def test_the_share_of_time_spent_waiting_for_data_is_measured(tmp_path):
-    """A clock that only the loader moves: all time is waiting."""
-    trainer = toy_trainer(tmp_path)
-    seconds = iter(range(10**6))
-    trainer.run.stopwatch._clock = lambda: float(next(seconds))
-    with trainer.run.stopwatch.part("data"):
-        pass
-    assert trainer.run.stopwatch.parts() == {"data": 1.0}
-    trainer.run.stopwatch.lap()
-    assert trainer.run.stopwatch.parts() == {}

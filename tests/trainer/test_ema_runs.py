@@ -85,7 +85,7 @@ def test_other_parameters_may_be_frozen_when_a_run_goes_on(tmp_path, caplog):
     assert torch.equal(averages["output.bias"], resumed.run.model.get_parameter("output.bias"))
     for name in averages.keys() - {"output.bias"}:
         assert torch.equal(averages[name], first.run.ema.state_dict()[name])
-    assert "the moving average begins anew for output.bias" in caplog.text
+    assert "the moving average starts again for output.bias" in caplog.text
     resumed.train()
     assert load_model_tensors(tmp_path / "run", ema=True).keys() == dict(resumed.run.model.named_parameters()).keys()
 
@@ -102,4 +102,4 @@ def test_an_average_can_begin_in_the_middle_of_a_run(tmp_path):
 def test_an_average_that_is_given_up_is_said(tmp_path, caplog):
     toy_trainer(tmp_path, **{**EMA, "training__max_update": 5}).train()
     toy_trainer(tmp_path, training__max_update=8)
-    assert "has averaged weights; without `ema_decay` they are not kept on" in caplog.text
+    assert "has averaged weights; without `ema_decay` they are dropped" in caplog.text

@@ -9,7 +9,6 @@ import torch
 
 from ftk.checkpoint import load_model_tensors, read_config
 from ftk.config.changes import FREE, find_changes
-from ftk_cli.train import main
 from tests.trainer.test_glm_runs import glm_trainer
 
 NO_DROPOUT = {"model__dropout": 0.0, "model__attention_dropout": 0.0, "model__embedding_dropout": 0.0}
@@ -43,17 +42,3 @@ def test_a_run_goes_on_in_another_form(data_bin: Path, tmp_path: Path, forms: tu
         trainer.train()
         results.append(load_model_tensors(folder / "checkpoint_last"))
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
-
-
-def test_the_flags_reach_model_and_criterion(
-    data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [str(data_bin), "--arch", "glm_tiny", "--save-dir", str(tmp_path / "run"), "--max-update", "1"]
-    command += ["--seq-length", "48", "--max-tokens", "200", "--lr", "1e-3", "--device", "cpu"]
-    command += ["--attention", "eager", "--loss-form", "chunked", "--loss-chunk-tokens", "7"]
-    assert main(command) == 0
-    tree = read_config(tmp_path / "run" / "checkpoint_last")
-    assert tree["model"]["attention"] == "eager"
-    assert (tree["criterion"]["loss_form"], tree["criterion"]["loss_chunk_tokens"]) == ("chunked", 7)
-    assert main([*command, "--attention", "flex"]) == 2
-    assert "attention is flex, which has no dropout" in capsys.readouterr().err

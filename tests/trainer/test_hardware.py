@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftk.report.config import ReportConfig
 from ftk.trainer.watch import hardware
 from ftk.trainer.watch.hardware import PEAKS, known_peak, measured_flops, peak_flops, peak_resident_bytes
 
@@ -102,14 +100,3 @@ def test_without_proc_the_peak_is_asked_of_the_kernel(monkeypatch):
     own = peak_resident_bytes()
     monkeypatch.setattr(hardware, "Path", lambda _: Path("/nowhere/status"))
     assert peak_resident_bytes() >= 0.5 * own
-
-
-@pytest.mark.parametrize("value", ["auto", "measure", "312", "0.17"])
-def test_peaks_that_are_allowed(value):
-    assert list(ReportConfig(peak_tflops=value).validate()) == []
-
-
-@pytest.mark.parametrize("value", ["", "fast", "0", "-1", "nan", "inf"])
-def test_peaks_that_are_not(value):
-    (error,) = ReportConfig(peak_tflops=value).validate()
-    assert re.search(r"it must be auto, measure, or a number above 0", error)

@@ -164,5 +164,5 @@ def test_figures_of_hooks_may_be_tensors_and_others_are_named(tmp_path, caplog):
     assert {(r["one"], r["two"], r["text"]) for r in records} == {(1.5, 2.5, "yes")}
     assert all((r["many"], r["listed"]) == ([1, 2], [3]) for r in records)
     assert all("odd" not in r and "torn" not in r for r in records)
-    assert "figure 'odd' is left out: JSON takes no such object" in caplog.text
+    assert "figure 'odd' is left out: JSON cannot represent this object" in caplog.text
     assert "figure 'torn' is left out" in caplog.text

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from ftk.model_parallel.config import ParallelConfig
 from tests.distributed import run_jobs
 from tests.tiers import slow_but, wants_slow
-from tests.trainer.parallel_jobs import run_all
+from tests.trainer.parallel_jobs import run_all, samples_per_epoch
 
 TOLERANCE = 1e-5
 OF_THE_MACHINE = ("seconds", "per_second", "_share", "memory", "mfu")  # figures that differ from run to run
@@ -25,129 +25,104 @@ MODEL = "--arch glm_tiny --device cpu --dropout 0 --attention-dropout 0 --embedd
 STEPS = "--lr 1e-3 --warmup-updates 3 --log-interval 1 --log-format json --no-save"
 TEN = f"{MODEL} {STEPS} --seq-length 48 --max-update 10 --validate-interval-updates 5 --max-valid-samples 13"
 
+FREQ = "--batch-size 4 --update-freq 2"
+
 # What is computed: the flags of all runs; those of one process.
 COMPUTED = {
-    "plain": (TEN, "--batch-size 4 --update-freq 2"),
-    # Epochs end with a short group, and validation batches do not divide.
+    "plain": (TEN, FREQ),
+    # Each epoch has 9 batches: its last update has one, and so has that of the run. Validation batches do not divide.
     "epochs": (
-        f"{MODEL} {STEPS} --seq-length 48 --num-layers 2 --max-update 10 --max-valid-samples 11",
-        "--batch-size 130 --update-freq 2",
+        f"{MODEL} {STEPS} --seq-length 48 --num-layers 2 --max-epoch 2 --max-valid-samples 11",
+        "--batch-size NINTH --update-freq 2",
     ),
     "tuned": (
         f"{TEN} --freeze position_embedding layers.1.attention_norm --lr-scales layers.2.*=0.5 --gradient-multipliers "
         "token_embedding=0.3 --layer-lr-decay 0.9 --ema-decay 0.9 --clip-norm 0.5 --label-smoothing 0.1",
-        "--batch-size 4 --update-freq 2",
+        FREQ,
     ),
     # A stage of a pipeline has none of what the first or the second group takes.
     "composite": (
         f"{TEN} --optimizer composite --groups 'layers.0 = sgd lr=0.1 lr_scheduler=constant' 'layers.3 = lamb' "
         "'* = adamw'",
-        "--batch-size 4 --update-freq 2",
+        FREQ,
     ),
-    "bf16": (
-        f"{TEN} --precision bf16 --activation-checkpointing full --num-layers 2",
-        "--batch-size 4 --update-freq 2",
-    ),
-    "plain of two layers": (f"{TEN} --num-layers 2", "--batch-size 4 --update-freq 2"),
-    "fp16": (f"{TEN} --precision fp16 --num-layers 2", "--batch-size 4 --update-freq 2"),
+    "bf16": (f"{TEN} --precision bf16 --activation-checkpointing full --num-layers 2", FREQ),
+    "plain of two layers": (f"{TEN} --num-layers 2", FREQ),
+    "fp16": (f"{TEN} --precision fp16 --num-layers 2", FREQ),
     # Without dropout of attention weights, which tensor parallel processes have other heads of.
-    "dropout": (f"{TEN} --dropout 0.1 --embedding-dropout 0.1", "--batch-size 4 --update-freq 2"),
+    "dropout": (f"{TEN} --dropout 0.1 --embedding-dropout 0.1", FREQ),
 }
 TOLERANCES = {"bf16": 1e-3, "fp16": 3e-4}  # single precision is further from bf16: see below
 
+BATCH, HALF = "--batch-size 4", "--batch-size 2"
+S = f"{BATCH} --data-parallel-shard-size 2"
+T, P = f"{FREQ} --tensor-parallel-size 2", f"{FREQ} --pipeline-parallel-size 2"
 # Name: what is computed, processes, their flags in place of those of one.
 CASES = {
-    "R2": ("plain", 2, "--batch-size 4 --log-all-ranks FOLDER/ranks"),
-    "S2": ("plain", 2, "--batch-size 4 --data-parallel-shard-size 2"),
-    "S2 zero 1": ("plain", 2, "--batch-size 2 --update-freq 2 --data-parallel-shard-size 2 --zero-stage 1"),
-    "T2": (
-        "plain",
-        2,
-        "--batch-size 4 --update-freq 2 --tensor-parallel-size 2 --collective-timeout-minutes 5",
-    ),
-    "T2 sequence": ("plain", 2, "--batch-size 4 --update-freq 2 --tensor-parallel-size 2 --sequence-parallel"),
-    "P2": ("plain", 2, "--batch-size 4 --update-freq 2 --pipeline-parallel-size 2"),
+    "R2": ("plain", 2, BATCH),
+    "S2": ("plain", 2, S),
+    "S2 zero 1": ("plain", 2, f"{HALF} --update-freq 2 --data-parallel-shard-size 2 --zero-stage 1"),
+    "T2": ("plain", 2, f"{T} --collective-timeout-minutes 5"),
+    "T2 sequence": ("plain", 2, f"{T} --sequence-parallel"),
+    "P2": ("plain", 2, P),
     "P2 interleaved": (
         "plain",
         2,
-        "--batch-size 4 --update-freq 2 --pipeline-parallel-size 2 --pipeline-schedule interleaved "
-        "--pipeline-stages-per-rank 2 --pipeline-layers 1,1,1,1",
+        f"{P} --pipeline-schedule interleaved --pipeline-stages-per-rank 2 --pipeline-layers 1,1,1,1",
     ),
-    "P2 zero-bubble": (
-        "plain",
-        2,
-        "--batch-size 4 --update-freq 2 --pipeline-parallel-size 2 --pipeline-schedule zero-bubble "
-        "--pipeline-layers 1,3",
-    ),
-    "R2 epochs": ("epochs", 2, "--batch-size 130 --find-unused-parameters"),
-    "S2 epochs": ("epochs", 2, "--batch-size 130 --data-parallel-shard-size 2"),
-    "P2 epochs": ("epochs", 2, "--batch-size 130 --update-freq 2 --pipeline-parallel-size 2"),
-    "S2 tuned": ("tuned", 2, "--batch-size 4 --data-parallel-shard-size 2 --zero-stage 3 --gather-dtype fp32"),
-    "T2 tuned": ("tuned", 2, "--batch-size 4 --update-freq 2 --tensor-parallel-size 2"),
-    "P2 tuned": ("tuned", 2, "--batch-size 4 --update-freq 2 --pipeline-parallel-size 2"),
-    "P2 composite": ("composite", 2, "--batch-size 4 --update-freq 2 --pipeline-parallel-size 2"),
-    "S2 bf16": ("bf16", 2, "--batch-size 4 --data-parallel-shard-size 2"),
-    "T2 bf16": ("bf16", 2, "--batch-size 4 --update-freq 2 --tensor-parallel-size 2"),
-    "P2 bf16": ("bf16", 2, "--batch-size 4 --update-freq 2 --pipeline-parallel-size 2"),
-    "R2 bf16": ("bf16", 2, "--batch-size 4"),
-    "S2 fp16": ("fp16", 2, "--batch-size 4 --data-parallel-shard-size 2"),
-    "T2 fp16": ("fp16", 2, "--batch-size 4 --update-freq 2 --tensor-parallel-size 2"),
-    "P2 fp16": ("fp16", 2, "--batch-size 4 --update-freq 2 --pipeline-parallel-size 2"),
-    "R2 tuned": ("tuned", 2, "--batch-size 4"),
-    "T2 dropout": ("dropout", 2, "--batch-size 4 --update-freq 2 --tensor-parallel-size 2"),
-    "S2 zero 2": ("plain", 2, "--batch-size 2 --update-freq 2 --data-parallel-shard-size 2 --zero-stage 2"),
-    "S2 offload": ("plain", 2, "--batch-size 4 --data-parallel-shard-size 2 --cpu-offload"),
-    "S2 selective": ("plain", 2, "--batch-size 4 --data-parallel-shard-size 2 --activation-checkpointing selective"),
-    "P2 gpipe": (
-        "plain",
-        2,
-        "--batch-size 4 --update-freq 2 --pipeline-parallel-size 2 --pipeline-schedule gpipe",
-    ),
-    "T2 compiled": ("plain", 2, "--batch-size 4 --update-freq 2 --tensor-parallel-size 2 --compile block"),
-    "S2 compiled": ("plain", 2, "--batch-size 4 --data-parallel-shard-size 2 --compile block"),
-    "P2 compiled": ("plain", 2, "--batch-size 4 --update-freq 2 --pipeline-parallel-size 2 --compile block"),
-    "R4": ("plain", 4, "--batch-size 2"),
-    "S4": ("plain", 4, "--batch-size 2 --data-parallel-shard-size 4"),
-    "T4": ("plain", 4, "--batch-size 4 --update-freq 2 --tensor-parallel-size 4"),
-    "P4": ("plain", 4, "--batch-size 2 --update-freq 4 --pipeline-parallel-size 4"),
-    "S2 R2": ("plain", 4, "--batch-size 2 --data-parallel-shard-size 2"),
-    "T2 R2": ("plain", 4, "--batch-size 4 --tensor-parallel-size 2"),
-    "T2 S2 sequence": (
-        "plain",
-        4,
-        "--batch-size 4 --tensor-parallel-size 2 --data-parallel-shard-size 2 --sequence-parallel",
-    ),
-    "T2 P2": ("plain", 4, "--batch-size 4 --update-freq 2 --tensor-parallel-size 2 --pipeline-parallel-size 2"),
-    "P2 S2": ("plain", 4, "--batch-size 2 --update-freq 2 --pipeline-parallel-size 2 --data-parallel-shard-size 2"),
-    "P2 R2": ("plain", 4, "--batch-size 2 --update-freq 2 --pipeline-parallel-size 2"),
-    "S2 R2 tuned": (
-        "tuned",
-        4,
-        "--batch-size 2 --data-parallel-shard-size 2 --data-parallel-replicate-size 2",
-    ),
-    "R4 epochs": ("epochs", 4, "--batch-size 65"),
-    "P2 R2 epochs": ("epochs", 4, "--batch-size 65 --update-freq 2 --pipeline-parallel-size 2"),
-    "T2 S2 tuned": ("tuned", 4, "--batch-size 4 --tensor-parallel-size 2 --data-parallel-shard-size 2"),
-    "T2 P2 tuned": ("tuned", 4, "--batch-size 4 --update-freq 2 --tensor-parallel-size 2 --pipeline-parallel-size 2"),
+    "P2 zero-bubble": ("plain", 2, f"{P} --pipeline-schedule zero-bubble --pipeline-layers 1,3"),
+    "R2 epochs": ("epochs", 2, "--batch-size NINTH --find-unused-parameters"),
+    "S2 epochs": ("epochs", 2, "--batch-size NINTH --data-parallel-shard-size 2"),
+    "P2 epochs": ("epochs", 2, "--batch-size NINTH --update-freq 2 --pipeline-parallel-size 2"),
+    "S2 tuned": ("tuned", 2, f"{S} --zero-stage 3 --gather-dtype fp32"),
+    "T2 tuned": ("tuned", 2, T),
+    "P2 tuned": ("tuned", 2, P),
+    "P2 composite": ("composite", 2, P),
+    "S2 bf16": ("bf16", 2, S),
+    "T2 bf16": ("bf16", 2, T),
+    "P2 bf16": ("bf16", 2, P),
+    "R2 bf16": ("bf16", 2, BATCH),
+    "S2 fp16": ("fp16", 2, S),
+    "T2 fp16": ("fp16", 2, T),
+    "P2 fp16": ("fp16", 2, P),
+    "R2 tuned": ("tuned", 2, BATCH),
+    "T2 dropout": ("dropout", 2, T),
+    "S2 zero 2": ("plain", 2, f"{HALF} --update-freq 2 --data-parallel-shard-size 2 --zero-stage 2"),
+    "S2 offload": ("plain", 2, f"{S} --cpu-offload"),
+    "S2 selective": ("plain", 2, f"{S} --activation-checkpointing selective"),
+    "P2 gpipe": ("plain", 2, f"{P} --pipeline-schedule gpipe"),
+    "T2 compiled": ("plain", 2, f"{T} --compile block"),
+    "S2 compiled": ("plain", 2, f"{S} --compile block"),
+    "P2 compiled": ("plain", 2, f"{P} --compile block"),
+    "R4": ("plain", 4, HALF),
+    "S4": ("plain", 4, f"{HALF} --data-parallel-shard-size 4"),
+    "T4": ("plain", 4, f"{FREQ} --tensor-parallel-size 4"),
+    "P4": ("plain", 4, f"{HALF} --update-freq 4 --pipeline-parallel-size 4"),
+    "S2 R2": ("plain", 4, f"{HALF} --data-parallel-shard-size 2"),
+    "T2 R2": ("plain", 4, f"{BATCH} --tensor-parallel-size 2"),
+    "T2 S2 sequence": ("plain", 4, f"{S} --tensor-parallel-size 2 --sequence-parallel"),
+    "T2 P2": ("plain", 4, f"{T} --pipeline-parallel-size 2"),
+    "P2 S2": ("plain", 4, f"{HALF} --update-freq 2 --pipeline-parallel-size 2 --data-parallel-shard-size 2"),
+    "P2 R2": ("plain", 4, f"{HALF} --update-freq 2 --pipeline-parallel-size 2"),
+    "S2 R2 tuned": ("tuned", 4, f"{HALF} --data-parallel-shard-size 2 --data-parallel-replicate-size 2"),
+    "R4 epochs": ("epochs", 4, "--batch-size EIGHTEENTH"),
+    "P2 R2 epochs": ("epochs", 4, "--batch-size EIGHTEENTH --update-freq 2 --pipeline-parallel-size 2"),
+    "T2 S2 tuned": ("tuned", 4, f"{S} --tensor-parallel-size 2"),
+    "T2 P2 tuned": ("tuned", 4, f"{T} --pipeline-parallel-size 2"),
 }
 
 
 # What they send is rounded or approximated: near to what one process says, and not the same.
 APPROXIMATE = {
-    "R2 compressed": ("plain", 2, "--batch-size 4 --gradient-compression bf16"),
-    "S2 gathered": ("plain", 2, "--batch-size 4 --data-parallel-shard-size 2 --gather-dtype bf16"),
-    "S2 reduced": ("plain", 2, "--batch-size 4 --data-parallel-shard-size 2 --reduce-dtype bf16 --prefetch-blocks 0"),
+    "R2 compressed": ("plain", 2, f"{BATCH} --gradient-compression bf16"),
+    "S2 gathered": ("plain", 2, f"{S} --gather-dtype bf16"),
+    "S2 reduced": ("plain", 2, f"{S} --reduce-dtype bf16 --prefetch-blocks 0"),
 }
 
 # Each process draws numbers of its own for its batches, layers and heads. Every one of these is run twice.
 DRAWN = {
-    name: ("dropout", 2, f"{own} --attention-dropout 0.1")
-    for name, own in {
-        "R2 drawn": "--batch-size 4",
-        "S2 drawn": "--batch-size 4 --data-parallel-shard-size 2",
-        "T2 drawn": "--batch-size 4 --update-freq 2 --tensor-parallel-size 2",
-        "P2 drawn": "--batch-size 4 --update-freq 2 --pipeline-parallel-size 2",
-    }.items()
+    f"{name} drawn": ("dropout", 2, f"{own} --attention-dropout 0.1")
+    for name, own in {"R2": BATCH, "S2": S, "T2": T, "P2": P}.items()
 }
 DRAWN |= {f"{name} again": run for name, run in DRAWN.items()}
 
@@ -167,12 +142,15 @@ class Runs(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def runs(data_bin, tmp_path_factory, request):
+def runs(data_bin, tmp_path_factory, request, command):
     """All runs of a size are one start of its processes."""
     folder = tmp_path_factory.mktemp("runs")
+    half = math.ceil(samples_per_epoch(command, data_bin, *shlex.split(COMPUTED["epochs"][0])) / 18)
     wanted = {name: (1, f"{flags} {own}") for name, (flags, own) in COMPUTED.items()}
     for name, (computed, size, own) in (CASES | APPROXIMATE | DRAWN).items():
-        wanted[name] = (size, f"{COMPUTED[computed][0]} {own.replace('FOLDER', str(folder))}")
+        wanted[name] = (size, f"{COMPUTED[computed][0]} {own}")
+    for name, (size, flags) in wanted.items():
+        wanted[name] = (size, flags.replace("NINTH", str(2 * half)).replace("EIGHTEENTH", str(half)))
     found = Runs({}, {}, folder)
     if not wants_slow(request):
         wanted = {name: wanted[name] for name in QUICK}
@@ -233,7 +211,12 @@ def test_a_run_of_several_processes_says_what_one_process_says(runs, name):
 def test_the_comparison_sees_a_difference(runs):
     assert abs(losses(runs.records["plain"])[9] - losses(runs.records["tuned"])[9]) > 1e-3
     assert abs(losses(runs.records["plain"])[9] - losses(runs.records["dropout"])[9]) > 1e-3
-    assert {line["epoch"] for line in runs.records["epochs"]} >= {1, 2}
+
+
+def test_each_epoch_ends_with_a_short_update_and_a_validation(runs):
+    shown = [(line["event"], line["num_updates"], line["epoch"]) for line in runs.records["epochs"]]
+    first, second = ([("train", update, epoch) for update in range(5 * epoch - 4, 5 * epoch + 1)] for epoch in (1, 2))
+    assert shown == [*first, ("valid", 5, 1), *second, ("valid", 10, 2)]
 
 
 @pytest.mark.slow
@@ -272,15 +255,6 @@ def test_numbers_are_drawn_by_batch_layer_and_head_and_not_by_how_parameters_are
     del drawn["S2 drawn"]
     for one, other in itertools.combinations(drawn.values(), 2):
         assert abs(one[0] - other[0]) > 1e-4
-
-
-def test_one_process_writes_and_each_keeps_its_log_on_request(runs):
-    assert [path.name for path in sorted((runs.folder / "ranks").iterdir())] == ["rank_0.log", "rank_1.log"]
-    for path in (runs.folder / "ranks").iterdir():
-        text = path.read_text()
-        assert "training" in text
-        assert "stopped: max_update" in text
-    assert not (runs.folder / "S2" / "ranks").exists()
 
 
 @pytest.mark.slow

@@ -291,10 +291,10 @@ def test_what_offloading_on_a_gpu_cannot_do_is_refused(monkeypatch, change, mess
 @pytest.mark.parametrize(
     ("sizes", "option", "message"),
     [
-        (Sizes(shard=2), {"gradient_compression": "bf16"}, "copies of the whole model, and the processes are shard 2"),
+        (Sizes(shard=2), {"gradient_compression": "bf16"}, "replicas of the whole model, but the mesh is shard 2"),
         (Sizes(replicate=2, tensor=2), {"gradient_compression": "bf16"}, "give `data_parallel_replicate_size` 4"),
-        (Sizes(replicate=2), {"zero_stage": 2}, "`zero_stage` 2 is for parameters that are shared out"),
-        (Sizes(replicate=2), {"reduce_dtype": "bf16"}, "and the processes are replicate 2"),
+        (Sizes(replicate=2), {"zero_stage": 2}, "`zero_stage` 2 is for sharded parameters"),
+        (Sizes(replicate=2), {"reduce_dtype": "bf16"}, "but the mesh is replicate 2"),
         (Sizes(tensor=2), {"gather_dtype": "bf16"}, "give `data_parallel_shard_size`"),
         (Sizes(pipeline=2), {"prefetch_blocks": 0}, "`prefetch_blocks` 0 is for"),
         (Sizes(pipeline=2, shard=2), {"zero_stage": 2}, "use `zero_stage` 1"),
@@ -302,7 +302,7 @@ def test_what_offloading_on_a_gpu_cannot_do_is_refused(monkeypatch, change, mess
 )
 def test_options_for_another_way_of_sharing_are_refused_once_the_sizes_are_known(sizes, option, message):
     with pytest.raises(UserError, match=message):
-        parallel_check._check_that_all_counts(ParallelConfig(**option), sizes)
+        parallel_check._check_options_apply(ParallelConfig(**option), sizes)
 
 
 @pytest.mark.parametrize(
@@ -317,10 +317,10 @@ def test_options_for_another_way_of_sharing_are_refused_once_the_sizes_are_known
     ],
 )
 def test_options_that_count_are_taken(sizes, option, caplog):
-    parallel_check._check_that_all_counts(ParallelConfig(**option), sizes)
+    parallel_check._check_options_apply(ParallelConfig(**option), sizes)
     assert caplog.text == ""
 
 
 def test_options_for_several_processes_are_said_to_do_nothing_on_one(caplog):
-    parallel_check._check_that_all_counts(ParallelConfig(gradient_compression="bf16", zero_stage=1), Sizes())
+    parallel_check._check_options_apply(ParallelConfig(gradient_compression="bf16", zero_stage=1), Sizes())
     assert "`gradient_compression` bf16, `zero_stage` 1: for several processes" in caplog.text

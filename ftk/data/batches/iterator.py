@@ -41,7 +41,7 @@ class EpochBatchIterator:
     The order of an epoch is drawn by (seed, epoch), see `ftk.data.batches.order`; batches are contiguous in it.
     With several ranks, `world_size` successive batches make a round, one for each rank; where the last round lacks
     batches, its largest are halved, and a rank that still gets none has one sample without loss. So every rank has the
-    same number of batches, every sample is given once, and the number of samples consumed is the whole position of
+    same number of batches, every sample is given once, and the number of samples consumed is the complete position of
     the run, whatever the number of workers or ranks. A batch's `sample_ids` are the numbers of its samples.
 
     Args:

@@ -113,7 +113,7 @@ class ComposedCorpus:
         return sources[0] if len(sources) == 1 else JoinedDocuments(sources)
 
     def samples(self, split: str, make_samples: MakeSamples, seed: int) -> SampleDataset:
-        """The samples of a split: of one corpus, of its shards by turns, or of several corpora blended.
+        """The samples of a split: of one corpus, of its shards in turn, or of several corpora blended.
 
         Args:
             split: its name.

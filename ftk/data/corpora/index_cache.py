@@ -27,7 +27,7 @@ WORTH_CACHING = 1 << 22  # elements; fewer are computed in less time than a file
 _FORMAT = 1  # of the files; part of every name
 _POLL_SECONDS = 0.05
 _EDGE_BYTES = 1 << 16
-_CHECKSUM_BYTES = 4  # behind the array, crc32: half a second per GiB
+_CHECKSUM_BYTES = 4  # after the array, crc32: half a second per GiB
 
 Check = Callable[[npt.NDArray[Any]], bool]
 

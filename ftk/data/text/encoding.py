@@ -100,7 +100,7 @@ def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: Encod
         if problems and settings.text.on_error == "raise":
             break
     skipped: Counter[str] = Counter()
-    step = max(1, len(found) * tokenizer.batch_bytes // max(num_bytes, 1))  # documents of so many bytes
+    step = max(1, len(found) * tokenizer.batch_bytes // max(num_bytes, 1))  # about `batch_bytes` of text
     batches = [
         _encode(found[first : first + step], block.source, tokenizer, settings, skipped)
         for first in range(0, max(len(found), 1), step)

@@ -56,7 +56,7 @@ class Problem(NamedTuple):
     Attributes:
         reason: a short name to count by, e.g. "invalid_utf8".
         source, line, offset: file as given, line from 1, byte offset in the (decompressed) file.
-        message: what is wrong and how to mend it.
+        message: what is wrong and how to correct it.
     """
 
     reason: str
@@ -79,7 +79,7 @@ class Block:
         line, offset: line number (from 1) and byte offset of the first byte of `data`.
         data: the bytes.
         disk_bytes: bytes of the file on disk read so far, for progress.
-        problem: what cannot be read behind `data`: a document that is too large, or the file as a whole.
+        problem: what cannot be read after `data`: a document that is too large, or the file as a whole.
     """
 
     source: str
@@ -103,7 +103,7 @@ class Part:
     Attributes:
         source, kind: as in `Block`.
         start, stop: byte offsets; `start` of the first part is where the text begins.
-        is_first, is_last: there is no part before it, or behind it.
+        is_first, is_last: whether it is the first or the last part of the file.
         state: of the file when it was cut.
     """
 
@@ -330,7 +330,7 @@ def _skip_rest(pending: bytearray, kind: str) -> tuple[int, int, bool]:
     """Removes the rest of a document that is too large.
 
     Returns:
-        bytes and line ends that were removed, and whether the document continues behind them.
+        bytes and line ends that were removed, and whether the document continues after them.
     """
     continues, kept = True, b""
     if kind == "blank-line":

@@ -23,7 +23,7 @@ _DECODER = json.JSONDecoder(parse_int=float)
 
 
 class Document(NamedTuple):
-    """One document and where it stands: line from 1, byte offset in the (decompressed) file."""
+    """One document and its place: line from 1, byte offset in the (decompressed) file."""
 
     text: str
     source: str
@@ -194,7 +194,7 @@ def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int)
     if "\0" in text:
         return problem("nul", f'field "{key}" holds a NUL character, which text does not; take it out')
     if "\\u" in line_text and not _is_well_formed(text):
-        return problem("lone_surrogate", f'field "{key}" holds half a surrogate pair (\\uD800 to \\uDFFF); mend it')
+        return problem("lone_surrogate", f'field "{key}" holds half a surrogate pair (\\uD800 to \\uDFFF); correct it')
     return text
 
 

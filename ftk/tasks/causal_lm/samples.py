@@ -79,7 +79,7 @@ class CausalDataset:
         check_files(self.documents)
 
     def _read(self, start: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens of the ring from a place on, and how many documents begin behind it up to each: int64 [length]."""
+        """Tokens of the ring from a place on, and how many documents begin after it up to each: int64 [length]."""
         text = np.full(length, self.end, dtype=np.int64)  # what no document fills stays an end token
         numbers = np.empty(length, dtype=np.int64)
         document = int(np.searchsorted(self.ends, start, side="right"))

@@ -29,7 +29,7 @@ class GLMTokensConfig:
     layout: str = field(
         default="auto",
         metadata={
-            "help": "of sentencepiece, glm: command tokens behind the pieces, generic: <pad> ... <MASK> before them; "
+            "help": "of sentencepiece, glm: command tokens after the pieces, generic: <pad> ... <MASK> before them; "
             "of gpt2_bpe, roberta: those of its vocabulary; auto: roberta if it has <s>, </s>, <unk>, <mask>, else "
             "gpt2 and glm",
             "choices": ("auto", "glm", "generic", "gpt2", "roberta"),
@@ -150,7 +150,7 @@ ROBERTA_BPE = Layout(last=(
     *_ADDED,
 ))  # fmt: skip
 
-# fairseq's four, and GLM's behind the dictionary; <mask> is its own where the dictionary has one (BART, RoBERTa).
+# fairseq's four, and GLM's after the dictionary; <mask> is its own where the dictionary has one (BART, RoBERTa).
 _FAIRSEQ_BASE = (
     Row("ENC", "<s>", role="cls", in_vocab="<s>"),
     Row("pad", "<pad>", in_vocab="<pad>"),
@@ -179,7 +179,7 @@ SENTENCEPIECE = Layout(last=(*_SENTENCEPIECE_BASE, _ANSWERS[1], _SMASK, _GMASK, 
 _EOP = Row("eop", "<|endofpiece|>", "block_symbols", advance=0)
 SENTENCEPIECE_UNFIXED = Layout(last=(*_SENTENCEPIECE_BASE, _EOP, _GMASK, _SMASK, _HIDDEN))
 
-# The original's default for any SentencePiece model: eight command tokens, then the pieces. The rows behind
+# The original's default for any SentencePiece model: eight command tokens, then the pieces. The rows after
 # the pieces are ftk's addition: without them the layout cannot carry the GLM objective.
 SENTENCEPIECE_GENERIC = Layout(
     first=tuple(

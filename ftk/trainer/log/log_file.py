@@ -1,4 +1,4 @@
-"""`log_file`: the lines of the log and every record, as text, in a file; and what was said before it was open."""
+"""`log_file`: log lines and records as text in a file, including lines logged before the file was open."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class LogFile:
     """While entered, appends what is logged to a file; does nothing without a path.
 
     Args:
-        path: of the file; its folder is made.
-        total_updates: length of the run, for the lines.
-        flag: what asked for it, for messages.
+        path: of the file; its folder is created.
+        total_updates: length of the run, shown in the lines.
+        flag: the option that names the file, for messages.
 
     Raises:
         UserError: the file cannot be written.
@@ -55,7 +55,7 @@ class LogFile:
             self._handler.close()
 
     def write(self, lines: Iterable[logging.LogRecord]) -> None:
-        """Append lines of the log that were said before."""
+        """Append earlier log lines."""
         for line in lines:
             if self._handler is not None:
                 self._handler.handle(line)
@@ -68,7 +68,7 @@ class LogFile:
 
 
 class _Appending(logging.FileHandler):
-    """A full disk is said once; its lines wait for room, and the run goes on."""
+    """Reports a full disk once, keeps the lines until there is space, and never stops the run."""
 
     _failed = False
 
@@ -80,8 +80,8 @@ class _Appending(logging.FileHandler):
         if not isinstance(error, OSError):
             super().handleError(record)
         elif not self._failed:
-            self._failed = True  # also for this line, which comes here
-            logger.error("%s: cannot be written (%s); its lines wait for room", self.baseFilename, reason(error))
+            self._failed = True  # before logging the error, which calls this method again
+            logger.error("%s: cannot be written (%s); its lines are kept for later", self.baseFilename, reason(error))
 
     def close(self) -> None:
         try:
@@ -96,10 +96,9 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 class HeldLines(logging.Handler):
-    """While entered, keeps what is logged, for log files that are not open yet.
+    """A context manager that keeps log lines for log files that are not open yet.
 
-    A run that is refused before it begins is to change nothing; so its log files are made when it is sure to begin, and
-    by then its checkpoint is loaded, and whatever was to be said of it has been said.
+    A run that is refused must not change any file, so log files are opened only after its checkpoint is loaded.
     """
 
     def __init__(self) -> None:
@@ -117,12 +116,12 @@ class HeldLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(record)
-        last = logging.lastResort  # of a program that has set up no log: it would be silent because of this handler
+        last = logging.lastResort  # prints warnings of a program without handlers, which this one would suppress
         if last is not None and logging.getLogger().handlers == [self] and record.levelno >= last.level:
             last.handle(record)
 
     def take(self) -> list[logging.LogRecord]:
-        """What was said; from now on nothing is kept."""
+        """Return the lines, and keep no more."""
         logging.getLogger().removeHandler(self)
         lines, self._lines = self._lines, []
         return lines

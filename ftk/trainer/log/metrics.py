@@ -1,4 +1,4 @@
-"""Training figures: sums that stay on the device until a line is due, and the time that training takes."""
+"""Training figures: sums that stay on the device until a record is written, and times."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 """Name -> (0-d sum, 0-d count) on the device."""
 
 PARTS = ("data", "forward_backward", "optimizer", "wait", "log", "validation", "checkpoint")
-"""What the time is split into, see docs/training.md. "wait": the host waits for the device at a log line."""
+"""Parts of the training time, see docs/training.md. "wait": the host waits for the device at a record."""
 
 
 class Meters:
-    """Named (sum, count) pairs on a device. Adding never waits for it; `read` does, once."""
+    """Named (sum, count) pairs on a device. `read` waits for it once, `add` never."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._totals: dict[str, Tensor] = {}  # name -> [2] float64: sum, count
 
     def add(self, sums: Sums, unless: Tensor | None = None) -> None:
-        """Add to each named pair, or to none of them where `unless` (0-d bool) is true.
+        """Add to each named pair.
 
         Args:
-            sums: name -> (0-d sum, 0-d count); a pair may lie on the host, where the others are on a GPU.
-            unless: on this device.
+            sums: name -> (0-d sum, 0-d count); on the device or the host.
+            unless: 0-d bool on the device; where it is true, nothing is added.
         """
         for name, (total, count) in sums.items():
             pair = torch.stack([total.detach().double(), count.detach().double()])  # [2]
-            pair = pair.to(self.device, non_blocking=self.device.type != "cpu")  # to the host it would come too late
+            pair = pair.to(self.device, non_blocking=self.device.type != "cpu")  # the host would read it too early
             if unless is not None:
                 pair = torch.where(unless, 0.0, pair)
             self._totals[name] = self._totals[name] + pair if name in self._totals else pair
@@ -47,7 +47,7 @@ class Meters:
         """Name -> (sum, count) on the host."""
         if not self._totals:
             return {}
-        pairs = torch.stack(list(self._totals.values())).tolist()  # the one wait
+        pairs = torch.stack(list(self._totals.values())).tolist()  # waits
         return {name: (total, count) for name, (total, count) in zip(self._totals, pairs, strict=True)}
 
     def reset(self) -> None:
@@ -60,12 +60,12 @@ class Meters:
 
 
 class Lap(NamedTuple):
-    """What went by between two lines.
+    """The time between two training records.
 
     Attributes:
-        seconds: time of training, without what was put aside (validation, saving).
-        wall_seconds: all of the time.
-        parts: seconds of the wall time by name.
+        seconds: training time, without validation and saving.
+        wall_seconds: total time.
+        parts: seconds of the wall time by name of the part.
     """
 
     seconds: float
@@ -73,20 +73,20 @@ class Lap(NamedTuple):
     parts: dict[str, float]
 
     def shares(self) -> dict[str, float]:
-        """The wall time split: `NAME_share` for each of `PARTS`, and `other_share` for what no part counted."""
+        """Shares of the wall time: `NAME_share` for each of `PARTS`, and `other_share` for the rest."""
         wall = max(self.wall_seconds, 1e-9)
         shares = {f"{name}_share": self.parts.get(name, 0.0) / wall for name in PARTS}
         return shares | {"other_share": max(0.0, 1.0 - sum(shares.values()))}
 
 
 class Stopwatch:
-    """Time spent on a run, earlier processes included, and time between two lines without what was put aside.
+    """Measures the time of a run, earlier processes included, and the time between two training records.
 
     Args:
-        clock: seconds from anywhere, rising.
+        clock: monotonic, in seconds.
 
     Attributes:
-        last_lap: what `lap` has returned last.
+        last_lap: the last result of `lap`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -95,19 +95,19 @@ class Stopwatch:
         self._began = clock()
         self._lap_began = self._counted_until = clock()
         self._aside = 0.0  # seconds of this lap
-        self._open: list[str] = []  # parts that we are in, the innermost last
+        self._open: list[str] = []  # open parts, the innermost last
         self._parts: dict[str, float] = {}  # seconds of this lap, by name
 
     def start(self, previous_seconds: float) -> None:
-        """The run begins now, or goes on after `previous_seconds` of earlier processes."""
+        """Start to measure the run, after `previous_seconds` of earlier processes."""
         self._began = self._clock() - previous_seconds
 
     def seconds(self) -> float:
-        """The run's time until now."""
+        """The time of the run so far."""
         return self._clock() - self._began
 
     def lap(self) -> Lap:
-        """What went by since the last lap; begins a new one. A part that is open goes on in the new lap."""
+        """The time since the last lap. Starts a new one, in which open parts stay open."""
         now = self._count()
         wall = now - self._lap_began
         self.last_lap = Lap(wall - self._aside, wall, self._parts)
@@ -116,7 +116,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What happens inside is counted under a name; what a part inside of it counts is not counted twice."""
+        """Count the time of the block under a name, without the time of parts inside it."""
         self._count()
         self._open.append(name)
         try:
@@ -126,12 +126,12 @@ class Stopwatch:
             self._open.pop()
 
     def parts(self) -> dict[str, float]:
-        """Seconds of the present lap by name."""
+        """Seconds of the current lap by name."""
         return dict(self._parts)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What happens inside (validation, saving) does not count into the lap's time of training."""
+        """Do not count the time of the block (validation, saving) as training time."""
         began = self._clock()
         try:
             yield
@@ -139,7 +139,7 @@ class Stopwatch:
             self._aside += self._clock() - began
 
     def _count(self) -> float:
-        """Give the time since the last call to the innermost open part; returns the time now."""
+        """Add the time since the last call to the innermost open part; returns the current time."""
         now = self._clock()
         if self._open:
             self._parts[self._open[-1]] = self._parts.get(self._open[-1], 0.0) + now - self._counted_until
@@ -148,13 +148,13 @@ class Stopwatch:
 
 
 class TrainingFigures:
-    """What a training record says: the device's sums since the last one, and rates by the host's counts.
+    """The figures of a training record: sums on the device since the last one, and rates from counts on the host.
 
     Args:
-        device: where the sums are kept.
+        device: of the sums.
         stopwatch: of the run.
-        world: the processes whose sums are added where they are read; None: this one alone.
-        criterion: whose losses these are; its `nats` have perplexities.
+        world: the ranks whose sums are added when they are read; None: this process alone.
+        criterion: of the losses; its `nats` have perplexities.
     """
 
     def __init__(
@@ -168,22 +168,22 @@ class TrainingFigures:
         self._criterion = criterion
         self.world = world or World.single(device)
         self._meters = Meters(device)
-        self._skipped = torch.zeros(2, dtype=torch.int64, device=device)  # altogether, in a row until now
-        self._num_updates = self._num_tokens = 0  # of this process, since the last record
+        self._skipped = torch.zeros(2, dtype=torch.int64, device=device)  # in total, in a row
+        self._num_updates = self._num_tokens = 0  # of this rank, since the last record
         self._num_targets: float = 0
         # Skipped updates at the last record; None once the counts of targets have been compared.
         self._skipped_before: int | None = 0
 
     def add(self, sums: Sums, *, skip: Tensor, num_tokens: int, num_targets: float) -> None:
-        """Count one update. Waits for nothing.
+        """Count one update, without waiting for the device.
 
         Args:
-            sums: name -> (0-d sum, 0-d count), of this process's batches.
+            sums: name -> (0-d sum, 0-d count), of this rank's batches.
             skip: 0-d bool, whether the update was skipped; then its sums are left out.
             num_tokens: of the update, padding counted.
-            num_targets: what the loss of the update is divided by.
+            num_targets: divisor of the update's loss.
         """
-        if self.world.counts_loss:  # other processes have the same batches
+        if self.world.counts_loss:  # other ranks have the same batches
             self._meters.add(sums, unless=skip)
         total, in_a_row = self._skipped.unbind()
         self._skipped = torch.stack([total + skip, (in_a_row + 1) * skip])
@@ -192,12 +192,12 @@ class TrainingFigures:
         self._num_targets += num_targets
 
     def record(self) -> dict[str, float]:
-        """Averages and rates since the last record, of all processes; waits for the device, and begins anew.
+        """Averages and rates since the last record, of all ranks; waits for the device, and resets the sums.
 
-        Averages are NaN where every update was skipped.
+        Averages are NaN if every update was skipped.
 
         Raises:
-            UserError: the criterion counts other targets than it has said before (`Criterion.count`).
+            UserError: the criterion's `num_targets` differ from its `count`.
         """
         with self.stopwatch.part("wait"):
             sums = summed(self._meters.read(), self.world)
@@ -216,11 +216,11 @@ class TrainingFigures:
         return record
 
     def _compare_counts(self, sums: Mapping[str, tuple[float, float]]) -> None:
-        """Once, at the first record whose updates all count: what losses were divided by against `num_targets`."""
+        """Compare the divisors of losses with `num_targets`, once: at the first record without skipped updates."""
         if self._skipped_before is None:
             return
         skipped, _ = self.skipped()
-        if skipped != self._skipped_before:  # the device's sums leave out what the host has counted
+        if skipped != self._skipped_before:  # the host has counted skipped updates, the device has not
             self._skipped_before = skipped
             return
         self._skipped_before = None
@@ -232,12 +232,12 @@ class TrainingFigures:
             )
 
     def skipped(self) -> tuple[int, int]:
-        """Skipped updates: altogether, and in a row until now. Waits for the device."""
+        """The number of skipped updates: in total, and in a row at the end. Waits for the device."""
         total, in_a_row = self._skipped.tolist()
         return total, in_a_row
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all processes together, on each of them."""
+        """Summed over all ranks, the same on each."""
         meters = {name: list(pair) for name, pair in summed(self._meters.read(), self.world).items()}
         return {"meters": meters, "skipped": list(self.skipped())}
 
@@ -246,11 +246,11 @@ class TrainingFigures:
             self._meters.load_state_dict(state["meters"])
         self._skipped = torch.tensor(state["skipped"], dtype=torch.int64, device=self._skipped.device)
         if self._skipped_before is not None:
-            self._skipped_before = -1  # the sums may be of updates that were not counted here: not compared
+            self._skipped_before = -1  # the sums may include updates that this process did not count: not compared
 
 
 def summed(sums: Mapping[str, tuple[float, float]], world: World) -> dict[str, tuple[float, float]]:
-    """Name -> (sum, count) of all processes together, on every one of them; not all need know all names."""
+    """Name -> (sum, count), summed over all ranks, the same on each; names may differ between ranks."""
     if world.mesh is None:
         return dict(sums)
     totals: dict[str, tuple[float, float]] = {}
@@ -262,24 +262,24 @@ def summed(sums: Mapping[str, tuple[float, float]], world: World) -> dict[str, t
 
 
 def averages(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Sum over count of each pair that has a count."""
+    """Name -> sum / count, for counts above 0."""
     return {name: total / count for name, (total, count) in sums.items() if count > 0}
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss) of a loss in nats, with the loss capped at 20: beyond that no digit says anything."""
+    """exp(loss) of a loss in nats, with the loss capped at 20."""
     return math.exp(min(loss, 20.0))
 
 
 def with_perplexities(record: dict[str, float], nats: Collection[str]) -> dict[str, float]:
-    """The record with `ppl`, and `ppl_NAME` next to each `loss_NAME`, where these losses are in nats.
+    """The record with `ppl`, and `ppl_NAME` after each `loss_NAME`, for losses in nats.
 
-    Under label smoothing (there is an `nll_loss`) perplexity is that of the likelihood without it; the groups' losses
-    are smoothed, and have no perplexity.
+    With label smoothing (there is an `nll_loss`), `ppl` is exp(nll_loss); the losses of groups are smoothed and have no
+    perplexity.
 
     Args:
-        record: with `loss`; `ppl`, where given, holds its place.
-        nats: names of what is in nats (`Criterion.nats`).
+        record: with `loss`; if it has `ppl`, the value is replaced.
+        nats: names of the figures in nats (`Criterion.nats`).
     """
     likelihood = "nll_loss" if "nll_loss" in record else "loss"
     made = {}

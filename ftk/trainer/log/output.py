@@ -1,4 +1,4 @@
-"""All that a run writes of its own accord besides checkpoints: log, progress, records, starts. One process does it."""
+"""The output of a run besides checkpoints: log, progress, records, starts; written by the main rank."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ logger = logging.getLogger(__name__)
 
 
 class RunOutput:
-    """Where a run's log lines and records go; entered, log files are open.
+    """Writes log lines and records; a context manager, in which log files are open.
 
-    The main process writes for all. With `log_all_ranks` DIR each process, the main one too, keeps its own log lines
-    in `DIR/rank_N.log`.
+    The main rank writes for all. With `log_all_ranks` DIR each rank, the main one too, writes its log lines to
+    `DIR/rank_N.log`.
 
     Args:
         config: of the run.
         folder: of the run.
-        state: where the run stands.
-        total_updates: its length.
-        world: the processes of the run.
-        said: what was logged until now, for the log files.
+        state: of the run.
+        total_updates: length of the run.
+        world: the ranks of the run.
+        said: earlier log lines, for the log files.
 
     Raises:
-        UserError: a file cannot be written, or a package that is asked for is missing; on every process.
+        UserError: a file cannot be written, or a needed package is missing; on every rank.
     """
 
     def __init__(
@@ -83,44 +83,44 @@ class RunOutput:
         self._open.close()
 
     def begin(self, num_updates: int) -> None:
-        """This start of the run begins, after so many updates."""
+        """Record the start of this process, after `num_updates` updates."""
         if self._starts is not None:
             self._starts.begin(num_updates)
 
     def start_progress(self, num_updates: int) -> None:
-        """The first update is about to begin."""
+        """Start the progress display."""
         self._display(lambda: self._progress.start(num_updates))
 
     def update(self) -> None:
-        """One more update is done. Called on every update: costs nothing."""
+        """Show one more update; called on every update, so it must be fast."""
         self._display(self._progress.update)
 
     def show(self, record: Record) -> None:
-        """A training or validation record is due."""
+        """Write a training or validation record."""
         self._records.write(record)
         self._display(lambda: self._progress.show(record))
         for log_file in self._log_files:
             log_file.show(record)
 
     def close(self) -> None:
-        """No more records will come."""
+        """Close the progress display and the records."""
         self._display(self._progress.close)
         self._records.close()
 
     def end(self, num_updates: int, reason: str) -> None:
-        """This start of the run has ended."""
+        """Record the end of this process."""
         if self._starts is not None:
             self._starts.end(num_updates, reason)
 
     def _display(self, call: Callable[[], None]) -> None:
-        """A terminal that is gone, or a full disk behind standard output, is no end of a run; a closed pipe is."""
+        """Call a display method. A closed terminal or a full disk does not end the run; a closed pipe does."""
         try:
             call()
         except BrokenPipeError:
             raise
         except OSError as error:
             self._progress = Progress()
-            logger.error("progress cannot be shown any more (%s); metrics.jsonl has the figures", reason(error))
-            # What waits in the buffer would be a failure once more when Python ends.
-            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:  # or it is no file at all
-                os.dup2(nothing.fileno(), sys.stdout.fileno())
+            logger.error("progress can no longer be shown (%s); metrics.jsonl has the figures", reason(error))
+            # Python flushes the buffer at exit, which would fail again.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as null:  # stdout may be no file
+                os.dup2(null.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""How a run shows itself: a progress bar, lines of text, or JSON lines."""
+"""The progress display of a run: a bar, lines of text, or JSON lines."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def make_progress(
     """The progress display of a format.
 
     Args:
-        log_format: tqdm, simple or json; tqdm needs a terminal and becomes simple where there is none.
+        log_format: tqdm, simple or json; without a terminal, tqdm becomes simple.
         total_updates: length of the run, for the time left.
-        stdout: where lines go; default sys.stdout.
-        stderr: where the bar goes; default sys.stderr.
+        stdout: for lines; default sys.stdout.
+        stderr: for the bar; default sys.stderr.
     """
     stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
     if log_format == "json":
@@ -33,23 +33,23 @@ def make_progress(
 
 
 class Progress:
-    """Told of each update and of each record; shows nothing by itself."""
+    """The interface of a display; this one shows nothing."""
 
     def start(self, num_updates: int) -> None:
-        """Training begins, or goes on, after `num_updates` updates."""
+        """Training starts or continues after `num_updates` updates."""
 
     def update(self) -> None:
-        """One more update is done. Called on every update: must cost nothing."""
+        """One more update is done; called on every update, so it must be fast."""
 
     def show(self, record: Record) -> None:
-        """A training or validation record is due."""
+        """Show a training or validation record."""
 
     def close(self) -> None:
-        """Training has ended, in whatever way."""
+        """Training has ended."""
 
 
 class JsonProgress(Progress):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -72,9 +72,9 @@ class SimpleProgress(Progress):
 
 
 class _Bar(tqdm):
-    """Goes by a clock that nobody sets back: a bar of tqdm's own clock would stand still for hours."""
+    """Uses a monotonic clock: if the system clock is set back, tqdm's own would not update the bar for hours."""
 
-    monitor_interval = 0  # its thread goes by the other one
+    monitor_interval = 0  # tqdm's monitor thread uses the system clock
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -100,7 +100,7 @@ class BarProgress(Progress):
             dynamic_ncols=True,
             smoothing=0.1,
         )
-        # Lines of the log go above the bar instead of through it.
+        # Log lines are printed above the bar.
         self._redirection = logging_redirect_tqdm(tqdm_class=tqdm)
         self._redirection.__enter__()
 
@@ -124,7 +124,7 @@ class BarProgress(Progress):
 
 
 def one_line(record: Record, total_updates: int | None = None) -> str:
-    """A record as a person reads it: `train | update 100/2000 | epoch 1 | loss 5.123 | ...`."""
+    """A record as a readable line: `train | update 100/2000 | epoch 1 | loss 5.123 | ...`."""
     subset = f" {record['subset']}" if record.get("subset", record["event"]) != record["event"] else ""
     total = f"/{total_updates}" if total_updates else ""
     parts = [f"{record['event']}{subset}", f"update {record['num_updates']}{total}"]
@@ -149,7 +149,7 @@ _FORMATS = {
 
 
 def _figures(record: Record) -> dict[str, str]:
-    """The figures of a record in reading order: the known ones, losses of objectives, skipped updates."""
+    """The figures of a record in display order: those of `_FORMATS`, losses of groups, skipped updates."""
     figures = {}
     for key, (name, form) in _FORMATS.items():
         if key in record:

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: every training and validation record of a run, one JSON object a line."""
+"""`metrics.jsonl`: every training and validation record of a run, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 def to_json(record: Record) -> str:
-    """One line of standard JSON; what is no finite number (all updates were skipped, say) becomes null."""
+    """One line of standard JSON; numbers that are not finite (if all updates were skipped) become null."""
     return json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False)
 
 
 def plain_record(record: Record) -> Record:
-    """A record that JSON takes: tensors and arrays that a hook added become numbers or lists.
+    """A record for JSON: tensors and arrays that a hook added become numbers or lists.
 
-    What JSON does not take is left out, with a warning that names it.
+    Other values that JSON cannot represent are left out, with a warning.
     """
     plain: Record = {}
     for key, value in record.items():
@@ -37,7 +37,7 @@ def plain_record(record: Record) -> Record:
         try:
             json.dumps(value, allow_nan=isinstance(value, float))
         except (TypeError, ValueError):
-            logger.warning("figure %r is left out: JSON takes no such %s", key, type(value).__name__)
+            logger.warning("figure %r is left out: JSON cannot represent this %s", key, type(value).__name__)
         else:
             plain[key] = value
     return plain
@@ -48,25 +48,25 @@ def _plain(value: Any) -> Any:
 
 
 class RecordFile:
-    """Appends records to a file, each at once. A full disk is said once; its records wait until there is room.
+    """Appends records to a file without delay. Reports a full disk once, and keeps records until there is space.
 
     Args:
-        path: made when the first record comes; never a link, whose target may be anything.
-        num_updates: where the run stands; records beyond it were written by a process that died before its
-            next checkpoint, and the same updates will write them again: they are taken out.
+        path: created with the first record; never a link, whose target may be any file.
+        num_updates: updates done. Later records, of a process that died before its next checkpoint, are removed, since
+            the same updates write them again.
         validation_pending: whether the validation after the last update is still to be done.
 
     Raises:
-        UserError: what stands there is a link, or no regular file.
+        UserError: the path is a link, or no regular file.
         OSError: the disk is full or the like.
     """
 
     def __init__(self, path: Path, num_updates: int, *, validation_pending: bool = False) -> None:
         self.path = path
         self._stream: FileIO | None = None
-        self._waiting = b""  # what the disk has not taken: the rest of a line and those after it
+        self._waiting = b""  # not yet on disk: the rest of a line, and the lines after it
         if path.is_symlink():
-            raise UserError(f"{path}: is a link; remove it, ftk keeps a file of this name")
+            raise UserError(f"{path}: is a link; remove it, ftk writes a file of this name")
         if path.exists():
             _cut(path, num_updates, validation_pending)
 
@@ -77,7 +77,7 @@ class RecordFile:
             self._write_waiting()
         except OSError as error:
             if not waited:
-                logger.error("%s: cannot be written (%s); its records wait for room", self.path, reason(error))
+                logger.error("%s: cannot be written (%s); its records are kept for later", self.path, reason(error))
 
     def close(self) -> None:
         if self._waiting:
@@ -91,14 +91,14 @@ class RecordFile:
 
     def _write_waiting(self) -> None:
         if self._stream is None:
-            # Without a buffer, in which a failed line would wait unseen.
+            # Without a buffer, which would hide a failed write.
             self._stream = open_to_write(self.path, append=True)
-        while self._waiting:  # a raw file may take a part only, when the disk is nearly full
+        while self._waiting:  # a raw file may write a part only, if the disk is nearly full
             self._waiting = self._waiting[self._stream.write(self._waiting) :]
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file; lines that are none (of a write cut short by a kill, say) are left out."""
+    """The records of a file; invalid lines, such as one cut off by a kill, are left out."""
     records = []
     for line in read_lines(path, MAX_RECORD_BYTES):
         with contextlib.suppress(ValueError, RecursionError):
@@ -118,5 +118,5 @@ def _cut(path: Path, num_updates: int, validation_pending: bool) -> None:
     except OSError as error:
         if error.errno not in (errno.EISDIR, errno.EINVAL):
             raise
-        raise UserError(f"{path}: {reason(error)}; remove it, ftk keeps a file of this name") from error
+        raise UserError(f"{path}: {reason(error)}; remove it, ftk writes a file of this name") from error
     write_whole(path, "".join(to_json(record) + "\n" for record in kept))

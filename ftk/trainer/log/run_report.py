@@ -1,4 +1,4 @@
-"""What a run tells about itself while it goes on: `report`, the page of ftk-report in the run's folder."""
+"""Reports during a run: throughput in the records, and with `report` the page of ftk-report in the run's folder."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ logger = logging.getLogger(__name__)
 
 
 def report_hooks(config: ReportConfig, world: World) -> list[Hook]:
-    """The hooks of what a run tells about itself; the main process writes the page.
+    """The hooks for reports; the main rank writes the page.
 
     Raises:
-        UserError: a package is missing for where records are to go.
+        UserError: a package for TensorBoard or Weights & Biases is missing.
     """
     on_main(world, functools.partial(check_packages, config))
     return [Throughput(config.peak_tflops), *([RunReport()] if config.report and world.is_main else [])]
 
 
 class RunReport(Hook):
-    """Writes `report.html` with the update after a validation, and at the end.
+    """Writes `report.html` after the update that follows a validation, and at the end.
 
-    A run of many records takes a while to draw: validations are passed over so that it takes 2 % of the time at most.
+    With many records the page takes long to draw; validations are skipped so that it takes at most 2 % of the time.
     """
 
     def __init__(self) -> None:
@@ -62,5 +62,5 @@ class RunReport(Hook):
         folder = step.folder
         try:
             write_report(folder / "report.html", [read_run(folder)], "ftk-train --report")
-        except UserError as error:  # a full disk, say: no report is worth a run
+        except UserError as error:  # such as a full disk, which must not end the run
             logger.error("%s", error)

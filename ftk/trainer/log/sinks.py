@@ -1,4 +1,4 @@
-"""Where the records of a run go besides `metrics.jsonl`: TensorBoard, Weights & Biases."""
+"""Sinks for the records of a run besides `metrics.jsonl`: TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -19,25 +19,21 @@ from ftk.trainer.state import TrainerState
 
 logger = logging.getLogger(__name__)
 
-_ABOUT = ("event", "subset", "num_updates")  # of a record: what it is about, and no figure of its own
+_KEYS = ("event", "subset", "num_updates")  # fields that identify a record, and are no figures
 
 
 class RecordSink(Protocol):
-    """Takes records one after the other; of a continued run those after the update where it goes on."""
+    """Receives the records of a run in order; of a continued run, those after the checkpoint."""
 
     def write(self, record: Record) -> None:
-        """A training or validation record."""
+        """Write a training or validation record."""
 
     def close(self) -> None:
-        """No more will come."""
+        """No more records will come."""
 
 
 class RecordSinks:
-    """Several sinks as one. A sink that fails is said once and left out from then on: no figure is worth a run.
-
-    Args:
-        sinks: in the order in which they are given records.
-    """
+    """Several sinks as one. The first error of a sink is logged, and the sink is removed: it must not end the run."""
 
     def __init__(self, sinks: Iterable[RecordSink]) -> None:
         self._sinks = list(sinks)
@@ -60,22 +56,22 @@ class RecordSinks:
     def _drop(self, sink: RecordSink, error: Exception) -> None:
         self._sinks.remove(sink)
         name, cause = type(sink).__name__, f"{type(error).__name__}: {error}"
-        logger.error("%s takes no more records (%s); the run goes on without it", name, cause)
+        logger.error("%s takes no more records (%s); the run continues without it", name, cause)
 
 
 class TensorBoardSink:
     """Scalars `train/loss`, `valid/loss`, `valid_SPLIT/loss` … over updates, in event files.
 
     Args:
-        folder: for the event files; several runs may have one folder each in a common one.
-        num_updates: where the run stands; what an earlier process wrote beyond it is hidden.
+        folder: for the event files.
+        num_updates: updates done; later records of an earlier process are hidden.
 
     Raises:
         UserError: the package tensorboard is missing.
     """
 
     def __init__(self, folder: str, num_updates: int = 0) -> None:
-        # An event file of its own for every process; steps from purge_step on are taken out of the earlier ones.
+        # Each process has its own event file; steps from purge_step on in earlier files are ignored.
         self._writer = _tensorboard().SummaryWriter(folder, purge_step=num_updates + 1 if num_updates else None)
 
     def write(self, record: Record) -> None:
@@ -88,17 +84,18 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A run of Weights & Biases, over `num_updates`; a continued run goes on under the same id.
+    """A run of Weights & Biases over `num_updates`; a continued run keeps its id.
 
-    The step axis is the figure `num_updates` and not wandb's own step, which cannot go back to a checkpoint.
+    The step axis is the figure `num_updates`, since wandb's own step cannot go back to a checkpoint.
 
     Args:
         project: name of the project.
-        folder: of the run: its name names the run, wandb's files go there, and `wandb_run.json` keeps the id.
-        config: tree of the run's configuration.
+        folder: of the run; its name is the name of the run in wandb, and it holds wandb's files and `wandb_run.json`
+            with the id.
+        config: the run's configuration as plain dicts.
 
     Raises:
-        UserError: the package wandb is missing, or it cannot begin a run.
+        UserError: the package wandb is missing, or it cannot start a run.
     """
 
     def __init__(self, project: str, folder: Path, config: dict[str, Any]) -> None:
@@ -129,12 +126,12 @@ def figures(record: Record) -> dict[str, float]:
     return {
         f"{prefix}/{name}": value
         for name, value in record.items()
-        if name not in _ABOUT and isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in _KEYS and isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 
 def check_packages(config: ReportConfig) -> None:
-    """Refuse a run whose records go where a package is missing, before it leaves a trace.
+    """Refuse a run with a sink whose package is missing, before the run creates any file.
 
     Raises:
         UserError: names the package and what installs it.
@@ -146,12 +143,12 @@ def check_packages(config: ReportConfig) -> None:
 
 
 def open_records(config: TrainConfig, folder: Path, state: TrainerState) -> RecordSinks:
-    """`metrics.jsonl`, and the sinks that a configuration asks for; their packages are imported only then.
+    """Open `metrics.jsonl` and the sinks of the configuration, whose packages are imported only then.
 
     Args:
         config: of the run.
         folder: of the run.
-        state: where the run stands.
+        state: of the run.
 
     Raises:
         UserError: a package is missing.
@@ -182,7 +179,7 @@ def _wandb() -> Any:
 
 
 def _read_id(path: Path, project: str) -> str | None:
-    """The id under which an earlier process of the run sent its figures to this project."""
+    """The id of the run in this project, if an earlier process has logged to it."""
     try:
         known = read_json(path)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What is said at the end of a run."""
+"""The summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Summary:
 
     Attributes:
         num_updates: updates done in the run.
-        epoch: the epoch it is in.
-        seconds: training time of the run, restarts added up.
+        epoch: current epoch.
+        seconds: training time of the run, restarts included.
         best: the best validation.
         reason: why it stopped, e.g. "max_update 2000 is reached".
-        signal: name of the signal that stopped it before its end, None if none did.
+        signal: name of the signal that stopped it early, None if none did.
         folder: of the run.
-        saved: whether there are checkpoints in it.
-        save_failure: why the last state of the run could not be saved, None if it was.
+        saved: whether it has checkpoints.
+        save_failure: why the last state could not be saved, None if it was.
         skipped_updates: updates that were skipped for a non-finite loss or gradient.
         loss: at the last validation, nats per target token; None without one.
         unigram_loss: the same of the unigram baseline; None where it means nothing.
@@ -53,20 +53,18 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0 for a run that came to its end or was preempted, and saved; 1 for one that a person interrupted."""
+        """0 for a saved run that reached a limit or was preempted; 1 after Ctrl-C, or if the end is not saved."""
         if self.save_failure is not None:
             return 1
         return 0 if self.signal is None or self.signal in PREEMPTIONS else 1
 
     @property
     def warning(self) -> str | None:
-        """What is to be said louder than the lines: that the end of the run is lost, and what the command then does."""
+        """A warning that the last state is not saved, and what the command then does; None if it is saved."""
         if self.save_failure is None:
             return None
-        goes_on = (
-            f"goes on from {(self.folder / LAST).resolve().name}" if self.saved else "begins again where this run began"
-        )
-        return f"the end of this run is not saved: {self.save_failure}; make room, and the same command {goes_on}"
+        then = f"continues from {(self.folder / LAST).resolve().name}" if self.saved else "starts from the beginning"
+        return f"the end of this run is not saved: {self.save_failure}; free some space, and the same command {then}"
 
     def lines(self) -> Iterator[str]:
         took = f"{counted(self.num_updates, 'update')}, epoch {self.epoch}, {duration(self.seconds)} of training"
@@ -76,7 +74,7 @@ class Summary:
         if self.best is not None:
             best = self.best
             there = (self.folder / checkpoint_name(best.num_updates)).exists()
-            where = f"at update {best.num_updates}{'' if there else ', of which there is no checkpoint'}"
+            where = f"at update {best.num_updates}{'' if there else ', which has no checkpoint'}"
             yield f"best validation {best.metric}: {best.value:.4f} {where}"
         if self.signal is None and not self._beats_unigram:
             yield (

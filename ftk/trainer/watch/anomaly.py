@@ -1,4 +1,4 @@
-"""`detect_anomaly`: which module first made something that is not finite, in the forward or the backward pass."""
+"""`detect_anomaly`: finds the first module with a non-finite output, or gradient of an input."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ftk.trainer.step import Update, seed_update, without_copies
 
 logger = logging.getLogger(__name__)
 
-_FORWARD, _BACKWARD, _SUMMED = range(3)  # the later, the less it says of where something began
+_FORWARD, _BACKWARD, _SUMMED = range(3)  # kinds of findings, the most precise first
 
 
 class DetectAnomaly(Hook):
-    """Repeats the passes of a skipped update and names the first module that made NaN or infinity.
+    """Repeats the passes of a skipped update and names the first module that produced NaN or infinity.
 
-    A skipped update leaves the parameters as they were and its random numbers are fixed by its number, so the second
-    pass computes the same as the first. Its gradients are dropped and the run goes on. All ranks skip the same updates
-    and search at the same time.
+    A skipped update does not change the parameters, and its number seeds its random numbers, so the second pass
+    computes the same values. Its gradients are dropped and the run continues. All ranks skip the same updates and
+    search at the same time.
 
     Args:
         update: of the run.
@@ -45,7 +45,7 @@ class DetectAnomaly(Hook):
         with step.stopwatch.aside():
             number = step.num_updates
             found = find_anomalies(self._update, self._micro_batches, number - 1, step.num_targets)
-        if not found and self._update.scaler is None:  # else it was the scaled gradients that overflowed
+        if not found and self._update.scaler is None:  # with a scaler, the scaled gradients overflowed
             found = [
                 "a second pass over the same batches was finite: the norm of the gradients overflows, or results "
                 "differ between two runs of the same step (non-deterministic operators, faulty hardware)"
@@ -55,60 +55,61 @@ class DetectAnomaly(Hook):
 
 
 def find_anomalies(update: Update, micro_batches: list[Batch], num_updates: int, num_targets: float) -> list[str]:
-    """Run forward and backward as an update did, without a loss scale, and look at every module; all ranks call it.
+    """Repeat the passes of an update without a loss scale, and check every module; all ranks call it.
 
     Args:
         update: of the run; its parameters keep their values and lose their gradients.
         micro_batches: this rank's CPU batches.
-        num_updates: updates done before that one.
-        num_targets: of all ranks' batches together.
+        num_updates: updates done before the checked one.
+        num_targets: summed over all ranks.
 
     Returns:
-        One text for each data rank that has found something, the same on every rank.
+        The most precise findings of all ranks, the same on every rank.
     """
     world = update.world
     search = _Search()
-    search.look_at_values(update.model, micro_batches)
+    search.check_values(update.model, micro_batches)
     seed_update(update.config.common.seed, num_updates, world.data_rank, world.pipeline_rank)
     update.optimizer.zero_grad(set_to_none=True)
-    # Compiled code calls no hooks of the modules that it was made of.
+    # Compiled code does not call the hooks of its modules.
     compiled = update.config.engine.compile != "none"
     eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
     try:
         scale = torch.full((), 1.0 / (num_targets or 1), device=update.device)
         with search.watching(update.runner.stages), eager:
             without_copies(update.runner).forward_backward(micro_batches, scale)
-        search.look_at_gradients(update.model)
+        search.check_gradients(update.model)
     finally:
         update.optimizer.zero_grad(set_to_none=True)
-    told = world.gather_json([world.data_rank, *search.result(world.pipeline_rank), world.rank])
-    told = [found for found in told if found[-2] is not None]
-    first: dict[int, Any] = {}  # data rank -> what its ranks have found, the origin first: they share one model
-    for data_rank, *found in told:
-        # The gradients of parameters may be sums of several ranks: they tell something where no rank has more to tell.
-        if found[0] < _SUMMED or all(other[1] == _SUMMED for other in told):
-            first[data_rank] = min(found, first.get(data_rank, found))
-    several = world.size > 1
-    return [f"rank {rank}, {text}" if several else text for *_, text, rank in (first[key] for key in sorted(first))]
+    gathered = world.gather_json([world.data_rank, *search.result(), world.rank])
+    findings = [found for found in gathered if found[2] is not None]
+    best = min((kind for _, kind, *_ in findings), default=_SUMMED)
+    first: dict[int, str] = {}  # data rank -> finding; its tensor parallel ranks have the same one
+    for data_rank, kind, text, rank in findings:
+        if kind == best:
+            first.setdefault(data_rank, f"rank {rank}, {text}" if world.size > 1 else text)
+    return [first[data_rank] for data_rank in sorted(first)]
 
 
 class _Search:
-    """Notes what was first not finite in this process. Forward, that is a module's output (or an input, made by the
-    code between modules); backward, the gradient of a module's input where those of its outputs were finite.
+    """Records the first non-finite tensor of this rank.
 
-    -inf in an output may be a mask and is no finding.
+    In the forward pass, that is an output of a module, or an input that is computed between modules; in the backward
+    pass, the gradient of an input of a module, if those of its outputs were finite.
+
+    -inf in an output may be a mask and does not count.
     """
 
     def __init__(self) -> None:
         self._found: str | None = None
-        self._between: str | None = None  # a gradient that no module has made; a finding if nothing else is
-        self._when = _BACKWARD
+        self._received: str | None = None  # a non-finite gradient of an output, computed outside this rank's modules
+        self._kind = _SUMMED
 
-    def result(self, pipeline_rank: int) -> tuple[int, int, str | None]:
-        """When it was, what puts the stage where it began before the others, and the text."""
-        return self._when, pipeline_rank if self._when == _FORWARD else -pipeline_rank, self._found or self._between
+    def result(self) -> tuple[int, str | None]:
+        """The kind of the finding, and its text."""
+        return self._kind, self._found or self._received
 
-    def look_at_values(self, model: nn.Module, micro_batches: Sequence[Batch]) -> None:
+    def check_values(self, model: nn.Module, micro_batches: Sequence[Batch]) -> None:
         for name, parameter in model.named_parameters():
             if _is_bad(parameter):
                 self._note(f"the parameter {canonical_name(name, model)} itself has {_count(parameter)}")
@@ -118,7 +119,7 @@ class _Search:
                 if isinstance(value, Tensor) and _is_bad(value):
                     self._note(f"the batch itself: {name!r} has {_count(value)}")
 
-    def look_at_gradients(self, model: nn.Module) -> None:
+    def check_gradients(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
             if parameter.grad is not None and not _is_finite(parameter.grad):
                 text = f"the gradient of the parameter {canonical_name(name, model)} has {_count(parameter.grad)}"
@@ -126,7 +127,7 @@ class _Search:
 
     @contextlib.contextmanager
     def watching(self, stages: Sequence[nn.Module]) -> Iterator[None]:
-        """Inside of it there are hooks in the stages and all of their modules."""
+        """In this block the stages and all of their modules have hooks."""
         handles = []
         try:
             for stage in stages:
@@ -144,7 +145,7 @@ class _Search:
     def _before(self, name: str, module: nn.Module, given: Any) -> None:
         for value in _tensors(given):
             if not _is_recomputing() and _is_bad(value):
-                self._note(f"in the forward pass: what goes into {name} has {_count(value)}")
+                self._note(f"in the forward pass: the input of {name} has {_count(value)}")
 
     def _after(self, name: str, module: nn.Module, given: Any, keywords: Any, output: Any) -> None:
         if _is_recomputing():
@@ -154,32 +155,32 @@ class _Search:
             if _is_bad(value):
                 text = f"the output of {name} ({type(module).__name__}) has {_count(value)}"
                 self._note(f"in the forward pass: {text}; its input: {'; '.join(map(_range, inputs[:3]))}")
-        given_finite: list[bool] = []  # of each output's gradient that has come
+        given_finite: list[bool] = []  # of each gradient of an output so far
 
         def of_output(gradient: Tensor) -> None:
             given_finite.append(_is_finite(gradient))
-            if not given_finite[-1] and self._found is None and self._between is None:
-                self._between = f"in the backward pass: the gradient that comes to {name} has {_count(gradient)}"
+            if not given_finite[-1] and self._found is None and self._received is None:
+                self._received = f"in the backward pass: the gradient of the output of {name} has {_count(gradient)}"
 
         def of_input(gradient: Tensor) -> None:
             if given_finite and all(given_finite) and not _is_finite(gradient):
                 text = f"in the backward pass of {name} ({type(module).__name__}): the gradient of its input has "
                 self._note(text + _count(gradient), _BACKWARD)
 
-        # Children end before their parents, so the innermost module is the first to see a gradient.
+        # The hooks of children are registered first, so the innermost module is the first to see a gradient.
         for values, hook in ((outputs, of_output), (inputs, of_input)):
             for value in values:
                 if value.requires_grad:
                     value.register_hook(hook)
 
     def _after_stage(self, stage: nn.Module, given: Any, output: Any) -> None:
-        loss = getattr(output, "loss", None)  # a stage of a pipeline may have none
+        loss = getattr(output, "loss", None)  # only the last stage of a pipeline has one
         if loss is not None and not _is_finite(loss):
             self._note(f"in the forward pass: the loss is {loss.item():g}")
 
-    def _note(self, text: str, when: int = _FORWARD) -> None:
-        if self._found is None and (when < _SUMMED or self._between is None):
-            self._found, self._when = text, when
+    def _note(self, text: str, kind: int = _FORWARD) -> None:
+        if self._found is None and (kind < _SUMMED or self._received is None):
+            self._found, self._kind = text, kind
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -192,7 +193,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _numbers(value: Tensor) -> Tensor:
-    """This process's numbers of a tensor; of a sparse gradient those that there are."""
+    """This rank's values of a tensor; of a sparse gradient the stored ones."""
     with torch.no_grad():
         value = local(value.detach())
         return value.coalesce().values() if value.is_sparse else value
@@ -203,7 +204,7 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def _is_bad(value: Tensor) -> bool:
-    """Whether there is NaN or +inf in it."""
+    """Whether a tensor holds NaN or +inf."""
     numbers = _numbers(value)
     return value.is_floating_point() and bool((numbers.isnan() | numbers.isposinf()).any())
 
@@ -217,12 +218,12 @@ def _count(value: Tensor) -> str:
 
 
 def _range(value: Tensor) -> str:
-    """Such as "-0.5 to 3", of the finite numbers."""
+    """Such as "-0.5 to 3", for the finite numbers."""
     numbers = _numbers(value).double()
     numbers = numbers[numbers.isfinite()]
     return f"{numbers.min().item():g} to {numbers.max().item():g}" if numbers.numel() else "nothing finite"
 
 
 def _is_recomputing() -> bool:
-    """Whether a module is called in a backward pass: activation checkpointing computes it again."""
+    """Whether activation checkpointing recomputes a module in the backward pass."""
     return torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""Options for looking inside a run, and of the learning rate range test."""
+"""Options for debugging and for the learning rate range test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True)
 class DebugConfig:
-    """What a run shows of its inside; none of it changes a result."""
+    """Profiles and statistics of a run; none of them changes a result."""
 
     profile: int = field(
         default=0,
@@ -19,13 +19,13 @@ class DebugConfig:
         },
     )
     profile_start: int = field(
-        default=5, metadata={"help": "updates of this process that go before the profiled ones", "unit": "updates"}
+        default=5, metadata={"help": "updates of this process before the profiled ones", "unit": "updates"}
     )
     inspect_interval: int = field(
         default=0,
         metadata={
-            "help": "every so many updates, show parameters, their gradients and changes, and the outputs of "
-            "modules in numbers; also written to inspect.jsonl; 0: never",
+            "help": "updates between two logs of statistics of parameters, their gradients and changes, and the "
+            "outputs of modules; also written to inspect.jsonl; 0: never",
             "unit": "updates",
         },
     )
@@ -40,7 +40,7 @@ class DebugConfig:
     detect_anomaly: bool = field(
         default=False,
         metadata={
-            "help": "after a loss or gradient that is infinite or not a number, name the first module that made it; "
+            "help": "after a loss or gradient that is infinite or NaN, name the first module that produced it; "
             "the host waits for the device in every update"
         },
     )
@@ -50,22 +50,20 @@ class DebugConfig:
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; it must be 0 or more"
         if self.inspect and not self.inspect_interval:
-            yield "inspect goes with `inspect_interval`, which says how often"
+            yield "inspect needs `inspect_interval`"
 
 
 @dataclass(kw_only=True)
 class LRRangeConfig:
-    """A short run that shows which learning rates are too small, good, and too large."""
+    """A short run that shows good learning rates."""
 
     lr_range_test: bool = field(
         default=False,
-        metadata={
-            "help": "instead of training, raise the learning rate from update to update, and show the loss over it"
-        },
+        metadata={"help": "instead of training, raise the learning rate with each update, and show the loss over it"},
     )
     lr_range_start: float = field(default=1e-7, metadata={"help": "rate of the first update"})
     lr_range_end: float = field(
-        default=1.0, metadata={"help": "rate of the last one, if the loss has not exploded by then"}
+        default=1.0, metadata={"help": "rate of the last update, if the loss has not diverged before"}
     )
     lr_range_updates: int = field(default=100, metadata={"help": "length of the test", "unit": "updates"})
 

@@ -1,4 +1,4 @@
-"""What the device can do at most, and how much memory a run has taken."""
+"""Peak rates of devices, and peak memory of a run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 
 
 class Peak(NamedTuple):
-    """Dense rates of matrix products in TFLOP/s by the maker's data sheet; fp16 and bf16 accumulate in fp32."""
+    """Dense rates of matrix products in TFLOP/s by the vendor's data sheet; fp16 and bf16 accumulate in fp32."""
 
     half: float  # fp16 and bf16
     tf32: float
     fp32: float
 
 
-# Words of torch's device name -> peak; the first that fits counts, so the narrower name comes first.
+# Words of torch's device name -> peak; the first match counts, so longer names come first.
 PEAKS: dict[str, Peak] = {
     "B200": Peak(2250.0, 1125.0, 75.0),
     "GH200": Peak(989.4, 494.7, 66.9),
@@ -52,17 +52,17 @@ PEAKS: dict[str, Peak] = {
 def peak_flops(
     option: str, device: torch.device, precision: str, *, name: str | None = None, tf32: bool | None = None
 ) -> tuple[float, str] | None:
-    """The rate that MFU is a share of.
+    """The peak rate for MFU.
 
     Args:
         option: as `peak_tflops`: a number of TFLOP/s, auto or measure.
         device: where the run computes.
         precision: fp32, bf16 or fp16.
-        name: of the device; None: torch is asked.
-        tf32: whether fp32 products are rounded to TF32; None: torch is asked.
+        name: of the device; None: from torch.
+        tf32: whether fp32 products are rounded to TF32; None: from torch.
 
     Returns:
-        Operations a second and a line that says where they are from; None for a device that is not known.
+        Operations per second and their source in words; None for an unknown device.
     """
     if option == "measure":
         return measured_flops(device, precision), f"measured for {precision} products on this machine"
@@ -96,17 +96,17 @@ def measured_flops(
     seconds: float = 1.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Operations a second of the fastest of several products of two square matrices.
+    """Operations per second of the fastest of several products of two square matrices.
 
     Args:
         device, precision: as of the run.
         size: rows and columns; None: 8192 on a GPU, 2048 on a CPU.
         seconds: time to spend.
-        clock: seconds, rising; for tests.
+        clock: monotonic, in seconds; for tests.
     """
     size = size or (8192 if device.type == "cuda" else 2048)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    generator = torch.Generator(device).manual_seed(1)  # the run's own generator is not touched
+    generator = torch.Generator(device).manual_seed(1)  # not the run's own generator
     left = torch.randn(size, size, device=device, generator=generator).to(dtype)
 
     def once() -> float:
@@ -116,7 +116,7 @@ def measured_flops(
             torch.cuda.synchronize(device)
         return clock() - began
 
-    once()  # the first one sets the library up
+    once()  # warm-up
     best, until = once(), clock() + seconds
     while clock() < until:
         best = min(best, once())
@@ -124,16 +124,16 @@ def measured_flops(
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory that tensors have taken on a GPU, or that this process has taken on the host."""
+    """Peak memory of tensors on a GPU, or of this process on the host."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return peak_resident_bytes()
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process has had, without its dataloader workers.
+    """Peak memory of this process, without its dataloader workers.
 
-    Linux keeps `ru_maxrss` over exec: a process begun by a large one would report the large one's. VmHWM is its own.
+    On Linux `ru_maxrss` survives exec, so that a process would report the peak of a larger parent; VmHWM does not.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")

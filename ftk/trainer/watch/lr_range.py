@@ -1,4 +1,4 @@
-"""The learning rate range test: the loss over a rate that rises from update to update (Smith 2015)."""
+"""The learning rate range test: the loss over a learning rate that rises with each update (Smith 2015)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "lr_range"  # in the run's folder
 ROWS = 20  # of the printed table
-FALL = 0.01  # share of the first loss by which the loss must fall for it to be more than noise
+FALL = 0.01  # share of the first loss by which the loss must fall; less is taken for noise
 
 
 class Sweep(LRScheduler):
-    """start at update `first`, end at update `first + num_updates - 1`, by the same factor from each to the next."""
+    """Rises from `lr_range_start` at update `first` to `lr_range_end` by the same factor in each update."""
 
     def __init__(self, options: LRRangeConfig, first: int = 0) -> None:
         super().__init__(LRSchedulerConfig(), base_lr=options.lr_range_start)
@@ -43,7 +43,7 @@ class Sweep(LRScheduler):
 
 @dataclass(frozen=True)
 class LRRange:
-    """What a range test found: rate and loss of each update whose loss was finite, and whether the loss exploded."""
+    """The result of a range test: rate and loss of each update with a finite loss, and whether the loss diverged."""
 
     rates: list[float]
     losses: list[float]
@@ -57,8 +57,8 @@ class LRRange:
 
     @property
     def suggestion(self) -> float | None:
-        """A peak rate for a run: that of the steepest fall of the smoothed loss, or a tenth of that of its minimum,
-        whichever is smaller; None if the loss never falls."""
+        """A peak learning rate: that at the steepest fall of the smoothed loss, or a tenth of that at its minimum if
+        that is smaller; None if the loss never falls."""
         smoothed = self.smoothed
         lowest = int(np.argmin(smoothed))
         if lowest < 2 or smoothed[0] - smoothed[lowest] < FALL * abs(smoothed[0]):
@@ -68,10 +68,10 @@ class LRRange:
 
 
 def range_config(config: TrainConfig) -> TrainConfig:
-    """The configuration of a run's range test: in a folder of its own, without validation, checkpoints and schedule.
+    """The configuration of a range test: in its own folder, without validation, checkpoints, schedule, moving average,
+    report, TensorBoard and Weights & Biases.
 
-    Nothing of it goes to the run's TensorBoard or Weights & Biases, and no moving average is kept. It starts with the
-    weights of `restore_from` or `finetune_from`, with new ones otherwise.
+    It starts with the weights of `restore_from` or `finetune_from`, otherwise with initial weights.
     """
     checkpoint = config.checkpoint
     return dataclasses.replace(
@@ -94,14 +94,14 @@ def range_config(config: TrainConfig) -> TrainConfig:
 
 
 def lr_range_test(trainer: Trainer) -> LRRange:
-    """Take the updates of a range test.
+    """Run a range test.
 
     Args:
-        trainer: new, of a `range_config`; its weights are of no use afterwards.
+        trainer: new, of a `range_config`; do not use its weights afterwards.
 
     Returns:
-        Rates and losses up to the end, or until the loss explodes: not finite, four times the lowest or one and a half
-        times the first (each the average of a few updates).
+        Rates and losses up to the end, or until the loss diverges: not finite, more than four times the lowest or one
+        and a half times the first (averages over a few updates).
 
     Raises:
         UserError: the training split gives no batch, or the first losses are not finite.
@@ -111,7 +111,7 @@ def lr_range_test(trainer: Trainer) -> LRRange:
     sweep = Sweep(options, first)
     run.schedule = GroupSchedules(sweep)
     run.model.train()
-    run.hooks.call("before_train", trainer.info)  # what other methods of a hook may rely on
+    run.hooks.call("before_train", trainer.info)  # other methods of hooks may rely on it
     rates: list[float] = []
     losses: list[float] = []
     few = max(1, num_updates // 20)
@@ -154,17 +154,17 @@ def write_range(found: LRRange, folder: Path) -> Path:
 
 
 def describe_range(found: LRRange) -> Iterator[str]:
-    """A table of the test, and what follows from it."""
+    """A table of the result, and the suggestion."""
     smoothed = found.smoothed
     yield f"{'learning rate':>13}  {'loss':>10}  {'smoothed':>10}"
     for i in np.unique(np.linspace(0, len(found.rates) - 1, min(ROWS, len(found.rates))).round().astype(int)):
         yield f"{found.rates[i]:>13.2e}  {found.losses[i]:>10.4f}  {smoothed[i]:>10.4f}"
     if found.diverged:
-        yield f"the loss explodes after {found.rates[-1]:.2e}"
+        yield f"the loss diverges after {found.rates[-1]:.2e}"
     if found.suggestion is None:
         yield "the loss does not fall: no rate can be suggested; try a larger `lr_range_end` or more updates"
         return
     yield f"lowest loss    at {found.rates[int(np.argmin(smoothed))]:.2e}"
     yield f"suggestion     `lr` {found.suggestion:.1e} (as the peak of a schedule with warm-up)"
     if not found.diverged:
-        yield "the loss has not exploded by the last rate; a larger `lr_range_end` shows more"
+        yield "the loss has not diverged by the last rate; try a larger `lr_range_end` to see more"

@@ -1,4 +1,4 @@
-"""`inspect_interval` N: parameters, gradients, changes and activations in numbers, every N updates."""
+"""`inspect_interval` N: statistics of parameters, gradients, changes and activations, every N updates."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ Moments = list[float]  # count, mean, variance, smallest, largest
 
 
 class Inspection(Hook):
-    """Shows what is in the model at every `interval`-th update, and changes nothing.
+    """Logs statistics of the model at every `interval`-th update, and changes no result.
 
-    The figures are those of the weights before the update, of the whole update's gradients before they are clipped, of
-    the change (`update_ratio`: its norm over the norm of the weights) and of the first tensor that each module returns,
-    all micro-batches together. They go into the log as a table and into `inspect.jsonl`. Only in these updates there
-    are hooks in the model, a copy of the chosen parameters, and a wait for the device. Each rank looks at its part of
-    the model and at its batches; the main one merges and writes.
+    They are of the weights before the update, of the gradients before clipping, of the change (`update_ratio`: its norm
+    over the norm of the weights), and of the first tensor that each module returns, over all micro-batches. They are
+    logged as a table and written to `inspect.jsonl`. Only these updates run hooks in the model, copy the chosen
+    parameters and wait for the device. Each rank inspects its part of the model and its batches; the main rank merges
+    and writes.
 
     Args:
-        interval: updates from one to the next.
+        interval: number of updates between two inspections.
         patterns: of names of parameters and modules; none: all.
-        model: bare, this rank's part of it; its compiled parts are not looked into.
+        model: unwrapped, this rank's part of it; compiled parts are not inspected.
         compiled: whether all of it is compiled.
-        world: the ranks, each of which builds this; None: this one alone.
-        uncounted: names of parameters that another stage looks at.
+        world: the ranks, each of which builds this; None: this process alone.
+        uncounted: names of parameters that another stage inspects.
 
     Raises:
         UserError: a pattern matches neither a parameter nor a module of any rank.
@@ -78,12 +78,12 @@ class Inspection(Hook):
             for name, value in named.items()
             if is_chosen(name) and name not in uncounted and self._reports(value)
         }
-        # A hook in a compiled module would have it compiled anew, and computed otherwise.
+        # A hook in a compiled module would cause a recompilation with other numerics.
         whole = [module for module in modules.values() if compiled or getattr(module, "_compiled_call_impl", None)]
         opaque = {inner for module in whole for inner in module.modules()}
         self.modules = {name: module for name, module in modules.items() if is_chosen(name) and module not in opaque}
         if opaque:
-            logger.info("`inspect_interval`: what modules return inside of compiled code is not shown")
+            logger.info("`inspect_interval`: outputs of modules inside compiled code are not shown")
         self._file: RecordFile | None = None
         self._is_due = False
         self._handles: list[RemovableHandle] = []
@@ -95,7 +95,7 @@ class Inspection(Hook):
         self._is_due = (step.num_updates + 1) % self.interval == 0
         if not self._is_due:
             return
-        if self._file is None and self.world.is_main:  # its records of updates that are now taken again are cut off
+        if self._file is None and self.world.is_main:  # which removes records of later updates
             self._file = RecordFile(step.folder / FILE, step.num_updates)
         self._before = {name: local(value.detach()).clone() for name, value in self.parameters.items()}
         self._outputs = {}
@@ -130,7 +130,7 @@ class Inspection(Hook):
 
     def _watch(self, name: str) -> Any:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            if torch._C._current_graph_task_id() != -1:  # in a backward pass: activation checkpointing computes again
+            if torch._C._current_graph_task_id() != -1:  # in a backward pass: activation checkpointing recomputes
                 return
             output = output[0] if isinstance(output, tuple | list) and output else output
             if isinstance(output, Tensor) and output.is_floating_point() and local(output.detach()).numel():
@@ -139,9 +139,9 @@ class Inspection(Hook):
         return hook
 
     def _read(self) -> dict[str, Any]:
-        """What this rank has seen, as JSON has it; waits for the device.
+        """The statistics of this rank as JSON values; waits for the device.
 
-        "parameters": name -> Moments of its part, of the change, and of the gradient if there is one;
+        "parameters": name -> Moments of this rank's part, of its change, and of its gradient if there is one;
         "modules": name -> Moments of each call.
         """
         rows: dict[str, list[Tensor]] = {}
@@ -157,13 +157,13 @@ class Inspection(Hook):
         }
 
     def _reports(self, parameter: Tensor) -> bool:
-        """Whether this rank is the one that reports its part: others may have the same."""
+        """Whether this rank reports its part: of ranks with the same part, the first does."""
         cut = shard_groups(parameter)
         return all(self.world.coordinate(name) == 0 for name in ("replicate", "shard", "tensor") if name not in cut)
 
 
 def _by_name(seen: Sequence[dict[str, Any]], kind: str) -> dict[str, list[list[Moments]]]:
-    """Name -> what each rank has seen under it."""
+    """Name -> the statistics of each rank that has them."""
     rows: dict[str, list[list[Moments]]] = {}
     for of_rank in seen:
         for name, found in of_rank[kind].items():
@@ -172,7 +172,7 @@ def _by_name(seen: Sequence[dict[str, Any]], kind: str) -> dict[str, list[list[M
 
 
 def _parameter_figures(parts: Sequence[list[Moments]]) -> Figures:
-    """The figures of a parameter from those of its parts."""
+    """The figures of a parameter from the moments of its parts."""
     figures = _figures([part[0] for part in parts], COLUMNS[:5])
     norm, change = figures["norm"], _figures([part[1] for part in parts], ("norm",))["norm"]
     gradients = [part[2] for part in parts if len(part) > 2]
@@ -182,7 +182,7 @@ def _parameter_figures(parts: Sequence[list[Moments]]) -> Figures:
 
 
 def _moments(tensor: Tensor) -> Tensor:
-    """`Moments` of this rank's part of a tensor that is not empty: float32 [5]."""
+    """`Moments` of this rank's part, not empty, of a tensor: float32 [5]."""
     with torch.no_grad():
         values = local(tensor.detach()).float()
         variance, mean = torch.var_mean(values, correction=0)
@@ -190,7 +190,7 @@ def _moments(tensor: Tensor) -> Tensor:
 
 
 def _figures(parts: Sequence[Moments], names: Sequence[str]) -> Figures:
-    """The named figures of the numbers of several parts taken together."""
+    """The named figures over all parts."""
     counts, means, variances, lows, highs = np.array(parts, dtype=np.float64).T
     total = counts.sum()
     with np.errstate(invalid="ignore", over="ignore"):

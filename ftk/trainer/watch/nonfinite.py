@@ -1,4 +1,4 @@
-"""Updates that were skipped because loss or gradient was not finite: which they were, and on which samples."""
+"""Reports updates that were skipped because loss or gradient was not finite, with their samples."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from ftk.trainer.log.records import Record
 
 logger = logging.getLogger(__name__)
 
-CAPACITY = 4096  # updates since the last line whose samples are remembered
+CAPACITY = 4096  # updates since the last record whose samples are stored
 _UPDATES_SHOWN, _IDS_SHOWN = 8, 32
 
 
-class _Remembered(NamedTuple):
+class _Update(NamedTuple):
     num_updates: int
     epoch: int
     sample_ids: list[NDArray[np.int64]]  # of each micro-batch, int64 [B]
 
 
 class SkippedUpdates(Hook):
-    """Says at the next log line, or before a checkpoint, which updates were skipped: loss or gradient, and samples.
+    """Warns of skipped updates at the next training record or before a checkpoint: loss or gradient, and samples.
 
-    Whether an update was skipped stays on the device until then, where the host waits anyway. Overflows of scaled
-    fp16 gradients belong to the search for the scale: they are counted in one line without a warning.
+    Until then the flags stay on the device, so that no update waits for it. Overflows of scaled fp16 gradients are part
+    of the search for the scale: they are counted in one line without a warning.
 
     Args:
         scaler: of fp16 losses, None without one.
-        capacity: how many updates since the last line are remembered with their samples.
+        capacity: number of updates since the last record whose samples are stored.
     """
 
     def __init__(self, scaler: LossScaler | None = None, capacity: int = CAPACITY) -> None:
         self._scaler = scaler
-        self._recent: deque[_Remembered] = deque(maxlen=capacity)
+        self._recent: deque[_Update] = deque(maxlen=capacity)
         self._flags: Tensor | None = None  # [capacity, 2] bool: skipped; loss not finite. Row: num_updates % capacity
-        self._skipped: Tensor | int = 0  # updates since the last line, on the device
+        self._skipped: Tensor | int = 0  # number since the last record, on the device
         self._capacity = capacity
         self._sample_ids: list[NDArray[np.int64]] = []
 
@@ -61,23 +61,23 @@ class SkippedUpdates(Hook):
         loss_is_bad = torch.zeros_like(step.skip) if loss is None else ~loss[0].isfinite()
         self._flags[step.num_updates % self._capacity] = torch.stack([step.skip, loss_is_bad])
         self._skipped = self._skipped + step.skip
-        self._recent.append(_Remembered(step.num_updates, step.epoch, self._sample_ids))
+        self._recent.append(_Update(step.num_updates, step.epoch, self._sample_ids))
 
     def on_record(self, step: StepInfo, record: Record) -> None:
         if record["event"] == "train":
-            self._say(step.world)
+            self._report(step.world)
 
     def before_checkpoint(self, step: StepInfo) -> None:
-        if self._recent:  # a process that goes on from it will not know them
-            self._say(step.world)
+        if self._recent:  # a process that continues from it cannot report them
+            self._report(step.world)
 
-    def _say(self, world: World) -> None:
+    def _report(self, world: World) -> None:
         count, self._skipped = int(self._skipped), 0
         if count and self._flags is not None:
             flags = self._flags.tolist()
             known = [(update, flags[update.num_updates % self._capacity][1]) for update in self._recent]
             known = [(update, bad_loss) for update, bad_loss in known if flags[update.num_updates % self._capacity][0]]
-            known = _of_all(known, world)
+            known = _merged(known, world)
             if self._scaler is not None:
                 overflows = sum(not bad_loss for _, bad_loss in known)
                 if overflows:
@@ -92,8 +92,8 @@ class SkippedUpdates(Hook):
         self._recent.clear()
 
 
-def _of_all(known: list[tuple[_Remembered, bool]], world: World) -> list[tuple[_Remembered, bool]]:
-    """The same updates, which all processes have skipped, with the samples of all, and whether any loss was bad."""
+def _merged(known: list[tuple[_Update, bool]], world: World) -> list[tuple[_Update, bool]]:
+    """The same updates, which all ranks have skipped, with the samples of all ranks and whether any loss was bad."""
     if world.mesh is None:
         return known
     own = [([ids.tolist() for ids in update.sample_ids], bad_loss) for update, bad_loss in known]
@@ -106,11 +106,11 @@ def _of_all(known: list[tuple[_Remembered, bool]], world: World) -> list[tuple[_
     return merged
 
 
-def _lines(known: Sequence[tuple[_Remembered, bool]], count: int) -> Iterator[str]:
+def _lines(known: Sequence[tuple[_Update, bool]], count: int) -> Iterator[str]:
     were = "was" if count == 1 else "were"
     yield f"{counted(count, 'update')} {were} skipped, loss or gradient was infinite or not a number:"
     if count > len(known):
-        yield f"  {count - len(known)} of them too long ago to know their samples (a smaller `log_interval` helps)"
+        yield f"  {count - len(known)} of them with unknown samples (a smaller `log_interval` helps)"
     for update, bad_loss in known[:_UPDATES_SHOWN]:
         what = "loss" if bad_loss else "gradient"
         yield f"  update {update.num_updates}, epoch {update.epoch}: {what}; {name_samples(update.sample_ids)}"
@@ -119,7 +119,7 @@ def _lines(known: Sequence[tuple[_Remembered, bool]], count: int) -> Iterator[st
 
 
 def name_samples(sample_ids: Sequence[NDArray[np.int64]]) -> str:
-    """The ids of an update's samples, by micro-batch where there are several.
+    """The ids of an update's samples, by micro-batch if there are several.
 
     Args:
         sample_ids: [B] each.

@@ -1,4 +1,4 @@
-"""`profile` N: what the time of some updates goes to, by torch.profiler."""
+"""`profile` N: a profile of N updates by torch.profiler."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROWS = 10
 class Profile(Hook):
     """Profiles successive updates of this process.
 
-    `profile_FIRST-LAST.json.gz` in the run's folder is a trace for https://ui.perfetto.dev, with the waiting for data
-    between the updates; `profile_FIRST-LAST.txt`, which is also logged, has the most expensive operators.
+    `profile_FIRST-LAST.json.gz` in the run's folder is a trace for https://ui.perfetto.dev, which includes the time
+    between updates; `profile_FIRST-LAST.txt`, which is also logged, lists the most expensive operators.
 
     Args:
         num_updates: how many are profiled.
-        start: updates of this process that go before.
+        start: updates of this process before the profiled ones.
     """
 
     def __init__(self, num_updates: int, start: int) -> None:
@@ -47,7 +47,7 @@ class Profile(Hook):
 
     def after_train(self, step: StepInfo, summary: Summary) -> None:
         if self._done <= self._start:
-            logger.warning("`profile`: nothing was profiled, the run ended before; lower `profile_start`")
+            logger.warning("`profile`: nothing was profiled, the run ended too early; lower `profile_start`")
         self._finish(step)
 
     def _finish(self, step: StepInfo) -> None:
@@ -64,12 +64,12 @@ class Profile(Hook):
             logger.info("%s", text)
             trace = step.folder / f"profile_{first}-{last}.json.gz"
             try:
-                # Written next to it and renamed, so that a trace that is there is whole; torch packs by the name's end.
+                # Renamed, so that the trace is complete or absent; torch compresses it because of its extension.
                 with temporary_folder(trace) as folder:
                     profiler.export_chrome_trace(str(folder / trace.name))
                     os.replace(folder / trace.name, trace)
                 write_whole(trace.with_name(f"profile_{first}-{last}.txt"), text)
-            except (OSError, RuntimeError) as error:  # a full disk, say: no profile is worth a run
+            except (OSError, RuntimeError) as error:  # such as a full disk, which must not end the run
                 logger.error("%s: the profile could not be written: %s", trace, error)
                 return
             logger.info("trace: %s (open it in https://ui.perfetto.dev)", trace)

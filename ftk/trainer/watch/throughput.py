@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 class Throughput(Hook):
-    """Counts the operations of each update on the host, from shapes alone, and adds what follows to each line.
+    """Counts the operations of each update from shapes, and adds figures to each training record.
 
-    Fields: `flops_per_second` (for models that offer `training_flops`), `mfu` (its share of the device's peak, where
-    that is known), `peak_memory_bytes`, and on a GPU `peak_reserved_bytes`. Of several processes operations are added
-    up, and memory is that of the one that has most.
+    Fields: `flops_per_second` (for models with `training_flops`), `mfu` (its share of the device's peak, if that is
+    known), `peak_memory_bytes`, and on a GPU `peak_reserved_bytes`. Operations are summed over ranks; memory is the
+    maximum over ranks.
 
     Args:
         peak: as `peak_tflops`.

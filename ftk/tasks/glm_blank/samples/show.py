@@ -267,12 +267,12 @@ def _single(config: BlankInfillingConfig) -> Iterator[BlankInfillingConfig]:
     for objective, probability in enumerate(probabilities):
         single = config.single_span_prob if objective == 0 else 0.0
         if probability > 1e-9 or single > 0.0:
-            one = {"bert_prob": float(objective == 0), "gap_sentence_prob": float(objective == 1)}
-            yield dataclasses.replace(config, **one, single_span_prob=single)
+            bert, gap_sentence = float(objective == 0), float(objective == 1)
+            yield dataclasses.replace(config, bert_prob=bert, gap_sentence_prob=gap_sentence, single_span_prob=single)
 
 
 def _blanked_text(text: NDArray[np.int64], blanks: Blanks, sample: Sample, tokenizer: Tokenizer) -> str:
-    """The context as text, with the number of its answer behind each blank."""
+    """The context as text, with the number of its answer after each blank."""
     pieces, context, start = [], sample.targets[: sample.context_length], 0
     number_of = {int(span): number for number, span in enumerate(blanks.answer_order, start=1)}
     removed = 0

@@ -1,0 +1,41 @@
+"""Every check of an option of a run, and what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftk.report.config import ReportConfig
+from ftk.trainer.config import CheckpointConfig, TrainingConfig
+from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
+
+PEAK = "it must be auto, measure, or a number above 0"
+REFUSED = [
+    (TrainingConfig(max_update=0), "max_update is 0; it must be above 0"),
+    (TrainingConfig(max_epoch=-1), "max_epoch is -1; it must be above 0"),
+    (TrainingConfig(update_freq=0), "update_freq is 0; it must be 1 or more"),
+    (TrainingConfig(clip_norm=-0.5), "clip_norm is -0.5; it must be 0 or more"),
+    (TrainingConfig(patience=-1), "patience is -1; it must be 0 or more"),
+    (CheckpointConfig(keep_last=-1), "keep_last is -1; it must be 0 or more"),
+    (CheckpointConfig(keep_best=0), "keep_best is 0; it must be 1 or more: the best checkpoint is never removed"),
+    (CheckpointConfig(save_dir=""), "save_dir is empty; it must name a folder"),
+    (CheckpointConfig(finetune_from="a", restore_from="b"), "weights alone or with a whole state; give one"),
+    (CheckpointConfig(finetune_skip=["head.*"]), "finetune_skip and finetune_vocabulary need `finetune_from`"),
+    (CheckpointConfig(finetune_vocabulary="common"), "finetune_skip and finetune_vocabulary need `finetune_from`"),
+    (DebugConfig(profile=-1), "profile is -1; it must be 0 or more"),
+    (DebugConfig(inspect=["norm"]), "inspect needs `inspect_interval`"),
+    (LRRangeConfig(lr_range_start=0.0), "lr_range_start is 0.0; it must be above 0"),
+    (LRRangeConfig(lr_range_end=1e-8), "lr_range_end is 1e-08; it must be above lr_range_start, 1e-07"),
+    (LRRangeConfig(lr_range_updates=9), "lr_range_updates is 9; it must be 10 or more"),
+    *((ReportConfig(peak_tflops=value), PEAK) for value in ("", "fast", "0", "-1", "nan", "inf")),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), REFUSED)
+def test_an_option_out_of_range_is_named(config, message):
+    (error,) = config.validate()
+    assert error.endswith(message)
+
+
+@pytest.mark.parametrize("value", ["auto", "measure", "312", "0.17"])
+def test_peaks_that_are_allowed(value):
+    assert list(ReportConfig(peak_tflops=value).validate()) == []
