@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,20 +41,44 @@ def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout:
         return [json.loads((Path(folder) / f"{rank}.result").read_text()) for rank in range(size)]
 
 
-def run_jobs(
-    function: Callable[[list[list[str]]], int], size: int, jobs: list[list[str]], timeout: float = 600.0
-) -> subprocess.CompletedProcess[str]:
-    """Run `function(jobs)`, which returns an exit code, in as many processes as if torchrun had started them; of one
-    without torchrun.
+class Ended(NamedTuple):
+    """What ranks leave: their exit codes, and what all of them wrote."""
 
-    Returns:
-        The first exit code that is not 0, and what all processes wrote. One that fails, or `timeout` seconds, end all.
+    codes: list[int]
+    stdout: str
+    stderr: str
+
+    @property
+    def returncode(self) -> int:
+        """The first that is not 0."""
+        return next(filter(None, self.codes), 0)
+
+
+def run_main(main: Callable[[Any], int], arguments: Sequence[Any], *, cwd: Path | None = None) -> Ended:
+    """Run `main(arguments[rank])` of a command in the ranks of one world, as if torchrun had started them.
+
+    Each rank runs to its end, whatever the exit code of the others; one alone is started as without torchrun.
+
+    Args:
+        arguments: of each rank.
+        cwd: the ranks' working directory; None: this process's.
+
+    Raises:
+        AssertionError: an exception left `main`, or the ranks took longer than ten minutes; no process is left behind.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        codes = _start(_work, size, timeout, folder, function, jobs)
-        stdout, stderr = ((Path(folder) / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
-        assert None not in codes or any(codes), f"not done after {timeout} seconds: {stderr}"
-        return subprocess.CompletedProcess([], next(filter(None, codes), 0), stdout, stderr)
+    size = len(arguments)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        codes = _start(_run_main, size, 600.0, name, os.fspath(cwd or Path.cwd()), main, arguments)
+        stdout, stderr = ((folder / stream).read_text(encoding="utf-8") for stream in ("stdout", "stderr"))
+        ends = [folder / f"{rank}.code" for rank in range(size)]
+        assert all(path.exists() for path in ends), f"exit codes of the ranks: {codes}\n{stderr}"
+        return Ended([int(path.read_text()) for path in ends], stdout, stderr)
+
+
+def run_jobs(function: Callable[[list[list[str]]], int], size: int, jobs: list[list[str]]) -> Ended:
+    """Run `function(jobs)`, which returns an exit code, in `size` ranks; see `run_main`."""
+    return run_main(function, [jobs] * size)
 
 
 def _start(function: Callable[..., Any], size: int, timeout: float, *arguments: Any) -> list[int | None]:
@@ -111,11 +134,17 @@ def _run(
         os._exit(1)
 
 
-def _work(
-    rank: int, size: int, port: int, folder: str, function: Callable[[list[list[str]]], int], jobs: list[list[str]]
+def _run_main(
+    rank: int, size: int, port: int, folder: str, cwd: str, main: Callable[[Any], int], arguments: Sequence[Any]
 ) -> None:
     if size > 1:
         _set_environment(rank, size, port)
+        error_file = Path(folder) / str(rank) / "error.json"  # as torchrun has it: the folder above is of all ranks
+        error_file.parent.mkdir()
+        os.environ["TORCHELASTIC_ERROR_FILE"] = str(error_file)
     redirect(str(Path(folder) / "stdout"), 1)
     redirect(str(Path(folder) / "stderr"), 2)
-    sys.exit(function(jobs))
+    os.chdir(cwd)
+    code = main(arguments[rank])
+    sys.stdout.flush()
+    (Path(folder) / f"{rank}.code").write_text(str(code))

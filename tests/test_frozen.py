@@ -148,10 +148,11 @@ def records(folder: Path, *, processes: int = 1, options: tuple[str, ...] = ()) 
 
         printed(main, [str(argument) for argument in arguments])
     else:
-        from tests.torchrun import torchrun
+        from ftk_cli.train import main
+        from tests.distributed import run_main
 
-        done = torchrun(processes, "-m", "ftk_cli.train", *arguments)
-        assert done.returncode == 0, done.stderr
+        ended = run_main(main, [[str(argument) for argument in arguments]] * processes)
+        assert not any(ended.codes), ended.stderr
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     names = ("num_updates", "loss", "gnorm", "lr", "ppl", "num_targets")
     return [{name: line[name] for name in names if name in line} for line in lines if line["num_updates"] > 1015]

@@ -17,6 +17,7 @@ from ftk_cli import ranks
 from ftk_cli.command import Reported, report_errors
 from ftk_cli.train import main
 from ftk_cli.validate import main as validate_main
+from tests.distributed import run_main
 from tests.torchrun import rank_pid, started, torchrun
 
 PLUGIN = """
@@ -143,22 +144,13 @@ def test_a_process_that_hangs_is_named_by_those_that_wait_for_it(arguments, tmp_
 
 
 def test_a_mistake_is_said_once_before_anything_starts(arguments, tmp_path):
-    done = torchrun(2, *arguments, "--tensor-parallel-size", 2, "--num-attention-heads", 3, "--hidden-size", 48)
-    assert done.returncode != 0
-    [said] = own_lines(done.stderr)
+    flags = ["--tensor-parallel-size", "2", "--num-attention-heads", "3", "--hidden-size", "48"]
+    ended = run_main(main, [[*arguments[2:], *flags]] * 2)
+    assert ended.codes == [2, 2]
+    [said] = own_lines(ended.stderr)
     assert "3 attention heads, which 2" in said
-    assert "exitcode  : 2" in root_cause(done.stderr)
     assert not (tmp_path / "run").exists()
-    assert done.stdout == ""
-
-
-OTHERS = """
-import os, sys
-from ftk_cli.train import main
-
-arguments = sys.argv[sys.argv.index("--") + 1 :]
-sys.exit(main(arguments + sys.argv[1 : sys.argv.index("--")] * (os.environ["RANK"] == "1")))
-"""
+    assert ended.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -171,13 +163,11 @@ sys.exit(main(arguments + sys.argv[1 : sys.argv.index("--")] * (os.environ["RANK
 def test_processes_that_were_started_differently_are_refused_before_anything_is_written(
     arguments, tmp_path, flags, message
 ):
-    (tmp_path / "others.py").write_text(OTHERS)
-    done = torchrun(2, tmp_path / "others.py", *flags.split(), "--", *arguments[2:])
-    assert done.returncode != 0
-    assert own_lines(done.stderr) == [
+    ended = run_main(main, [arguments[2:], [*arguments[2:], *flags.split()]])
+    assert ended.codes == [2, 2]
+    assert own_lines(ended.stderr) == [
         f"ftk-train: the processes were started differently: {message} Start all of them with the same command"
     ]
-    assert "exitcode  : 2" in root_cause(done.stderr)
     assert not (tmp_path / "run").exists()
 
 
@@ -205,7 +195,6 @@ def test_what_cannot_work_is_refused_with_the_numbers(arguments, tmp_path, flags
     assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.slow
 def test_ftk_validate_counts_every_sample_once(arguments, data_bin, tmp_path, capsys):
     assert main([*arguments[2:], "--max-update", "1"]) == 0
     validate = [str(data_bin), "--path", str(tmp_path / "run"), "--batch-size", "3", "--output-format", "json"]
@@ -213,9 +202,9 @@ def test_ftk_validate_counts_every_sample_once(arguments, data_bin, tmp_path, ca
     capsys.readouterr()
     assert validate_main(validate) == 0
     expected = json.loads(capsys.readouterr().out)
-    done = torchrun(2, "-m", "ftk_cli.validate", *validate)
-    assert done.returncode == 0, done.stderr
-    [found] = map(json.loads, done.stdout.splitlines())
+    ended = run_main(validate_main, [validate] * 2)
+    assert ended.codes == [0, 0], ended.stderr
+    [found] = map(json.loads, ended.stdout.splitlines())
     for figures in (expected, found):
         figures.pop("valid_seconds")
         assert figures.pop("subset") == "valid"
@@ -240,23 +229,22 @@ def test_a_dry_run_says_what_the_processes_would_be(arguments, flags, row, capsy
     assert samples.split()[-1] == {None: "2"}.get(row, "8" if "shard" in flags else "4")
 
 
-def test_a_process_alone_is_told_how_to_start_several(arguments):
-    done = torchrun(1, *arguments, "--tensor-parallel-size", 2)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith("use torchrun --nproc-per-node 2 ...")
+def test_a_process_alone_is_told_how_to_start_several(arguments, capsys):
+    assert main([*arguments[2:], "--tensor-parallel-size", "2"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("use torchrun --nproc-per-node 2 ...")
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1, 2])
 def test_log_files_have_what_is_said_before_the_first_update(arguments, tmp_path, size):
     logs = ["--log-file", tmp_path / "log.txt", "--log-all-ranks", tmp_path / "ranks"]
     first, longer = (
         ["2" if word == "100000" else word for word in [*arguments, "--update-freq", "2"]],
-        ["--max-update", 3],
+        ["--max-update", "3"],
     )
     assert main([*first[2:], *map(str, logs), "--restore-from", str(tmp_path / "nothing")]) == 2
     assert not (tmp_path / "log.txt").exists()  # a run that is refused changes nothing
     assert main(first[2:]) == 0
-    done = torchrun(size, *first, *longer, *logs, "--update-freq", 2 // size)
+    done = run_main(main, [[*first[2:], *longer, *map(str, logs), "--update-freq", str(2 // size)]] * size)
     assert done.returncode == 0, done.stderr
     paths = [tmp_path / "log.txt", *(tmp_path / "ranks" / f"rank_{rank}.log" for rank in range(size))]
     for lines in (path.read_text().splitlines() for path in paths):

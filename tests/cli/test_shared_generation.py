@@ -1,4 +1,4 @@
-"""ftk-generate in processes that share a model, started by torchrun: what one process writes."""
+"""ftk-generate in ranks that share a model: what one process writes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import json
 import pytest
 
 from ftk_cli import generate
+from tests.distributed import run_main
 from tests.small_run import LINES, save_run
-from tests.tiers import slow_but
-from tests.torchrun import torchrun
 
 SIZES = {"tensor": ("--tensor-parallel-size", "2"), "pipeline": ("--pipeline-parallel-size", "2")}
 PROMPTS = [
@@ -25,11 +24,11 @@ COMMON = ("--path", "two-layers", "--device", "cpu", "--max-len", "4", "--batch-
 
 
 def shared(place, *arguments):
-    """(code, stdout, what ftk-generate says on stderr) of two processes."""
-    program = f"import os, sys; os.chdir({str(place)!r}); from ftk_cli.generate import main; sys.exit(main())"
-    (place / "generate.py").write_text(program)
-    done = torchrun(2, place / "generate.py", *COMMON, *arguments)
-    return done.returncode, done.stdout, [line for line in done.stderr.splitlines() if line.startswith("ftk-generate")]
+    """(code, lines of stdout, what ftk-generate says on stderr) of two ranks."""
+    ended = run_main(generate.main, [[*COMMON, *map(str, arguments)]] * 2, cwd=place)
+    [code] = set(ended.codes)
+    said = [line for line in ended.stderr.splitlines() if line.startswith("ftk-generate")]
+    return code, ended.stdout.splitlines(), said
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,7 @@ def assert_same_records(found, expected):
             assert answer["token_logprobs"] == pytest.approx(its["token_logprobs"], abs=2e-5)
 
 
-@pytest.mark.parametrize("sizes", slow_but(("pipeline",), SIZES))
+@pytest.mark.parametrize("sizes", SIZES)
 def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(ask, two_layers, tmp_path, sizes):
     command = ("--input", "prompts", "--output-format", "json", "--beam", "2")
     results = ("--results-path", str(tmp_path / "results"))
@@ -59,17 +58,16 @@ def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(as
     assert (code, len(expected), len(said)) == (1, len(PROMPTS), 5)
 
     code, stdout, shared_said = shared(two_layers, *command, *results, *SIZES[sizes])
-    assert (code, stdout) == (1, "")
+    assert (code, stdout) == (1, [])
     assert [line.split(" in ")[0] for line in shared_said] == [line.split(" in ")[0] for line in said]  # said once
     whole = (tmp_path / "results").read_bytes()
     assert_same_records([json.loads(line) for line in whole.splitlines()], expected)
 
-    if sizes == "tensor":  # a launch takes its time, and the file knows nothing of the sizes
-        (tmp_path / "results").write_bytes(whole[:-20])
-        code, _, again = shared(two_layers, *command, *results, *SIZES[sizes])
-        assert code == 1
-        assert "after 8 of an earlier run" in "".join(again)
-        assert (tmp_path / "results").read_bytes() == whole
+    (tmp_path / "results").write_bytes(whole[:-20])
+    code, _, again = shared(two_layers, *command, *results, *SIZES[sizes])
+    assert code == 1
+    assert "after 8 of an earlier run" in "".join(again)
+    assert (tmp_path / "results").read_bytes() == whole
 
     # The sizes are no settings: another number of processes may go on.
     (tmp_path / "results").write_bytes(whole[:-20])
@@ -79,17 +77,15 @@ def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(as
     assert_same_records([json.loads(line) for line in (tmp_path / "results").read_bytes().splitlines()], expected)
 
 
-@pytest.mark.slow
 def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):
     command = ("data-bin", "--max-samples", "4", "--output-format", "json", "--scoring", "token_f1")
     _, stdout, said = ask(generate.main, *COMMON, *command)
     code, shared_out, shared_said = shared(two_layers, *command, *SIZES["pipeline"])
     assert code == 0
-    assert_same_records(*([json.loads(line) for line in lines] for lines in (shared_out.splitlines(), stdout)))
+    assert_same_records(*([json.loads(line) for line in lines] for lines in (shared_out, stdout)))
     assert len(shared_said) == sum(line.startswith("ftk-generate") for line in said) == 1
 
 
-@pytest.mark.slow
 def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):
     words = (
         "--input",
@@ -102,6 +98,6 @@ def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):
         tmp_path / "results",
     )
     code, stdout, said = shared(two_layers, *words, *SIZES["tensor"])
-    assert (code != 0, stdout, len(said)) == (True, "", 1)
+    assert (code, stdout, len(said)) == (2, [], 1)
     assert said[0].endswith(" --max-len can be at most 128")
     assert list(tmp_path.iterdir()) == []

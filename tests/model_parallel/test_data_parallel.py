@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 
+from ftk.model_parallel import fully_sharded
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import gradient_sync
 from ftk.model_parallel.world import World, make_world, resolve_sizes
@@ -70,8 +73,11 @@ def run_exact(folder: str, size: int) -> dict[str, Any]:
     for name, options in EXACT[size].items():
         world, config = world_of(options, size)
         counter = Volume()
-        losses, gradients, module = train(world, config, on_meta=True, counter=counter)
+        with mock.patch.object(fully_sharded, "fully_shard", wraps=fully_sharded.fully_shard) as sharding:
+            losses, gradients, module = train(world, config, on_meta=True, counter=counter)
         results[name] = {
+            # On a CPU nothing else shows it.
+            "offloads": [isinstance(call.kwargs["offload_policy"], CPUOffloadPolicy) for call in sharding.mock_calls],
             "losses": losses,
             "difference": largest_difference(gradients, folder),
             "bytes": counter.bytes,
@@ -125,6 +131,8 @@ def test_ten_losses_and_the_first_gradients_are_those_of_one_process(exact, refe
     for result in exact[size]:
         assert result[name]["losses"] == pytest.approx(reference[1]["fp32"], rel=1e-5)
         assert result[name]["difference"] < 1e-5, name
+        offloads = set(result[name]["offloads"])
+        assert offloads == {True} if "offload" in name else True not in offloads
 
 
 @pytest.mark.parametrize(("size", "name"), EACH_EXACT)
