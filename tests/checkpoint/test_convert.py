@@ -170,8 +170,8 @@ def cut(path: Path) -> None:
     ("damage", "message"),
     [
         (lambda p: shutil.rmtree(p / "150000"), "says '150000', but there is no folder"),
-        (lambda p: (p / "latest_checkpointed_iteration.txt").write_text("../../etc"), "must name a folder next to it"),
-        (lambda p: (p / "latest_checkpointed_iteration.txt").write_text(""), "must name a folder next to it"),
+        (lambda p: (p / "latest_checkpointed_iteration.txt").write_text("../../etc"), "the name of a folder"),
+        (lambda p: (p / "latest_checkpointed_iteration.txt").write_text(""), "the name of a folder"),
         (lambda p: cut(p / "150000/mp_rank_00_model_states.pt"), "cannot be read as a PyTorch file|damaged"),
         (lambda p: (p / "150000/mp_rank_00_model_states.pt").write_bytes(b""), "cannot be read|damaged"),
         (lambda p: (p / "150000/mp_rank_00_model_states.pt").unlink(), "holds no mp_rank_XX"),
