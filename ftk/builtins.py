@@ -59,6 +59,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "qwen2_5_14b": "ftk.models.qwen2",
         "qwen2_5_32b": "ftk.models.qwen2",
         "qwen2_72b": "ftk.models.qwen2",
+        "qwen3_tiny": "ftk.models.qwen3",
         "qwen3_0_6b": "ftk.models.qwen3",
         "qwen3_1_7b": "ftk.models.qwen3",
         "qwen3_4b": "ftk.models.qwen3",
@@ -141,3 +142,7 @@ FORMER_NAMES: dict[str, dict[str, str]] = {
 
 UNNAMED_SPECIAL_TOKENS = "glm"
 """The layout of special tokens of saved tokenizers that name none: when they were saved, there was no other."""
+
+FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny"}
+FIRST_ARCHITECTURE = "gpt2_tiny"
+"""What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts."""

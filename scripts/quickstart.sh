@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The main job, end to end, on two CPU cores in a few minutes: environment, text, tokenizer, training, blanks filled.
 #   bash scripts/quickstart.sh [FILE_OR_FOLDER]
-# Without an argument the text is Python's own language reference. Everything is written to quickstart/
+# Without an argument the text is Python's own documentation. Everything is written to quickstart/
 # ($FTK_QUICKSTART_DIR); a second call starts afresh there. $FTK_QUICKSTART_UPDATES: length of the training.
 set -euo pipefail
 text="${1:+$(realpath -m "$1")}"  # relative to where the user stands, not to the project
@@ -13,6 +13,11 @@ trap 'echo "quickstart: stopped; nothing is broken, run it again to start afresh
 
 source scripts/environment.sh
 ftk_environment
+
+read -r load _ < /proc/loadavg
+if awk -v load="$load" -v cores="$(nproc)" 'BEGIN { exit !(load > cores / 2) }'; then
+    echo "quickstart: other processes hold this machine's $(nproc) cores (load average $load): all takes longer" >&2
+fi
 
 echo "== 1. text"
 if [ -e "$out" ] && [ ! -e "$out/.ftk-quickstart" ]; then
@@ -37,6 +42,12 @@ ftk-validate "$out/data-bin" --path "$out/run" --unigram
 
 echo "== 5. blanks of held-out sentences"
 ftk-interactive --path "$out/run" --beam 4 --max-len 8 < "$out/text/blanks.txt"
+
+if [ -s "$out/text/words.txt" ]; then  # not where there are no spaces between words
+    echo "== 6. how many words are right"
+    ftk-generate --path "$out/run" --input "$out/text/words.txt" --max-len 8 --output-format json > "$out/answers.jsonl"
+    python scripts/quickstart_text.py --score "$out/text" < "$out/answers.jsonl"
+fi
 
 echo
 echo "text: $out/text   data: $out/data-bin   checkpoints, config.yaml, metrics.jsonl: $out/run"

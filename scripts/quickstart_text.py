@@ -26,7 +26,8 @@ from pathlib import Path
 
 VALID_SHARE = 0.06
 COVERED = 0.9995  # SentencePiece's default character coverage; the rest is spelled in bytes
-NUM_BYTES, NUM_WORDS = 260, 1600  # pieces for the bytes, and for what is longer than a character
+NUM_BYTES = 260  # pieces for the bytes
+MAX_WORDS, CHARACTERS_PER_WORD = 4500, 300  # pieces longer than a character: so many, fewer for a short text
 NUM_BLANKED = 8
 NUM_SCORED = 300
 CHUNK = 4000  # characters; a long file becomes several documents, so that some can be held out
@@ -59,7 +60,8 @@ def main() -> int:
     facts = {"words": [word for _, word in one_word], "frequent": (whole_words.most_common(1) or [("", 0)])[0][0]}
     (out / "words.json").write_text(json.dumps(facts, ensure_ascii=False), encoding="utf-8")
     characters = Counter("".join(documents[num_valid:]))
-    (out / "vocab_size").write_text(f"{num_covering(characters) + NUM_BYTES + NUM_WORDS}\n")
+    num_words = min(MAX_WORDS, characters.total() // CHARACTERS_PER_WORD)
+    (out / "vocab_size").write_text(f"{num_covering(characters) + NUM_BYTES + num_words}\n")
     print(f"{len(documents)} documents, {characters.total():,} characters, {num_valid} documents held out")
     return 0
 
@@ -170,7 +172,7 @@ def one_word_blanks(documents: list[str]) -> Iterator[tuple[str, str]]:
 def score(out: Path) -> int:
     """Prints the share of words that are filled in exactly, beside that of the most frequent word."""
     facts = json.loads((out / "words.json").read_text(encoding="utf-8"))
-    answers = [json.loads(line)["answers"][0]["blanks"][0].strip() for line in sys.stdin]
+    answers = [json.loads(line)["answers"][0]["text"].strip() for line in sys.stdin]
     words, frequent = facts["words"], facts["frequent"]
     right = sum(answer == word for answer, word in zip(answers, words, strict=True)) / len(words)
     usual = words.count(frequent) / len(words)

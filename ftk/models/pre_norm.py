@@ -38,7 +38,7 @@ class PreNormTransformer(Backbone):
     def __init__(self, config: TransformerConfig, position_embedding: nn.Module, seed: int | None) -> None:
         super().__init__(config)
         std = config.init_std
-        spread = {"init_std": std, "output_std": std / math.sqrt(2.0 * config.num_layers)}
+        spread: dict[str, Any] = {"init_std": std, "output_std": std / math.sqrt(2.0 * config.num_layers)}
         self.token_embedding = declare(TiedEmbedding(config.vocab_size, config.hidden_size), weight=Normal(std))
         self.position_embedding = position_embedding
         self.embedding_dropout = Dropout(config.embedding_dropout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -76,6 +77,21 @@ def test_the_run_goes_on_where_it_stopped(run_folder, data_bin, tmp_path, comman
     assert done.returncode == 0, done.stderr
     assert "10 updates" in done.stderr
     assert (tmp_path / "run" / "checkpoint_12").is_dir()
+
+
+@pytest.mark.parametrize(("layout", "arch"), [("plain", "glm_tiny"), ("with_end", "gpt2_tiny")])
+def test_what_preprocess_names_next_works_and_ends(layout, arch, tmp_path, capsys):
+    from ftk_cli.preprocess import main as preprocess
+    from ftk_cli.train import main as train
+
+    (tmp_path / "text.txt").write_text("".join(f"line {number} of a small text .\n" for number in range(400)))
+    text = ["--trainpref", str(tmp_path / "text.txt"), "--tokenizer", "sentencepiece", "--vocab-size", "300"]
+    assert preprocess([*text, "--special-tokens", layout, "--destdir", str(tmp_path / "my data")]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if " ftk-train " in line]
+    words = shlex.split(line)
+    assert words[:4] == ["ftk-train", str(tmp_path / "my data"), "--arch", arch]
+    assert "--max-update" in words
+    assert train([*words[1:], "--dry-run", "--device", "cpu"]) == 0
 
 
 def test_validate_agrees_with_training(run_folder, data_bin, command):

@@ -70,9 +70,14 @@ FAMILIES = {
             "qwen2_0_5b": 494_032_768,
             "qwen2_1_5b": 1_543_714_304,
             "qwen2_7b": 7_615_616_512,
-            "qwen3_0_6b": 596_049_920,
-            "qwen3_4b": 4_022_468_096,
         },
+    ),
+    "qwen3": Family(  # norms of single heads, which are not as wide together as the residual path
+        arch="qwen3_tiny",
+        task="causal_lm --document-mask --restart-positions --make-vocab-size-divisible-by 8",
+        ask="",
+        renames=LlamaConverter.renames,
+        parameters={"qwen3_0_6b": 596_049_920, "qwen3_4b": 4_022_468_096},
     ),
     "gpt2": Family(
         arch="gpt2_tiny",

@@ -7,6 +7,7 @@ import errno
 import itertools
 import logging
 import os
+import shlex
 import tempfile
 import time
 import unicodedata
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ftk.builtins import FIRST_ARCHITECTURE, FIRST_ARCHITECTURES
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.indexed.output_folder import RECORD, describe_files, whole_folder, write_record
@@ -143,7 +145,7 @@ def preprocess(
         if error.errno in _DISK_FULL and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
         raise
-    return _table(reports, destination)
+    return _table(reports, destination, tokenizer)
 
 
 def _check_text_key(inputs: InputConfig, paths: Iterable[str]) -> None:
@@ -281,7 +283,7 @@ def _record(
     }
 
 
-def _table(reports: dict[str, SplitReport], destination: Path) -> str:
+def _table(reports: dict[str, SplitReport], destination: Path, tokenizer: Tokenizer) -> str:
     rows = [("split", "documents", "tokens", "tokens/document", "skipped", "seconds", "MB/s")]
     for split, report in reports.items():
         rows.append(
@@ -307,14 +309,17 @@ def _table(reports: dict[str, SplitReport], destination: Path) -> str:
         if counts:
             where = f"; listed in {destination / RECORD}" if report.problems else ""
             lines.append(f"{split}: skipped {counts}{where}")
+    folder = shlex.quote(str(destination))
     lines += [
         "",
         f"written: {destination}",
-        f"next:    ftk-data stats {destination}",
+        f"next:    ftk-data stats {folder}",
     ]
     if "train" in reports:
-        validation = "" if "valid" in reports else " `valid_subset` none"
-        lines.append(f"         ftk-train {destination} --task TASK --arch ARCH{validation} --save-dir run")
+        validation = "" if "valid" in reports else " --valid-subset none"
+        layout = tokenizer.special_tokens.name if tokenizer.special_tokens is not None else ""
+        arch = FIRST_ARCHITECTURES.get(layout, FIRST_ARCHITECTURE)
+        lines.append(f"         ftk-train {folder} --arch {arch} --max-update 500{validation} --save-dir run")
     return "\n".join(lines)
 
 

@@ -29,13 +29,13 @@ class PipelinedModel(nn.Module):
     def __init__(self, part: Part, group: dist.ProcessGroup) -> None:
         super().__init__()
         self.part = part
+        self.stage: Any
         (self.stage,) = part.stages
         self.config: Any = self.stage.config
         self.hidden_size = part.hidden_size
         self.group = group
         self.rank, self.last_rank = part.rank, part.layout.last_rank
-        stage: Any = self.stage
-        self.layers: list[Callable[..., Tensor]] = list(stage.layers)
+        self.layers: list[Callable[..., Tensor]] = list(self.stage.layers)
         if self.rank != self.last_rank:
             self.layers[-1] = self._sending(self.layers[-1])
 
@@ -45,10 +45,9 @@ class PipelinedModel(nn.Module):
 
     def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """As the whole model's, for `head` alone: [B, T, H]"""
-        stage: Any = self.stage
-        for_embed, _ = stage.split_inputs(inputs)
+        for_embed, _ = self.stage.split_inputs(inputs)
         hidden = self.embed(tokens, **for_embed)
-        attend = stage.wrapped_attend(tokens, inputs)
+        attend = self.stage.wrapped_attend(tokens, inputs)
         for layer in self.layers:
             hidden = layer(hidden, attend)
         return self.finish(hidden)
@@ -56,27 +55,23 @@ class PipelinedModel(nn.Module):
     def embed(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """tokens [B, T], others as the model's -> the input of the first layer here, [B, T, H]"""
         if self.rank == 0:
-            stage: Any = self.stage
-            return stage.embed(tokens, **inputs)
+            return self.stage.embed(tokens, **inputs)
         hidden = torch.empty(*tokens.shape, self.hidden_size, dtype=self._dtype(), device=tokens.device)
         dist.recv(hidden, group=self.group, group_src=self.rank - 1)
         return hidden
 
     def around(self, **positions: Any) -> Callable[[Any], Any]:
         """As the whole model's."""
-        stage: Any = self.stage
-        return stage.around(**positions)  # type: ignore[no-any-return]
+        return self.stage.around(**positions)  # type: ignore[no-any-return]
 
     def finish(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> the same shape; elsewhere than on the last stage unchanged"""
-        stage: Any = self.stage
-        return stage.finish(hidden) if self.rank == self.last_rank else hidden
+        return self.stage.finish(hidden) if self.rank == self.last_rank else hidden
 
     def head(self, hidden: Tensor) -> Tensor:
         """hidden [..., H], read on the last stage -> logits [..., V], on every stage"""
         if self.rank == self.last_rank:
-            stage: Any = self.stage
-            logits = stage.head(hidden).contiguous()
+            logits = self.stage.head(hidden).contiguous()
         else:
             shape = (*hidden.shape[:-1], self.config.vocab_size)
             logits = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)

@@ -141,7 +141,6 @@ class Original:
     state_dict: dict[str, Tensor]  # the original's names and layouts
     iteration: int | None
     folder: Path  # where the parts lie
-    num_parts: int
     adam: AdamState | None = None  # in the original's names and layouts, too
 
 
@@ -170,7 +169,7 @@ def read_original(source: str | Path) -> Original:
     with _wrong_shapes_named(folder):
         state_dict = names.merge_parts([part["module"] for part in parts])
         adam = read_original_state(parts, names.merge_parts, folder)
-    return Original(state_dict, iteration, folder, len(parts), adam)
+    return Original(state_dict, iteration, folder, adam)
 
 
 @contextmanager
@@ -195,7 +194,7 @@ def _iteration_folder(source: Path) -> Path:
         if path.is_file():
             tag = read_bytes(path, _MAX_TAG_BYTES).decode("utf-8", "replace").strip().strip("\0")
             if not tag or Path(tag).name != tag or tag == "..":
-                raise UserError(f"{path}: says {tag[:40]!r}; it must name a folder next to it")
+                raise UserError(f"{path}: says {tag[:40]!r}; expected the name of a folder next to it")
             if not (source / tag).is_dir():
                 raise UserError(f"{path}: says {tag!r}, but there is no folder {source / tag}")
             return source / tag

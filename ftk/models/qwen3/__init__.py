@@ -44,6 +44,9 @@ _ALL: dict[str, Any] = {
     "head_dim": 128,
 }
 
+_TINY: dict[str, Any] = {"num_kv_heads": 2, "head_dim": 24, "max_positions": 512, "tie_embeddings": True}
+
+_register("qwen3_tiny", 4, 64, 4, 172, **_TINY)  # not published: for tests and first tries
 _register("qwen3_0_6b", 28, 1024, 16, 3072, tie_embeddings=True)  # 596M parameters
 _register("qwen3_1_7b", 28, 2048, 16, 6144, tie_embeddings=True)  # 1.72B
 _register("qwen3_4b", 36, 2560, 32, 9728, tie_embeddings=True)  # 4.02B
