@@ -51,6 +51,7 @@ class DevicePrecisionConfig(DeviceConfig):
     precision: str = field(
         default="fp32",
         metadata={
+            "daily": True,
             "help": "of weights, keys and values, and products: bf16 takes half the memory, and is faster where the "
             "processor multiplies it; small weights stay small",
             "choices": ("fp32", "bf16"),

@@ -44,7 +44,11 @@ _HISTORY_LENGTH = 1000
 @dataclass(kw_only=True)
 class InteractiveConfig:
     path: str = field(
-        metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
+        metadata={
+            "daily": True,
+            "help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
+            "metavar": "PATH",
+        }
     )
     history: str = field(
         default="~/.ftk_history",

@@ -126,8 +126,11 @@ def test_bad_lines_are_named_and_the_others_scored(ask):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--path", "run", "--input", "text", "--no-score-end"], "it goes with --score-reference --input"),
-        (["data-bin", *SCORE, "--no-score-end"], "it goes with --score-reference --input"),
+        (
+            ["--path", "run", "--input", "text", "--no-score-end"],
+            "--no-score-end has no effect without --score-reference;",
+        ),
+        (["data-bin", *SCORE, "--no-score-end"], "--no-score-end has no effect without --input;"),
         (["data-bin", *SCORE, "--scoring", "token_f1"], "finds no answers"),
         ([*SCORE, "--input", "nowhere"], "--input nowhere: No such file"),
     ],
@@ -314,7 +317,7 @@ def test_what_is_about_lines_is_refused_with_data(ask, words, what):
     code, out, err = ask(generate.main, "data-bin", "--path", "run", *words, *what)
     assert (code, out, len(err)) == (2, [], 1)
     assert words[0] in err[0]
-    assert "goes with --input" in err[0]
+    assert "--input; " in err[0]
 
 
 @pytest.mark.parametrize("seed", ["x", [1], -1, 2**70, {"a": 1}])
