@@ -49,8 +49,8 @@ def load_model(
         ema: with the moving average of its weights, which training kept with them (`ema_decay`).
         dtype: of its weights and of what is computed, e.g. torch.bfloat16; as they were saved if None (ftk saves
             float32). Weights in int8 or int4 stay what they are.
-        user_dir: the plugin that registers the model, where it is none of ftk's. What a checkpoint says of its
-            plugin is never imported by itself.
+        user_dir: the plugin that registers the model, where it is none of ftk's. A plugin that a checkpoint names is
+            never imported by itself.
         world: processes that share the model (`ftk.model_parallel.world.open_world`), each loading its part, and those
             of a data rank making the same calls; its device is taken. None: this one alone.
 
@@ -134,7 +134,7 @@ def load_generator(
     allowed_tokens: AllowedTokensFunction | None = None,
     world: World | None = None,
     **options: Any,
-) -> Any:
+) -> TextGenerator[Any]:
     """A generator of texts with a checkpoint's model, as its task makes one: `generate` and `stream`, and more.
 
         generator = ftk.load_generator("run", beam=4)
@@ -155,7 +155,7 @@ def load_generator(
             `lm_weight` add a language model's log-probabilities; `lm_path` is of the same kind as `path`.
 
     Returns:
-        `ftk.generation.text.TextGenerator`, or what the task has instead (`Task.text_generator`).
+        the generator of the task (`Task.text_generator`).
 
     Raises:
         UserError: as `load_model`; the checkpoint has no tokenizer, or a task that does not generate; an unknown
@@ -227,7 +227,7 @@ def _check_tokenizers(others: Iterable[Path], folder: Path, tokenizer: Tokenizer
             )
 
 
-def _check_config(generator: type[TextGenerator], config: Any, folders: Iterable[Path], whose: str = "") -> None:
+def _check_config(generator: type[TextGenerator[Any]], config: Any, folders: Iterable[Path], whose: str = "") -> None:
     """Refuses answers that the positions of the models do not reach, before any weights are read."""
     from ftk.checkpoint import read_config
 

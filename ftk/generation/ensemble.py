@@ -16,11 +16,11 @@ from ftk.modules.attention import Attend
 
 
 class Ensemble(nn.Module):
-    """Models that are decoded together; the probability of a token is the mean of what they say.
+    """Models that are decoded together; the probability of a token is the mean of theirs.
 
     It is decoded like one: hidden states stand side by side, [..., H1 + H2 + ...], each member's layers
     change their own part, and its logits are the logarithms of the mean probabilities. So every member has keys and
-    values of its own in the decoder, and searches, processors and scoring know nothing of it.
+    values of its own in the decoder; searches, processors and scoring see one model.
 
     Args:
         models: two or more that read the same tokens. Depth and hidden size may differ.

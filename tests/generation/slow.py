@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 
 import torch
@@ -61,36 +60,3 @@ def greedy(model, context, max_len, ends=(2,), min_len=0):
         filled.append((blank, answer))
         logprobs.append(own)
     return [(tokens, own) for (_, tokens), own in zip(filled, logprobs, strict=True)]
-
-
-def beam(model, context, blank, width, max_len, penalty, ends=(2,)):
-    """Best (tokens, score) of one blank: fairseq's rules with Python lists."""
-    live, done = [([], 0.0)], []
-    for step in range(1, max_len + 1):
-        candidates = []
-        for tokens, total in live:
-            scores = next_logprobs(model, context, [], blank, tokens).tolist()
-            candidates += [(total + score, tokens, token) for token, score in enumerate(scores)]
-        candidates.sort(key=lambda one: -one[0])
-        for total, tokens, token in candidates[:width]:
-            if token in ends and len(done) < width:
-                done.append((tokens, total / step**penalty))
-        live = [([*tokens, token], total) for total, tokens, token in candidates if token not in ends][:width]
-        if len(done) >= width and step < max_len:
-            return max(done, key=lambda one: one[1])
-    return max(done + [(tokens, total / max_len**penalty) for tokens, total in live], key=lambda one: one[1])
-
-
-def best_of_all(model, context, blank, vocab_size, max_len, penalty, end=2):
-    """Best (tokens, score) of one blank among every answer there is."""
-    words = [token for token in range(vocab_size) if token != end]
-    found = []
-    for length in range(max_len + 1):
-        for tokens in itertools.product(words, repeat=length):
-            whole = [*tokens, end] if length < max_len else list(tokens)
-            total = sum(
-                float(next_logprobs(model, context, [], blank, whole[:index])[token])
-                for index, token in enumerate(whole)
-            )
-            found.append((list(tokens), total / len(whole) ** penalty))
-    return max(found, key=lambda one: one[1])

@@ -69,17 +69,6 @@ def test_answers_are_those_of_batches_and_of_prompts_alone(model, options, batch
         assert_alike(row, alone.fill_ids([context])[0])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_greedy_in_flight_equals_the_uncached_model(seed):
-    model, contexts = small_model(seed=seed), random_contexts(seed + 10, 30)
-    found = BlankGenerator(model, SPECIAL, max_len=6, batch_size=4).fill_ids(contexts)
-    for context, answers in zip(contexts, found, strict=True):
-        expected = slow.greedy(model, context, 6)
-        assert [answer.tokens for answer in answers] == [tokens for tokens, _ in expected]
-        for answer, (_, logprobs) in zip(answers, expected, strict=True):
-            np.testing.assert_allclose(answer.token_logprobs, logprobs, rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_frames_that_fail_together_are_read_again_one_by_one(is_fused, monkeypatch):
     model, contexts, calls = small_model(), [[7, 3, 8, 4, 9], [10, 11, 3, 3]], []
@@ -164,21 +153,6 @@ def test_memory_is_what_the_formula_in_the_docs_says(model, decoders, options, w
     assert decoder.num_bytes == formula
     buffers = [part for cache in decoder.caches for part in cache.read(7, decoder.capacity)]
     assert sum(buffer.untyped_storage().nbytes() for buffer in buffers) == formula
-
-
-def test_buffers_are_made_once_for_all_prompts(model, monkeypatch):
-    places = []
-    step = CachedDecoder.step
-
-    def recorded(self, tokens):
-        logits = step(self, tokens)
-        places.append(tuple(part.data_ptr() for cache in self.caches for part in cache.read(1, 1)))
-        return logits
-
-    monkeypatch.setattr(CachedDecoder, "step", recorded)
-    BlankGenerator(model, SPECIAL, max_len=6, batch_size=3, beam=2).fill_ids(random_contexts(9, 30))
-    assert len(places) > 50
-    assert len(set(places)) == 1
 
 
 def test_reordering_beams_moves_no_keys_and_no_values(model, monkeypatch):

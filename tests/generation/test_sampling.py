@@ -14,8 +14,6 @@ from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 
-LOGITS = torch.tensor([0.5, 0.1, 0.25, 0.05, 0.1]).log()
-
 
 def slow_filter(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0):
     """Temperature, top-k, top-p, min-p, typical, one after the other, with sorted Python lists."""
@@ -45,21 +43,12 @@ def slow_filter(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_
     return result
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-@pytest.mark.parametrize("top_k", [0, 1, 2, 7, 40, 1000])
-@pytest.mark.parametrize("top_p", [0.01, 0.4, 0.9, 1.0])
-def test_filters_combine_as_in_the_slow_version(temperature, top_k, top_p):
-    torch.manual_seed(0)
-    logits = torch.randn(3, 40)
-    found = token_probabilities(logits, temperature, top_k, top_p)
-    for row, one in zip(found, logits, strict=True):
-        np.testing.assert_allclose(row, slow_filter(one, temperature, top_k, top_p), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("min_p", [0.0, 0.02, 0.3, 1.0])
 @pytest.mark.parametrize("typical_p", [0.01, 0.3, 0.8, 1.0])
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.6, 12, 1.0), (1.7, 0, 0.9), (1, 9, 0.7)])
-def test_all_five_filters_combine_as_in_the_slow_version(temperature, top_k, top_p, min_p, typical_p):
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.6, 12, 1.0), (1.7, 0, 0.9), (0.3, 9, 0.7), (1, 1000, 0.01)]
+)
+def test_the_filters_combine_as_in_the_slow_version(temperature, top_k, top_p, min_p, typical_p):
     torch.manual_seed(1)
     logits = torch.randn(4, 40) * 2
     logits[:, :5] = float("-inf")  # forbidden by a processor
@@ -100,11 +89,6 @@ def test_temperature_after_top_p_would_leave_others():
 @pytest.mark.parametrize("options", [{"top_p": 1e-9}, {"typical_p": 1e-9}, {"min_p": 1.0}, {"top_k": 1}])
 def test_the_tightest_filter_leaves_one_token(options):
     assert (token_probabilities(torch.randn(3, 30), **options) > 0).sum(-1).tolist() == [1, 1, 1]
-
-
-def test_top_p_works_without_top_k_and_top_k_lets_no_tie_pass():
-    assert token_probabilities(LOGITS, 1.0, 0, 0.7).nonzero()[:, 0].tolist() == [0, 2]
-    assert token_probabilities(torch.zeros(6), 1.0, 3, 1.0).nonzero()[:, 0].tolist() == [0, 1, 2]
 
 
 FILTERS = [
@@ -277,15 +261,6 @@ def without_end(model, context, answer):
     return slow_filter(logits, 1.0, 3, 1.0)
 
 
-def test_sampling_is_not_greedy():
-    model = small_model(seed=2)
-    greedy = BlankGenerator(model, SPECIAL, max_len=6).fill_ids([[7, 3]])
-    generator = BlankGenerator(model, SPECIAL, max_len=6, sampling=True, temperature=3.0)
-    sampled = generator.fill_ids([[7, 3]] * 30, seeds=range(30))
-    assert len({tuple(answer.tokens) for (answer,) in sampled}) > 10
-    assert any(row != greedy[0] for row in sampled)
-
-
 def test_samples_depend_on_prompt_and_seed_and_nothing_else():
     generator = BlankGenerator(small_model(), SPECIAL, max_len=6, sampling=True, temperature=2.0, seed=3)
     alone = generator.fill_ids([[7, 3, 8]])[0]
@@ -341,13 +316,3 @@ def test_n_best_samples_are_independent_ones_of_which_the_first_is_the_one_sampl
     expected = {frozenset((a, b)): shares[a] * shares[b] * (1 if a == b else 2) for a in words for b in words}
     keys = list(expected)
     assert_plausible(np.array([found[key] for key in keys]), np.array([expected[key] for key in keys]), draws)
-
-
-def test_log_probabilities_of_samples_are_the_models_own():
-    model, context = small_model(seed=5), [7, 3, 8]
-    generator = BlankGenerator(model, SPECIAL, max_len=5, sampling=True, temperature=2.0, top_k=5)
-    ((answer,),) = generator.fill_ids([context])
-    whole = answer.tokens + ([SPECIAL.eop] if answer.ended else [])
-    for index, token in enumerate(whole):
-        expected = slow.next_logprobs(model, context, [], 1, whole[:index])[token]
-        assert answer.token_logprobs[index] == pytest.approx(float(expected), abs=1e-4)

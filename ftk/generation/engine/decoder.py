@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ftk.errors import UserError
-from ftk.generation.engine.device import to_device
-from ftk.generation.engine.reading import Where, read_packed
+from ftk.generation.engine.reading import Where, read_packed, to_device
 from ftk.modules.attention import Attend, fused_attention
 from ftk.modules.kv_cache import KeyValueCache, Places
 

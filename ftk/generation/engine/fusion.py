@@ -100,10 +100,10 @@ class FusedDecoder:
 
 
 class LanguageModelRecord:
-    """What the language model said of each token that the hypotheses of a search have written.
+    """The language model's log-probabilities of the tokens that the hypotheses of a search have written.
 
-    Looked up by the tokens themselves, so that it need not follow how a strategy keeps its answers: equal beginnings
-    of answers have equal continuations.
+    Looked up by the tokens themselves: equal beginnings of answers have equal continuations, however a strategy keeps
+    its answers.
 
     Args:
         ends: tokens that end an answer, which no hypothesis goes on with.
@@ -114,14 +114,16 @@ class LanguageModelRecord:
         self._ends: Tensor | None = None  # on the device
         self._tokens: Tensor | None = None  # int64 [N, W, step]: the hypotheses
         self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        self._last: tuple[Tensor, Tensor] | None = None  # hypotheses of the newest step, and all that was said there
+        self._last: tuple[Tensor, Tensor] | None = (
+            None  # hypotheses of the newest step, and all log-probabilities there
+        )
 
     def add(self, logits: Tensor, move: Move) -> None:
         """One more step.
 
         Args:
             logits: [N, 1 or W, 2 V], as `FusedDecoder` gives them.
-            move: what the search made of them.
+            move: of the search, given these.
         """
         logprobs = logits[..., logits.size(-1) // 2 :]  # [N, W', V]
         rows = torch.arange(logits.size(0), device=logits.device)[:, None]
@@ -144,7 +146,7 @@ class LanguageModelRecord:
         self._last = None if self._last is None else (self._last[0][rows], self._last[1][rows])
 
     def given_to(self, answers: Sequence[Answer], place: int) -> list[Answer]:
-        """The answers of the prompt at `place`, with what was said of their tokens; moves it to the host."""
+        """The answers of the prompt at `place` with these log-probabilities; moves them to the host."""
         found: dict[tuple[int, ...], float] = {}
         for before, ends, tokens, values in ([part[place].tolist() for part in step] for step in self._steps):
             for beginning, own in zip(before, ends, strict=True):

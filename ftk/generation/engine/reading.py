@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ftk.generation.engine.device import to_device
+from ftk.batch import sent
 from ftk.modules.attention import fused_attention
 from ftk.modules.kv_cache import KeyValueCache, Places
 from ftk.modules.masks import Visibility
@@ -85,6 +85,11 @@ class _Span(NamedTuple):
     row: int  # of the cache
     columns: slice
     mask: Tensor  # bool [1, 1, t, S], t its length and S that of its row: what each token sees
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array of the host's on a device, see `sent`."""
+    return sent(torch.from_numpy(np.ascontiguousarray(array)), device)
 
 
 class PackedAttention(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ftk.generation.engine.decoder import wraps_of
-from ftk.generation.engine.device import to_device
+from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids
 from ftk.generation.search import not_finite
 from ftk.modules.attention import MaskedAttention

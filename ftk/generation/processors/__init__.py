@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftk.generation.processors.config import ProcessorConfig
+from ftk.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ftk.generation.processors.base import Processor, Processors, SearchState
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Processor", "ProcessorConfig", "Processors", "SearchState", "build_processors"]
 
-_HOMES = {"Processor": "base", "Processors": "base", "SearchState": "base", "build_processors": "build"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:  # what needs torch is imported when it is first used
-        return getattr(importlib.import_module(f"ftk.generation.processors.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'ftk.generation.processors' has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("Processor", "Processors", "SearchState"), "ftk.generation.processors.base"),
+        "build_processors": "ftk.generation.processors.build",
+    },
+)

@@ -22,7 +22,7 @@ class SearchState:
     """A search before its next token is chosen: N prompts, W hypotheses of each (1 at the first step).
 
     Attributes:
-        tokens: int64 [N, W, step], the answers so far. Rows that have ended go on with tokens that nobody reads.
+        tokens: int64 [N, W, step], the answers so far. The tokens of a row after its end have no meaning.
         contexts: per prompt its token ids.
         numbers: per prompt the number of the answer that is being written, from 0 on.
         ends: ids of the tokens that end an answer.
@@ -156,7 +156,7 @@ class Processor:
         return text
 
     def settled(self, text: str) -> str:
-        """So much of the text of an answer that is being written as `cut` leaves whatever comes: for streaming."""
+        """The part of the text of an unfinished answer that `cut` will leave, whatever follows: for streaming."""
         cuts = any(getattr(type(self), name) is not getattr(Processor, name) for name in ("cut", "length"))
         return "" if cuts else text
 
@@ -194,7 +194,7 @@ class Processors(Processor):
             item.keep(rows)
 
     def select(self, totals: Tensor, width: int, count: int) -> list[list[int]] | None:
-        """That of the first item that has an opinion."""
+        """That of the first item that selects any."""
         found = (item.select(totals, width, count) for item in self.items)
         return next((one for one in found if one is not None), None)
 

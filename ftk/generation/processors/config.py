@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from ftk.generation.config_groups import MOST_TOKENS
 
-_MOST_ANSWERS = 10_000  # in front of which options are made for each
-_GREATEST = 1e6  # factor, or difference, by which a logit is changed: float32 holds what comes of it
+_MOST_ANSWERS = 10_000  # that options may name one by one
+_GREATEST = 1e6  # factor, or difference, by which a logit is changed; float32 holds the result
 
 
 @dataclass(kw_only=True)
@@ -71,6 +71,7 @@ class ProcessorConfig:
     stop: list[str] = field(
         default_factory=list,
         metadata={
+            "daily": True,
             "help": "texts at which an answer ends; they and what follows are cut off",
             "several": True,
             "metavar": "TEXT",

@@ -18,7 +18,7 @@ class LexicalConstraints(Processor):
 
     By itself it works with every search: it forbids the end, and when there is just room for what is lacking it
     allows nothing else, so that a greedy answer has the phrases where they could not wait any longer. Beam search
-    asks `select` besides, and divides the beam among hypotheses that have come differently far (Post & Vilar
+    also asks `select`, and divides the beam among hypotheses that hold differently many of the tokens (Post & Vilar
     2018, dynamic beam allocation), so that the phrases come where they fit best.
 
     Args:

@@ -1,4 +1,4 @@
-"""Options that a single prompt brings along, and what becomes of them: processors, and a seed."""
+"""Options of a single prompt, from which processors and a seed are made."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _STEERING = {
 _SEED = options_of("prompt", dataclasses.make_dataclass("_SeedConfig", [("seed", "int")]))[0]
 
 PROMPT_OPTIONS = (*_STEERING, _SEED.name)
-"""What a prompt may bring along."""
+"""Options that a prompt may have."""
 
 PromptOptions: TypeAlias = Mapping[str, Any]
 """Options of one prompt: some of these names, with their values."""

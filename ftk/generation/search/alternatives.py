@@ -1,4 +1,4 @@
-"""What else the model would have said: the likeliest tokens at each place of an answer."""
+"""The likeliest tokens of the model at each place of an answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Step(NamedTuple):
 class LikeliestTokens:
     """The likeliest next tokens after every hypothesis of a search, looked up by what the hypothesis has written.
 
-    So it need not follow how a strategy moves hypotheses: equal beginnings of answers have equal continuations.
+    Equal beginnings of answers have equal continuations, however a strategy moves hypotheses.
 
     Args:
         count: K, tokens a place.

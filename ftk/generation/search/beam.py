@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ftk.batch import sent
 from ftk.generation.config import GenerationConfig
-from ftk.generation.engine.device import sent
 from ftk.generation.processors.base import Processors, index_of
 from ftk.generation.search.base import Answer, Move, Search, Task, ranked
 from ftk.generation.search.ranking import stable_topk
@@ -56,7 +56,7 @@ class Beam:
 
     @property
     def num_candidates(self) -> int:
-        """So many that, whatever ends, W are left that go on."""
+        """Candidates per step: enough that W continue, however many end."""
         return (1 + len(self.ends)) * self.width
 
     def best(self, totals: Tensor) -> Candidates:
@@ -73,7 +73,7 @@ class Beam:
         return Candidates(scores, padded // totals.size(-1), padded % totals.size(-1))
 
     def step(self, candidates: Candidates, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """Sets answers aside, goes on with the other candidates.
+        """Stores the candidates that end as answers, and continues the others.
 
         Args:
             candidates: C of each prompt.
@@ -115,7 +115,7 @@ class Beam:
                 setattr(self, name, value[rows])
 
     def _set_aside(self, rows: Tensor, candidates: Candidates, own: Tensor, ends: Tensor) -> None:
-        """Of the best W candidates those that end, at the greatest length all, compete with earlier answers."""
+        """Those of the best W candidates that end (at the greatest length all) compete with earlier answers."""
         width, length = self.width, self.length + 1
         scores, sources, tokens = (part[:, :width] for part in candidates)
         ends, own = ends[:, :width], own[:, :width]

@@ -22,7 +22,7 @@ class DiverseBeamSearch(Search):
     The W hypotheses are `diverse_groups` beam searches of equal width. At each step they choose one after the
     other, and a token's score is lessened by `diversity_strength` for each hypothesis of an earlier group that
     has just taken it (Hamming diversity). As in fairseq and transformers the score of a hypothesis keeps what was
-    taken off. Each group has its own answers and stops by itself, and then keeps nobody away any more; at the end
+    taken off. Each group has its own answers and stops by itself, and then takes nothing off others; at the end
     the answers of all are ranked together.
     """
 

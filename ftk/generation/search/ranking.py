@@ -1,4 +1,4 @@
-"""The greatest of many scores, in an order that ties leave no doubt about."""
+"""The greatest of many scores, in an order that is defined for equal scores, too."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 def stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` greatest of [..., X] and where they are, greatest first: the head of a stable sort.
 
-    Of equal ones those that stand first are taken, and stand first. `torch.topk` promises neither; in bfloat16, and in
-    what int8 weights give, equal scores are an everyday matter.
+    Of equal ones those that stand first are taken, and stand first. `torch.topk` promises neither, and equal scores are
+    common in bfloat16 and with int8 weights.
     """
     num_scores = scores.size(-1)
     values, indices = scores.topk(min(count + 1, num_scores), dim=-1)

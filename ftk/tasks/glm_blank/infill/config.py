@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ftk.generation.config import GenerationConfig, checked_config
+from ftk.generation.config import GenerationConfig
 
 
 @dataclass(kw_only=True)
@@ -90,8 +90,3 @@ class FillConfig(GenerationConfig, BlankConfig):
     def users(cls) -> dict[str, tuple[str, ...]]:
         users = super().users()
         return {**users, "nbest_over": users["nbest"]}
-
-
-def fill_config(config: FillConfig | None = None, **options: Any) -> FillConfig:
-    """`config`, or the defaults, with the options given by keyword; see `ftk.generation.config.checked_config`."""
-    return checked_config(FillConfig() if config is None else config, **options)

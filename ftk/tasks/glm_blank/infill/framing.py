@@ -103,7 +103,7 @@ class BlankFraming:
             )
 
     def longest_context(self, num_blanks: int, written_back: int | None = None) -> int | None:
-        """Most tokens of a context with so many blanks; None where there is no limit.
+        """Most tokens of a context with this number of blanks; None where there is no limit.
 
         Args:
             num_blanks: that are to be filled.

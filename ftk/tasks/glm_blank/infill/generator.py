@@ -9,13 +9,14 @@ from typing import Any
 from torch import nn
 
 from ftk.errors import UserError
+from ftk.generation.config import checked_config
 from ftk.generation.engine.engine import Engine, collect, engine_for
 from ftk.generation.engine.request import Event, Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.processors.base import Processor, Processors
 from ftk.generation.search import Answer, strategy
 from ftk.tasks.glm_blank.infill.blanks import blank_numbers, check_positions
-from ftk.tasks.glm_blank.infill.config import FillConfig, fill_config
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.framing import BlankFraming
 from ftk.tasks.glm_blank.infill.joint import Filling, fill_jointly, filling, fillings_of
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
@@ -58,7 +59,7 @@ class BlankGenerator:
     ) -> None:
         self.model: Any = model
         self.processors = processors if isinstance(processors, Processors) else Processors(processors)
-        self.config = fill_config(config, **options)
+        self.config = checked_config(FillConfig() if config is None else config, **options)
         model_config = getattr(model, "config", None)
         self.framing = BlankFraming(special, model_config)
         target = strategy(self.config).target

@@ -1,4 +1,4 @@
-"""A language model beside the model that fills blanks: what it reads, and what its word counts (shallow fusion)."""
+"""A language model next to the model that fills blanks: what it reads, and its weight (shallow fusion)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LanguageModel:
     Args:
         model: decoded with keys and values of its own.
         special: as for `BlankGenerator`.
-        weight: of its log-probabilities; 0: it is asked, but changes nothing.
+        weight: of its log-probabilities; 0: they are computed, but change nothing.
         ends: whether it scores end tokens, too. It does not know what stands behind the blank, and one
             that was trained on documents alone expects text to go on.
 

@@ -69,27 +69,6 @@ def test_answers_of_random_weights_end_at_once_in_the_middle_and_never():
     assert any(0 < length < 7 and ended for length, ended in lengths)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"beam": 3},
-        {"beam": 4, "length_penalty": 0.3},
-        {"min_len": 2},
-        {"sampling": True, "seed": 5},
-        {"sampling": True, "temperature": 0.7, "top_k": 9, "top_p": 0.8},
-    ],
-)
-@pytest.mark.parametrize("batch_size", [2, 100])
-def test_a_batch_gives_the_same_answers_as_its_members_alone(model, options, batch_size):
-    generator = BlankGenerator(model, SPECIAL, max_len=6, batch_size=batch_size, **options)
-    contexts = CONTEXTS + random_contexts(2, 12)
-    for context, together in zip(contexts, generator.fill_ids(contexts), strict=True):
-        (alone,) = generator.fill_ids([context])
-        assert_same(together, [(answer.tokens, answer.token_logprobs) for answer in alone], 1e-5)
-        np.testing.assert_allclose([a.score for a in together], [a.score for a in alone], rtol=0, atol=1e-5)
-
-
 def test_every_context_token_goes_through_the_model_once(model, monkeypatch):
     read = []
     embed = type(model).embed

@@ -21,7 +21,6 @@ from ftk.generation.search.independent import IndependentSearch
 from ftk.generation.streaming import AnswerText, whole_characters
 from ftk.models import build_model
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
-from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.test_in_flight import STRATEGIES
@@ -30,7 +29,6 @@ from tests.tasks.glm_blank.infill.test_fill import FixedGenerator, published
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
 
 ORDERS = [
-    {},
     {"blank_order": "2"},
     {"reencode": True},
     {"blank_order": "confident"},
@@ -68,7 +66,7 @@ def joined(parts):
     return found
 
 
-@pytest.mark.parametrize("options", STRATEGIES)
+@pytest.mark.parametrize("options", [*STRATEGIES, *ORDERS])
 def test_parts_are_the_answers(model, options):
     contexts = random_contexts(21, 14)
     generator = BlankGenerator(model, SPECIAL, max_len=6, batch_size=4, **options)
@@ -78,26 +76,6 @@ def test_parts_are_the_answers(model, options):
         for prompt, answers in enumerate(expected)
         for blank, answer in enumerate(answers)
     }
-
-
-def test_parts_are_the_answers_with_a_language_model(model):
-    contexts = random_contexts(24, 8)
-    language_model = LanguageModel(small_model(seed=5), SPECIAL, 0.7)
-    generator = BlankGenerator(model, SPECIAL, max_len=5, batch_size=3, language_model=language_model)
-    found = joined(generator.stream_ids(contexts))
-    for prompt, answers in enumerate(generator.fill_ids(contexts)):
-        expected = [(answer.tokens, answer.token_logprobs, answer) for answer in answers]
-        assert [found[prompt, blank] for blank in range(len(answers))] == expected
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_parts_are_the_answers_in_any_order_of_blanks(model, order):
-    contexts = random_contexts(22, 9)
-    generator = BlankGenerator(model, SPECIAL, max_len=4, batch_size=4, **order)
-    found = joined(generator.stream_ids(contexts))
-    for prompt, answers in enumerate(generator.fill_ids(contexts)):
-        assert [found[prompt, blank][2] for blank in range(len(answers))] == answers
-        assert [found[prompt, blank][0] for blank in range(len(answers))] == [answer.tokens for answer in answers]
 
 
 @pytest.mark.parametrize(
