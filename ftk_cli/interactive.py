@@ -65,9 +65,8 @@ class InteractiveRoot:
     common: DevicePrecisionConfig = section("common")
 
     def validate(self) -> Iterator[str]:
-        for flag in given_flags("generation", self.generation):
-            if flag in ("--batch-size",):
-                yield f"{flag} is for many prompts; here one is answered at a time, leave it out"
+        if "--batch-size" in given_flags("generation", self.generation):
+            yield "--batch-size is for many prompts; here one is answered at a time, leave it out"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

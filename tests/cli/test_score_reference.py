@@ -304,21 +304,8 @@ TOGETHER_WITH = {
 
 def test_what_scoring_uses_may_be_given(ask):
     line = b"the lazy [MASK] while\tdog"
-    used = (
-        "--length-penalty",
-        "0",
-        "--truncate",
-        "left",
-        "--misspelt-blanks",
-        "text",
-        "--on-error",
-        "stop",
-        "--max-samples",
-        "3",
-        "--num-threads",
-        "1",
-    )
-    code, out, err = ask(generate.main, *SCORE, "--input", "-", *used, stdin=line)
+    used = "--length-penalty 0 --truncate left --misspelt-blanks text --on-error stop --max-samples 3 --num-threads 1"
+    code, out, err = ask(generate.main, *SCORE, "--input", "-", *used.split(), stdin=line)
     assert code == 0, err
     score, total = (next(line for line in out if line[0] == kind).split("\t")[1] for kind in "HL")
     assert score == total  # with --length-penalty 0
