@@ -42,9 +42,14 @@ def with_flags(text: str) -> str:
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """For messages about an unknown name: the closest of the known ones, if one is close, and all of them."""
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    close = closest(name, known)
+    hint = f"did you mean {close!r}? " if close is not None else ""
     return f"{hint}there are: {', '.join(known) or 'none'}"
+
+
+def closest(name: str, known: Collection[str]) -> str | None:
+    """The known name that `name` is a misspelling of: about one letter in four may differ; None if none is so near."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None)
 
 
 def counted(number: int, noun: str, form: str = "") -> str:

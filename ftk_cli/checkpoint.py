@@ -86,12 +86,14 @@ class ExportConfig:
     group_size: int | None = field(
         default=None,
         metadata={
+            "needs": {"quantize": "int4"},
             "help": "--quantize int4: inputs that share a scale; 32, 64, 128 or 256; 32 if not given",
             "unit": "inputs",
         },
     )
     quantize_embedding: bool = field(
-        default=True, metadata={"help": "--quantize: the tied embedding and output layer in int8, too"}
+        default=True,
+        metadata={"needs": {"quantize": True}, "help": "--quantize: the tied embedding and output layer in int8, too"},
     )
     format: str = field(
         default="checkpoint",
@@ -110,10 +112,6 @@ class ExportConfig:
     def validate(self) -> Iterator[str]:
         if self.group_size not in (None, 32, 64, 128, 256):
             yield f"group_size is {self.group_size}; it must be 32, 64, 128 or 256"
-        if self.quantize != "int4" and self.group_size is not None:
-            yield "group_size goes with --quantize int4"
-        if self.quantize is None and not self.quantize_embedding:
-            yield "quantize_embedding: --no-quantize-embedding goes with --quantize"
 
 
 @dataclass(kw_only=True)

@@ -135,6 +135,13 @@ def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body
     return body
 
 
+def value_of(argv: Sequence[str], flag: str) -> str | None:
+    """The value of a flag that must be known before all others are read; of several, the last one; None: not given."""
+    joined = [word.partition("=")[2] for word in argv if word.startswith(f"{flag}=")]
+    following = [value for word, value in zip(argv, argv[1:], strict=False) if word == flag]
+    return [*joined, *following][-1] if joined or following else None
+
+
 def compose_options(config: type[C], prog: str, description: str, argv: Sequence[str]) -> C:
     """The options of a command that has only these; see `ftk.config.compose`.
 

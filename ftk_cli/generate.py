@@ -65,14 +65,18 @@ class GenerateConfig:
     )
     path: str = field(
         metadata={
+            "daily": True,
             "help": "checkpoint, or a run's folder (its best checkpoint, else its last); several with colons between "
             "are an ensemble",
             "metavar": "PATH",
         }
     )
-    gen_subset: str | None = field(default=None, metadata={"help": "split of DATA to answer; valid if not given"})
+    gen_subset: str | None = field(
+        default=None, metadata={"daily": True, "help": "split of DATA to answer; valid if not given"}
+    )
     input: str | None = field(
-        default=None, metadata={"help": "text file with one prompt per line, - for standard input", "metavar": "FILE"}
+        default=None,
+        metadata={"daily": True, "help": "text file with one prompt per line, - for standard input", "metavar": "FILE"},
     )
     input_format: str = field(
         default="auto",
@@ -84,27 +88,33 @@ class GenerateConfig:
         },
     )
     max_samples: int | None = field(
-        default=None, metadata={"min": 1, "help": "stop after this many", "unit": "samples"}
+        default=None, metadata={"daily": True, "min": 1, "help": "stop after this many", "unit": "samples"}
     )
     output_format: str = field(
-        default="text", metadata={"help": "fairseq's lines, or one JSON object a line", "choices": ("text", "json")}
+        default="text",
+        metadata={"daily": True, "help": "fairseq's lines, or one JSON object a line", "choices": ("text", "json")},
     )
     scoring: list[str] = field(
-        default_factory=list, metadata={"help": "score the answers to DATA by these, e.g. exact_match,token_f1"}
+        default_factory=list,
+        metadata={"daily": True, "help": "score the answers to DATA by these, e.g. exact_match,token_f1"},
     )
 
     results_path: str | None = field(
         default=None,
         metadata={
+            "daily": True,
             "help": "write to this file, record by record, instead of printing (with --output-format json); the same "
             "command continues there what was interrupted",
             "metavar": "FILE",
         },
     )
-    overwrite_results: bool = field(default=False, metadata={"help": "replace the content of --results-path"})
+    overwrite_results: bool = field(
+        default=False, metadata={"needs": {"results_path": True}, "help": "replace the content of --results-path"}
+    )
     on_error: str = field(
         default="continue",
         metadata={
+            "needs": {"input": True},
             "help": "a prompt that cannot be answered: say so in its place and continue (exit code 1 at the end), "
             "or stop",
             "choices": ("continue", "stop"),
@@ -122,7 +132,11 @@ class GenerateConfig:
         },
     )
     score_end: bool = field(
-        default=True, metadata={"help": "with --score-reference --input: score the token that ends an answer, too"}
+        default=True,
+        metadata={
+            "needs": {"score_reference": True, "input": True},
+            "help": "with --score-reference --input: score the token that ends an answer, too",
+        },
     )
 
     def line_format(self) -> str:
@@ -156,8 +170,6 @@ class GenerateConfig:
             yield f"input_format is {self.input_format}; it goes with --input, and not with --score-reference"
         if self.scoring and self.data is None:
             yield "scoring needs reference answers; it goes with DATA, not with --input"
-        if self.overwrite_results and self.results_path is None:
-            yield "overwrite_results is on, but there is no results_path"
         both = (self.input or "", self.results_path or "")
         if all(both) and len(set(map(os.path.realpath, both))) == 1:
             yield "input and results_path are the same file; write the results to another"
@@ -167,12 +179,8 @@ class GenerateConfig:
             yield "score_reference finds no answers; scoring does not go with it"
         if self.score_reference and self.print_step:
             yield "score_reference takes no steps; print_step does not go with it"
-        if self.on_error == "stop" and self.input is None:
-            yield "on_error is stop; it goes with --input, whose lines may be wrong"
         if self.color == "always" and not self.prints_texts():
             yield "color is always; it goes with text lines of --input that are printed"
-        if not self.score_end and (not self.score_reference or self.input is None):
-            yield "score_end is off; it goes with --score-reference --input"
         for name in self.scoring:
             if name not in SCORERS:
                 yield f"scoring is {name!r}; there are: {', '.join(SCORERS.names())}"

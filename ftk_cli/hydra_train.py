@@ -78,7 +78,7 @@ def _launch(argv: list[str]) -> int:
         tree = to_tree(composed)
         if not user_dirs:  # in a file that the recipe is made of
             refuse_recorded("the recipe", tree, f"{USER_DIR}=")
-        codes.append(train(build(TrainConfig, tree)))
+        codes.append(train(build(TrainConfig, tree, given=[name for name, _ in map(_override, given.overrides)])))
         if codes[-1] != 0:  # a signal ended this job, and with it the whole sweep
             raise KeyboardInterrupt
         return codes[-1]

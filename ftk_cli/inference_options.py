@@ -13,6 +13,7 @@ from ftk.config.common import CommonConfig
 from ftk.config.options import NONE, options_of
 from ftk.errors import UserError
 from ftk.plugins import import_plugins
+from ftk_cli.command import value_of
 
 if TYPE_CHECKING:
     from ftk.generation.config import GenerationConfig
@@ -50,6 +51,7 @@ class DevicePrecisionConfig(DeviceConfig):
     precision: str = field(
         default="fp32",
         metadata={
+            "daily": True,
             "help": "of weights, keys and values, and products: bf16 takes half the memory, and is faster where the "
             "processor multiplies it; small weights stay small",
             "choices": ("fp32", "bf16"),
@@ -112,7 +114,7 @@ def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
     Raises:
         UserError: there is no such checkpoint, and --help is not given.
     """
-    path, user_dir = _value(argv, "--path"), _value(argv, "--user-dir")
+    path, user_dir = value_of(argv, "--path"), value_of(argv, "--user-dir")
     if path is None:
         return root
     from ftk.checkpoint import resolve_checkpoint
@@ -127,13 +129,6 @@ def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
         raise
     own = ("generation", config, section("how to search"))
     return make_dataclass(root.__name__, [own], bases=(root,), kw_only=True)
-
-
-def _value(argv: Sequence[str], flag: str) -> str | None:
-    """The value of a flag; if it is given several times, the last one."""
-    joined = [word.partition("=")[2] for word in argv if word.startswith(f"{flag}=")]
-    following = [value for word, value in zip(argv, argv[1:], strict=False) if word == flag]
-    return [*joined, *following][-1] if joined or following else None
 
 
 def open_generator(

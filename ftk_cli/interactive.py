@@ -44,7 +44,11 @@ _HISTORY_LENGTH = 1000
 @dataclass(kw_only=True)
 class InteractiveConfig:
     path: str = field(
-        metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
+        metadata={
+            "daily": True,
+            "help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
+            "metavar": "PATH",
+        }
     )
     history: str = field(
         default="~/.ftk_history",
@@ -61,9 +65,8 @@ class InteractiveRoot:
     common: DevicePrecisionConfig = section("common")
 
     def validate(self) -> Iterator[str]:
-        for flag in given_flags("generation", self.generation):
-            if flag in ("--batch-size",):
-                yield f"{flag} is for many prompts; here one is answered at a time, leave it out"
+        if "--batch-size" in given_flags("generation", self.generation):
+            yield "--batch-size is for many prompts; here one is answered at a time, leave it out"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

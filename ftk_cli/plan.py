@@ -27,9 +27,9 @@ Example: ftk-plan --arch glm_10b --global-batch-size 1024 --cluster h100-80g --g
 
 @dataclass(kw_only=True)
 class OutputConfig:
-    top: int = field(default=10, metadata={"min": 1, "help": "number of plans to show", "unit": "plans"})
+    top: int = field(default=10, metadata={"daily": True, "min": 1, "help": "number of plans to show", "unit": "plans"})
     all: bool = field(default=False, metadata={"help": "list all that fit, not only the best for each T, P, S and R"})
-    json: bool = field(default=False, metadata={"help": "print one JSON object: bytes, seconds, counts"})
+    json: bool = field(default=False, metadata={"daily": True, "help": "print one JSON object: bytes, seconds, counts"})
     check: bool = field(
         default=False,
         metadata={

@@ -12,7 +12,7 @@ from ftk.config import Chosen, compose, section, slot
 from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.errors import UserError
 from ftk.registry import SPECIAL_TOKENS, TOKENIZERS
-from ftk_cli.command import run
+from ftk_cli.command import run, value_of
 
 if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
@@ -66,7 +66,7 @@ def tokenizer_of(chosen: Chosen, special_tokens: Chosen, argv: Sequence[str]) ->
     """The tokenizer; its special tokens are those that its folder was saved with, unless --special-tokens is given."""
     from ftk.tokenizers.build import saved_special_tokens
 
-    if not any(argument.split("=")[0] == "--special-tokens" for argument in argv):
+    if value_of(argv, "--special-tokens") is None:
         special_tokens = saved_special_tokens(chosen.config.path) or special_tokens
     made: Tokenizer = chosen.build(special_tokens=special_tokens)
     return made
@@ -74,8 +74,5 @@ def tokenizer_of(chosen: Chosen, special_tokens: Chosen, argv: Sequence[str]) ->
 
 def _with_path(argv: list[str]) -> list[str]:
     """The arguments with an empty --tokenizer-path, where none is given and a model will be trained."""
-    given = {flag: value for flag, value in zip(argv, (*argv, "")[1:], strict=True) if "=" not in flag}
-    given |= dict(argument.split("=", 1) for argument in argv if "=" in argument)
-    if given.get("--tokenizer", "sentencepiece") != "sentencepiece" or "--tokenizer-path" in given:
-        return argv
-    return [*argv, "--tokenizer-path="]
+    trains = value_of(argv, "--tokenizer") in (None, "sentencepiece") and value_of(argv, "--tokenizer-path") is None
+    return [*argv, "--tokenizer-path="] if trains else argv

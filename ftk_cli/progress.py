@@ -24,12 +24,12 @@ idle: blocks of 4 batches take a fifth more steps, blocks of 16 one in twenty le
 
 
 class Meter:
-    """What was done in what time.
+    """Counts prompts and tokens, and the time that they take.
 
     Args:
-        unit: what is counted.
-        earlier: how many of them an earlier run has done.
-        what: was done with them.
+        unit: of what is counted, e.g. "prompts".
+        earlier: number of them in an earlier run.
+        what: verb for the summary.
     """
 
     def __init__(self, unit: str, earlier: int, what: str = "answered") -> None:
@@ -41,9 +41,9 @@ class Meter:
         """The model is loaded."""
         self.loaded = time.perf_counter()
 
-    def add(self, num_tokens: int, count: int = 1) -> None:
+    def add(self, num_tokens: int) -> None:
         self.num_tokens += num_tokens
-        self.count += count
+        self.count += 1
 
     def rate(self) -> str:
         return f"{self.num_tokens / max(time.perf_counter() - self.loaded, 1e-9):.1f} tokens/s"

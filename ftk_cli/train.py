@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ftk.trainer.log.log_file import HeldLines
 
 DESCRIPTION = """Trains a model. A run found in --save-dir is continued where it stopped.
-Example: ftk-train data-bin --task glm_blank --arch glm_large --lr 2e-4 --max-update 200000 --save-dir run"""
+Example: ftk-train data-bin --arch gpt2 --max-update 100000 --save-dir run"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

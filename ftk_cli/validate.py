@@ -37,24 +37,45 @@ class ValidateConfig:
         metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA", "path": True}
     )
     path: str = field(
-        metadata={"help": "checkpoint, or a run's folder (its best checkpoint, else its last)", "metavar": "PATH"}
+        metadata={
+            "daily": True,
+            "help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
+            "metavar": "PATH",
+        }
     )
-    valid_subset: str = field(default="valid", metadata={"help": "split or splits, comma-separated"})
-    batch_size: int = field(default=16, metadata={"min": 1, "help": "samples in a batch", "unit": "samples"})
+    valid_subset: str = field(default="valid", metadata={"daily": True, "help": "split or splits, comma-separated"})
+    batch_size: int = field(
+        default=16, metadata={"daily": True, "min": 1, "help": "samples in a batch", "unit": "samples"}
+    )
     num_workers: int = field(
         default=0, metadata={"min": 0, "max": 1024, "help": "processes that prepare batches", "unit": "processes"}
     )
-    max_samples: int | None = field(
-        default=None, metadata={"min": 1, "help": "stop after this many samples per split", "unit": "samples"}
+    max_valid_samples: int | None = field(
+        default=None,
+        metadata={
+            "daily": True,
+            "min": 1,
+            "former": ("--max-samples",),
+            "help": "at most this many samples of each split",
+            "unit": "samples",
+        },
     )
-    precision: str = field(default="fp32", metadata={"help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")})
+    precision: str = field(
+        default="fp32", metadata={"daily": True, "help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")}
+    )
     unigram: bool = field(
         default=False,
-        metadata={"help": "also print the loss of the training tokens' unigram distribution, a baseline to beat"},
+        metadata={
+            "daily": True,
+            "help": "also print the loss of the training tokens' unigram distribution, a baseline to beat",
+        },
     )
-    train_subset: str = field(default="train", metadata={"help": "split that --unigram counts"})
+    train_subset: str = field(
+        default="train", metadata={"needs": {"unigram": True}, "help": "split that --unigram counts"}
+    )
     output_format: str = field(
-        default="text", metadata={"help": "a table, or one JSON object per split", "choices": ("text", "json")}
+        default="text",
+        metadata={"daily": True, "help": "a table, or one JSON object per split", "choices": ("text", "json")},
     )
 
 
@@ -114,7 +135,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
         batch_size=options.batch_size,
         num_workers=options.num_workers,
         valid_subset=options.valid_subset,
-        max_valid_samples=options.max_samples,
+        max_valid_samples=options.max_valid_samples,
         train_subset=options.train_subset,
     )
     check_same_data(task, split_names(loading) if options.unigram else valid_names(loading), world)

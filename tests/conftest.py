@@ -53,21 +53,9 @@ def data_bin(tmp_path_factory, command) -> Path:
     lines = [line for line in text.split("\n") if len(line) > 20 and line.isascii()]
     (folder / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")
     (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
-    done = command(
-        "ftk-preprocess",
-        "--trainpref",
-        folder / "train.txt",
-        "--validpref",
-        folder / "valid.txt",
-        "--tokenizer",
-        "sentencepiece",
-        "--vocab-size",
-        600,
-        "--special-tokens",
-        "glm",
-        "--destdir",
-        folder / "data-bin",
-    )
+    texts = ("--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt")
+    options = ("--vocab-size", 600, "--special-tokens", "glm", "--destdir", folder / "data-bin")
+    done = command("ftk-preprocess", *texts, *options)
     assert done.returncode == 0, done.stderr
     return folder / "data-bin"
 

@@ -114,17 +114,28 @@ def test_imports_go_down(file):
         "plan",
     ],
 )
-@pytest.mark.parametrize("flag", ["--help", "--version"])
-def test_help_and_version_import_no_torch(command, flag):
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_and_version_import_no_torch(command, argument):
+    lines = without_torch(command, argument)
+    assert ("usage" in lines) if argument == "--help" else ("ftk 0." in lines)
+
+
+@pytest.mark.parametrize("arguments", [["--arch", "glm_tiny", "--help", "all"], ["--help", "momentum"]], ids=" ".join)
+def test_help_on_parts_imports_no_torch(arguments):
+    assert "--optimizer" in without_torch("train", *arguments)
+
+
+def without_torch(command, *arguments):
+    """What a command prints, in a process in which nothing may import torch."""
     code = (
         f"import sys; from ftk_cli.{command} import main\n"
-        f"try: code = main([{flag!r}])\n"
+        f"try: code = main({list(arguments)})\n"
         "except SystemExit as stop: code = stop.code\n"
         "print('CODE', code, 'TORCH', 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "CODE 0 TORCH False"
-    assert ("usage" in done.stdout) if flag == "--help" else ("ftk 0." in done.stdout)
+    return done.stdout
 
 
 def test_nothing_is_unpickled_or_evaluated():

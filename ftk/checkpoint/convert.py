@@ -25,7 +25,7 @@ from ftk.checkpoint.snapshot import TensorPart, take_snapshot
 from ftk.config.build import build_options
 from ftk.errors import UserError
 from ftk.files import put_in_place, sync_tree, temporary_folder
-from ftk.models.conversion import Contents, FileFormat, LazyTensors
+from ftk.models.conversion import Contents, FileFormat
 from ftk.registry import MODELS, TASKS
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ def convert_from(
     _check_tensors(contents, source)
     task = contents.task.get("_name") or MODELS.get(contents.model).task
     if tokenizer is not None:
-        target: Any = TASKS.get(task).target if task is not None else None
-        tokenizer = tokenizer if target is None else target.add_special_tokens(tokenizer)
+        if task is not None:
+            task_class: Any = TASKS.get(task).target
+            tokenizer = task_class.add_special_tokens(tokenizer)
         _check_vocabulary(tokenizer, contents.config, source)
     tokenizer = tokenizer or contents.own_tokenizer
     tensors = contents.tensors
@@ -144,20 +145,13 @@ def _read_checkpoint(folder: Path, ema: bool) -> Contents:
     model = tree.get("model") or {}
     options = {key: value for key, value in model.items() if key not in _NAMES}
     config_type = MODELS.get(str(model.get("_name"))).config
-    tensors = lazy_model_tensors(folder, ema=ema)
-
-    def read(name: str) -> torch.Tensor:
-        tensor = tensors.read(name)
-        refuse_non_finite({name: tensor}, folder)
-        return tensor
-
     for part in (layout.SOURCE, layout.TOKENIZER):
         check_files(folder, prefix=f"{part}/")
     source_files, tokenizer = folder / layout.SOURCE, folder / layout.TOKENIZER
     return Contents(
         model=str(model.get("_name")),
         config=build_options("model", config_type, options) if config_type is not None else None,
-        tensors=LazyTensors(tensors.described, read),
+        tensors=lazy_model_tensors(folder, ema=ema),
         task=tree.get("task") or {},
         arch=model.get("arch"),
         num_updates=int(state.get("num_updates") or 0),

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from ftk.checkpoint import layout
-from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.load import lazy_model_tensors
 from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.naming import model_tensors
@@ -101,15 +100,9 @@ def stream_safetensors(
     """
     folder = layout.resolve_checkpoint(source)
     tensors = lazy_model_tensors(folder, ema=ema)
-
-    def read(name: str) -> Tensor:
-        tensor = tensors.read(name)
-        refuse_non_finite({name: tensor}, folder)
-        return tensor
-
     entries = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.described.items()}
     aliases = read_index(folder / layout.MODEL).aliases
-    return _write_safetensors(output, entries, read, aliases, metadata, overwrite)
+    return _write_safetensors(output, entries, tensors.read, aliases, metadata, overwrite)
 
 
 def export_program(model: nn.Module, output: str | Path, *, overwrite: bool = False) -> Path:

@@ -12,6 +12,7 @@ from torch import nn
 from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.contents import config_of, trainer_state_of
+from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.manifest import index_folders, read_manifest
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.storage import read_index, read_tensors
@@ -146,7 +147,8 @@ def load_model_tensors(folder: str | Path, *, ema: bool = False) -> dict[str, to
 def lazy_model_tensors(folder: Path, *, ema: bool = False) -> LazyTensors:
     """The tensors of a checkpoint's model, tied ones once, each read on demand.
 
-    Args and raises: as `load_model_tensors`; `folder` is a checkpoint itself.
+    Args and raises: as `load_model_tensors`, and a `UserError` when a tensor that is not finite is read; `folder` is a
+    checkpoint itself.
     """
     check_files(folder, prefix=f"{layout.MODEL}/")
     if ema:
@@ -157,6 +159,7 @@ def lazy_model_tensors(folder: Path, *, ema: bool = False) -> LazyTensors:
     def read(name: str) -> torch.Tensor:
         target = torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype)
         read_tensors(folder / (layout.EMA if name in averaged else layout.MODEL), {name: target})
+        refuse_non_finite({name: target}, folder)
         return target
 
     described = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in index.tensors.items()}

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Collection
 from typing import Any, TypeVar
 
+from ftk.config.needs import without_effect
 from ftk.config.options import MISSING, Option, options_of
 from ftk.config.root import Chosen, Slot, Tree, sections_of, slots_of
-from ftk.errors import UserError, shown
+from ftk.errors import UserError, closest, shown
 from ftk.registry import Entry, Recipe
 
 R = TypeVar("R")
 
 
-def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None) -> R:
+def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None, given: Collection[str] = ()) -> R:
     """The typed configuration of a tree.
 
     Args:
@@ -24,10 +24,11 @@ def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None) -> 
         tree: section key -> values; what is absent takes its default, or its architecture's value.
         in_file: keys of the options whose values come from a YAML file: mistakes in them are reported by their keys,
             mistakes in others by their flags. None: there is no command line, all are reported by their keys.
+        given: keys of the options that the user gives now, which must have an effect.
 
     Raises:
         UserError: unknown sections, options or names, values of a wrong type or out of range, options that
-            must be given and are not: all of them, one per line.
+            must be given and are not, options without effect: all of them, one per line.
     """
     tree = with_usual_parts(root, tree)
     tree, from_recipe = with_recipe(root, tree)
@@ -43,8 +44,9 @@ def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None) -> 
     if not errors:
         config = root(**values)
         errors.extend(_own_errors(config))
+        errors.extend(without_effect(config, given, by_flag=in_file is not None))
     if errors:
-        raise UserError(_report(errors))
+        raise UserError(report(errors))
     return config
 
 
@@ -62,7 +64,7 @@ def build_options(key: str, config_type: type, values: Tree) -> Any:
     errors: list[str] = []
     config = _build_section(key, config_type, values, errors)
     if errors:
-        raise UserError(_report(errors))
+        raise UserError(report(errors))
     return config
 
 
@@ -208,7 +210,7 @@ def _build_section(
             except ValueError as error:
                 found.append(str(error))
         elif option.default is MISSING:
-            found.append(_missing(option))
+            found.append(f"{option.key if in_file is None else option.flag} is missing: {option.help}")
     if found:
         errors.extend(found)
         return None
@@ -252,18 +254,15 @@ def as_mapping(key: str, values: Any) -> Tree:
     return dict(values or {})
 
 
-def _missing(option: Option) -> str:
-    flag = option.flag if not option.positional else f"the argument {option.flag}"
-    return f"{option.key} is missing; give {flag} ({option.help})"
-
-
 def _unknown(what: str, name: Any, known: list[str]) -> str:
     name = name if isinstance(name, str) else shown(name)  # YAML has keys that are numbers, dates, nothing ...
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"unknown {what} {name}" + (f"; did you mean {close[0]}?" if close else "")
+    section, dot, own = name.rpartition(".")
+    close = closest(own, [each.removeprefix(section + dot) for each in known])
+    return f"unknown {what} {name}" + (f"; did you mean {section}{dot}{close}?" if close is not None else "")
 
 
-def _report(errors: list[str]) -> str:
+def report(errors: list[str]) -> str:
+    """One message of several."""
     if len(errors) == 1:
         return errors[0]
     return f"{len(errors)} errors in the configuration:\n" + "\n".join(f"  {error}" for error in errors)

@@ -26,10 +26,12 @@ def launch_option() -> Any:
 @dataclass(kw_only=True)
 class CommonConfig:
     seed: int = field(
-        default=1, metadata={"max": 2**63 - 1, "help": "fixes everything that is random", "resume": "fixed"}
+        default=1,
+        metadata={"daily": True, "max": 2**63 - 1, "help": "fixes everything that is random", "resume": "fixed"},
     )
     device: str = field(
-        default="auto", metadata={"help": "auto (a GPU if there is one), cpu, cuda or cuda:N", "resume": "free"}
+        default="auto",
+        metadata={"daily": True, "help": "auto, cpu, cuda or cuda:N; auto: a GPU if there is one", "resume": "free"},
     )
     num_threads: int | None = field(
         default=None,
@@ -43,6 +45,7 @@ class CommonConfig:
     user_dir: str | None = field(
         default=None,
         metadata={
+            "daily": True,
             "help": "a package, folder or file of yours that registers tasks, models, criterions ...",
             "metavar": "PATH",
             "resume": "free",
@@ -64,7 +67,8 @@ class CommonConfig:
 @dataclass(kw_only=True)
 class LoggingConfig:
     log_interval: int = field(
-        default=100, metadata={"help": "updates between two lines of training figures", "unit": "updates"}
+        default=100,
+        metadata={"help": "updates between two lines of training figures", "unit": "updates"},
     )
     log_format: str = field(
         default="tqdm",
@@ -95,11 +99,16 @@ class CommandConfig:
     config: str | None = field(
         default=None,
         metadata={
+            "daily": True,
             "help": "start from this YAML file: a run's config.yaml, a recipe, or a built-in recipe's name",
             "metavar": "FILE",
         },
     )
     launch: int = launch_option()
     dry_run: bool = field(
-        default=False, metadata={"help": "print the resolved configuration and the sizes that follow from it, and stop"}
+        default=False,
+        metadata={
+            "daily": True,
+            "help": "print the resolved configuration and the sizes that follow from it, and stop",
+        },
     )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from ftk.config import flags
-from ftk.config.build import as_mapping, build, chosen_entry, preset, with_recipe, with_usual_parts
-from ftk.config.options import NONE, Option, options_of
+from ftk.config.build import as_mapping, build, with_recipe, with_usual_parts
+from ftk.config.options import NONE
+from ftk.config.parts import chosen_groups, section_groups
 from ftk.config.root import Tree, load_yaml, slots_of
-from ftk.errors import UserError
+from ftk.errors import UserError, closest, visible
 from ftk.plugins import import_entry_points, import_user_dir, refuse_recorded
+from ftk.version import __version__
 
 R = TypeVar("R")
 
@@ -22,8 +23,7 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     """The configuration that a command line asks for.
 
     Plugins (installed ones, then `--user-dir`) are imported first, so that their names and options exist.
-    `--help` prints and exits; it shows the options of the chosen parts once a part or a --config is named,
-    and before that only the names that can be chosen, without importing them.
+    `--help` prints and exits, see `ftk.config.help`.
 
     Args:
         root: root dataclass (see `ftk.config.root`).
@@ -35,7 +35,11 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
         UserError: any mistake in the arguments or in the configuration file.
         SystemExit: after --help or --version.
     """
-    early = flags.read_early(root, argv)
+    groups = section_groups(root)
+    early = flags.read_early(root, argv, any(option.flag == "--config" for group in groups for option in group.options))
+    if early.version:
+        print(f"ftk {__version__}")
+        raise SystemExit(0)
     import_entry_points()
     if early.user_dir is not None and early.user_dir.lower() not in NONE:
         import_user_dir(early.user_dir)
@@ -44,14 +48,20 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     for key, name in early.names.items():
         _choose(tree, key, slots_of(root)[key].architectures is not None, name)
 
-    names_only = early.version or (early.help and not early.names and not early.config)
-    options = [] if names_only else _slot_options(root, tree, complete=not early.help)
-    given = flags.parse(root, prog, description, argv, options, names_only=names_only)
+    chosen = chosen_groups(root, tree, complete=early.help is None)
+    if early.help is not None:
+        from ftk.config.help import help_text
+
+        filled, _ = with_recipe(root, with_usual_parts(root, tree))
+        groups = [*section_groups(root, filled), *chosen]
+        print(visible(help_text(root, prog, description, early.help, groups)), end="")
+        raise SystemExit(0)
+    given = flags.parse(root, prog, argv, [*groups, *chosen])
     in_file = {f"{key}.{name}" for key, values in tree.items() for name in as_mapping(key, values)}
     for key, values in given.items():
         tree[key] = as_mapping(key, tree.get(key)) | values
         in_file -= {f"{key}.{name}" for name in values}
-    return build(root, tree, in_file)
+    return build(root, tree, in_file, [f"{key}.{name}" for key, values in given.items() for name in values])
 
 
 def read_config_file(root: type, path: str, user_dir: str | None = None) -> Tree:
@@ -100,8 +110,8 @@ def recipe_file(path: str, flag: str = "--config") -> Path:
         raise UserError(f"{flag} {path} is a folder; give the YAML file itself, e.g. {in_folder}")
     if os.path.splitext(path)[1] or os.path.exists(path):
         return Path(path)
-    close = difflib.get_close_matches(path, recipes, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
+    close = closest(path, recipes)
+    hint = f"did you mean {close}? " if close is not None else ""
     raise UserError(f"{flag} {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(recipes)}")
 
 
@@ -111,21 +121,3 @@ def _choose(tree: Tree, key: str, is_architecture: bool, name: str) -> None:
     name_key = "arch" if is_architecture else "_name"
     if not isinstance(values, dict) or values.get(name_key) != name:
         tree[key] = {name_key: name}
-
-
-def _slot_options(root: type, tree: Tree, *, complete: bool) -> list[tuple[str, str, list[Option], Tree]]:
-    """(key, title, options, preset) for each chosen part. Not `complete`: skip slots that lack a choice."""
-    groups = []
-    tree, _ = with_recipe(root, with_usual_parts(root, tree, strict=complete))
-    for key, slot in slots_of(root).items():
-        values = as_mapping(key, tree.get(key))
-        try:
-            entry, arch = chosen_entry(key, slot, values)
-        except UserError:
-            if complete or values:
-                raise
-            continue
-        if entry.config is not None:
-            filled = preset(slot, arch) | {k: v for k, v in values.items() if k not in ("_name", "arch")}
-            groups.append((key, arch or entry.name, options_of(key, entry.config), filled))
-    return groups

@@ -4,120 +4,75 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import shutil
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ftk.builtins import FORMER_NAMES
-from ftk.config.options import MISSING, Option, options_of
-from ftk.config.root import Tree, sections_of, slots_of
-from ftk.errors import UserError, visible, with_flags
-from ftk.version import __version__
-
-SlotOptions = list[tuple[str, str, list[Option], Tree]]
+from ftk.config.build import report
+from ftk.config.needs import needs_text
+from ftk.config.options import MISSING, Option
+from ftk.config.parts import Group
+from ftk.config.root import Slot, Tree, slots_of
+from ftk.config.unknown import unknown_arguments
+from ftk.errors import UserError, with_flags
 
 
 @dataclasses.dataclass
 class Early:
-    """What must be known before the other flags exist: plugins, the file, the chosen parts, --help."""
+    """What must be known before the other flags exist: plugins, the file, the chosen parts, --help.
+
+    `help` holds the words after --help; None: it is not given.
+    """
 
     user_dir: str | None
     config: str | None
     names: dict[str, str]
-    help: bool
+    help: list[str] | None
     version: bool
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse that raises instead of exiting, and never guesses at abbreviations."""
 
-    def __init__(self, prog: str = "", description: str | None = None, usage: str | None = None) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            add_help=False,
-            allow_abbrev=False,
-            formatter_class=_formatter,
-            usage=usage,
-        )
+    def __init__(self, prog: str = "", **text: Any) -> None:
+        super().__init__(prog=prog, add_help=False, allow_abbrev=False, formatter_class=_formatter, **text)
 
     def error(self, message: str) -> Any:
         raise UserError(message)
 
-    def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stderr).write(visible(message))  # argparse's own keeps a full disk to itself
 
-
-def read_early(root: type, argv: Sequence[str]) -> Early:
-    """Reads the flags that decide which other flags exist."""
-    parser = _Parser()
+def read_early(root: type, argv: Sequence[str], has_config: bool) -> Early:
+    """Reads the flags that decide which other flags exist. `has_config`: --config is among the command's flags."""
+    parser = Parser()
     parser.add_argument("--user-dir")
     parser.add_argument("--config")
-    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-h", "--help", nargs="*")
     parser.add_argument("--version", action="store_true")
     for key, slot in slots_of(root).items():
         parser.add_argument(*slot.flags, dest=f"slot:{key}")
     known, _ = parser.parse_known_args(list(argv))
     names = {key: name for key in slots_of(root) if (name := getattr(known, f"slot:{key}")) is not None}
-    has_config = any(o.flag == "--config" for _, _, options in _sections(root) for o in options)
     return Early(known.user_dir, known.config if has_config else None, names, known.help, known.version)
 
 
-def parse(
-    root: type, prog: str, description: str, argv: Sequence[str], slot_options: SlotOptions, names_only: bool = False
-) -> Tree:
+def parse(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> Tree:
     """The options that were given explicitly: section -> field -> value.
 
     Args:
         root: root dataclass.
-        prog, description: for --help.
+        prog: for messages.
         argv: arguments.
-        slot_options: (key, part's name, its options, values it starts from) of each chosen part.
-        names_only: --help lists the parts that can be chosen instead of their options.
+        groups: the options of the sections and of the chosen parts.
 
     Raises:
-        UserError: an unknown flag (with the closest known one), a bad value, two options that want one flag.
-        SystemExit: after --help or --version.
+        UserError: unknown flags, a bad value, two options that want one flag.
     """
-    places = [slot.place for slot in slots_of(root).values() if slot.place] if names_only else []
-    places += [o.flag for _, _, options in _sections(root) for o in options if o.positional]
-    places += [o.flag for _, _, options, _ in slot_options for o in options if o.positional]
-    parser = _Parser(prog, description, usage=" ".join([prog, *places, "[options]"]))
-    general = parser.add_argument_group("general")
-    general.add_argument("-h", "--help", action="help", help="print this help and stop")
-    general.add_argument("--traceback", action="store_true", help="show tracebacks of errors")
-    version = f"ftk {__version__}"
-    general.add_argument("--version", action="version", version=version, help="print the version and stop")
-    by_dest: dict[str, Option] = {}
-    owners: dict[str, str] = {
-        "--help": "--help",
-        "--version": "--version",
-        "--traceback": "--traceback",
-        "-h": "--help",
-    }
-    if slots_of(root):
-        hint = " (name one and add --help to see its options)" if names_only else ""
-        parts = parser.add_argument_group(f"parts{hint}")
-        for key, slot in slots_of(root).items():
-            _claim(owners, slot.flag, f"the choice of {key}")
-            default = f"; default: {slot.default}" if slot.default else ""
-            default = f"; default: the {slot.default_from}'s" if slot.default_from else default
-            text = f"{with_flags(slot.help) or key}: {', '.join(slot.choices.names())}{default}".replace("%", "%%")
-            parts.add_argument(*slot.flags, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text)
-    groups: SlotOptions = [(key, title, options, {}) for key, title, options in _sections(root)]
-    groups += [(key, f"{key}: {name}", options, filled) for key, name, options, filled in slot_options]
-    for _, title, options, filled in groups:
-        group = parser.add_argument_group(title)
-        for option in (o for o in options if not o.derived):
-            _claim(owners, option.flag, option.key)
-            by_dest[option.key] = option
-            _add(group, option, filled.get(option.name, option.default))
-    present = list(map(_with_present_name, argv))
-    known, unknown = parser.parse_known_intermixed_args(present)  # positional arguments may be apart
+    parser = Parser(prog)
+    owners = add_flags(parser, root, groups)
+    known, unknown = parser.parse_known_intermixed_args(list(argv))  # positional arguments may be apart
     if unknown:
-        raise UserError(_unknown(unknown[0], prog, owners))
+        raise UserError(report(unknown_arguments(unknown, prog, root, owners)))
+    by_dest = {option.key: option for group in groups for option in group.options}
     given: Tree = {}
     errors = []
     for dest, value in vars(known).items():
@@ -132,31 +87,78 @@ def parse(
     return given
 
 
-def _with_present_name(argument: str) -> str:
-    """An argument whose flag had another name once (`ftk.builtins.FORMER_NAMES`), with that of today."""
-    flag, *value = argument.split("=", 1)
-    name = FORMER_NAMES["option"].get(flag.removeprefix("--").replace("-", "_"))
-    return argument if name is None or not flag.startswith("--") else "=".join([f"--{name.replace('_', '-')}", *value])
+def add_flags(parser: Parser, root: type, groups: list[Group]) -> dict[str, str]:
+    """Give a parser the flags of every command, of the root's slots and of the groups; flag -> whose it is.
+
+    Raises:
+        UserError: two options want one flag.
+    """
+    general = parser.add_argument_group("general")
+    general.add_argument(
+        "-h", "--help", nargs="*", metavar="WORD", help="what is used daily; all: every option; WORD: a search"
+    )
+    general.add_argument("--traceback", action="store_true", help="show tracebacks of errors")
+    general.add_argument("--version", action="store_true", help="print the version and stop")
+    owners = {flag: flag for flag in ("--help", "--version", "--traceback")} | {"-h": "--help"}
+    if slots := slots_of(root):
+        parts = parser.add_argument_group("parts (name one and add --help to see its options)")
+        for key, slot in slots.items():
+            _claim(owners, slot.flag, f"the choice of {key}")
+            add_slot(parts, key, slot, slot.choices.names())
+    known = {option.name: option for group in groups for option in group.options}
+    for group in groups:
+        added = parser.add_argument_group(group.title)
+        for option in (o for o in group.options if not o.derived):
+            for flag in (option.flag, *option.former):
+                _claim(owners, flag, option.key)
+            add_option(added, option, option_help(option, group.presets.get(option.name, option.default), known))
+    return owners
 
 
-def _sections(root: type) -> list[tuple[str, str, list[Option]]]:
-    """(key, title, options) of each group in --help: a section, or the parts that a section is put together from."""
-    return [
-        (key, title, options)
-        for key, (section, config) in sections_of(root).items()
-        for title, options in _groups(section.title, config, options_of(key, config))
-    ]
+def add_slot(group: Any, key: str, slot: Slot, names: Sequence[str]) -> argparse.Action:
+    """Add the flag that chooses a part; `names` are those that its help lists."""
+    default = f"; default: {slot.default}" if slot.default else ""
+    default = f"; default: the {slot.default_from}'s" if slot.default_from else default
+    text = f"{with_flags(slot.help) or key}: {', '.join(names)}{default}".replace("%", "%%")
+    added: argparse.Action = group.add_argument(
+        *slot.flags, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text
+    )
+    return added
 
 
-def _groups(title: str, config: type, options: list[Option]) -> list[tuple[str, list[Option]]]:
-    """A section's own options under its title, and those of each base class with a `group_title` under that."""
-    names = {
-        base.group_title: {field.name for field in dataclasses.fields(base)}
-        for base in config.__bases__
-        if hasattr(base, "group_title")
-    }
-    own = [option for option in options if not any(option.name in part for part in names.values())]
-    return [(title, own), *((heading, [o for o in options if o.name in part]) for heading, part in names.items())]
+def add_option(group: Any, option: Option, help: str) -> argparse.Action:
+    """Add the flag of an option, and those that it had."""
+    arguments: dict[str, Any] = {"default": argparse.SUPPRESS}
+    if option.positional:
+        arguments |= {"nargs": "*" if option.is_list else "?", "metavar": option.flag}
+        placed: argparse.Action = group.add_argument(option.key, help=help, **arguments)
+        return placed
+    arguments["dest"] = option.key
+    if option.kind is bool and not option.is_list:
+        arguments["action"] = argparse.BooleanOptionalAction
+    else:
+        arguments |= {"metavar": _metavar(option), "nargs": "+" if option.several else None}
+    for flag in option.former:
+        group.add_argument(flag, help=argparse.SUPPRESS, **arguments)
+    added: argparse.Action = group.add_argument(option.flag, help=help, **arguments)
+    return added
+
+
+def option_help(option: Option, default: Any, known: dict[str, Option]) -> str:
+    """The help text of an option, with its unit, default, and what it needs."""
+    notes = [option.unit] if option.unit else []
+    if default is MISSING:
+        notes.append("required")
+    elif default is not None and (shown := shown_default(default)):
+        notes.append(f"default: {shown}")
+    if needs := needs_text(option, known):
+        notes.append(f"needs {needs}")
+    return help_line(option.help, notes)
+
+
+def help_line(text: str, notes: list[str]) -> str:
+    """A help text as argparse takes it, with notes in brackets."""
+    return (with_flags(text) + (f" ({'; '.join(map(str, notes))})" if notes else "")).replace("%", "%%")
 
 
 def _claim(owners: dict[str, str], flag: str, owner: str) -> None:
@@ -168,38 +170,11 @@ def _claim(owners: dict[str, str], flag: str, owner: str) -> None:
     owners[flag] = owner
 
 
-def _add(group: Any, option: Option, default: Any) -> None:
-    text = _help(option, default)
-    if option.positional:
-        group.add_argument(
-            option.key, nargs="*" if option.is_list else "?", default=argparse.SUPPRESS, metavar=option.flag, help=text
-        )
-    elif option.kind is bool and not option.is_list:
-        group.add_argument(
-            option.flag, dest=option.key, default=argparse.SUPPRESS, action=argparse.BooleanOptionalAction, help=text
-        )
-    else:
-        group.add_argument(
-            option.flag,
-            dest=option.key,
-            default=argparse.SUPPRESS,
-            metavar=_metavar(option),
-            nargs="+" if option.several else None,
-            help=text,
-        )
-
-
-def _help(option: Option, default: Any) -> str:
-    notes = [option.unit] if option.unit else []
-    if default is not MISSING and default is not None:
-        shown = ",".join(map(str, default)) if isinstance(default, list) else default
-        shown = str(shown).lower() if isinstance(shown, bool) else shown
-        if shown != "":
-            notes.append(f"default: {shown}")
-    elif default is MISSING:
-        notes.append("required")
-    text = with_flags(option.help) + (f" ({'; '.join(map(str, notes))})" if notes else "")
-    return text.replace("%", "%%")
+def shown_default(default: Any) -> str:
+    """A default as it would be written on the command line."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return ",".join(map(str, default)) if isinstance(default, list) else str(default)
 
 
 def _metavar(option: Option) -> str:
@@ -209,15 +184,6 @@ def _metavar(option: Option) -> str:
         return "{" + ",".join(map(str, option.choices)) + "}"
     one = {int: "N", float: "X", bool: "BOOL", str: "TEXT"}[option.kind]
     return f"{one},{one},..." if option.is_list else one
-
-
-def _unknown(argument: str, prog: str, owners: dict[str, str]) -> str:
-    flag = argument.split("=")[0]
-    if not flag.startswith("-"):
-        return f"unexpected argument {argument!r}; see {prog} --help"
-    close = difflib.get_close_matches(flag, owners, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"see {prog} --help"
-    return f"unknown flag {flag}; {hint}"
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

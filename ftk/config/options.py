@@ -8,9 +8,10 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ftk.builtins import FORMER_NAMES
 from ftk.errors import shown
 from ftk.files import expand_home
 
@@ -45,6 +46,9 @@ class Option:
         resume: what a change of it means when a run is continued, see `ftk.config.changes`; None: as its section.
         bounds: least and greatest value of numbers; infinity is one only where a bound is infinite.
         path: whether the text is a path, in which `~` is the home folder.
+        daily: whether --help shows it without being asked for all.
+        needs: what it has no effect without: option -> value, see `ftk.config.needs`.
+        former: flags that it had, which are still read.
     """
 
     section: str
@@ -64,6 +68,9 @@ class Option:
     resume: str | None
     bounds: tuple[float, float]
     path: bool
+    daily: bool
+    needs: Mapping[str | tuple[str, ...], Any]
+    former: tuple[str, ...]
 
     @property
     def key(self) -> str:
@@ -161,7 +168,16 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         resume=meta.get("resume"),
         bounds=(meta.get("min", -widest), meta.get("max", widest)),
         path=bool(meta.get("path", kind is str and meta.get("metavar") in _PATHS)),
+        daily=bool(meta.get("daily", False)),
+        needs=meta.get("needs", {}),
+        former=(*meta.get("former", ()), *_former_flags(field.name)),
     )
+
+
+def _former_flags(name: str) -> Iterator[str]:
+    for old, present in FORMER_NAMES["option"].items():
+        if present == name:
+            yield f"--{old.replace('_', '-')}"
 
 
 def _parse_hint(hint: Any, key: str) -> tuple[type, bool, bool, tuple[Any, ...] | None]:

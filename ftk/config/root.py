@@ -71,8 +71,7 @@ class Slot:
 
     `default_from` names the slot whose part says which one is usual: the model's `task`, the task's `criterion`.
     With `architectures` the flag chooses an architecture, whose model is the part. `short` is another flag, of one
-    letter. `place` is what the part takes by place on the command line, for the usage line when no part is chosen yet.
-    `resume` is as of `Section`, `resume_of` the same for options by name; both hold for plugins' parts, too.
+    letter. `resume` is as of `Section`, `resume_of` the same for options by name; both hold for plugins' parts, too.
     """
 
     registry: Registry
@@ -81,7 +80,6 @@ class Slot:
     architectures: Registry | None = None
     help: str = ""
     short: str | None = None
-    place: str | None = None
     resume: str = "fixed"
     resume_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_from: str | None = None
@@ -108,13 +106,12 @@ def slot(
     architectures: Registry | None = None,
     help: str = "",
     short: str | None = None,
-    place: str | None = None,
     resume: str = "fixed",
     resume_of: Mapping[str, str] | None = None,
     default_from: str | None = None,
 ) -> Any:
     """A field of a root dataclass that holds a registered part; the arguments are those of `Slot`."""
-    made = Slot(registry, flag, default, architectures, help, short, place, resume, resume_of or {}, default_from)
+    made = Slot(registry, flag, default, architectures, help, short, resume, resume_of or {}, default_from)
     return dataclasses.field(metadata={"slot": made})
 
 

@@ -36,6 +36,7 @@ class CrossEntropyConfig:
     loss_chunk_tokens: int = field(
         default=1024,
         metadata={
+            "needs": {"loss_form": ("auto", "chunked", "linear")},
             "resume": "free",
             "help": "targets whose logits exist at a time in the forms chunked and linear",
             "unit": "tokens",

@@ -25,13 +25,15 @@ class AnswerConfig:
 
     group_title: ClassVar[str] = "answers"
 
-    max_len: int = field(default=24, metadata={"help": "longest answer", "unit": "tokens"})
+    max_len: int = field(default=24, metadata={"daily": True, "help": "longest answer", "unit": "tokens"})
     min_len: int = field(default=0, metadata={"help": "shortest answer; no end before", "unit": "tokens"})
     length_penalty: float = field(
         default=1.0,
         metadata={"help": "score = sum of log-probabilities / length ** this, -10 to 10; above 1 favours long answers"},
     )
-    nbest: int = field(default=1, metadata={"help": "answers in each place: beam and fewer, or this many samples"})
+    nbest: int = field(
+        default=1, metadata={"daily": True, "help": "answers in each place: beam and fewer, or this many samples"}
+    )
     alternatives: int = field(
         default=0,
         metadata={"help": "give this many likeliest tokens of the model for each token of an answer", "unit": "tokens"},
@@ -58,7 +60,7 @@ class BeamConfig:
 
     group_title: ClassVar[str] = "beam search"
 
-    beam: int = field(default=1, metadata={"help": "hypotheses kept per prompt; 1 is greedy decoding"})
+    beam: int = field(default=1, metadata={"daily": True, "help": "hypotheses kept per prompt; 1 is greedy decoding"})
     early_stopping: str = field(
         default="true",
         metadata={
@@ -93,15 +95,19 @@ class SamplingConfig:
 
     group_title: ClassVar[str] = "sampling (what is asked for is done in this order)"
 
-    sampling: bool = field(default=False, metadata={"help": "draw tokens at random instead of searching"})
-    temperature: float = field(default=1.0, metadata={"max": 1e308, "help": "sampling: divides the logits; above 0"})
+    sampling: bool = field(
+        default=False, metadata={"daily": True, "help": "draw tokens at random instead of searching"}
+    )
+    temperature: float = field(
+        default=1.0, metadata={"daily": True, "max": 1e308, "help": "sampling: divides the logits; above 0"}
+    )
     top_k: int = field(
         default=0,
-        metadata={"help": "sampling: draw among the N likeliest tokens; 0: all", "unit": "tokens"},
+        metadata={"daily": True, "help": "sampling: draw among the N likeliest tokens; 0: all", "unit": "tokens"},
     )
     top_p: float = field(
         default=1.0,
-        metadata={"help": "sampling: draw among the fewest tokens that hold this share, in (0, 1]"},
+        metadata={"daily": True, "help": "sampling: draw among the fewest tokens that hold this share, in (0, 1]"},
     )
     min_p: float = field(
         default=0.0,
@@ -114,7 +120,8 @@ class SamplingConfig:
         },
     )
     seed: int = field(
-        default=1, metadata={"max": 2**63 - 1, "help": "sampling: prompt and seed alone decide the answer"}
+        default=1,
+        metadata={"daily": True, "max": 2**63 - 1, "help": "sampling: prompt and seed alone decide the answer"},
     )
 
     def filters(self) -> dict[str, Any]:
@@ -176,7 +183,11 @@ class BatchConfig:
 
     batch_size: int = field(
         default=16,
-        metadata={"help": "prompts that are answered at once; in fp32 no answer depends on it", "unit": "prompts"},
+        metadata={
+            "daily": True,
+            "help": "prompts that are answered at once; in fp32 no answer depends on it",
+            "unit": "prompts",
+        },
     )
 
     def validate(self) -> Iterator[str]:

@@ -17,12 +17,16 @@ class ParallelConfig:
 
     tensor_parallel_size: int = field(
         default=1,
-        metadata={"max": 10**6, "help": "processes that share each layer's matrices (heads, inner width, vocabulary)"},
+        metadata={
+            "max": 10**6,
+            "help": "processes that share each layer's matrices (heads, inner width, vocabulary)",
+        },
     )
     sequence_parallel: bool = field(
         default=False,
         metadata={
-            "help": "with tensor parallel: norms and dropout each on a share of the sequence, which saves memory"
+            "needs": {"tensor_parallel_size": "> 1"},
+            "help": "with tensor parallel: norms and dropout each on a share of the sequence, which saves memory",
         },
     )
     pipeline_parallel_size: int = field(
@@ -35,6 +39,7 @@ class ParallelConfig:
     pipeline_schedule: str = field(
         default="1f1b",
         metadata={
+            "needs": {"pipeline_parallel_size": "> 1"},
             "help": "order in which micro-batches go through the pipeline: 1f1b: forward and backward in turn; gpipe: "
             "all forward, then all backward, which keeps more; interleaved: 1f1b with several stages per process, less "
             "waiting; zero-bubble: gradients of weights are computed while others would wait",
@@ -44,6 +49,7 @@ class ParallelConfig:
     pipeline_layers: list[int] = field(
         default_factory=list,
         metadata={
+            "needs": {"pipeline_parallel_size": "> 1"},
             "help": "layers of each pipeline stage, first to last, e.g. 6,6,5,7; with several per process stage i "
             "is on process i modulo `pipeline_parallel_size`; default: even, the first stages get what is over",
             "unit": "layers",
@@ -51,7 +57,10 @@ class ParallelConfig:
     )
     pipeline_stages_per_rank: int | None = field(
         default=None,
-        metadata={"help": "stages that each pipeline process holds; default: 2 if interleaved, else 1"},
+        metadata={
+            "needs": {"pipeline_parallel_size": "> 1"},
+            "help": "stages that each pipeline process holds; default: 2 if interleaved, else 1",
+        },
     )
     data_parallel_shard_size: int | None = field(
         default=None,
@@ -135,8 +144,6 @@ class ParallelConfig:
             size = getattr(self, name)
             if size is not None and size < 1:
                 yield f"{name} is {size}; it must be 1 or more"
-        if self.sequence_parallel and self.tensor_parallel_size == 1:
-            yield "sequence_parallel shares sequences over tensor parallel processes; give `tensor_parallel_size` too"
         if not 0 < self.collective_timeout_minutes <= 10080:
             yield f"collective_timeout_minutes is {self.collective_timeout_minutes}; it must be above 0, at most 10080"
         yield from self._validate_pipeline()
@@ -150,13 +157,8 @@ class ParallelConfig:
         if any(count < 1 for count in self.pipeline_layers):
             yield f"pipeline_layers is {self.pipeline_layers}; each stage needs 1 layer or more"
         if self.pipeline_parallel_size == 1:
-            given = _given(self, "pipeline_schedule", "pipeline_layers", "pipeline_stages_per_rank")
-            if given:
-                needs = "needs" if len(given) == 1 else "need"
-                yield (
-                    f"{' and '.join(given)} {needs} more than one pipeline process; give `pipeline_parallel_size` too"
-                )
-        elif self.pipeline_schedule == "interleaved" and stages == 1:
+            return
+        if self.pipeline_schedule == "interleaved" and stages == 1:
             yield "pipeline_schedule interleaved needs pipeline_stages_per_rank 2 or more; with 1 it is 1f1b"
         elif self.pipeline_schedule in ("1f1b", "gpipe") and (stages or 1) > 1:
             yield (
@@ -190,7 +192,10 @@ class InferenceParallelConfig:
     launch: int = launch_option()
     tensor_parallel_size: int = field(
         default=1,
-        metadata={"max": 10**6, "help": "processes that share each layer's matrices (heads, inner width, vocabulary)"},
+        metadata={
+            "max": 10**6,
+            "help": "processes that share each layer's matrices (heads, inner width, vocabulary)",
+        },
     )
     pipeline_parallel_size: int = field(
         default=1, metadata={"max": 10**6, "help": "processes that each hold consecutive layers"}
@@ -225,7 +230,11 @@ class EngineConfig:
     )
     checkpoint_every: int = field(
         default=1,
-        metadata={"help": "activation checkpointing of every N-th block, the first one included", "unit": "blocks"},
+        metadata={
+            "needs": {"activation_checkpointing": ("selective", "full")},
+            "help": "activation checkpointing of every N-th block, the first one included",
+            "unit": "blocks",
+        },
     )
     compile: str = field(
         default="none",
@@ -247,14 +256,3 @@ class EngineConfig:
     def validate(self) -> Iterator[str]:
         if self.checkpoint_every < 1:
             yield f"checkpoint_every is {self.checkpoint_every}; it must be 1 or more"
-        if self.checkpoint_every > 1 and self.activation_checkpointing == "none":
-            yield (
-                f"checkpoint_every is {self.checkpoint_every} without activation checkpointing; "
-                f"give `activation_checkpointing` too"
-            )
-
-
-def _given(config: ParallelConfig, *names: str) -> list[str]:
-    """Those of the named options that differ from their defaults."""
-    usual = ParallelConfig()
-    return [name for name in names if getattr(config, name) != getattr(usual, name)]

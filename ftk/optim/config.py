@@ -63,14 +63,25 @@ def split_rule(rule: str) -> tuple[str, float]:
 class LossScaleConfig(Checked):
     """How the loss is scaled so that small gradients survive fp16 (`precision` fp16)."""
 
-    fp16_init_scale: float = option(65536.0, "factor on the loss at the start", "(0, inf)", max=2.0**127)
+    fp16_init_scale: float = option(
+        65536.0, "factor on the loss at the start", "(0, inf)", max=2.0**127, needs={"precision": "fp16"}
+    )
     fp16_scale_window: int = option(
-        2000, "updates in a row without overflow after which the factor doubles", "[1, inf)", unit="updates"
+        2000,
+        "updates in a row without overflow after which the factor doubles",
+        "[1, inf)",
+        unit="updates",
+        needs={"precision": "fp16"},
     )
     fp16_scale_tolerance: float = option(
-        0.0, "share of the updates since the last change of the factor that may overflow before it is halved", "[0, 1)"
+        0.0,
+        "share of the updates since the last change of the factor that may overflow before it is halved",
+        "[0, 1)",
+        needs={"precision": "fp16"},
     )
-    fp16_min_scale: float = option(1e-4, "floor of the factor; an overflow at the floor ends the run", "(0, inf)")
+    fp16_min_scale: float = option(
+        1e-4, "floor of the factor; an overflow at the floor ends the run", "(0, inf)", needs={"precision": "fp16"}
+    )
 
     def validate(self) -> Iterator[str]:
         yield from super().validate()
@@ -88,19 +99,24 @@ class EMAConfig(Checked):
         "[0, 1)",
     )
     ema_start_update: int = option(
-        0, "until this update the average is the weights themselves", "[0, inf)", unit="updates"
+        0,
+        "until this update the average is the weights themselves",
+        "[0, inf)",
+        unit="updates",
+        needs={"ema_decay": True},
     )
     ema_warmup: bool = option(
-        True, "the decay is at most (1 + n) / (10 + n) n updates after the start, so that it begins short"
+        True,
+        "the decay is at most (1 + n) / (10 + n) n updates after the start, so that it begins short",
+        needs={"ema_decay": True},
     )
     ema_interval: int = option(
-        1, "updates from one time the weights are taken in to the next", "[1, inf)", unit="updates"
+        1,
+        "updates from one time the weights are taken in to the next",
+        "[1, inf)",
+        unit="updates",
+        needs={"ema_decay": True},
     )
-
-    def validate(self) -> Iterator[str]:
-        yield from super().validate()
-        if not self.ema_decay and (self.ema_start_update > 0 or self.ema_interval > 1):
-            yield "ema_start_update and ema_interval need `ema_decay` above 0, which keeps an average"
 
     def decay_at(self, num_updates: int) -> float:
         """The decay of the average after `num_updates` updates, at least 1."""

@@ -24,7 +24,7 @@ _PENALTY = "L2 penalty added to the gradient; biases and norms are never decayed
 class OptimizerConfig(Checked):
     """Options of every optimizer."""
 
-    lr: float = option(1e-4, "peak learning rate; the schedule scales it", "[0, inf)")
+    lr: float = option(1e-4, "peak learning rate; the schedule scales it", "[0, inf)", daily=True)
     weight_decay: float = option(0.1, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
 
     @property
@@ -92,7 +92,7 @@ class LionConfig(OptimizerConfig):
 class LambConfig(OptimizerConfig):
     """Options of LAMB; betas and eps are the paper's for BERT."""
 
-    lr: float = option(2e-3, "peak learning rate; the schedule scales it", "[0, inf)")
+    lr: float = option(2e-3, "peak learning rate; the schedule scales it", "[0, inf)", daily=True)
     weight_decay: float = option(0.01, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
     betas: list[float] = two_betas(0.9, 0.999)
     eps: float = option(1e-6, "added to the denominator for stability", "[0, inf)")
@@ -105,7 +105,7 @@ class LambConfig(OptimizerConfig):
 class AdafactorConfig(OptimizerConfig):
     """Options of Adafactor; with the defaults and a constant schedule it is algorithm 4 of the paper."""
 
-    lr: float = option(1e-2, "peak learning rate; relative to the weights, see below", "[0, inf)")
+    lr: float = option(1e-2, "peak learning rate; relative to the weights, see below", "[0, inf)", daily=True)
     weight_decay: float = option(0.0, "decoupled weight decay; biases and norms are never decayed", "[0, inf)")
     relative_step: bool = option(True, "the rate of update t is at most 1 / sqrt(t)")
     scale_parameter: bool = option(True, "the rate is multiplied by the root mean square of the parameter")
@@ -129,7 +129,9 @@ class AdafactorConfig(OptimizerConfig):
 class MuonConfig(AdamWConfig):
     """Options of Muon; betas and eps are those of its AdamW."""
 
-    lr: float = option(1e-3, "peak learning rate of the hidden matrices; the schedule scales it", "[0, inf)")
+    lr: float = option(
+        1e-3, "peak learning rate of the hidden matrices; the schedule scales it", "[0, inf)", daily=True
+    )
     momentum: float = option(0.95, "decay rate of the mean of gradients, in [0, 1)", "[0, 1)")
     nesterov: bool = option(True, "look one step ahead, as Nesterov's momentum does")
     ns_steps: int = option(

@@ -25,9 +25,13 @@ SHAPES: dict[str, Callable[[float], float]] = {
 
 @dataclass(kw_only=True)
 class LRSchedulerConfig(Checked):
-    warmup_updates: int = option(0, "the rate rises linearly over this many updates", "[0, inf)", unit="updates")
+    warmup_updates: int = option(
+        0, "the rate rises linearly over this many updates", "[0, inf)", unit="updates", daily=True
+    )
     warmup_ratio: float = option(0.0, "warm-up as a share of the whole run; instead of `warmup_updates`", "[0, 1)")
-    warmup_init_lr: float = option(0.0, "rate from which the warm-up rises", "[0, inf)")
+    warmup_init_lr: float = option(
+        0.0, "rate from which the warm-up rises", "[0, inf)", needs={("warmup_updates", "warmup_ratio"): True}
+    )
     min_lr: float = option(0.0, "floor of the rate after the warm-up", "[0, inf)")
     min_lr_ratio: float = option(0.0, "floor as a share of `lr`; instead of `min_lr`", "[0, 1]")
 

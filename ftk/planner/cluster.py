@@ -79,16 +79,19 @@ class ClusterConfig:
     cluster: str = field(
         default="h100-80g",
         metadata={
+            "daily": True,
             "help": "kind of GPU, with the memory, rates and network of its maker's nodes",
             "choices": tuple(PRESETS),
         },
     )
-    gpus: int = field(default=8, metadata={"min": 1, "max": 10**6, "help": "GPUs in all", "unit": "GPUs"})
+    gpus: int = field(
+        default=8, metadata={"daily": True, "min": 1, "max": 10**6, "help": "GPUs in all", "unit": "GPUs"}
+    )
     gpus_per_node: int | None = field(
         default=None, metadata={"min": 1, "help": "GPUs of a node; the preset's if not given"}
     )
     memory_gib: float | None = field(
-        default=None, metadata={"help": "memory of a GPU; the preset's if not given", "unit": "GiB"}
+        default=None, metadata={"daily": True, "help": "memory of a GPU; the preset's if not given", "unit": "GiB"}
     )
     memory_reserve: float = field(
         default=0.08,

@@ -13,11 +13,22 @@ class WorkConfig:
     """What an update does."""
 
     global_batch_size: int = field(
-        metadata={"min": 1, "max": 10**9, "help": "samples of an update, over all GPUs", "unit": "samples"}
+        metadata={
+            "daily": True,
+            "min": 1,
+            "max": 10**9,
+            "help": "samples of an update, over all GPUs",
+            "unit": "samples",
+        }
     )
     seq_length: int | None = field(
         default=None,
-        metadata={"min": 1, "help": "of a sample, padding included; default: `max_positions`", "unit": "tokens"},
+        metadata={
+            "daily": True,
+            "min": 1,
+            "help": "of a sample, padding included; default: `max_positions`",
+            "unit": "tokens",
+        },
     )
     loss_share: float = field(
         default=0.18, metadata={"help": "of the places of a batch, those that carry loss, in (0, 1]"}
@@ -27,9 +38,12 @@ class WorkConfig:
         metadata={"min": 1, "help": "rows of the token embedding, padding included; the architecture's if not given"},
     )
     precision: str = field(
-        default="bf16", metadata={"help": "of matrix products, over fp32 weights", "choices": ("fp32", "bf16", "fp16")}
+        default="bf16",
+        metadata={"daily": True, "help": "of matrix products, over fp32 weights", "choices": ("fp32", "bf16", "fp16")},
     )
-    ema: bool = field(default=False, metadata={"help": "a moving average of the weights is kept (`ema_decay`)"})
+    ema: bool = field(
+        default=False, metadata={"daily": True, "help": "a moving average of the weights is kept (`ema_decay`)"}
+    )
     matmul_efficiency: float = field(
         default=0.65, metadata={"help": "of a GPU's peak, what its matrix products reach, in (0, 1]"}
     )

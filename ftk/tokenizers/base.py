@@ -34,6 +34,7 @@ class TokenizerConfig:
 
     path: str = field(
         metadata={
+            "daily": True,
             "path": True,
             "help": "vocabulary: a file, or a folder that holds exactly one",
             "flag": "--tokenizer-path",

@@ -21,10 +21,17 @@ class TrainingConfig:
     """What an update is, when to validate, when to stop."""
 
     max_update: int | None = field(
-        default=None, metadata={"resume": "free", "help": "stop after this many updates", "unit": "updates"}
+        default=None,
+        metadata={"daily": True, "resume": "free", "help": "stop after this many updates", "unit": "updates"},
     )
     max_epoch: int | None = field(
-        default=None, metadata={"resume": "free", "help": "stop after this many passes over the data", "unit": "epochs"}
+        default=None,
+        metadata={
+            "daily": True,
+            "resume": "free",
+            "help": "stop after this many passes over the data",
+            "unit": "epochs",
+        },
     )
     stop_time_hours: float | None = field(
         default=None,
@@ -37,6 +44,7 @@ class TrainingConfig:
     update_freq: int = field(
         default=1,
         metadata={
+            "daily": True,
             "resume": "dataloader",
             "help": "batches whose gradients are added up for one update",
             "unit": "batches",
@@ -48,6 +56,7 @@ class TrainingConfig:
     precision: str = field(
         default="fp32",
         metadata={
+            "daily": True,
             "resume": "free",
             "help": "fp32, or bf16 or fp16 by autocast over fp32 weights; fp16 scales the loss",
             "choices": ("fp32", "bf16", "fp16"),
@@ -65,6 +74,7 @@ class TrainingConfig:
     validate_interval_updates: int = field(
         default=1000,
         metadata={
+            "needs": {"valid_subset": True},
             "resume": "free",
             "help": "updates between validations; 0: none (a run always validates at its end, unless `valid_subset` is "
             "none)",
@@ -74,6 +84,7 @@ class TrainingConfig:
     validate_interval: int = field(
         default=1,
         metadata={
+            "needs": {"valid_subset": True},
             "resume": "free",
             "help": "epochs between validations; 0: none but at the end of the run",
             "unit": "epochs",
@@ -91,6 +102,7 @@ class TrainingConfig:
     patience: int = field(
         default=0,
         metadata={
+            "needs": {"valid_subset": True},
             "resume": "free",
             "help": "stop after this many validations in a row without a new best; 0: never",
             "unit": "validations",
@@ -119,29 +131,44 @@ class CheckpointConfig:
     """Where checkpoints are written, how often, and which are kept."""
 
     save_dir: str = field(
-        default="checkpoints", metadata={"help": "folder of the run; a run found in it is continued", "metavar": "PATH"}
+        default="checkpoints",
+        metadata={"daily": True, "help": "folder of the run; a run found in it is continued", "metavar": "PATH"},
     )
     save_interval_updates: int = field(
-        default=1000, metadata={"help": "updates between checkpoints; 0: none", "unit": "updates"}
+        default=1000,
+        metadata={"needs": {"save": True}, "help": "updates between checkpoints; 0: none", "unit": "updates"},
     )
-    save_interval: int = field(default=0, metadata={"help": "epochs between checkpoints; 0: none", "unit": "epochs"})
+    save_interval: int = field(
+        default=0, metadata={"needs": {"save": True}, "help": "epochs between checkpoints; 0: none", "unit": "epochs"}
+    )
     save: bool = field(default=True, metadata={"help": "write checkpoints"})
     async_save: bool = field(
         default=True,
         metadata={
+            "needs": {"save": True},
             "help": "write checkpoints in the background; training waits only for a copy in memory, which takes as "
-            "much as parameters and optimizer state"
+            "much as parameters and optimizer state",
         },
     )
     keep_last: int = field(
-        default=2, metadata={"help": "number of newest checkpoints to keep; 0: all", "unit": "checkpoints"}
+        default=2,
+        metadata={
+            "needs": {"save": True},
+            "help": "number of newest checkpoints to keep; 0: all",
+            "unit": "checkpoints",
+        },
     )
     keep_best: int = field(
-        default=1, metadata={"help": "number of best checkpoints to keep as well", "unit": "checkpoints"}
+        default=1,
+        metadata={"needs": {"save": True}, "help": "number of best checkpoints to keep as well", "unit": "checkpoints"},
     )
     keep_interval_updates: int = field(
         default=0,
-        metadata={"help": "also keep checkpoints at multiples of this; 0: none", "unit": "updates"},
+        metadata={
+            "needs": {"save": True},
+            "help": "also keep checkpoints at multiples of this; 0: none",
+            "unit": "updates",
+        },
     )
     restore_from: str | None = field(
         default=None,
@@ -173,6 +200,7 @@ class CheckpointConfig:
     finetune_from: str | None = field(
         default=None,
         metadata={
+            "daily": True,
             "help": "checkpoint or run folder from which a new run loads only the weights",
             "metavar": "PATH",
         },
@@ -180,6 +208,7 @@ class CheckpointConfig:
     finetune_skip: list[str] = field(
         default_factory=list,
         metadata={
+            "needs": {"finetune_from": True},
             "help": "names of tensors that are not loaded from `finetune_from`, e.g. 'head.*'",
             "several": True,
             "metavar": "PATTERN",
@@ -188,15 +217,23 @@ class CheckpointConfig:
     finetune_vocabulary: str = field(
         default="equal",
         metadata={
+            "needs": {"finetune_from": True},
             "help": "common: if `finetune_from` has another number of rows (a vocabulary of another size), load those "
             "that both have",
             "choices": ("equal", "common"),
         },
     )
     best_metric: str = field(
-        default="loss", metadata={"resume": "meters", "help": "field of the validation record that ranks checkpoints"}
+        default="loss",
+        metadata={
+            "needs": {"valid_subset": True},
+            "resume": "meters",
+            "help": "field of the validation record that ranks checkpoints",
+        },
     )
-    maximize_best_metric: bool = field(default=False, metadata={"resume": "meters", "help": "larger is better"})
+    maximize_best_metric: bool = field(
+        default=False, metadata={"needs": {"valid_subset": True}, "resume": "meters", "help": "larger is better"}
+    )
 
     def validate(self) -> Iterator[str]:
         yield from _not_negative(self, "save_interval_updates", "save_interval", "keep_last", "keep_interval_updates")
@@ -206,8 +243,6 @@ class CheckpointConfig:
             yield "save_dir is empty; it must name a folder"
         if self.finetune_from is not None and self.restore_from is not None:
             yield "finetune_from and restore_from: a run starts with weights alone or with a whole state; give one"
-        if self.finetune_from is None and (self.finetune_skip or self.finetune_vocabulary != "equal"):
-            yield "finetune_skip and finetune_vocabulary need `finetune_from`"
 
 
 def _not_negative(config: object, *names: str) -> Iterator[str]:
@@ -256,7 +291,6 @@ class TrainConfig:
         flag="--dataset",
         default="indexed",
         help="where documents come from",
-        place="DATA",
         resume="dataloader",
     )
     dataloader: DataloaderConfig = section("data loading", resume="dataloader")

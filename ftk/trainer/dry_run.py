@@ -17,7 +17,7 @@ from ftk.model_parallel.world import Sizes
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.tasks.base import Task
 from ftk.trainer.config import TrainConfig, describe_recipe
-from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
+from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE, total_updates
 
 GIB = 2.0**30
 MEASURED_SAMPLES = 64  # whose mean length is used
@@ -48,11 +48,13 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     samples = int(lengths_of(dataset).mean())  # of an epoch; shards differ
     per_update_samples = batch * batches
     per_epoch = math.ceil(samples / per_update_samples)
-    updates = _updates(config, per_epoch)
+    test = config.lr_range
+    updates = test.lr_range_updates if test.lr_range_test else total_updates(config.training, [per_epoch])
+    assert updates is not None, "validated"
     weights, activations = memory_bytes(config, trained, parameters, batch, int(lengths.max()))
     state = "weights, gradients, optimizer state" + (", moving average" if config.ema.ema_decay else "")
     rows = [
-        *process_rows(sizes),
+        *_process_rows(sizes),
         ("parameters", f"{parameters:,} ({trained:,} trained)"),
         ("samples per epoch", f"{samples:,}"),
         ("samples per update", f"{per_update_samples:,}"),
@@ -75,7 +77,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     return "\n".join([text, *task.describe(), *([] if recipe is None else [recipe]), *mixture, *lines])
 
 
-def process_rows(sizes: Sizes) -> list[tuple[str, str]]:
+def _process_rows(sizes: Sizes) -> list[tuple[str, str]]:
     """The row about the mesh, if there are several processes."""
     if sizes.world == 1:
         return []
@@ -158,14 +160,3 @@ def _mean_length(dataset: SampleDataset) -> float:
     """Mean number of tokens of the first samples."""
     lengths = [dataset.sample(1, index)["tokens"].shape[-1] for index in range(min(MEASURED_SAMPLES, len(dataset)))]
     return sum(lengths) / len(lengths)
-
-
-def _updates(config: TrainConfig, per_epoch: int) -> int:
-    if config.lr_range.lr_range_test:
-        return config.lr_range.lr_range_updates
-    stops = []
-    if config.training.max_update is not None:
-        stops.append(config.training.max_update)
-    if config.training.max_epoch is not None:
-        stops.append(config.training.max_epoch * per_epoch)
-    return min(stops)

@@ -112,7 +112,7 @@ class Trainer:
         return reason
 
     def _summary(self, reason: str) -> Summary:
-        task, config = self.run.task, self.run.config
+        config = self.run.config
         user_dir = config.common.user_dir
         return Summary(
             num_updates=self.state.num_updates,
@@ -127,10 +127,18 @@ class Trainer:
             skipped_updates=self.figures.skipped()[0],
             loss=self._last_valid.get("nll_loss", self._last_valid.get("loss")),
             unigram_loss=self._last_valid.get("unigram_loss"),
-            generates=task.framing(task.tokenizer, config.model.config) is not None,
+            generates=self._generates(),
             data=str(getattr(config.dataset.config, "data", "DATA")),
             user_dir=None if user_dir is None else str(user_dir),
         )
+
+    def _generates(self) -> bool:
+        """Whether the model can be asked for text: its task frames prompts, with this tokenizer."""
+        task = self.run.task
+        try:
+            return task.framing(task.tokenizer, self.run.config.model.config) is not None
+        except UserError:
+            return False
 
     def _rescue(self, failure: Exception) -> None:
         """After a failure: save the last update, if it is complete and not saved.

@@ -101,21 +101,8 @@ def test_interactive_refuses_what_is_for_many_prompts(ask):
 
 
 def test_interactive_shows_n_best_alternatives_and_colors(ask):
-    command = [
-        "--path",
-        "run",
-        "--max-len",
-        "2",
-        "--beam",
-        "2",
-        "--nbest",
-        "2",
-        "--alternatives",
-        "3",
-        "--color",
-        "always",
-    ]
-    code, out, _ = ask(interactive.main, *command, stdin=b"the [MASK] fox")
+    command = "--path run --max-len 2 --beam 2 --nbest 2 --alternatives 3 --color always"
+    code, out, _ = ask(interactive.main, *command.split(), stdin=b"the [MASK] fox")
     assert code == 0
     assert re.fullmatch(r"the \x1b\[4;3[1236]m.+\x1b\[0m fox", out[1])
     assert sum(line.startswith("     or '") for line in out) == 1

@@ -16,22 +16,8 @@ import ftk
 from tests.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = [
-    "--arch",
-    "glm_tiny",
-    "--seq-length",
-    64,
-    "--batch-size",
-    4,
-    "--lr",
-    "2e-3",
-    "--save-interval-updates",
-    5,
-    "--validate-interval-updates",
-    5,
-    "--log-interval",
-    5,
-]
+TINY = ["--arch", "glm_tiny", "--seq-length", 64, "--batch-size", 4, "--lr", "2e-3", "--log-interval", 5]
+TINY += ["--save-interval-updates", 5, "--validate-interval-updates", 5]
 
 
 @pytest.fixture(scope="module")

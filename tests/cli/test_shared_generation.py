@@ -87,17 +87,8 @@ def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):
 
 
 def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):
-    words = (
-        "--input",
-        "prompts",
-        "--max-len",
-        "500",
-        "--output-format",
-        "json",
-        "--results-path",
-        tmp_path / "results",
-    )
-    code, stdout, said = shared(two_layers, *words, *SIZES["tensor"])
+    words = "--input prompts --max-len 500 --output-format json --results-path"
+    code, stdout, said = shared(two_layers, *words.split(), tmp_path / "results", *SIZES["tensor"])
     assert (code, stdout, len(said)) == (2, [], 1)
     assert said[0].endswith(" --max-len can be at most 128")
     assert list(tmp_path.iterdir()) == []

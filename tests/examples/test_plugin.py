@@ -94,7 +94,9 @@ def test_the_checkpoint_works_with_the_plugin_in_another_place(run_folder, data_
 
 
 def test_its_options_are_in_help(command):
-    done = command("ftk-train", "--user-dir", EXAMPLE, "--task", "next_token", "--criterion", "focal_loss", "--help")
+    done = command(
+        "ftk-train", "--user-dir", EXAMPLE, "--task", "next_token", "--criterion", "focal_loss", "--help", "all"
+    )
     assert done.returncode == 0
     assert "--window N" in done.stdout
     assert "--focus X" in done.stdout

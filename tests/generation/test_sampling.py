@@ -122,35 +122,10 @@ def test_of_many_tokens_few_are_looked_at_and_nothing_changes(options, monkeypat
         assert torch.equal(token_probabilities(one, **options), found[row])
     monkeypatch.setattr(sampling, "_LOOK_AT", ())
     assert torch.equal(token_probabilities(logits, **options), found)
-    if "top_k" not in options:  # `slow_filter` takes its time
-        for row in (0, 2):
-            np.testing.assert_allclose(found[row], slow_filter_of_many(logits[row], **options), rtol=0, atol=1e-12)
     kept = (found > 0).sum(-1)
     if options in ({"top_p": 0.97}, {"typical_p": 0.95}):  # each way is gone
         assert kept.min() < looked_at[0] < kept.median()
         assert kept.max() > looked_at[1]
-
-
-def slow_filter_of_many(logits, temperature=1.0, top_p=1.0, min_p=0.0, typical_p=1.0):
-    """As `slow_filter`, in numpy."""
-    shares = np.exp(np.asarray(logits, dtype=np.float64) / temperature)
-    shares /= shares.sum()
-    if top_p < 1:
-        shares = first_that_hold(shares, np.argsort(-shares, kind="stable"), top_p)
-    shares = np.where(shares >= min_p * shares.max(), shares, 0.0)
-    shares /= shares.sum()
-    if typical_p < 1:
-        information = -np.log(np.where(shares > 0, shares, 1e-300))
-        distance = np.where(shares > 0, np.abs(information - (shares * information).sum()), np.inf)
-        shares = first_that_hold(shares, np.argsort(distance, kind="stable"), typical_p)
-    return shares
-
-
-def first_that_hold(shares, order, limit):
-    count = int(np.searchsorted(np.cumsum(shares[order]), limit)) + 1
-    result = np.zeros_like(shares)
-    result[order[:count]] = shares[order[:count]]
-    return result / result.sum()
 
 
 @pytest.mark.parametrize("size", [20, 100, 5000])

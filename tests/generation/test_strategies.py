@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.tables import whole
+from tests.tasks.glm_blank.infill.test_generator import random_contexts
 
 STRATEGIES = {
     "greedy": {},
@@ -27,17 +27,6 @@ STRATEGIES = {
     "sampling": {"temperature": 1.5, "top_p": 0.95, "min_p": 0.01, "nbest": 3},
     "beam_sampling": {"beam": 3, "nbest": 3, "temperature": 1.5, "typical_p": 0.95},
 }
-
-
-def random_contexts(seed, count):
-    rng = random.Random(seed)
-    contexts = []
-    for _ in range(count):
-        context = [rng.randrange(6, 20) for _ in range(rng.randrange(1, 24))]
-        for index in rng.sample(range(len(context)), k=min(len(context), rng.randrange(1, 4))):
-            context[index] = rng.choice(slow.BLANKS)
-        contexts.append(context)
-    return contexts
 
 
 def test_every_built_in_strategy_is_tested_here():

@@ -170,13 +170,6 @@ assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_ma
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"checkpoint_every": 0, "activation_checkpointing": "full"}, "checkpoint_every is 0; it must be 1 or more"),
-        ({"checkpoint_every": 2}, "checkpoint_every is 2 without activation checkpointing; give"),
-    ],
-)
-def test_options_that_cannot_be_are_named(options, message):
-    [error] = EngineConfig(**options).validate()
-    assert message in error
+def test_options_that_cannot_be_are_named():
+    [error] = EngineConfig(checkpoint_every=0, activation_checkpointing="full").validate()
+    assert "checkpoint_every is 0; it must be 1 or more" in error

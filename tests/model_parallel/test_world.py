@@ -72,22 +72,6 @@ def test_a_command_alone_is_told_how_to_start_it(monkeypatch):
         resolve_sizes(ParallelConfig(pipeline_parallel_size=2), 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pipeline_layers": [2, 2]}, "pipeline_layers needs more than one pipeline process"),
-        ({"pipeline_stages_per_rank": 1}, "pipeline_stages_per_rank needs more than one pipeline process"),
-        (
-            {"pipeline_schedule": "gpipe", "pipeline_layers": [4]},
-            "pipeline_schedule and pipeline_layers need more than one pipeline process",
-        ),
-    ],
-)
-def test_options_without_what_they_are_for_are_refused_by_their_names(options, message):
-    [said] = ParallelConfig(**options).validate()
-    assert said.startswith(message)
-
-
 def test_sizes_are_told_to_people():
     assert Sizes().describe() == "1 process"
     assert Sizes(tensor=2, shard=3).describe() == "6 processes: tensor parallel 2, sharded data parallel 3"

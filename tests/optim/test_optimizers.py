@@ -112,7 +112,7 @@ def test_flags_of_torchs_optimizers_are_their_arguments(capsys):
     assert optimizer.defaults == expected.defaults
     assert dump(build(TrainConfig, dump(config)))["optimizer"] == dump(config)["optimizer"]
     with pytest.raises(SystemExit):
-        compose(TrainConfig, "ftk-train", "", [*argv, "--help"])
+        compose(TrainConfig, "ftk-train", "", [*argv, "--help", "all"])
     assert "--momentum-decay" in capsys.readouterr().out
     with pytest.raises(UserError, match="betas is 'a'; it must be a list, each item a finite number"):
         compose(TrainConfig, "ftk-train", "", [*argv, "--betas", "a"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -322,7 +323,7 @@ class Documents:
 
 def task_with(tmp_path, sizes):
     task = ToyTask(tmp_path)
-    task.corpus.documents = lambda split: Documents(sizes)
+    task.corpus = SimpleNamespace(documents=lambda split: Documents(sizes))
     return task
 
 

@@ -54,7 +54,7 @@ def test_precision_and_checkpointing_count(flags, values):
 
 def test_the_chunked_loss_holds_one_chunk():
     rows = []
-    for flags in ((), ("--loss-chunk-tokens", "9"), ("--loss-chunk-tokens", "9", "--loss-form", "plain")):
+    for flags in ((), ("--loss-chunk-tokens", "9"), ("--loss-form", "plain")):
         config = compose(TrainConfig, "ftk-train", "", ["data", *SHAPE, *flags])
         layers = 17 * LAYERS * 4 * HIDDEN * BATCH * TOKENS
         rows.append((memory_bytes(config, 1, 1, BATCH, TOKENS)[1] - layers) / (8 * config.model.config.vocab_size))

@@ -36,7 +36,7 @@ def test_a_run_on_text_files_and_its_validation_without_the_tokenizer_folder(tmp
     shutil.rmtree(words)  # the checkpoint needs nothing else
     assert validate.main([str(tmp_path / "texts"), "--path", str(last), "--max-samples", "2"]) == 0
     assert train.main([*given[:3], *RUN, "--save-dir", str(tmp_path / "other")]) == 2
-    assert "dataset.tokenizer_folder is missing" in capsys.readouterr().err
+    assert "--tokenizer-folder is missing" in capsys.readouterr().err
 
 
 def test_a_run_on_fairseqs_files(tmp_path, capsys):

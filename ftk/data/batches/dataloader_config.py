@@ -13,7 +13,11 @@ MOST_WORKERS = 4096
 class DataloaderConfig:
     batch_size: int | None = field(
         default=None,
-        metadata={"help": "samples in a batch; default: 8 where `max_tokens` is not given either", "unit": "samples"},
+        metadata={
+            "daily": True,
+            "help": "samples in a batch; default: 8 where `max_tokens` is not given either",
+            "unit": "samples",
+        },
     )
     max_tokens: int | None = field(
         default=None, metadata={"help": "tokens in a batch, padding counted", "unit": "tokens"}
@@ -21,6 +25,7 @@ class DataloaderConfig:
     required_batch_size_multiple: int = field(
         default=1,
         metadata={
+            "needs": {"max_tokens": True},
             "help": "with `max_tokens`, make the number of samples a multiple of this where possible",
             "unit": "samples",
         },
@@ -28,6 +33,7 @@ class DataloaderConfig:
     long_samples: str = field(
         default="refuse",
         metadata={
+            "needs": {"max_tokens": True},
             "help": "samples that can be longer than `max_tokens`: refuse to start, or drop (and count) them",
             "choices": ("refuse", "drop"),
         },
@@ -64,7 +70,12 @@ class DataloaderConfig:
     )
     max_valid_samples: int | None = field(
         default=None,
-        metadata={"resume": "meters", "help": "validate on at most this many samples of each split", "unit": "samples"},
+        metadata={
+            "needs": {"valid_subset": True},
+            "resume": "meters",
+            "help": "validate on at most this many samples of each split",
+            "unit": "samples",
+        },
     )
 
     def validate(self) -> Iterator[str]:
@@ -81,7 +92,5 @@ class DataloaderConfig:
             yield f"curriculum_updates is {self.curriculum_updates}; it must be at most {MOST}"
         if self.curriculum_updates < -1:
             yield f"curriculum_updates is {self.curriculum_updates}; it must be at least 0, or -1 for the first epoch"
-        if self.long_samples == "drop" and self.max_tokens is None:
-            yield "long_samples is drop, but nothing is too long without max_tokens; give `max_tokens`"
         if not 0 <= self.num_workers <= MOST_WORKERS:
             yield f"num_workers is {self.num_workers}; it must be in 0 to {MOST_WORKERS}"

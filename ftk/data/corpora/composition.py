@@ -51,7 +51,11 @@ class CompositionConfig:
     )
     split_seed: int = field(
         default=1234,
-        metadata={"max": 2**63 - 1, "help": "of `split_ratios`; the run's own `seed` does not change the division"},
+        metadata={
+            "needs": {"split_ratios": True},
+            "max": 2**63 - 1,
+            "help": "of `split_ratios`; the run's own `seed` does not change the division",
+        },
     )
     index_cache: str | None = field(
         default=DEFAULT_FOLDER,

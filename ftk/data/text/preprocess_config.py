@@ -22,7 +22,9 @@ class TextConfig:
             "choices": SEPARATORS,
         },
     )
-    text_key: str = field(default="text", metadata={"help": "field of each JSON object that holds the text"})
+    text_key: str = field(
+        default="text", metadata={"daily": True, "help": "field of each JSON object that holds the text"}
+    )
     max_document_bytes: int = field(
         default=MAX_DOCUMENT_BYTES,
         metadata={"help": "a longer document counts as one that cannot be read", "unit": "bytes"},
@@ -46,15 +48,23 @@ class TextConfig:
 class InputConfig(TextConfig):
     trainpref: str | None = field(
         default=None,
-        metadata={"help": "training text; .gz, .bz2, .xz and .zst are unpacked", "metavar": "F[,F...]", "path": True},
+        metadata={
+            "daily": True,
+            "help": "training text; .gz, .bz2, .xz and .zst are unpacked",
+            "metavar": "F[,F...]",
+            "path": True,
+        },
     )
     validpref: str | None = field(
-        default=None, metadata={"help": "validation text", "metavar": "F[,F...]", "path": True}
+        default=None, metadata={"daily": True, "help": "validation text", "metavar": "F[,F...]", "path": True}
     )
     testpref: str | None = field(default=None, metadata={"help": "test text", "metavar": "F[,F...]", "path": True})
     valid_ratio: float = field(
         default=0.0,
-        metadata={"help": "share of trainpref's documents held out for valid, chosen by a hash of their text"},
+        metadata={
+            "daily": True,
+            "help": "share of trainpref's documents held out for valid, chosen by a hash of their text",
+        },
     )
     test_ratio: float = field(default=0.0, metadata={"help": "the same for test"})
     format: str = field(
@@ -126,11 +136,20 @@ class DocumentConfig:
 
 @dataclass(kw_only=True)
 class OutputConfig:
-    destdir: str = field(metadata={"help": "folder to make; it appears when all is done", "metavar": "DIR"})
-    overwrite: bool = field(default=False, metadata={"help": "replace DIR, if ftk-preprocess has written it"})
+    destdir: str = field(
+        metadata={"daily": True, "help": "folder to make; it appears when all is done", "metavar": "DIR"}
+    )
+    overwrite: bool = field(
+        default=False, metadata={"daily": True, "help": "replace DIR, if ftk-preprocess has written it"}
+    )
     workers: int | None = field(
         default=None,
-        metadata={"max": 1024, "help": "processes that encode; default: one for each CPU core", "metavar": "N"},
+        metadata={
+            "daily": True,
+            "max": 1024,
+            "help": "processes that encode; default: one for each CPU core",
+            "metavar": "N",
+        },
     )
     user_dir: str | None = field(
         default=None,
@@ -150,17 +169,31 @@ class TrainingConfig:
 
     vocab_size: int | None = field(
         default=None,
-        metadata={"help": "train a model with this many pieces instead of reading one", "unit": "pieces"},
+        metadata={
+            "daily": True,
+            "help": "train a model with this many pieces instead of reading one",
+            "unit": "pieces",
+        },
     )
     model_type: str = field(
-        default="unigram", metadata={"help": "kind of model", "choices": ("unigram", "bpe", "char", "word")}
+        default="unigram",
+        metadata={
+            "needs": {"vocab_size": True},
+            "help": "kind of model",
+            "choices": ("unigram", "bpe", "char", "word"),
+        },
     )
     character_coverage: float = field(
-        default=0.9995, metadata={"help": "share of characters that get a piece; the others become bytes"}
+        default=0.9995,
+        metadata={
+            "needs": {"vocab_size": True},
+            "help": "share of characters that get a piece; the others become bytes",
+        },
     )
     max_lines: int = field(
         default=1_000_000,
         metadata={
+            "needs": {"vocab_size": True},
             "help": "train on a random sample of this many lines; 0: all",
             "unit": "lines",
             "flag": "--train-lines",

@@ -71,6 +71,7 @@ class ProcessorConfig:
     stop: list[str] = field(
         default_factory=list,
         metadata={
+            "daily": True,
             "help": "texts at which an answer ends; they and what follows are cut off",
             "several": True,
             "metavar": "TEXT",

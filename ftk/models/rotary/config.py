@@ -53,19 +53,43 @@ class RotaryConfig(TransformerConfig):
             "choices": ("none", "linear", "llama3", "yarn"),
         },
     )
-    rope_factor: float = field(default=1.0, metadata={"min": 1, "help": "how much longer, for `rope_scaling`"})
+    rope_factor: float = field(
+        default=1.0,
+        metadata={
+            "needs": {"rope_scaling": ("linear", "llama3", "yarn")},
+            "min": 1,
+            "help": "how much longer, for `rope_scaling`",
+        },
+    )
     rope_original_positions: int = field(
         default=8192,
-        metadata={"min": 1, "help": "longest text of the pretraining, for llama3 and yarn", "unit": "tokens"},
+        metadata={
+            "needs": {"rope_scaling": ("llama3", "yarn")},
+            "min": 1,
+            "help": "longest text of the pretraining, for llama3 and yarn",
+            "unit": "tokens",
+        },
     )
     rope_low: float = field(
-        default=1.0, metadata={"help": "llama3's low_freq_factor, yarn's beta_slow: fewer turns are stretched fully"}
+        default=1.0,
+        metadata={
+            "needs": {"rope_scaling": ("llama3", "yarn")},
+            "help": "llama3's low_freq_factor, yarn's beta_slow: fewer turns are stretched fully",
+        },
     )
     rope_high: float = field(
-        default=4.0, metadata={"help": "llama3's high_freq_factor, yarn's beta_fast: more turns are not stretched"}
+        default=4.0,
+        metadata={
+            "needs": {"rope_scaling": ("llama3", "yarn")},
+            "help": "llama3's high_freq_factor, yarn's beta_fast: more turns are not stretched",
+        },
     )
     rope_attention_factor: float | None = field(
-        default=None, metadata={"help": "factor of yarn's cosines and sines; 0.1 ln(rope_factor) + 1 if not given"}
+        default=None,
+        metadata={
+            "needs": {"rope_scaling": "yarn"},
+            "help": "factor of yarn's cosines and sines; 0.1 ln(rope_factor) + 1 if not given",
+        },
     )
 
     @property

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 class CausalLMConfig:
     seq_length: int = field(
         default=1024,
-        metadata={"min": 1, "max": 10**8, "help": "length of a sample, end tokens counted", "unit": "tokens"},
+        metadata={
+            "daily": True,
+            "min": 1,
+            "max": 10**8,
+            "help": "length of a sample, end tokens counted",
+            "unit": "tokens",
+        },
     )
     document_mask: bool = field(
         default=False, metadata={"help": "tokens see only their own document, not those packed before it"}

@@ -19,9 +19,10 @@ class BlankInfillingConfig:
     seq_length: int = field(
         default=512,
         metadata={
+            "daily": True,
             "max": 10**8,
-            "help": "text of one sample before it is blanked out, [CLS] and end-of-document tokens included; "
-            "a sample is somewhat longer, because each blank adds a mask and a start token",
+            "help": "text of one sample before it is blanked out; [CLS] and end-of-document tokens count, a sample is "
+            "somewhat longer, because each blank adds a mask and a start token",
             "unit": "tokens",
         },
     )
@@ -105,7 +106,13 @@ class BlankInfillingConfig:
         },
     )
     context_mask_range: int = field(
-        default=3, metadata={"max": 10**8, "help": "how far from a blank context-mask-ratio reaches", "unit": "tokens"}
+        default=3,
+        metadata={
+            "needs": {"context_mask_ratio": True},
+            "max": 10**8,
+            "help": "how far from a blank context-mask-ratio reaches",
+            "unit": "tokens",
+        },
     )
     random_position: bool = field(
         default=False, metadata={"help": "start the positions of a text shorter than seq-length at a random place"}

@@ -116,9 +116,6 @@ class HeldLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(record)
-        last = logging.lastResort  # prints warnings of a program without handlers, which this one would suppress
-        if last is not None and logging.getLogger().handlers == [self] and record.levelno >= last.level:
-            last.handle(record)
 
     def take(self) -> list[logging.LogRecord]:
         """Return the lines, and keep no more."""

@@ -19,7 +19,12 @@ class DebugConfig:
         },
     )
     profile_start: int = field(
-        default=5, metadata={"help": "updates of this process before the profiled ones", "unit": "updates"}
+        default=5,
+        metadata={
+            "needs": {"profile": True},
+            "help": "updates of this process before the profiled ones",
+            "unit": "updates",
+        },
     )
     inspect_interval: int = field(
         default=0,
@@ -32,6 +37,7 @@ class DebugConfig:
     inspect: list[str] = field(
         default_factory=list,
         metadata={
+            "needs": {"inspect_interval": True},
             "help": "names of parameters and modules that `inspect_interval` shows, e.g. 'layers.0.*'; default: all",
             "several": True,
             "metavar": "PATTERN",
@@ -49,8 +55,6 @@ class DebugConfig:
         for name in ("profile", "profile_start", "inspect_interval"):
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; it must be 0 or more"
-        if self.inspect and not self.inspect_interval:
-            yield "inspect needs `inspect_interval`"
 
 
 @dataclass(kw_only=True)
@@ -61,11 +65,19 @@ class LRRangeConfig:
         default=False,
         metadata={"help": "instead of training, raise the learning rate with each update, and show the loss over it"},
     )
-    lr_range_start: float = field(default=1e-7, metadata={"help": "rate of the first update"})
-    lr_range_end: float = field(
-        default=1.0, metadata={"help": "rate of the last update, if the loss has not diverged before"}
+    lr_range_start: float = field(
+        default=1e-7, metadata={"needs": {"lr_range_test": True}, "help": "rate of the first update"}
     )
-    lr_range_updates: int = field(default=100, metadata={"help": "length of the test", "unit": "updates"})
+    lr_range_end: float = field(
+        default=1.0,
+        metadata={
+            "needs": {"lr_range_test": True},
+            "help": "rate of the last update, if the loss has not diverged before",
+        },
+    )
+    lr_range_updates: int = field(
+        default=100, metadata={"needs": {"lr_range_test": True}, "help": "length of the test", "unit": "updates"}
+    )
 
     def validate(self) -> Iterator[str]:
         if not self.lr_range_start > 0.0:

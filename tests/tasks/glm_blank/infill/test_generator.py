@@ -137,14 +137,6 @@ def test_contexts_without_blanks_have_no_answers(model):
         generator.engine(asked).submit(generator.requests([[7, 8]])[0])
 
 
-def test_score_is_the_sum_over_length_to_the_power_of_the_penalty(model):
-    for penalty in (0.0, 0.5, 1.0):
-        (answers,) = BlankGenerator(model, SPECIAL, max_len=5, length_penalty=penalty).fill_ids([CONTEXTS[1]])
-        for answer in answers:
-            expected = sum(answer.token_logprobs) / len(answer.token_logprobs) ** penalty
-            assert answer.score == pytest.approx(expected, abs=1e-6)
-
-
 def test_generation_runs_without_dropout_and_leaves_the_mode_alone():
     model = small_model(dropout=0.5, embedding_dropout=0.5, attention_dropout=0.5)
     expected = BlankGenerator(model, SPECIAL, max_len=5).fill_ids(CONTEXTS)

@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -237,20 +236,6 @@ def test_samples_of_a_text_are_drawn_blank_after_blank(sampled, options):
         (alone,) = sampled([context], [seeds[index]], nbest=4, **options)
         for filling, other in zip(fillings, alone, strict=True):
             assert_alike(filling.answers, other.answers)
-
-
-def test_each_answer_of_a_sampled_text_has_the_probability_that_it_has_behind_the_others(sampled):
-    (fillings,) = sampled(CONTEXTS[:1], [1], nbest=5)
-    for filling in fillings:
-        filled, total, length = [], 0.0, 0
-        for blank, answer in zip((2, 4, 7), filling.answers, strict=True):
-            written = [*answer.tokens, 2][: len(answer.token_logprobs)]
-            for step, token in enumerate(written):
-                own = next_logprobs(small_model(), CONTEXTS[0], filled, blank, written[:step])[token]
-                np.testing.assert_allclose(answer.token_logprobs[step], float(own), atol=5e-5)
-                total, length = total + float(own), length + 1
-            filled.append((blank, answer.tokens))
-        assert filling.score == pytest.approx(total / length, abs=5e-5)
 
 
 def test_what_a_stop_string_cuts_off_counts_as_before():

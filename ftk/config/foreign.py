@@ -1,0 +1,215 @@
+"""Options of fairseq, Hugging Face and Megatron-LM that ftk has under other names; docs/coming_from.md shows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator
+
+FAIRSEQ, HF, MEGATRON = "fairseq", "Hugging Face", "Megatron-LM"
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """One option of other programs.
+
+    Attributes:
+        theirs: its flag, with dashes.
+        ours: what to write instead.
+        programs: those that have it.
+        note: what is different, such as another unit.
+        at: the command that is asked for it, where `ours` is no option of that command; None: those with the options
+            of `ours`.
+    """
+
+    theirs: str
+    ours: str
+    programs: tuple[str, ...]
+    note: str = ""
+    at: str | None = None
+
+    def flags(self) -> set[str]:
+        """The flags in `ours`."""
+        return set(re.findall(r"--[a-z][a-z0-9-]*", self.ours))
+
+    def answer(self) -> str:
+        """What is said to who writes `theirs`."""
+        return f"in ftk: {self.ours}" + (f" ({self.note})" if self.note else "")
+
+
+def names_for(prog: str, known: Collection[str]) -> Iterator[Foreign]:
+    """The rows for a command; `known`: all flags that it can have."""
+    return (row for row in FOREIGN if (row.flags() <= set(known) if row.at is None else row.at == prog))
+
+
+def _rows(*programs: str, at: str | None = None, **ours: str | tuple[str, str]) -> Iterator[Foreign]:
+    """Rows from `their_flag="--our-flag"`, or `their_flag=("--our-flag", note)`."""
+    for theirs, text in ours.items():
+        what, note = (text, "") if isinstance(text, str) else text
+        yield Foreign(f"--{theirs.replace('_', '-')}", what, programs, note, at)
+
+
+_AFTER_WARMUP = "counted from the end of the warm-up; by default the rest of the run"
+_NO_MINUTES = "hours, not minutes"
+_BOTH_BETAS = "both in one list"
+
+FOREIGN: tuple[Foreign, ...] = (
+    *_rows(
+        FAIRSEQ,
+        HF,
+        MEGATRON,
+        fp16="--precision fp16",
+        bf16="--precision bf16",
+    ),
+    *_rows(
+        FAIRSEQ,
+        max_sentences="--batch-size",
+        batch_size_valid=("--batch-size", "validation has the batches of training"),
+        tokens_per_sample="--seq-length",
+        amp="--precision fp16",
+        memory_efficient_fp16=("--precision fp16", "the weights stay in fp32"),
+        memory_efficient_bf16=("--precision bf16", "the weights stay in fp32"),
+        min_loss_scale="--fp16-min-scale",
+        adam_betas="--betas B1,B2",
+        adam_eps="--eps",
+        total_num_update=("--decay-updates", _AFTER_WARMUP),
+        end_learning_rate="--min-lr",
+        restore_file="--restore-from",
+        finetune_from_model="--finetune-from",
+        keep_last_epochs=("--keep-last", "checkpoints, not epochs"),
+        keep_best_checkpoints="--keep-best",
+        no_epoch_checkpoints=("--save-interval 0", "which is the default"),
+        best_checkpoint_metric="--best-metric",
+        maximize_best_checkpoint_metric="--maximize-best-metric",
+        disable_validation="--valid-subset none",
+        skip_invalid_size_inputs_valid_test="--long-samples drop",
+        ddp_backend=("--data-parallel-shard-size N", "for fully_sharded; without it DDP"),
+        tensorboard_logdir="--tensorboard-dir",
+        cpu="--device cpu",
+        checkpoint_activations="--activation-checkpointing full",
+        decoder_layers="--num-layers",
+        decoder_embed_dim="--hidden-size",
+        decoder_ffn_embed_dim="--ffn-hidden-size",
+        decoder_attention_heads="--num-attention-heads",
+        store_ema="--ema-decay X",
+        lenpen="--length-penalty",
+        max_len_b="--max-len",
+        sampling_topk="--top-k",
+        sampling_topp="--top-p",
+        unkpen="--unk-penalty",
+        diverse_beam_groups=("--diverse-groups", "with --search diverse_beam"),
+        diverse_beam_strength=("--diversity-strength", "with --search diverse_beam"),
+        srcdict="--tokenizer-path",
+        nwordssrc="--vocab-size",
+    ),
+    *_rows(
+        FAIRSEQ,
+        at="ftk-train",
+        distributed_world_size="torchrun --nproc-per-node N --no-python ftk-train",
+    ),
+    *_rows(FAIRSEQ, at="ftk-generate", remove_bpe=("nothing", "answers are always decoded to text")),
+    *_rows(
+        FAIRSEQ, at="ftk-preprocess", padding_factor="ftk-train --make-vocab-size-divisible-by", bpe="--tokenizer NAME"
+    ),
+    *_rows(
+        HF,
+        learning_rate="--lr",
+        num_train_epochs="--max-epoch",
+        max_steps="--max-update",
+        per_device_train_batch_size="--batch-size",
+        per_device_eval_batch_size=("--batch-size", "validation has the batches of training"),
+        gradient_accumulation_steps="--update-freq",
+        output_dir="--save-dir",
+        overwrite_output_dir=("--save-dir ANOTHER", "a run in the folder is continued"),
+        resume_from_checkpoint=("--restore-from", "a run in --save-dir is continued without it"),
+        warmup_steps="--warmup-updates",
+        adam_beta1=("--betas B1,B2", _BOTH_BETAS),
+        adam_beta2=("--betas B1,B2", _BOTH_BETAS),
+        adam_epsilon="--eps",
+        max_grad_norm="--clip-norm",
+        lr_scheduler_type="--lr-scheduler",
+        optim="--optimizer",
+        logging_steps="--log-interval",
+        logging_dir="--tensorboard-dir",
+        report_to=("--tensorboard-dir DIR", "or --wandb-project NAME"),
+        eval_steps="--validate-interval-updates",
+        eval_strategy=("--validate-interval-updates N", "in epochs: --validate-interval N"),
+        evaluation_strategy=("--validate-interval-updates N", "in epochs: --validate-interval N"),
+        save_steps="--save-interval-updates",
+        save_strategy=("--save-interval-updates N", "in epochs: --save-interval N"),
+        save_total_limit="--keep-last",
+        metric_for_best_model="--best-metric",
+        greater_is_better="--maximize-best-metric",
+        early_stopping_patience=("--patience", "in validations"),
+        dataloader_num_workers="--num-workers",
+        group_by_length=("--bucket-window N", "N samples at a time are sorted"),
+        label_smoothing_factor="--label-smoothing",
+        gradient_checkpointing="--activation-checkpointing full",
+        torch_compile="--compile block",
+        fsdp="--data-parallel-shard-size N",
+        deepspeed="--data-parallel-shard-size N --zero-stage STAGE",
+        ddp_find_unused_parameters="--find-unused-parameters",
+        use_cpu="--device cpu",
+        no_cuda="--device cpu",
+        block_size="--seq-length",
+        max_seq_length="--seq-length",
+        max_eval_samples="--max-valid-samples",
+        num_beams="--beam",
+        max_new_tokens="--max-len",
+        max_length=("--max-len", "tokens of the answer, without the prompt"),
+        do_sample="--sampling",
+        num_return_sequences="--nbest",
+    ),
+    *_rows(
+        HF,
+        at="ftk-train",
+        model_name_or_path=(
+            "--arch NAME --finetune-from CHECKPOINT",
+            "which ftk-checkpoint convert --from hf makes of a folder",
+        ),
+        config_name="--arch NAME",
+        do_train=("nothing", "ftk-train always trains"),
+        do_eval=("nothing", "runs are validated; alone: ftk-validate"),
+        train_file="ftk-preprocess --trainpref FILE",
+        validation_file="ftk-preprocess --validpref FILE",
+        tokenizer_name="ftk-preprocess --tokenizer NAME --tokenizer-path PATH",
+    ),
+    *_rows(
+        MEGATRON,
+        micro_batch_size="--batch-size",
+        global_batch_size=("--update-freq", "samples of an update: --batch-size x --update-freq x data parallel ranks"),
+        train_iters="--max-update",
+        lr_decay_style="--lr-scheduler",
+        lr_decay_iters=("--decay-updates", _AFTER_WARMUP),
+        lr_warmup_iters="--warmup-updates",
+        lr_warmup_fraction=("--warmup-ratio", "share of the whole run"),
+        clip_grad="--clip-norm",
+        max_position_embeddings="--max-positions",
+        hidden_dropout="--dropout",
+        init_method_std="--init-std",
+        norm_epsilon="--layer-norm-eps",
+        tensor_model_parallel_size="--tensor-parallel-size",
+        pipeline_model_parallel_size="--pipeline-parallel-size",
+        num_layers_per_virtual_pipeline_stage=("--pipeline-stages-per-rank", "stages, not layers of a stage"),
+        use_distributed_optimizer="--data-parallel-shard-size N --zero-stage 1",
+        recompute_activations="--activation-checkpointing selective",
+        recompute_granularity="--activation-checkpointing",
+        split="--split-ratios",
+        load="--restore-from",
+        finetune="--finetune-from CHECKPOINT",
+        eval_interval="--validate-interval-updates",
+        eval_iters=("--max-valid-samples", "samples, not batches"),
+        initial_loss_scale="--fp16-init-scale",
+        loss_scale_window="--fp16-scale-window",
+        distributed_timeout_minutes="--collective-timeout-minutes",
+        exit_duration_in_mins=("--stop-time-hours", _NO_MINUTES),
+        tokenizer_type="--tokenizer",
+        tokenizer_model="--tokenizer-path",
+        vocab_file="--tokenizer-path",
+        json_keys="--text-key",
+        output_prefix="--destdir",
+        append_eod="--append-eos",
+    ),
+    *_rows(MEGATRON, at="ftk-train", data_path=("DATA", "the first argument, a folder; A,B are blended")),
+    *_rows(MEGATRON, at="ftk-preprocess", input="--trainpref FILE"),
+)

@@ -1,0 +1,64 @@
+"""What an argument that a command does not have is answered with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ftk.config.foreign import names_for
+from ftk.config.parts import options_by_part, owner
+from ftk.config.root import slots_of
+from ftk.errors import closest
+
+_FLAG = re.compile(r"--?[A-Za-z]")
+_MOST_GUESSES = 3
+
+
+def unknown_arguments(arguments: Sequence[str], prog: str, root: type, known: Iterable[str]) -> list[str]:
+    """A message for each unknown flag, or for the first argument where none of them is a flag.
+
+    Args:
+        arguments: what was left over of the command line.
+        prog: the command.
+        root: its root dataclass.
+        known: the flags that it has with the parts that are chosen.
+    """
+    flags = dict.fromkeys(argument.split("=")[0] for argument in arguments if _FLAG.match(argument))
+    if not flags:
+        return [f"unexpected argument {arguments[0]!r}; see {prog} --help"]
+    owners = _owners(root)
+    return [_answer(flag, prog, owners, list(known)) for flag in flags]
+
+
+def _owners(root: type) -> dict[str, str]:
+    """The flags of all parts that could be chosen -> what to choose for them."""
+    found: dict[str, str] = {}
+    for key, slot in slots_of(root).items():
+        names: dict[str, list[str]] = {}
+        for name, options in options_by_part(key, slot).items():
+            for option in options:
+                if not option.derived:
+                    names.setdefault(option.flag, []).append(name)
+        found |= {flag: owner(slot, parts) for flag, parts in names.items()}
+    return found
+
+
+def _answer(flag: str, prog: str, owners: dict[str, str], known: list[str]) -> str:
+    """What is known of a flag that the command does not have: whose it is, ftk's name for it, or which one is near."""
+    name = f"--{flag.lstrip('-').replace('_', '-')}"
+    plain = name.replace("--no-", "--", 1)
+    if plain in owners:
+        return f"{flag} belongs to {owners[plain]}; add that"
+    everything = {*known, *owners}
+    for row in names_for(prog, everything):
+        if row.theirs == name:
+            return f"unknown flag {flag}; {row.answer()}"
+    if plain in known:
+        return f"unknown flag {flag}; did you mean {name}?"
+    longer = [each for each in known if each.startswith(f"{name}-")][:_MOST_GUESSES]
+    near = closest(name[2:], [each[2:] for each in everything])
+    if near is not None and f"--{near}" in owners and f"--{near}" not in known:
+        return f"unknown flag {flag}; did you mean --{near}? It belongs to {owners[f'--{near}']}"
+    guesses = longer or ([f"--{near}"] if near is not None else [])
+    hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"{prog} --help WORD searches all options for a word"
+    return f"unknown flag {flag}; {hint}"

@@ -1,0 +1,378 @@
+"""Finding an option: help in three depths, names of other programs, options without effect."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ftk_cli
+from ftk.config import compose
+from ftk.config.build import build
+from ftk.config.foreign import FOREIGN, names_for
+from ftk.config.help import SCREEN
+from ftk.config.needs import without_effect
+from ftk.config.options import MISSING, Option
+from ftk.config.parts import options_by_part, section_groups
+from ftk.config.root import Chosen, sections_of, slots_of
+from ftk.errors import UserError
+from ftk.registry import ARCHITECTURES
+from ftk.trainer.config import TrainConfig
+from ftk_cli.validate import ValidateRoot
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def roots() -> dict[str, type]:
+    """The root dataclasses of all commands, by the module and their names."""
+    found = {}
+    for module in pkgutil.iter_modules(ftk_cli.__path__, "ftk_cli."):
+        for name, root in vars(importlib.import_module(module.name)).items():
+            if not isinstance(root, type) or not dataclasses.is_dataclass(root):
+                continue
+            if any({"section", "slot"} & set(field.metadata) for field in dataclasses.fields(root)):
+                found[f"{module.name.removeprefix('ftk_cli.')} {name}"] = root
+    return found
+
+
+ROOTS = roots()
+COMMANDS = {
+    "ftk-train": ROOTS["train TrainConfig"],
+    "ftk-preprocess": ROOTS["preprocess PreprocessConfig"],
+    "ftk-generate": ROOTS["generate GenerateRoot"],
+}
+
+
+def options_of_root(root: type) -> Iterator[Option]:
+    """The options of all sections, and of all parts that can be chosen."""
+    for group in section_groups(root):
+        yield from group.options
+    for key, slot in slots_of(root).items():
+        for options in options_by_part(key, slot).values():
+            yield from options
+
+
+def flags_of(root: type) -> set[str]:
+    return {option.flag for option in options_of_root(root)} | {slot.flag for slot in slots_of(root).values()}
+
+
+def help_of(command: str, *arguments: str, capsys: Any) -> str:
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"ftk_cli.{command}").main(arguments)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["train", "--arch", name, "--help"] for name in ARCHITECTURES.names()),
+        ["train", "--help"],
+        ["train", "--optimizer", "muon", "--lr-scheduler", "one_cycle", "--dataset", "raw", "-h"],
+        ["generate", "--help"],
+        ["interactive", "--help"],
+        ["preprocess", "--help"],
+        ["plan", "--help"],
+        ["validate", "--help"],
+        ["report", "--help"],
+        ["env", "--help"],
+        ["data", "show", "--help"],
+        ["data", "stats", "--help"],
+        *(["checkpoint", name, "--help"] for name in ("inspect", "verify", "average", "export", "convert")),
+    ],
+    ids=" ".join,
+)
+def test_help_fits_two_screens(arguments, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = help_of(*arguments, capsys=capsys)
+    assert text.startswith("usage: ftk-")
+    assert text.count("\n") <= SCREEN
+
+
+def test_help_shows_what_is_daily_and_all_shows_the_rest(capsys):
+    daily = help_of("train", "--help", capsys=capsys)
+    for flag in (
+        "--lr",
+        "--batch-size",
+        "--seq-length",
+        "--max-update",
+        "--precision",
+        "--save-dir",
+        "--warmup-updates",
+    ):
+        assert re.search(rf"^  {flag} ", daily, flags=re.MULTILINE)
+    assert re.search(r"^  DATA ", daily, flags=re.MULTILINE)
+    assert "--fp16-init-scale" not in daily
+    assert "--seq-length N" in daily
+    assert "default: 512" not in daily  # it depends on the task
+    whole = help_of("train", "--arch", "glm_large", "--seq-length", "64", "--help", "all", capsys=capsys)
+    shown = set(re.findall(r"--[a-z0-9-]+", " ".join(whole.split())))
+    config = compose(TrainConfig, "ftk-train", "", ["d", "--arch", "glm_large", "--max-update", "1"])
+    for section in vars(config).values():
+        for field in dataclasses.fields(section.config if isinstance(section, Chosen) else section):
+            if not field.metadata.get("derived") and not field.metadata.get("positional"):
+                assert f"--{field.name.replace('_', '-')}" in shown
+    assert "transformer layers (default: 24)" in whole  # the architecture's, not the dataclass's
+    assert "samples in a batch; default: 8" in whole
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "missing"),
+    [
+        ("momentum", ["optimizer (--optimizer muon):", "optimizer (--optimizer sgd):", "--momentum X"], "--seed"),
+        ("muon", ["--muon-scale", "--ns-steps N", "--optimizer NAME"], "--momentum-decay"),
+        ("warmup_updates", ["lr_scheduler (every --lr-scheduler):"], "optimizer ("),
+        ("hidden size", ["model (every --arch):", "--hidden-size N"], "default: 768"),
+        ("gradient-accumulation", ["--gradient-accumulation-steps (Hugging Face): in ftk: --update-freq"], "parts"),
+        ("arch", ["glm_10b, ", "gpt2_xl"], "--lr "),
+        ("fp16-init", ["loss scaling (fp16):", "needs --precision fp16"], "--precision {"),
+    ],
+)
+def test_a_word_is_searched_in_all_parts_chosen_or_not(words, expected, missing, capsys):
+    text = " ".join(help_of("train", "--help", *words.split(), capsys=capsys).split())
+    for part in expected:
+        assert part in text
+    assert missing not in text
+
+
+def test_a_word_that_is_nowhere_is_a_mistake():
+    with pytest.raises(UserError, match="no option is about 'blurbx'; --help all shows every option"):
+        compose(TrainConfig, "ftk-train", "", ["--help", "blurbx"])
+
+
+TRAIN = ["data", "--arch", "glm_tiny", "--max-update", "1"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--learning-rate", "1"], "^unknown flag --learning-rate; in ftk: --lr$"),
+        (["--learning_rate=1"], "^unknown flag --learning_rate; in ftk: --lr$"),
+        (["--fp16"], "^unknown flag --fp16; in ftk: --precision fp16$"),
+        (["--exit-duration-in-mins", "3"], r"in ftk: --stop-time-hours \(hours, not minutes\)$"),
+        (["--train-file", "x"], "in ftk: ftk-preprocess --trainpref FILE$"),
+        (["--max_update", "3"], r"^unknown flag --max_update; did you mean --max-update\?$"),
+        (["--muon-scale", "original"], "^--muon-scale belongs to --optimizer muon; add that$"),
+        (["--no-nesterov"], "^--no-nesterov belongs to --optimizer muon or sgd; add that$"),
+        (["--restart-positions"], "^--restart-positions belongs to --task causal_lm; add that$"),
+        (["--bach-size", "3"], r"^unknown flag --bach-size; did you mean --batch-size\?$"),
+        (["--momentun", "3"], r"did you mean --momentum\? It belongs to --optimizer muon or sgd$"),
+        (["--warmup", "3"], r"did you mean --warmup-updates or --warmup-ratio or --warmup-init-lr\?$"),
+        (["--xyzzy"], "^unknown flag --xyzzy; ftk-train --help WORD searches all options for a word$"),
+        (["--max-sentences", "8", "--fp16", "--lr", "1"], "(?s)^2 errors.*--max-sentences; .*--fp16; "),
+        (["more"], "^unexpected argument 'more'; see ftk-train --help$"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
+)
+def test_an_unknown_flag_is_answered_with_what_is_known_of_it(argv, message):
+    with pytest.raises(UserError, match=message):
+        compose(TrainConfig, "ftk-train", "", [*TRAIN, *argv])
+
+
+def test_a_flag_that_an_option_had_is_still_read(capsys):
+    for flag in ("--max-valid-samples", "--max-samples"):
+        config = compose(ValidateRoot, "ftk-validate", "", ["d", "--path", "p", flag, "3"])
+        assert config.validation.max_valid_samples == 3
+    assert "--max-samples" not in help_of("validate", "--help", "all", capsys=capsys)
+
+
+def test_a_plan_or_a_validation_is_not_told_flags_of_training():
+    with pytest.raises(UserError, match="--learning-rate; ftk-validate --help WORD searches"):
+        compose(ValidateRoot, "ftk-validate", "", ["d", "--path", "p", "--learning-rate", "1"])
+
+
+def test_names_of_other_programs_lead_to_options_that_there_are():
+    everywhere = set().union(*map(flags_of, ROOTS.values())) | {"--from"}
+    assert len({(row.theirs, row.programs, row.at) for row in FOREIGN}) == len(FOREIGN)
+    for row in FOREIGN:
+        outside = row.ours.startswith(("torchrun ", "ftk-"))
+        assert outside or row.flags() <= everywhere, row
+        assert row.at is None or row.at in COMMANDS, row
+        if row.ours.startswith("ftk-"):
+            assert row.flags() <= flags_of(COMMANDS[row.ours.split()[0]]), row
+        # The answer is for where it is unknown, and some command has to give it.
+        asked = [prog for prog, root in COMMANDS.items() if row in names_for(prog, flags_of(root))]
+        assert [prog for prog in asked if row.theirs not in flags_of(COMMANDS[prog])], row
+
+
+DEPENDENT = [
+    (name, option)
+    for name, root in ROOTS.items()
+    for option in {option.flag: option for option in options_of_root(root)}.values()
+    if option.needs
+]
+
+
+def other_value(option: Option) -> Any:
+    """A value that is not the default."""
+    if option.choices is not None:
+        return next(choice for choice in option.choices if choice != option.default)
+    if option.is_list:
+        return ["x"]
+    if option.kind is bool:
+        return not option.default
+    return "x" if option.kind is str else (option.default or 0) + 1
+
+
+def values_of(root: type, option: Option) -> Any:
+    """A configuration of the root's options, at their defaults but for one, as `without_effect` reads it."""
+    config = object.__new__(root)
+    by_key: dict[str, list[Any]] = {key: [kind] for key, (_, kind) in sections_of(root).items()}
+    by_key |= {
+        key: [entry.config for entry in map(slot.registry.get, slot.registry.names()) if entry.config is not None]
+        for key, slot in slots_of(root).items()
+    }
+    for key, kinds in by_key.items():
+        names = [{field.name for field in dataclasses.fields(kind)} for kind in kinds]
+        own = key == option.section
+        kind = next(k for k, fields in zip(kinds, names, strict=True) if not own or option.name in fields)
+        section = object.__new__(kind)
+        for field in dataclasses.fields(kind):
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            setattr(section, field.name, None if default is MISSING else default)
+        setattr(config, key, section)
+    part = getattr(config, option.section)
+    setattr(part, option.name, other_value(option))
+    for key in slots_of(root):
+        setattr(config, key, Chosen(None, getattr(config, key)))
+    return config
+
+
+@pytest.mark.parametrize(("name", "option"), DEPENDENT, ids=lambda value: getattr(value, "flag", ""))
+def test_an_option_that_needs_another_is_refused_without_it_and_silent_with_it(name, option):
+    root = ROOTS[name]
+    known = {other.name: other for other in options_of_root(root)}
+    config = values_of(root, option)
+    for names, wanted in option.needs.items():
+        for needed in [names] if isinstance(names, str) else names:
+            if needed not in known:
+                assert not isinstance(names, str), f"{option.key} needs {needed}, which {name} has not"
+                continue
+            place = getattr(config, known[needed].section)
+            place = place.config if isinstance(place, Chosen) else place
+            off = known[needed].default is not None and known[needed].choices is not None
+            if known[needed].kind is bool:
+                setattr(place, needed, False)
+            elif not off:
+                setattr(place, needed, None)
+            elif wanted is not True:
+                allowed = wanted if isinstance(wanted, tuple) else (wanted,)
+                setattr(place, needed, next(choice for choice in known[needed].choices if choice not in allowed))
+    [message] = without_effect(config, [option.key])
+    assert option.flag.lstrip("-") in message.partition(" has no effect without ")[0]
+    assert not list(without_effect(config, []))
+    for names, wanted in option.needs.items():
+        needed = next(one for one in ([names] if isinstance(names, str) else names) if one in known)
+        place = getattr(config, known[needed].section)
+        place = place.config if isinstance(place, Chosen) else place
+        good = {"> 1": 2, True: "given"}.get(wanted, wanted) if not isinstance(wanted, tuple) else wanted[0]
+        setattr(place, needed, good)
+    assert not list(without_effect(config, [option.key]))
+
+
+SAYS_MORE = {
+    "average.inputs",
+    "show.num_samples",
+    "show.packed",
+    "dataset.data_temperature",  # of several corpora
+    "generate.data",
+    "generate.input_format",
+    "generate.results_path",
+    "generate.score_reference",
+    "generation.search",
+    "generation.early_stopping",
+    "generation.lm_weight",  # checked by `validate`, which holds in Python, too
+    "generation.lm_ends",
+    "work.seq_length",
+    "cluster.peak_tflops",
+    "optimizer.adamw_lr_ratio",
+    "parameters.gradient_multipliers",
+    "dataloader.batch_size",
+    "parallel.data_parallel_shard_size",
+    "parallel.zero_stage",  # checked by `validate`: shards may be what the other sizes leave
+    "parallel.gather_dtype",
+    "lr_scheduler.warmup_ratio",
+    "lr_scheduler.min_lr_ratio",
+    "lr_scheduler.decay_rate",
+    "lr_scheduler.div_factor",
+    "lr_scheduler.final_div_factor",
+    "lr_scheduler.step_updates",
+    "lr_scheduler.milestones",
+    "lr_scheduler.final_lr_scale",
+    "lr_scheduler.decay_updates",
+    "form.copy_gmask_row",
+}
+"""Options whose help names another one for more than that they need it."""
+
+
+def test_an_option_whose_help_names_another_says_whether_it_needs_it():
+    named = set()
+    for root in ROOTS.values():
+        options = list(options_of_root(root))
+        names = {option.name for option in options}
+        for option in options:
+            words = re.findall(r"`(\w+)`", option.help)
+            words += [flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", option.help)]
+            if not option.needs and names & set(words) - {option.name}:
+                named.add(option.key)
+    assert named <= SAYS_MORE
+
+
+def test_only_what_the_user_gives_now_must_have_an_effect(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("debug: {profile_start: 9}\nema: {ema_warmup: false}\n")
+    for silent in (["--config", str(file)], ["--profile-start", "5"], ["--profile", "2", "--profile-start", "9"]):
+        compose(TrainConfig, "ftk-train", "", [*TRAIN, *silent])
+    compose(TrainConfig, "ftk-train", "", [*TRAIN, "--validate-interval", "0", "--valid-subset", "none"])
+    for loud in ([], ["--config", str(file)]):
+        with pytest.raises(UserError, match="^--profile-start has no effect without --profile; add that, or leave"):
+            compose(TrainConfig, "ftk-train", "", [*TRAIN, "--profile-start", "7", *loud])
+    tree = {
+        "model": {"arch": "gpt2_tiny"},
+        "debug": {"profile_start": 7},
+        "training": {"max_update": 1},
+        "dataset": {"data": "d"},
+    }
+    build(TrainConfig, tree)
+    with pytest.raises(UserError, match=r"^debug\.profile_start has no effect without debug\.profile; "):
+        build(TrainConfig, tree, given=["debug.profile_start"])
+
+
+PAGES = [ROOT / "docs" / name for name in ("coming_from.md", "coming_from.zh-CN.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_page_for_users_of_other_programs_shows_the_table(page):
+    shown = set()
+    for program, table in re.findall(
+        r"^## (fairseq|Hugging Face|Megatron-LM)\n\n(\|.*?)\n\n", page.read_text(encoding="utf-8"), flags=re.M | re.S
+    ):
+        for row in table.splitlines()[2:]:
+            theirs, ours, note = (cell.strip() for cell in row.split("|")[1:4])
+            for flag in re.findall(r"`(--[^`]+)`", theirs):
+                shown.add((program, flag, ours.strip("`") if ours.startswith("`") else "nothing", bool(note)))
+    expected = {(program, row.theirs, row.ours, bool(row.note)) for row in FOREIGN for program in row.programs}
+    assert shown == expected
+
+
+def test_the_command_lines_of_the_page_are_ours_and_theirs():
+    commands = [
+        re.findall(
+            r"^\| (fairseq|Hugging Face|Megatron-LM|ftk) \| `(.*)` \|$", page.read_text(encoding="utf-8"), flags=re.M
+        )
+        for page in PAGES
+    ]
+    assert commands[0] == commands[1]
+    by_program = dict(commands[0])
+    ours = by_program.pop("ftk").partition("ftk-train ")[2].split()
+    config = compose(TrainConfig, "ftk-train", "", ours)
+    assert (config.task.name, config.training.precision, config.training.update_freq) == ("causal_lm", "bf16", 2)
+    same = flags_of(TrainConfig)
+    for program, command in by_program.items():
+        known = same | {row.theirs for row in FOREIGN if program in row.programs} | {"--nproc-per-node"}
+        assert {flag.replace("_", "-") for flag in re.findall(r"--[a-z][\w-]*", command)} <= known, program
