@@ -83,6 +83,7 @@ FOREIGN: tuple[Foreign, ...] = (
         maximize_best_checkpoint_metric="--maximize-best-metric",
         disable_validation="--valid-subset none",
         skip_invalid_size_inputs_valid_test="--long-samples drop",
+        distributed_world_size=("--launch N", "on several machines torchrun"),
         ddp_backend=("--data-parallel-shard-size N", "for fully_sharded; without it DDP"),
         tensorboard_logdir="--tensorboard-dir",
         cpu="--device cpu",
@@ -101,11 +102,6 @@ FOREIGN: tuple[Foreign, ...] = (
         diverse_beam_strength=("--diversity-strength", "with --search diverse_beam"),
         srcdict="--tokenizer-path",
         nwordssrc="--vocab-size",
-    ),
-    *_rows(
-        FAIRSEQ,
-        at="ftk-train",
-        distributed_world_size="torchrun --nproc-per-node N --no-python ftk-train",
     ),
     *_rows(FAIRSEQ, at="ftk-generate", remove_bpe=("nothing", "answers are always decoded to text")),
     *_rows(

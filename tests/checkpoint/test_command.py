@@ -114,10 +114,10 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
     ("arguments", "message"),
     [
         (["inspect", "absent"], "absent: no such folder"),
-        (["inspect"], "inspect.path is missing; give the argument PATH"),
+        (["inspect"], "PATH is missing: checkpoint, or a run's folder"),
         (["verify", "absent"], "absent: no such folder"),
         (["verify", __file__], "is a file; a checkpoint is a folder"),
-        (["verify"], "verify.paths is missing"),
+        (["verify"], "PATH is missing: checkpoints; of a run"),
         (["inspect", ORIGINAL], "ftk-checkpoint convert --from glm"),
         (["average", "--output", "x"], "inputs is empty"),
         (["convert", ORIGINAL, "x"], "one of --from NAME and --to NAME"),
