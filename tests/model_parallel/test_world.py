@@ -105,7 +105,6 @@ def test_processes_without_a_size_for_them_are_refused():
 def test_options_refuse_what_makes_no_sense():
     assert list(ParallelConfig().validate()) == []
     assert "must be 1 or more" in next(ParallelConfig(tensor_parallel_size=0).validate())
-    assert "`tensor_parallel_size`" in next(ParallelConfig(sequence_parallel=True).validate())
     for minutes in (0.0, -1.0, float("nan"), float("inf")):
         assert "collective_timeout_minutes is" in next(ParallelConfig(collective_timeout_minutes=minutes).validate())
 
