@@ -168,7 +168,7 @@ def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, plac
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--overwrite-results"], "there is no results_path"),
+        (["--overwrite-results"], "--overwrite-results has no effect without --results-path"),
         (["--results-path", "prompts", "--output-format", "json"], "the same file"),
         (["--on-error", "ignore"], "on-error"),
         (

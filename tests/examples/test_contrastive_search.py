@@ -123,8 +123,8 @@ def test_in_flight_alone_and_streamed_the_answers_are_the_same():
     found = generator.fill_ids(CONTEXTS)
     for context, row in zip(CONTEXTS, found, strict=True):
         assert_alike(generator.fill_ids([context])[0], row)
-    parts = [len(part.tokens) for part in BlankGenerator(
-        model, SPECIAL, search="contrastive", max_len=5, min_len=5).stream_ids([[7, 3, 8]])]  # fmt: skip
+    one = BlankGenerator(model, SPECIAL, search="contrastive", max_len=5, min_len=5)
+    parts = [len(event.tokens) for event in one.stream_ids([[7, 3, 8]]) if event.kind != "done"]
     assert parts == [1, 1, 1, 1, 1, 0]
 
 

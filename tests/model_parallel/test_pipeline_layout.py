@@ -116,8 +116,6 @@ def test_zero_bubble_has_gradients_in_fp32_only(option):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pipeline_schedule": "gpipe"}, "give `pipeline_parallel_size` too"),
-        ({"pipeline_layers": [2, 2]}, "give `pipeline_parallel_size` too"),
         ({"pipeline_parallel_size": 2, "pipeline_layers": [4, 0]}, "each stage needs 1 layer or more"),
         ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 0}, "pipeline_stages_per_rank is 0"),
         ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 2}, "1f1b has one stage per process"),

@@ -77,7 +77,7 @@ class InputConfig(TextConfig):
 
     def validate(self) -> Iterator[str]:
         if not any(self.files().values()):
-            yield "trainpref, validpref and testpref are empty; give at least one"
+            yield "`trainpref`, `validpref` and `testpref` are empty; give at least one"
         yield from super().validate()
         for name, ratio in (("valid", self.valid_ratio), ("test", self.test_ratio)):
             if not 0.0 <= ratio < 1.0:
