@@ -57,7 +57,10 @@ CASES = (
     Case("SentencePiece, Chinese JSONL", "sentencepiece", "cog-pretrain.model", "chinese/train.jsonl", 512),
     Case("GPT-2 BPE, English", "gpt2_bpe", "gpt2-vocab.json", "english/train.txt", 128),
 )
-EVERYTHING = ("--dedup", "--normalize", "nfkc", "--min-tokens", "4", "--append-eos", "--valid-ratio", "0.01")
+EVERYTHING = (
+    *("--dedup", "--normalize", "nfkc", "--min-tokens", "4"),
+    *("--append-eos", "--special-tokens", "with_end", "--valid-ratio", "0.01"),
+)
 
 
 def main() -> None:
