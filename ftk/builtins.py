@@ -52,6 +52,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "llama3_2_3b": "ftk.models.llama",
         "mistral_7b": "ftk.models.mistral",
         "mistral_7b_v0_3": "ftk.models.mistral",
+        "qwen2_tiny": "ftk.models.qwen2",
         "qwen2_0_5b": "ftk.models.qwen2",
         "qwen2_1_5b": "ftk.models.qwen2",
         "qwen2_5_3b": "ftk.models.qwen2",

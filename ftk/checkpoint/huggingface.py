@@ -124,7 +124,8 @@ class HuggingFace:
             kept = {file.path.name: file.path.read_bytes() for file in files_of_tokenizer} | kept
             end = tokenizer.special.eos if tokenizer else None
             # The defaults of their configuration belong to another vocabulary.
-            ends = {"bos_token_id": end, "eos_token_id": end}
+            begin = tokenizer.special.bos if tokenizer else None
+            ends = {"bos_token_id": end if begin is None else begin, "eos_token_id": end}
             kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | ends | dtype))
             files, index = self._shards(theirs.described)
             kept |= index

@@ -28,7 +28,7 @@ class TransformerConfig:
     )
     max_positions: int = field(
         default=512,
-        metadata={"max": 10**8, "help": "longest sequence the position tables are made for", "unit": "tokens"},
+        metadata={"max": 10**8, "help": "longest sequence that the model reads", "unit": "tokens"},
     )
     ffn_hidden_size: int | None = field(
         default=None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ftk.files import parse_json
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import VocabularyFile, as_text, read_file
-from ftk.tokenizers.special_tokens import CommandToken
+from ftk.tokenizers.special_tokens import PLAIN, CommandToken
 
 TOKENIZER = "tokenizer.json"
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json")  # the roles of special tokens, the newer form first
@@ -34,10 +34,14 @@ class HuggingFaceTokenizer(Tokenizer):
     name = "hf"
 
     def __init__(self, config: TokenizerConfig, special_tokens: Chosen | None = None) -> None:
+        if special_tokens is not None and special_tokens.name != PLAIN:
+            raise UserError(
+                f"`special_tokens` {special_tokens.name}: the tokenizer hf has those of its file, no others"
+            )
         path = Path(config.path)
         path = path / TOKENIZER if path.is_dir() else path
         content, file = read_file(path)
-        self._backend = _load(as_text(content, path), path)
+        self._backend = _asked(path, tokenizers.Tokenizer.from_str, as_text(content, path))
         self._backend.no_truncation()
         self._backend.no_padding()
         beside = [read_file(path.with_name(name)) for name in _BESIDE if path.with_name(name).is_file()]
@@ -54,7 +58,7 @@ class HuggingFaceTokenizer(Tokenizer):
             num_text_tokens=1 + max(vocab.values(), default=-1),
         )
         # What stands in front of every text, such as LLaMA's <s>: a model that learned so must be asked so.
-        added, plain = (self._backend.encode("a", add_special_tokens=add).ids for add in (True, False))
+        added, plain = (_asked(path, self._backend.encode, "a", add_special_tokens=add).ids for add in (True, False))
         self.prompt_prefix = added[: added.index(plain[0])] if plain and plain[0] in added else []
         self._backend.encode_special_tokens = True
 
@@ -71,17 +75,24 @@ class HuggingFaceTokenizer(Tokenizer):
         return f"<unused {int(token_id)}>" if text is None else text
 
     def _encode_text(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return _asked(self.files[0].path, self._backend.encode, text, add_special_tokens=False).ids
 
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
-        return [encoded.ids for encoded in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        found = _asked(self.files[0].path, self._backend.encode_batch_fast, texts, add_special_tokens=False)
+        return [encoded.ids for encoded in found]
+
+    def _options(self, only_changed: bool = False) -> dict[str, Any]:
+        return super()._options(only_changed) | ({} if only_changed else {"special_tokens": PLAIN})
 
 
-def _load(text: str, path: Path) -> tokenizers.Tokenizer:
+def _asked(path: Path, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """What the library answers; its errors are the file's, which may lack, for example, a token for unknown words."""
     try:
-        return tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises this very class
-        raise UserError(f"{path}: is not a tokenizer that `tokenizers` reads ({error!s:.120})") from error
+        return call(*given, **options)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises Exception itself, and a panic in it is not even one
+        raise UserError(f"{path}: is not a tokenizer that `tokenizers` can use ({error!s:.120})") from error
 
 
 def _roles(content: bytes, file: VocabularyFile) -> dict[str, str]:

@@ -354,6 +354,9 @@ OWN_MISTAKES = [
     ("llama", edited(rope_parameters=ROPE | {"rope_type": "longrope"}), "rope_type is 'longrope'; ftk's models have"),
     ("llama", edited(rope_parameters=ROPE | {"surprise": 1}), "surprise of the rope type default is not known here"),
     ("llama", edited(rope_parameters=[1]), "rope_scaling is [1]; it must be a mapping"),
+    ("llama", edited(rope_parameters=ROPE | {"rope_type": ["x"]}), "rope_type is ['x']; ftk's models have"),
+    ("llama", edited(rope_parameters=LLAMA3 | {"low_freq_factor": 0.0}), "rope_low is 0.0; it must be above 0"),
+    ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'; it must be a whole number"),
     ("qwen2", edited(use_sliding_window=True), "use_sliding_window is True; ftk's model has False"),
 ]
 

@@ -67,10 +67,14 @@ FAMILIES = {
             "llama3_2_1b": 1_235_814_400,
             "llama3_2_3b": 3_212_749_824,
             "mistral_7b": 7_241_732_096,
-            "qwen2_0_5b": 494_032_768,
-            "qwen2_1_5b": 1_543_714_304,
-            "qwen2_7b": 7_615_616_512,
         },
+    ),
+    "qwen2": Family(  # biases of queries, keys and values alone
+        arch="qwen2_tiny",
+        task="causal_lm --document-mask --restart-positions --make-vocab-size-divisible-by 8",
+        ask="",
+        renames=LlamaConverter.renames,
+        parameters={"qwen2_0_5b": 494_032_768, "qwen2_1_5b": 1_543_714_304, "qwen2_7b": 7_615_616_512},
     ),
     "qwen3": Family(  # norms of single heads, which are not as wide together as the residual path
         arch="qwen3_tiny",

@@ -78,11 +78,17 @@ def test_ids_and_texts_are_those_of_auto_tokenizer(folder, tmp_path) -> None:
         assert ours.encode(f"a{theirs.eos_token}", command_tokens=True)[-1] == theirs.eos_token_id
 
 
+def without_unknown(folder: Path) -> None:
+    words = Tokenizer(models.WordLevel({"b": 0}, unk_token="?"))
+    (folder / "tokenizer.json").write_text(words.to_str())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer\.json: no such file"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is not a tokenizer that `tokenizers` reads"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is not a tokenizer that `tokenizers` can use"),
+        (without_unknown, "Missing"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("{"), r"tokenizer_config\.json: "),
     ],
 )
@@ -91,3 +97,8 @@ def test_mistakes_name_the_file(tmp_path, change, message) -> None:
     change(tmp_path)
     with pytest.raises(UserError, match=message):
         build_tokenizer("hf", path=tmp_path)
+
+
+def test_a_layout_of_special_tokens_is_refused(folder) -> None:
+    with pytest.raises(UserError, match="`special_tokens` with_end: the tokenizer hf has those of its file"):
+        build_tokenizer("hf", path=folder, special_tokens="with_end")

@@ -42,7 +42,8 @@ _THREE: dict[str, Any] = {
     "rope_theta": 500000.0,
     "num_kv_heads": 8,
 }
-_LONG: dict[str, Any] = {**_THREE, "max_positions": 131072, "rope_scaling": "llama3", "rope_factor": 8.0}
+_SCALED: dict[str, Any] = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_positions": 8192}
+_LONG: dict[str, Any] = {**_THREE, **_SCALED, "max_positions": 131072}
 _SMALL: dict[str, Any] = {**_LONG, "rope_factor": 32.0, "tie_embeddings": True}
 
 _register("llama_tiny", 4, 64, 4, 172, num_kv_heads=2, max_positions=512)  # not published: for tests and first tries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+from ftk.errors import UserError
 from ftk.models.mistral import MistralConfig
 from ftk.models.rotary.config import RotaryConfig
 from ftk.models.rotary.convert import RotaryConverter
@@ -23,7 +24,13 @@ class MistralConverter(RotaryConverter):
         theirs = {key: value for key, value in config.items() if key != "sliding_window"}
         found = super().config_from(theirs)
         window = config.get("sliding_window", 4096)
-        return found if window is None else dataclasses.replace(found, max_positions=min(found.max_positions, window))
+        if window is None:
+            return found
+        if not isinstance(window, int) or not isinstance(found.max_positions, int):
+            raise UserError(
+                f"config.json: sliding_window is {window!r:.40}; it must be a whole number of tokens, or null"
+            )
+        return dataclasses.replace(found, max_positions=min(found.max_positions, window))
 
     def config_to(self, config: RotaryConfig) -> dict[str, Any]:
         return {**super().config_to(config), "sliding_window": None}

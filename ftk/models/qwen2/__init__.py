@@ -38,6 +38,9 @@ def _register(name: str, num_layers: int, hidden_size: int, num_heads: int, inne
 _ALL: dict[str, Any] = {"vocab_size": 151936, "max_positions": 32768, "layer_norm_eps": 1e-6, "rope_theta": 1e6}
 _LARGE: dict[str, Any] = {"vocab_size": 152064}
 
+_TINY: dict[str, Any] = {"num_kv_heads": 2, "max_positions": 512}
+
+_register("qwen2_tiny", 4, 64, 4, 172, **_TINY)  # not published: for tests and first tries
 _register("qwen2_0_5b", 24, 896, 14, 4864, num_kv_heads=2, tie_embeddings=True)  # 494M parameters
 _register("qwen2_1_5b", 28, 1536, 12, 8960, num_kv_heads=2, tie_embeddings=True)  # 1.54B
 _register("qwen2_5_3b", 36, 2048, 16, 11008, num_kv_heads=2, tie_embeddings=True)  # 3.09B

@@ -61,12 +61,12 @@ class RotaryConfig(TransformerConfig):
             "help": "how much longer, for `rope_scaling`",
         },
     )
-    rope_original_positions: int = field(
-        default=8192,
+    rope_original_positions: int | None = field(
+        default=None,
         metadata={
             "needs": {"rope_scaling": ("llama3", "yarn")},
             "min": 1,
-            "help": "longest text of the pretraining, for llama3 and yarn",
+            "help": "longest text of the pretraining, for llama3 and yarn; max_positions if not given",
             "unit": "tokens",
         },
     )
@@ -77,11 +77,11 @@ class RotaryConfig(TransformerConfig):
             "help": "llama3's low_freq_factor, yarn's beta_slow: fewer turns are stretched fully",
         },
     )
-    rope_high: float = field(
-        default=4.0,
+    rope_high: float | None = field(
+        default=None,
         metadata={
             "needs": {"rope_scaling": ("llama3", "yarn")},
-            "help": "llama3's high_freq_factor, yarn's beta_fast: more turns are not stretched",
+            "help": "llama3's high_freq_factor, yarn's beta_fast: more turns are not stretched; 4 and 32 if not given",
         },
     )
     rope_attention_factor: float | None = field(
@@ -103,6 +103,12 @@ class RotaryConfig(TransformerConfig):
         return super().head_size if self.head_dim is None else self.head_dim
 
     @property
+    def rope_turns(self) -> tuple[float, float]:
+        """`rope_low` and `rope_high`."""
+        usual = 32.0 if self.rope_scaling == "yarn" else 4.0
+        return self.rope_low, usual if self.rope_high is None else self.rope_high
+
+    @property
     def layer_multiplications(self) -> int:
         """Of one token in one layer."""
         attention = self.hidden_size * self.head_size * 2 * (self.num_attention_heads + self.kv_heads)
@@ -117,8 +123,11 @@ class RotaryConfig(TransformerConfig):
                 yield f"num_kv_heads is {self.num_kv_heads}; it must divide {heads}"
             elif self.head_size % 2:
                 yield f"the size of a head is {self.head_size}; rotary positions need an even one"
-        if self.rope_scaling in ("llama3", "yarn") and not self.rope_low < self.rope_high:
-            yield f"rope_low is {self.rope_low}; it must be below rope_high {self.rope_high}"
+        low, high = self.rope_turns
+        if self.rope_scaling in ("llama3", "yarn") and not 0.0 < low < high:
+            yield f"rope_low is {low}; it must be above 0 and below rope_high {high}"
+        if self.rope_scaling == "yarn" and self.rope_theta == 1.0:
+            yield "rope_theta is 1, with which yarn has no wavelengths; it must be above 1"
 
 
 @dataclass(kw_only=True)

@@ -43,7 +43,6 @@ _ROPE = {  # rope type -> their key -> ours
         "original_max_position_embeddings": "rope_original_positions",
     },
 }
-_YARN_DEFAULTS = {"rope_low": 1.0, "rope_high": 32.0}
 
 
 class RotaryConverter:
@@ -110,7 +109,13 @@ class RotaryConverter:
         # Newer releases read these two as well as their own `rope_parameters`, which older ones do not know.
         ours["rope_theta"] = config.rope_theta
         if kind != "default":
-            scaling = {theirs: getattr(config, name) for theirs, name in _ROPE[kind].items()}
+            low, high = config.rope_turns
+            resolved = {
+                "rope_low": low,
+                "rope_high": high,
+                "rope_original_positions": config.rope_original_positions or config.max_positions,
+            }
+            scaling = {key: resolved.get(name, getattr(config, name)) for key, name in _ROPE[kind].items()}
             given = {key: value for key, value in scaling.items() if value is not None}
             ours["rope_scaling"] = {"rope_type": kind, **given}
         fixed = {key: value[0] if isinstance(value, tuple) else value for key, value in self.fixed.items()}
@@ -139,14 +144,10 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     theta = given.pop("rope_theta", config.get("rope_theta", 10000.0))
     kind, older = given.pop("rope_type", None), given.pop("type", None)
     kind = kind or older or "default"
-    if kind not in _ROPE:
+    if not isinstance(kind, str) or kind not in _ROPE:
         raise UserError(f"config.json: rope_type is {kind!r:.40}; ftk's models have {', '.join(_ROPE)}")
     names = _ROPE[kind]
     if unknown := given.keys() - names.keys():
         raise UserError(f"config.json: {min(unknown)} of the rope type {kind} is not known here")
     found = {names[key]: value for key, value in given.items()}
-    if kind == "yarn":
-        found = _YARN_DEFAULTS | found
-    if "original_max_position_embeddings" in names and "rope_original_positions" not in found:
-        found["rope_original_positions"] = config.get("max_position_embeddings", 2048)
     return {"rope_theta": theta, "rope_scaling": "none" if kind == "default" else kind, **found}

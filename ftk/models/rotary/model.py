@@ -77,14 +77,15 @@ class RotaryDecoder(Backbone):
     def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
         """The rotation of queries and keys at their places, int64 [B, T]."""
         config = self.config
+        low, high = config.rope_turns
         rope = Rope(
             config.rope_theta,
             config.head_size,
             scaling=config.rope_scaling,
             factor=config.rope_factor,
-            original_positions=config.rope_original_positions,
-            low=config.rope_low,
-            high=config.rope_high,
+            original_positions=config.rope_original_positions or config.max_positions,
+            low=low,
+            high=high,
             attention_factor=config.rope_attention_factor,
         )
         cos, sin = rope.tables(position_ids)  # once for all layers

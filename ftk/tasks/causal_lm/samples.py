@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ class CausalDataset:
     Args:
         documents: the corpus, with `.sizes`.
         end: the token that closes a document.
+        prefix: tokens that stand in front of each document, as of a prompt.
         config: of the task.
         seed: of where an epoch begins.
 
@@ -32,12 +34,15 @@ class CausalDataset:
         UserError: there is no token at all.
     """
 
-    def __init__(self, documents: Documents, end: int, config: CausalLMConfig, seed: int) -> None:
+    def __init__(
+        self, documents: Documents, end: int, config: CausalLMConfig, seed: int, prefix: Sequence[int] = ()
+    ) -> None:
         self.documents, self.end, self.config, self.seed = documents, end, config, seed
         self.seq_length = config.seq_length
-        # Tokens up to the end of each document, its end token counted, [D].
-        self.ends = np.cumsum(np.asarray(documents.sizes, dtype=np.int64) + 1)
-        if not len(self.ends) or self.ends[-1] == len(self.ends):
+        # Tokens up to the end of each document, prefix and end token counted, [D].
+        self.prefix = np.asarray(prefix, dtype=np.int64)
+        self.ends = np.cumsum(np.asarray(documents.sizes, dtype=np.int64) + 1 + len(self.prefix))
+        if not len(self.ends) or self.ends[-1] == len(self.ends) * (1 + len(self.prefix)):
             raise UserError("the data has no tokens")
 
     def __len__(self) -> int:
@@ -86,7 +91,10 @@ class CausalDataset:
         inside = start - (int(self.ends[document - 1]) if document else 0)
         at = number = 0
         while at < length:
-            tokens = self.documents[document][inside : inside + length - at]
+            tokens = self.documents[document]
+            if len(self.prefix):
+                tokens = np.concatenate((self.prefix, tokens))
+            tokens = tokens[inside : inside + length - at]
             text[at : at + len(tokens)] = tokens
             numbers[at : at + len(tokens) + 1] = number
             at += len(tokens) + 1

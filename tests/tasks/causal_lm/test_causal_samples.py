@@ -61,6 +61,13 @@ def plain_place(data: CausalDataset, token: int) -> int:
     return int(np.concatenate([data.sample(1, index)["tokens"] for index in range(len(data))]).tolist().index(token))
 
 
+def test_a_prefix_stands_in_front_of_each_document() -> None:
+    data = CausalDataset(DocumentList(DOCUMENTS), END, CausalLMConfig(seq_length=4), seed=5, prefix=[8, 9])
+    ring = [token for document in DOCUMENTS for token in [8, 9, *document, END]]
+    tokens = np.concatenate([data.sample(1, index)["tokens"] for index in range(len(data))]).tolist()
+    assert tokens in [ring[place:] + ring[:place] for place in range(len(ring))]
+
+
 def test_one_short_document_fills_a_sample_again_and_again() -> None:
     sample = dataset(3, [[7, 8]], document_mask=True).sample(1, 0)
     assert sorted(sample["tokens"].tolist()) == [END, 7, 8]
