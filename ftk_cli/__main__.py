@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from ftk_cli.command import run, subcommands
+from ftk_cli.command import TRACEBACK, list_commands, run
 
 DESCRIPTION = """A toolkit for sequence modeling, from text to a trained model that answers; ftk-COMMAND is the same.
 A first model in five minutes: bash scripts/quickstart.sh"""
@@ -28,23 +28,16 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that the first argument names, and returns its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] not in COMMANDS:
-        return run(
-            "ftk",
-            subcommands("ftk", DESCRIPTION, {name: (text, lambda rest: None) for name, text in COMMANDS.items()}),
-            argv,
-        )
-    name, *rest = arguments
+    rest = list(sys.argv[1:] if argv is None else argv)
+    name = next((word for word in rest if word != TRACEBACK), None)
+    if name not in COMMANDS:
+        return run("ftk", lambda words: list_commands("ftk", DESCRIPTION, COMMANDS, words), argv)
+    rest.remove(name)
     command = importlib.import_module(f"ftk_cli.{name.replace('-', '_')}").main
     if argv is None:  # as if it had been called by its own name
         sys.argv = [f"ftk-{name}", *rest]
         return int(command())
     return int(command(rest))
-
-
-def _called_by_main(argv: list[str]) -> int:
-    raise AssertionError("a command reports its own errors, under its own name")
 
 
 if __name__ == "__main__":

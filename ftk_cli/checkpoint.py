@@ -270,7 +270,7 @@ def convert(argv: list[str]) -> int:
     flags = {argument.split("=")[0] for argument in argv}
     description = (
         "Converts checkpoints of other programs to ftk's (--from NAME) and back (--to NAME). --tokenizer NAME"
-        " --tokenizer-path PATH puts a tokenizer next to the weights. A name with --help lists its options."
+        " --tokenizer-path PATH puts a tokenizer next to the weights. A name with --help all lists its options."
     )
     if {"--from", "--to"} <= flags or flags.isdisjoint({"--from", "--to", "-h", "--help"}):
         names = " or ".join(CONVERTERS.names())

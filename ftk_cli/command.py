@@ -118,21 +118,32 @@ def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body
     """
 
     def body(argv: list[str]) -> int | None:
-        from ftk.version import __version__
-
         if argv and argv[0] in commands:
             return commands[argv[0]][1](argv[1:])
-        if not argv or argv[0] in ("-h", "--help"):
-            width = max(map(len, commands))
-            print(f"usage: {prog} COMMAND ...\n\n{description}\n\ncommands ({prog} COMMAND --help shows more):")
-            print("\n".join(f"  {name:<{width}}  {text}" for name, (text, _) in commands.items()))
-            return 0 if argv else USER_ERROR
-        if argv[0] == "--version":
-            print(f"ftk {__version__}")
-            return 0
-        raise UserError(f"unknown command {argv[0]!r}; {did_you_mean(argv[0], commands)}")
+        return list_commands(prog, description, {name: text for name, (text, _) in commands.items()}, argv)
 
     return body
+
+
+def list_commands(prog: str, description: str, commands: dict[str, str], argv: Sequence[str]) -> int:
+    """What a command of several subcommands does where the arguments name none: help, the version, or an error.
+
+    Args:
+        prog, description: for --help.
+        commands: name -> one line of help.
+        argv: the arguments.
+    """
+    from ftk.version import __version__
+
+    if not argv or argv[0] in ("-h", "--help"):
+        width = max(map(len, commands))
+        print(f"usage: {prog} COMMAND ...\n\n{description}\n\ncommands ({prog} COMMAND --help shows more):")
+        print("\n".join(f"  {name:<{width}}  {text}" for name, text in commands.items()))
+        return 0 if argv else USER_ERROR
+    if argv[0] == "--version":
+        print(f"ftk {__version__}")
+        return 0
+    raise UserError(f"unknown command {argv[0]!r}; {did_you_mean(argv[0], commands)}")
 
 
 def value_of(argv: Sequence[str], flag: str) -> str | None:

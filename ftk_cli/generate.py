@@ -47,7 +47,7 @@ PROG = "ftk-generate"
 DESCRIPTION = """Answers prompts with a trained model: those that its task makes of a subset of DATA, or your own,
 one per line. Prints S- source, T- reference, H- score and tokens, D- score and text, P- log-probabilities,
 A- alternatives, I- steps, N- score of a text, L- log-probability of known answers, F- text with its answers,
-E- what is wrong with a prompt. With --path, --help also shows the options of the model's task.
+E- what is wrong with a prompt. With --path, --help all also shows the options of the model's task.
 Examples: ftk-generate data-bin --path run --gen-subset valid;
 echo "Once upon a time" | ftk-generate --path run --input -"""
 
@@ -313,7 +313,7 @@ def _results(root: GenerateRoot, checkpoints: Checkpoints, world: World) -> Iter
     except (KeyboardInterrupt, Terminated):
         if results.is_ours:
             again = "the same command" + (" without --overwrite-results" if options.overwrite_results else "")
-            say(PROG, f"{results.path} has the answers so far; run {again} to continue")
+            say(PROG, f"Partial results are in {results.path}; run {again} to continue.")
         raise
     finally:
         results.close()

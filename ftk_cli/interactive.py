@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PROG = "ftk-interactive"
 DESCRIPTION = """Reads texts and prints each with the model's answers: continued, or with what is missing in it.
-With --path, --help also shows the options of the model's task.
+With --path, --help all also shows the options of the model's task.
 Example: ftk-interactive --path run --beam 4"""
 LEAVE = ("exit", "quit")
 _HISTORY_LENGTH = 1000

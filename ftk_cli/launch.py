@@ -20,9 +20,11 @@ from pathlib import Path
 from ftk.config.common import MOST_LAUNCHED
 from ftk.errors import UserError
 from ftk_cli import ranks
+from ftk_cli.command import TRACEBACK
 
 FLAG = "--launch"
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL, as torchrun gives
+SETTLE_SECONDS = 6.0  # after a signal each rank ends by itself, with 1 after Ctrl-C; a repeat within 5 s has no effect
 _FORWARDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
 _PR_SET_PDEATHSIG = 1
 
@@ -46,7 +48,8 @@ def launch(command: str, argv: Sequence[str]) -> int | None:
         return None
     if "RANK" in os.environ:
         raise UserError("`launch` starts the processes itself; give it without torchrun")
-    return run_processes(f"ftk-{command}", [sys.executable, "-m", "ftk_cli", command, *rest], number)
+    shown = [TRACEBACK] if TRACEBACK in sys.argv else []  # `run` has taken it out of the arguments
+    return run_processes(f"ftk-{command}", [sys.executable, "-c", _program(), command, *rest, *shown], number)
 
 
 def run_processes(prog: str, command: list[str], number: int) -> int:
@@ -58,7 +61,7 @@ def run_processes(prog: str, command: list[str], number: int) -> int:
         number: of processes.
     """
     processes: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="ftk-launch-") as folder, _forwarding(processes) as received:
+    with tempfile.TemporaryDirectory(prefix="ftk-launch-") as folder, _catching_signals(processes) as received:
         port = _free_port()
         for rank in range(number):
             processes.append(_start(command, rank, number, port, folder))
@@ -66,15 +69,25 @@ def run_processes(prog: str, command: list[str], number: int) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[int | None, list[str]]:
-    """The number that `--launch` has, None without a valid one, and the other arguments."""
-    rest = list(argv)
-    for place, argument in enumerate(argv):
-        flag, equals, value = argument.partition("=")
+    """The number that the last `--launch` has, None without a valid one, and the arguments without any `--launch`."""
+    number, rest, words = None, [], iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
         if flag == FLAG:
-            value = value if equals else "".join(argv[place + 1 : place + 2])
-            del rest[place : place + (1 if equals else 2)]
-            return (int(value) if value.isdecimal() else None), rest
-    return None, rest
+            value = value if equals else next(words, "")
+            number = int(value) if value.isdecimal() else None
+        else:
+            rest.append(word)
+    return number, rest
+
+
+def _program() -> str:
+    """What Python runs in each process: `ftk`, which finds its modules where this process does.
+
+    With `-m` or `-c` alone Python would look in the working folder first, and run a torch.py that lies there.
+    """
+    path = [entry for entry in sys.path if entry]
+    return f"import sys; sys.path[:] = {path!r}; from ftk_cli.__main__ import main; sys.exit(main())"
 
 
 def _start(command: list[str], rank: int, number: int, port: int, folder: str) -> subprocess.Popen[bytes]:
@@ -113,16 +126,14 @@ def _ending_with(parent: int) -> Callable[[], None]:
 
 
 @contextmanager
-def _forwarding(processes: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Inside, signals go to the processes; gives the list of those that came."""
+def _catching_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """Inside, signals are put on the list that it gives, which `_wait` passes on; at the end no process is left."""
     received: list[int] = []
 
-    def forward(signum: int, frame: object) -> None:
+    def note(signum: int, frame: object) -> None:
         received.append(signum)
-        for process in processes:
-            process.send_signal(signum)
 
-    previous = {s: signal.signal(s, forward) for s in _FORWARDED if signal.getsignal(s) != signal.SIG_IGN}
+    previous = {s: signal.signal(s, note) for s in _FORWARDED if signal.getsignal(s) != signal.SIG_IGN}
     try:
         yield received
     finally:
@@ -136,24 +147,29 @@ def _forwarding(processes: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]
 
 
 def _wait(prog: str, processes: Sequence[subprocess.Popen[bytes]], received: Sequence[int]) -> int:
-    """Waits for all processes; ends the others when one fails. After a signal each ends by itself."""
-    deadline, first = None, 0
+    """Waits for all processes; passes signals on to them, and ends the others when one fails."""
+    terminate_at, deadline, first, passed_on = None, None, 0, 0
     while True:
+        for signum in received[passed_on:]:
+            passed_on += 1
+            for process in processes:
+                process.send_signal(signum)
         codes = [process.poll() for process in processes]
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed and first == 0:
             first = codes[failed[0]] or 0
-            if first < 0 and not received:
+            if first < 0 and -first not in received:
                 name = signal.Signals(-first).name
                 print(f"{prog}: process {failed[0]} was ended by {name}", file=sys.stderr, flush=True)
-            if not received:
-                deadline = time.monotonic() + GRACE_SECONDS
-                for process in processes:
-                    process.terminate()
+            terminate_at = time.monotonic() + (SETTLE_SECONDS if received else 0.0)
+        if terminate_at is not None and time.monotonic() >= terminate_at:
+            terminate_at, deadline = None, time.monotonic() + GRACE_SECONDS
+            for process in processes:
+                process.terminate()
         if None not in codes:
             return 1 if first < 0 else first
         if deadline is not None and time.monotonic() > deadline:
-            return 1 if first < 0 else first  # `_forwarding` ends the rest
+            return 1 if first < 0 else first  # `_catching_signals` ends the rest
         time.sleep(0.05)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config import compose
-from ftk.errors import visible, with_flags
+from ftk.errors import UserError, visible, with_flags
 from ftk.trainer.config import TrainConfig
 from ftk_cli import ranks
 from ftk_cli.command import report_errors, run
@@ -47,6 +48,11 @@ def train(config: TrainConfig) -> int:
 def _train(config: TrainConfig, said: HeldLines) -> int:
     import torch
 
+    if config.command.launch > 1 and "WORLD_SIZE" not in os.environ:
+        raise UserError(
+            f"command.launch is {config.command.launch}, but a file or an override starts no processes; give "
+            f"--launch on the command line of ftk-train"
+        )
     if config.common.user_dir is not None:  # so that config.yaml works from every working directory
         config.common.user_dir = str(Path(config.common.user_dir).resolve())
     if config.common.num_threads is not None:

@@ -178,6 +178,10 @@ def score(out: Path) -> int:
     usual = words.count(frequent) / len(words)
     print(f"{len(words)} held-out sentences with one word blanked out, filled in exactly: {right:.1%}")
     print(f"always answering with the most frequent word, {frequent!r}: {usual:.1%}")
+    if right <= usual:
+        print(
+            "The model is no better than that: train longer, with FTK_QUICKSTART_UPDATES above the updates of step 3."
+        )
     return 0
 
 

@@ -101,7 +101,7 @@ def add_flags(parser: Parser, root: type, groups: list[Group]) -> dict[str, str]
     general.add_argument("--version", action="store_true", help="print the version and stop")
     owners = {flag: flag for flag in ("--help", "--version", "--traceback")} | {"-h": "--help"}
     if slots := slots_of(root):
-        parts = parser.add_argument_group("parts (name one and add --help to see its options)")
+        parts = parser.add_argument_group("parts (name one and add --help all to see its options)")
         for key, slot in slots.items():
             _claim(owners, slot.flag, f"the choice of {key}")
             add_slot(parts, key, slot, slot.choices.names())

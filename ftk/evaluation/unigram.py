@@ -71,8 +71,9 @@ class Unigram:
         if weights is None:
             weights = np.ones(len(targets))
         sums = {"unigram": (float(self._nats[targets] @ weights), float(weights.sum()))}
-        absent = {f"unigram {token}": float(weights[targets == token].sum()) for token in self._absent}
-        return sums | {name: (count, 1.0) for name, count in absent.items() if count}
+        counts = np.bincount(targets, weights, minlength=len(self._nats))[self._absent].tolist()
+        absent = zip(self._absent, counts, strict=True)
+        return sums | {f"unigram {token}": (count, 1.0) for token, count in absent if count}
 
     @staticmethod
     def loss(sums: Mapping[str, tuple[float, float]]) -> float:

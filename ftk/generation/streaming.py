@@ -99,5 +99,5 @@ def text_changed(given: str, text: str) -> UserError:
     """The error for text that was given and is no part of the text in the end."""
     return UserError(
         f"the tokenizer wrote {given!r} first and {text!r} in the end: its text of tokens changes with later tokens, "
-        "so it cannot be given piece by piece; use fill"
+        "so it cannot be given piece by piece; use the method that returns whole answers (fill or generate)"
     )

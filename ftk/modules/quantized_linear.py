@@ -81,7 +81,7 @@ class Int8Linear(_WithScales):
 
     @property
     def weight(self) -> Tensor:
-        """float32 [O, I]: what the rounded weights stand for; made anew each time."""
+        """float32 [O, I]: what the rounded weights stand for; computed at each access."""
         return self.quantized_weight.float() * self.weight_scale.float()[:, None]
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class Int4Linear(_WithScales):
 
     @property
     def weight(self) -> Tensor:
-        """float32 [O, I]: what the rounded weights stand for; made anew each time."""
+        """float32 [O, I]: what the rounded weights stand for; computed at each access."""
         return self._dequantized(torch.float32)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ class Int8TiedEmbedding(_WithScales):
 
     @property
     def weight(self) -> Tensor:
-        """[V, H]: what the rounded rows stand for; made anew each time."""
+        """[V, H]: what the rounded rows stand for; computed at each access."""
         return self.quantized_weight.to(self.like.dtype) * self.weight_scale.to(self.like.dtype)[:, None]
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def build_tokenizer(name: str, **options: Any) -> Tokenizer:
         build_tokenizer("gpt2_bpe", path="gpt2/", special_tokens="with_end")
 
     Args:
-        name: "sentencepiece", "bert_wordpiece", "gpt2_bpe", or a plugin's.
+        name: "bert_wordpiece", "fairseq_dict", "gpt2_bpe", "hf", "sentencepiece", or a plugin's.
         **options: the fields of its config dataclass; `path` is the vocabulary, a file or a folder. `special_tokens`
             is the name of a layout of special tokens, whose fields are options, too; without it, `plain`.
 

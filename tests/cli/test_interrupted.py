@@ -89,7 +89,7 @@ def test_killed_and_interrupted_in_the_middle_it_goes_on_to_the_same_bytes(ask, 
         if sent == signal.SIGINT:
             *_, kept, last = error.splitlines()
             assert last == "ftk-generate: interrupted"
-            assert kept.endswith("has the answers so far; run the same command to continue")
+            assert kept.endswith(f"Partial results are in {path}; run the same command to continue.")
             assert whole.startswith(part)
             assert part.endswith(b"\n")
         else:

@@ -61,6 +61,45 @@ def test_a_process_that_ignores_the_end_is_killed(tmp_path, monkeypatch):
     assert run(tmp_path, program) == 3
 
 
+def test_a_failure_after_a_signal_ends_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "SETTLE_SECONDS", 0.1)
+    program = (
+        "ready = pathlib.Path(sys.argv[1], 'ready')\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    signal.signal(signal.SIGINT, lambda *_: os._exit(3))\n"
+        "    ready.touch()\n"
+        "    time.sleep(600)\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "while not ready.exists(): time.sleep(0.01)\n"
+        "os.kill(os.getppid(), signal.SIGINT)\n"
+        "time.sleep(600)"
+    )
+    assert run(tmp_path, program) == 3
+
+
+def test_a_signal_while_processes_start_reaches_the_later_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "SETTLE_SECONDS", 600)
+    start = launch._start
+
+    def signal_and_start(*given):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return start(*given)
+
+    monkeypatch.setattr(launch, "_start", signal_and_start)
+    assert run(tmp_path, "time.sleep(600)") == 1
+
+
+def test_a_module_in_the_working_folder_is_not_run(tmp_path):
+    (tmp_path / "torch.py").write_text("import sys; sys.exit('the wrong torch')")
+    look = "import sys; sys.path.remove(''); from ftk_cli.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", look, "validate", "nodata", "--path", "norun", "--launch", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert "norun" in done.stderr
+    assert "the wrong torch" not in done.stderr
+
+
 WAITING = (
     "def end(signum, frame):\n"
     "    time.sleep(0.2 * int(os.environ['RANK']))\n"
@@ -95,6 +134,8 @@ def test_a_signal_is_passed_on_once_and_no_process_outlives_its_parent(tmp_path,
     [
         (["data", "--launch", "4", "--lr", "1"], (4, ["data", "--lr", "1"])),
         (["--launch=2"], (2, [])),
+        (["--launch", "2", "data", "--launch=3"], (3, ["data"])),
+        (["--launch", "2", "--launch", "x"], (None, [])),
         (["--launch"], (None, [])),
         (["--launch", "x"], (None, [])),
         (["--lr", "2"], (None, ["--lr", "2"])),
@@ -120,6 +161,22 @@ def test_mistakes_are_one_line(argv, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_file_that_asks_for_processes_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (tmp_path / "own.yaml").write_text("command: {launch: 4}\n")
+    flags = ["--config", str(tmp_path / "own.yaml"), "--arch", "glm_tiny", "--max-update", "1"]
+    assert main(["train", "data", *flags]) == 2
+    assert "command.launch is 4" in capsys.readouterr().err
+
+
+def test_a_traceback_is_asked_for_before_or_behind_the_command(capsys):
+    for argv in (["--traceback", "data", "show", "nodata"], ["data", "--traceback", "show", "nodata"]):
+        assert main(argv) == 2
+        assert "Traceback" in capsys.readouterr().err
+    assert main(["--traceback", "trian"]) == 2
+    assert "ftk: unknown command 'trian'" in capsys.readouterr().err
 
 
 def test_torchrun_and_launch_are_not_mixed(monkeypatch, capsys):

@@ -78,7 +78,7 @@ def test_an_interruption_leaves_whole_records_and_the_rest_is_answered_once(gene
     monkeypatch.setattr(BlankFiller, "generate_encoded", interrupted)
     code, _, err = generated(*command)
     assert (code, err[-1]) == (1, "ftk-generate: interrupted")
-    assert err[-2].endswith("results has the answers so far; run the same command to continue")
+    assert err[-2].endswith(f"Partial results are in {tmp_path / 'results'}; run the same command to continue.")
     part = (tmp_path / "results").read_bytes()
     assert part
     assert whole.startswith(part)
@@ -89,7 +89,7 @@ def test_an_interruption_leaves_whole_records_and_the_rest_is_answered_once(gene
     assert (tmp_path / "results").read_bytes() == part
     answered.clear()
     code, _, err = generated(*command, "--overwrite-results")
-    assert err[-2].endswith("run the same command without --overwrite-results to continue")
+    assert err[-2].endswith("run the same command without --overwrite-results to continue.")
     monkeypatch.setattr(BlankFiller, "generate_encoded", original)
     _, _, err = generated(*command)
     assert (tmp_path / "results").read_bytes() == whole

@@ -239,8 +239,9 @@ class CachedDecoder:
         likes = [torch.empty(shape, dtype=dtype, device=self.device) for shape in shapes]
         if len(likes) != len(self.model.layers):
             return [KeyValueCache(self.num_rows, self.capacity) for _ in self.model.layers]
-        for model in getattr(self.model, "members", [self.model]):
-            _refuse_bias(model, likes[:1])
+        if likes:
+            for model in getattr(self.model, "members", [self.model]):
+                _refuse_bias(model, likes[0])
         try:
             return [KeyValueCache(self.num_rows, self.capacity, like) for like in likes]
         except (RuntimeError, MemoryError):  # on a GPU torch.OutOfMemoryError, a RuntimeError
@@ -324,13 +325,16 @@ class _Pointers:
             self.inputs[name].add_(stride)
 
 
-def _refuse_bias(model: Any, likes: Sequence[Tensor]) -> None:
-    """Raises UserError if what a model puts around attention adds a bias: the caches know no positions of keys."""
+def _refuse_bias(model: Any, like: Tensor) -> None:
+    """Raises UserError if what a model puts around attention adds a bias: the caches know no positions of keys.
+
+    Args:
+        like: [A, D], the shape of a key.
+    """
     axes = getattr(model, "INPUTS", {}).get("position_ids", "B T").split()
     positions = torch.zeros([int(axis) if axis.isdigit() else 1 for axis in axes], dtype=torch.int64)
-    for like in likes:
-        key = like[None, :, None]  # [1, A, 1, D]
-        wraps_of(model, {"position_ids": positions.to(like.device)})(_WithoutBias())(key, key, key)
+    key = like[None, :, None]  # [1, A, 1, D]
+    wraps_of(model, {"position_ids": positions.to(like.device)})(_WithoutBias())(key, key, key)
 
 
 class _WithoutBias(NamedTuple):

@@ -106,7 +106,7 @@ class LanguageModelRecord:
     its answers.
 
     Args:
-        ends: tokens that end an answer, which no hypothesis goes on with.
+        ends: tokens that end an answer; no hypothesis continues after them.
     """
 
     def __init__(self, ends: Sequence[int]) -> None:

@@ -89,7 +89,7 @@ class PerRequest(Processors):
             if len(share.rows) == 1:
                 self._fail(share.rows, error)
                 return state.fresh_scores()
-        scores = state.fresh_scores()  # what was changed in place begins anew
+        scores = state.fresh_scores()  # the failed processors may have changed theirs in place
         for place, row in enumerate(share.rows):
             index = index_of([place], scores.device)
             alone = state.of_prompts([place], index)

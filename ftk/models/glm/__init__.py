@@ -70,17 +70,11 @@ def _register(
 # Du et al. 2022, table 10, and config/ds_*.sh of its public code. Vocabularies, padded: 30592 English word pieces
 # of BERT, 50304 byte pairs of GPT-2 (of RoBERTa for glm_roberta_large), 50048 Chinese SentencePiece; where there is a
 # tokenizer, `vocab_size` is its own.
-_register(
-    "glm_tiny", 4, 64, 4, 512, 30592, _recipe(3e-3, 0.01, 0.05, 0.1, batch_size=8)
-)  # not published: for tests and first tries
+_register("glm_tiny", 4, 64, 4, 512, 30592, _TINY)  # not published: for tests and first tries
 _register("glm_base", 12, 768, 12, 512, 30592, _BASE)  # 110M parameters
 _register("glm_large", 24, 1024, 16, 512, 30592, _LARGE)  # 335M
-_register(
-    "glm_large_chinese", 24, 1024, 16, 1024, 50048, _recipe(4e-4, 0.01, 0.032, 0.1, batch_size=32)
-)  # 356M (335M in name)
-_register(
-    "glm_roberta_large", 24, 1024, 16, 512, 50304, _recipe(4e-4, 0.01, 0.06, 0.025, lr_scheduler="linear")
-)  # 355M (335M in name), RoBERTa's data
+_register("glm_large_chinese", 24, 1024, 16, 1024, 50048, _CHINESE)  # 356M (335M in name)
+_register("glm_roberta_large", 24, 1024, 16, 512, 50304, _ROBERTA)  # 355M (335M in name), RoBERTa's data
 _register("glm_410m", 30, 1024, 16, 512, 30592, _LARGE)  # token and document objectives, as is the next
 _register("glm_515m", 30, 1152, 18, 512, 30592, _LARGE)
 _register("glm_2b", 36, 2048, 32, 1024, 50304, _BILLIONS)  # all three objectives, as are those of 10B
