@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.trainer.step import mix
+from tests.paths import ROOT
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, collate, everything, toy_trainer
 
 
@@ -214,7 +216,13 @@ def test_three_functions_of_ftk_stand_between_the_trainers_step_and_the_model(tm
     class Watched(ToyModel):
         def forward(self, tokens):
             if self.training:
-                seen.append([frame.name for frame in traceback.extract_stack() if "/ftk/" in frame.filename])
+                seen.append(
+                    [
+                        frame.name
+                        for frame in traceback.extract_stack()
+                        if Path(frame.filename).is_relative_to(ROOT / "ftk")
+                    ]
+                )
             return super().forward(tokens)
 
     toy_trainer(tmp_path, model=Watched(), training__max_update=1).train()
