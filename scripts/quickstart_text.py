@@ -27,7 +27,7 @@ from pathlib import Path
 VALID_SHARE = 0.06
 COVERED = 0.9995  # SentencePiece's default character coverage; the rest is spelled in bytes
 NUM_BYTES = 260  # pieces for the bytes
-MAX_WORDS, CHARACTERS_PER_WORD = 4500, 300  # pieces longer than a character: so many, fewer for a short text
+MAX_WORDS, CHARACTERS_PER_WORD = 4500, 300  # vocabulary for whole words: at most this, and one per 300 characters
 NUM_BLANKED = 8
 NUM_SCORED = 300
 CHUNK = 4000  # characters; a long file becomes several documents, so that some can be held out

@@ -33,7 +33,7 @@ class Foreign:
         return set(re.findall(r"--[a-z][a-z0-9-]*", self.ours))
 
     def answer(self) -> str:
-        """What is said to who writes `theirs`."""
+        """The hint for a user who types `theirs`."""
         return f"in ftk: {self.ours}" + (f" ({self.note})" if self.note else "")
 
 

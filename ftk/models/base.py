@@ -92,7 +92,7 @@ class Backbone(nn.Module):
 
         Args:
             tokens: [B, T].
-            inputs: of the model besides the tokens, by name; `attend` takes its own of them.
+            inputs: the model's other inputs, by name; `attend` gets those that it takes.
         """
         _, for_attend = self.split_inputs(inputs)
         position_ids = inputs.get("position_ids")

@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are turned by angles that grow with their places (Su et al. 2021)."""
+"""Rotary positions: queries and keys are rotated by angles proportional to their positions (Su et al. 2021)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ftk.modules.attention import Attend
 
 
 class Rope(NamedTuple):
-    """How fast each pair of dimensions turns.
+    """The angle per position of each pair of dimensions.
 
     Attributes:
         theta: base of the wavelengths.
-        size: R, leading dimensions of a head that are turned; those behind them pass.
+        size: R, number of leading dimensions of a head that are rotated; the others stay as they are.
         interleaved: pairs are (2i, 2i + 1); else (i, i + R/2).
         scaling: "none", "linear", "llama3" (Dubey et al. 2024) or "yarn" (Peng et al. 2023), for texts longer than
             those of the pretraining.
         factor: how much longer.
         original_positions: longest text of the pretraining; for "llama3" and "yarn".
-        low, high: turns within `original_positions` between which "llama3" interpolates (1, 4) and "yarn" blends
-            (beta_slow 1, beta_fast 32).
+        low, high: pairs that make fewer than `low` turns within `original_positions` are stretched by `factor`, those
+            that make more than `high` are not, and those between are interpolated ("llama3": 1 and 4, "yarn": 1 and 32).
         attention_factor: of cosines and sines under "yarn"; None: 0.1 ln(factor) + 1.
     """
 
@@ -51,8 +51,8 @@ class Rope(NamedTuple):
             slow = torch.where(wavelengths > self.original_positions / self.low, frequencies / self.factor, blended)
             return torch.where(wavelengths < self.original_positions / self.high, frequencies, slow)
         if self.scaling == "yarn":
-            first = max(math.floor(self._dimension_that_turns(self.high)), 0)
-            last: float = min(math.ceil(self._dimension_that_turns(self.low)), self.size - 1)
+            first = max(math.floor(self._pair_with_turns(self.high)), 0)
+            last: float = min(math.ceil(self._pair_with_turns(self.low)), self.size - 1)
             last = last + 0.001 if first == last else last
             places = torch.arange(self.size // 2, dtype=torch.float32, device=device)
             kept = 1 - ((places - first) / (last - first)).clamp(0, 1)
@@ -74,13 +74,13 @@ class Rope(NamedTuple):
             scale = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
         return angles.cos() * scale, angles.sin() * scale
 
-    def _dimension_that_turns(self, times: float) -> float:
-        """The pair that turns so many times within `original_positions`."""
-        return self.size * math.log(self.original_positions / (times * 2 * math.pi)) / (2 * math.log(self.theta))
+    def _pair_with_turns(self, turns: float) -> float:
+        """Index of the pair that makes this number of turns within `original_positions`, as a real number."""
+        return self.size * math.log(self.original_positions / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
 
 class RotaryAttention(NamedTuple):
-    """An `Attend` that turns queries and keys before another one mixes the values; a cache keeps turned keys."""
+    """An `Attend` that rotates queries and keys, then calls another one; a cache holds rotated keys."""
 
     attend: Attend
     cos: Tensor
@@ -104,11 +104,11 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -
     """
     size = 2 * cos.size(-1)
     cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
-    turned = heads if size == heads.size(-1) else heads[..., :size]
+    rotated = heads if size == heads.size(-1) else heads[..., :size]
     if interleaved:
-        first, second = turned.unflatten(-1, (-1, 2)).unbind(-1)  # [B, A, T, R/2] each
+        first, second = rotated.unflatten(-1, (-1, 2)).unbind(-1)  # [B, A, T, R/2] each
         result = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
     else:
-        first, second = turned.chunk(2, dim=-1)
+        first, second = rotated.chunk(2, dim=-1)
         result = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return result if size == heads.size(-1) else torch.cat((result, heads[..., size:]), dim=-1)

@@ -1,4 +1,4 @@
-"""Tokenizers as Hugging Face keeps them: `tokenizer.json`, with the roles of special tokens beside it."""
+"""Tokenizers in Hugging Face's format: `tokenizer.json`; special tokens from `tokenizer_config.json`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HuggingFaceTokenizer(Tokenizer):
         path = Path(config.path)
         path = path / TOKENIZER if path.is_dir() else path
         content, file = read_file(path)
-        self._backend = _asked(path, tokenizers.Tokenizer.from_str, as_text(content, path))
+        self._backend = _call(path, tokenizers.Tokenizer.from_str, as_text(content, path))
         self._backend.no_truncation()
         self._backend.no_padding()
         beside = [read_file(path.with_name(name)) for name in _BESIDE if path.with_name(name).is_file()]
@@ -58,7 +58,7 @@ class HuggingFaceTokenizer(Tokenizer):
             num_text_tokens=1 + max(vocab.values(), default=-1),
         )
         # What stands in front of every text, such as LLaMA's <s>: a model that learned so must be asked so.
-        added, plain = (_asked(path, self._backend.encode, "a", add_special_tokens=add).ids for add in (True, False))
+        added, plain = (_call(path, self._backend.encode, "a", add_special_tokens=add).ids for add in (True, False))
         self.prompt_prefix = added[: added.index(plain[0])] if plain and plain[0] in added else []
         self._backend.encode_special_tokens = True
 
@@ -75,23 +75,23 @@ class HuggingFaceTokenizer(Tokenizer):
         return f"<unused {int(token_id)}>" if text is None else text
 
     def _encode_text(self, text: str) -> list[int]:
-        return _asked(self.files[0].path, self._backend.encode, text, add_special_tokens=False).ids
+        return _call(self.files[0].path, self._backend.encode, text, add_special_tokens=False).ids
 
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
-        found = _asked(self.files[0].path, self._backend.encode_batch_fast, texts, add_special_tokens=False)
+        found = _call(self.files[0].path, self._backend.encode_batch_fast, texts, add_special_tokens=False)
         return [encoded.ids for encoded in found]
 
     def _options(self, only_changed: bool = False) -> dict[str, Any]:
         return super()._options(only_changed) | ({} if only_changed else {"special_tokens": PLAIN})
 
 
-def _asked(path: Path, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """What the library answers; its errors are the file's, which may lack, for example, a token for unknown words."""
+def _call(path: Path, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Calls the library. Its errors come from the file, which may lack an unknown token, for example."""
     try:
         return call(*given, **options)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library raises Exception itself, and a panic in it is not even one
+    except BaseException as error:  # the library raises Exception itself, and its panics are not even that
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise UserError(f"{path}: is not a tokenizer that `tokenizers` can use ({error!s:.120})") from error
 
 

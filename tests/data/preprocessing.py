@@ -15,7 +15,7 @@ WORDS = [
 
 
 def sentences(count: int, seed: int = 0, lengths: tuple[int, int] = (3, 15), end: str = " .") -> list[str]:
-    """Sentences of so many words: at least the first number, below the second."""
+    """Random sentences; the number of words is at least the first bound and below the second."""
     random = np.random.default_rng(seed)
     return [" ".join(random.choice(WORDS, size=random.integers(*lengths))) + end for _ in range(count)]
 
