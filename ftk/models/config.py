@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ftk.registry import Recipe
 
 
 @dataclass(kw_only=True)
 class TransformerConfig:
-    """The shape of a transformer and its dropout. `vocab_size` counts the padded vocabulary."""
+    """The shape of a transformer and its dropout. `vocab_size` counts the padded vocabulary.
+
+    Attributes:
+        tie_embeddings: whether the token embedding is the output layer too; a family may make an option of it.
+    """
+
+    tie_embeddings: ClassVar[bool] = True
 
     vocab_size: int = field(
         default=30592,
@@ -60,6 +67,16 @@ class TransformerConfig:
         return 4 * self.hidden_size if self.ffn_hidden_size is None else self.ffn_hidden_size
 
     @property
+    def kv_heads(self) -> int:
+        """K: key heads."""
+        return self.num_attention_heads
+
+    @property
+    def heads_share_width(self) -> bool:
+        """Whether the heads together are as wide as the residual path."""
+        return True
+
+    @property
     def head_size(self) -> int:
         """D: size of a head."""
         return self.hidden_size // self.num_attention_heads
@@ -76,8 +93,7 @@ class TransformerConfig:
                 yield f"{name} is {getattr(self, name)}; it must be at least 1"
         if self.ffn_hidden_size is not None and self.ffn_hidden_size < 1:
             yield f"ffn_hidden_size is {self.ffn_hidden_size}; it must be at least 1, or not given"
-        heads_share_width = getattr(self, "head_dim", None) is None
-        if heads_share_width and self.num_attention_heads >= 1 and self.hidden_size % self.num_attention_heads:
+        if self.heads_share_width and self.num_attention_heads >= 1 and self.hidden_size % self.num_attention_heads:
             yield (f"num_attention_heads is {self.num_attention_heads}; it must divide hidden_size {self.hidden_size}")
         for name in ("embedding_dropout", "attention_dropout", "dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:

@@ -1,4 +1,4 @@
-"""A pre-norm transformer with learned positions: what the families of GPT-2's form share."""
+"""A pre-norm transformer: what the families of GPT-2's form and the decoders with rotary positions share."""
 
 from __future__ import annotations
 
@@ -12,47 +12,70 @@ from ftk.errors import UserError
 from ftk.models.base import Backbone
 from ftk.models.config import TransformerConfig
 from ftk.models.flops import training_flops
-from ftk.modules.attention import Attention
+from ftk.modules.attention import Attend, Attention
 from ftk.modules.dropout import Dropout
 from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.feed_forward import FeedForward
 from ftk.modules.initialization import Normal, declare
+from ftk.modules.masks import Visibility
 from ftk.modules.transformer_layer import TransformerLayer
 
 
 class PreNormTransformer(Backbone):
-    """Embeddings of tokens and positions, added; pre-norm layers; a final norm; the token embedding as the head.
+    """Embeddings of tokens and positions, added; pre-norm layers; a final norm; the output layer.
 
-    A family gives `INPUTS` and `attend`, and calls `__init__` with its embedding of positions.
+    A family gives `INPUTS`, and calls `__init__` with its embedding of positions. It may give other parts of a layer
+    (`attention`, `feed_forward`, `norm`) and another `attend`.
 
     Args:
         config: the shape.
-        position_embedding: position_ids -> [B, T, H].
+        position_embedding: position_ids -> [B, T, H]; None where `embed` needs none.
         seed: of the initial weights; the seed of torch's default generator if None. On the meta device none are
             drawn: after `to_empty`, `init_weights(seed)` gives the same values as direct construction.
     """
 
-    POSITION_TABLES: ClassVar[str] = "position_embedding"
-    """Pattern of the modules that hold the tables of positions, for the tensor parallel plan."""
+    POSITION_TABLES: ClassVar[str | None] = "position_embedding"
+    """Pattern of the modules that hold the tables of positions, for the tensor parallel plan; None: there are none."""
 
-    def __init__(self, config: TransformerConfig, position_embedding: nn.Module, seed: int | None) -> None:
+    def __init__(self, config: TransformerConfig, position_embedding: nn.Module | None, seed: int | None) -> None:
         super().__init__(config)
-        std = config.init_std
-        spread: dict[str, Any] = {"init_std": std, "output_std": std / math.sqrt(2.0 * config.num_layers)}
-        self.token_embedding = declare(TiedEmbedding(config.vocab_size, config.hidden_size), weight=Normal(std))
-        self.position_embedding = position_embedding
+        normal = Normal(config.init_std)
+        embedding = TiedEmbedding if config.tie_embeddings else nn.Embedding
+        self.token_embedding = declare(embedding(config.vocab_size, config.hidden_size), weight=normal)
+        if position_embedding is not None:
+            self.position_embedding = position_embedding
         self.embedding_dropout = Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
-            TransformerLayer(
-                Attention(config.hidden_size, config.num_attention_heads, **spread),
-                FeedForward(config.hidden_size, config.inner_size, **spread),
-                lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps),
-                config.dropout,
-            )
+            TransformerLayer(self.attention(), self.feed_forward(), self.norm, config.dropout)
             for _ in range(config.num_layers)
         )
-        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.final_norm = self.norm()
+        if not config.tie_embeddings:
+            head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.head = declare(head, weight=normal)  # type: ignore[misc]  # `Backbone.head` finds it
         self.init_weights(seed)
+
+    @property
+    def spread(self) -> dict[str, Any]:
+        """Standard deviations of the initial weights of a layer's parts (Radford et al. 2019, 2.3)."""
+        std = self.config.init_std
+        return {"init_std": std, "output_std": std / math.sqrt(2.0 * self.config.num_layers)}
+
+    def attention(self) -> nn.Module:
+        """A layer's attention."""
+        return Attention(self.config.hidden_size, self.config.num_attention_heads, **self.spread)
+
+    def feed_forward(self) -> nn.Module:
+        """A layer's feed-forward network."""
+        return FeedForward(self.config.hidden_size, self.config.inner_size, **self.spread)
+
+    def norm(self) -> nn.Module:
+        """A norm of a layer, or the final one."""
+        return nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
+
+    def attend(self, tokens: Tensor, document_ids: Tensor | None = None) -> Attend:
+        """The attention of a whole sequence: tokens [B, T], document_ids [B, T] or None."""
+        return self.sequence_attend(tokens, Visibility(documents=document_ids))
 
     def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """tokens [B, T], position_ids in the shape of `INPUTS`, or None for `default_positions` -> [B, T, H]
@@ -85,13 +108,16 @@ class PreNormTransformer(Backbone):
         As Shoeybi et al. 2019 (https://arxiv.org/abs/1909.08053): each rank has a part of the vocabulary, of the
         heads and of the inner width; a layer has two sums in its forward and two in its backward pass.
         """
-        heads = {"units": self.config.num_attention_heads, "unit_name": "attention heads"}
+        config = self.config
+        name = "attention heads" if config.kv_heads == config.num_attention_heads else "key heads"
+        heads = {"units": config.kv_heads, "unit_name": name}
+        positions = {self.POSITION_TABLES: {"style": "sequence", "scatter_input": True}} if self.POSITION_TABLES else {}
         return {
             "token_embedding": "vocab_embedding",
-            self.POSITION_TABLES: {"style": "sequence", "scatter_input": True},
+            **positions,
             "embedding_dropout": "sequence",
             "layers.*.attention_norm": "sequence",
-            "layers.*.attention": {"style": "sharded", "own_random": self.config.attention_dropout > 0.0},
+            "layers.*.attention": {"style": "sharded", "own_random": config.attention_dropout > 0.0},
             "layers.*.attention.qkv": {"style": "column", **heads},
             "layers.*.attention.output": {"style": "row", **heads},
             "layers.*.feed_forward_norm": "sequence",
@@ -99,6 +125,7 @@ class PreNormTransformer(Backbone):
             "layers.*.feed_forward.output": "row",
             "layers.*.dropout": "sequence",
             "final_norm": {"style": "sequence", "gather_output": True},
+            **({} if config.tie_embeddings else {"head": "vocab_output"}),
         }
 
     def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int) -> int:

@@ -23,7 +23,8 @@ class Rope(NamedTuple):
         factor: how much longer.
         original_positions: longest text of the pretraining; for "llama3" and "yarn".
         low, high: pairs that make fewer than `low` turns within `original_positions` are stretched by `factor`, those
-            that make more than `high` are not, and those between are interpolated ("llama3": 1 and 4, "yarn": 1 and 32).
+            that make more than `high` are not, and those between are interpolated; usually 1 and 4 for "llama3", 1 and
+            32 for "yarn".
         attention_factor: of cosines and sines under "yarn"; None: 0.1 ln(factor) + 1.
     """
 

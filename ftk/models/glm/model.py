@@ -43,7 +43,7 @@ class GLM(PreNormTransformer):
         position = super().default_positions(tokens)
         return torch.stack((position, torch.zeros_like(position)), dim=1)
 
-    def attend(
+    def attend(  # type: ignore[override]  # each family has its own inputs, which are given by name
         self, tokens: Tensor, context_length: Tensor | None = None, document_ids: Tensor | None = None
     ) -> Attend:
         """The attention of a whole sequence: tokens [B, T], context_length [B], document_ids [B, T] or None each."""

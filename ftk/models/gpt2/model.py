@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from ftk.models.gpt2 import GPT2Config
 from ftk.models.pre_norm import PreNormTransformer
-from ftk.modules.attention import Attend
 from ftk.modules.initialization import Normal, declare
-from ftk.modules.masks import Visibility
 
 
 class GPT2(PreNormTransformer):
@@ -28,7 +26,3 @@ class GPT2(PreNormTransformer):
     def __init__(self, config: GPT2Config, seed: int | None = None) -> None:
         positions = nn.Embedding(config.max_positions, config.hidden_size)
         super().__init__(config, declare(positions, weight=Normal(config.init_std)), seed)
-
-    def attend(self, tokens: Tensor, document_ids: Tensor | None = None) -> Attend:
-        """The attention of a whole sequence: tokens [B, T], document_ids [B, T] or None."""
-        return self.sequence_attend(tokens, Visibility(documents=document_ids))

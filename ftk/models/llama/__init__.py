@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ftk.models.config import causal_recipe
-from ftk.models.rotary.config import BiasedRotaryConfig
-from ftk.registry import register_architecture, register_model
-
-if TYPE_CHECKING:
-    from ftk.models.rotary.model import RotaryDecoder
+from ftk.models.rotary.config import BiasedRotaryConfig, register_family
 
 
 @dataclass(kw_only=True)
@@ -18,22 +13,7 @@ class LlamaConfig(BiasedRotaryConfig):
     """The shape of a LLaMA."""
 
 
-@register_model("llama", config=LlamaConfig, task="causal_lm")
-def build_llama(config: LlamaConfig, seed: int | None = None) -> RotaryDecoder:
-    """`RotaryDecoder(config, seed)`: see there."""
-    from ftk.models.rotary.model import RotaryDecoder
-
-    return RotaryDecoder(config, seed)
-
-
-def _register(name: str, num_layers: int, hidden_size: int, num_heads: int, inner_size: int, **options: Any) -> None:
-    @register_architecture(name, model="llama", recipe=causal_recipe(hidden_size))
-    def preset() -> LlamaConfig:
-        shape: dict[str, Any] = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
-        return LlamaConfig(**shape, ffn_hidden_size=inner_size, **_ONE | options)
-
-
-_ONE: dict[str, Any] = {"vocab_size": 32000, "max_positions": 2048, "layer_norm_eps": 1e-6}
+register_size = register_family("llama", LlamaConfig, vocab_size=32000, max_positions=2048, layer_norm_eps=1e-6)
 _TWO: dict[str, Any] = {"max_positions": 4096, "layer_norm_eps": 1e-5}
 _THREE: dict[str, Any] = {
     "vocab_size": 128256,
@@ -46,18 +26,19 @@ _SCALED: dict[str, Any] = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_o
 _LONG: dict[str, Any] = {**_THREE, **_SCALED, "max_positions": 131072}
 _SMALL: dict[str, Any] = {**_LONG, "rope_factor": 32.0, "tie_embeddings": True}
 
-_register("llama_tiny", 4, 64, 4, 172, num_kv_heads=2, max_positions=512)  # not published: for tests and first tries
-_register("llama_7b", 32, 4096, 32, 11008)  # 6.74B parameters
-_register("llama_13b", 40, 5120, 40, 13824)  # 13.0B
-_register("llama_33b", 60, 6656, 52, 17920)  # 32.5B
-_register("llama_65b", 80, 8192, 64, 22016)  # 65.3B
-_register("llama2_7b", 32, 4096, 32, 11008, **_TWO)
-_register("llama2_13b", 40, 5120, 40, 13824, **_TWO)
-_register("llama2_70b", 80, 8192, 64, 28672, num_kv_heads=8, **_TWO)  # 69.0B
-_register("llama3_8b", 32, 4096, 32, 14336, **_THREE)  # 8.03B
-_register("llama3_70b", 80, 8192, 64, 28672, **_THREE)  # 70.6B
-_register("llama3_1_8b", 32, 4096, 32, 14336, **_LONG)
-_register("llama3_1_70b", 80, 8192, 64, 28672, **_LONG)
-_register("llama3_1_405b", 126, 16384, 128, 53248, **_LONG)  # 405.9B
-_register("llama3_2_1b", 16, 2048, 32, 8192, **_SMALL)  # 1.24B
-_register("llama3_2_3b", 28, 3072, 24, 8192, **_SMALL)  # 3.21B
+# not published: for tests and first tries
+register_size("llama_tiny", 4, 64, 4, 172, num_kv_heads=2, max_positions=512)
+register_size("llama_7b", 32, 4096, 32, 11008)  # 6.74B parameters
+register_size("llama_13b", 40, 5120, 40, 13824)  # 13.0B
+register_size("llama_33b", 60, 6656, 52, 17920)  # 32.5B
+register_size("llama_65b", 80, 8192, 64, 22016)  # 65.3B
+register_size("llama2_7b", 32, 4096, 32, 11008, **_TWO)
+register_size("llama2_13b", 40, 5120, 40, 13824, **_TWO)
+register_size("llama2_70b", 80, 8192, 64, 28672, num_kv_heads=8, **_TWO)  # 69.0B
+register_size("llama3_8b", 32, 4096, 32, 14336, **_THREE)  # 8.03B
+register_size("llama3_70b", 80, 8192, 64, 28672, **_THREE)  # 70.6B
+register_size("llama3_1_8b", 32, 4096, 32, 14336, **_LONG)
+register_size("llama3_1_70b", 80, 8192, 64, 28672, **_LONG)
+register_size("llama3_1_405b", 126, 16384, 128, 53248, **_LONG)  # 405.9B
+register_size("llama3_2_1b", 16, 2048, 32, 8192, **_SMALL)  # 1.24B
+register_size("llama3_2_3b", 28, 3072, 24, 8192, **_SMALL)  # 3.21B

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from ftk.models.qwen2 import Qwen2Config
-from ftk.models.rotary.convert import RotaryConverter
+from ftk.models.rotary.convert import QwenConverter
 from ftk.registry import register_hf_model
 
 
 @register_hf_model("qwen2")
-class Qwen2Converter(RotaryConverter):
+class Qwen2Converter(QwenConverter):
     model_type = "qwen2"
     architecture = "Qwen2ForCausalLM"
     config_class = Qwen2Config
-    defaults: ClassVar[dict[str, Any]] = {
-        "vocab_size": 151936,
-        "ffn_hidden_size": 22016,
-        "num_kv_heads": 32,
-        "max_positions": 32768,
-    }
-    fixed: ClassVar[dict[str, Any]] = {"use_sliding_window": False}
-    ignored = ("sliding_window", "max_window_layers", "layer_types")  # used with use_sliding_window alone

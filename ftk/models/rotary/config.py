@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ftk.models.config import TransformerConfig
+from ftk.models.config import TransformerConfig, causal_recipe
+from ftk.registry import register_architecture, register_model
+
+if TYPE_CHECKING:
+    from ftk.models.rotary.model import RotaryDecoder
 
 
 @dataclass(kw_only=True)
@@ -39,7 +43,9 @@ class RotaryConfig(TransformerConfig):
             "help": "size of a head; hidden_size / num_attention_heads if not given",
         },
     )
-    tie_embeddings: bool = field(default=False, metadata={"help": "use the token embedding as output layer too"})
+    tie_embeddings: bool = field(  # type: ignore[misc]
+        default=False, metadata={"help": "use the token embedding as output layer too"}
+    )
     embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the token embeddings, in [0, 1)"})
     attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
     dropout: float = field(
@@ -98,6 +104,11 @@ class RotaryConfig(TransformerConfig):
         return self.num_attention_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
+    def heads_share_width(self) -> bool:
+        """Whether the heads together are as wide as the residual path."""
+        return self.head_dim is None
+
+    @property
     def head_size(self) -> int:
         """D: size of a head."""
         return super().head_size if self.head_dim is None else self.head_dim
@@ -145,3 +156,35 @@ class BiasedRotaryConfig(RotaryConfig):
     def output_bias(self) -> bool:  # type: ignore[override]
         """Of the output projection."""
         return self.attention_bias
+
+
+def register_family(name: str, config_type: type[RotaryConfig], **common: Any) -> Callable[..., None]:
+    """Registers a model of this form; for a family's module, without importing torch.
+
+    Args:
+        name: of the model.
+        config_type: its options.
+        common: options of all its sizes.
+
+    Returns:
+        (architecture, num_layers, hidden_size, num_heads, inner_size, **options) -> None: registers a size.
+    """
+
+    def build(config: RotaryConfig, seed: int | None = None) -> RotaryDecoder:
+        from ftk.models.rotary.model import RotaryDecoder
+
+        return RotaryDecoder(config, seed)
+
+    def register_size(
+        architecture: str, num_layers: int, hidden_size: int, num_heads: int, inner_size: int, **options: Any
+    ) -> None:
+        def preset() -> RotaryConfig:
+            shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
+            return config_type(**{**shape, "ffn_hidden_size": inner_size, **common, **options})
+
+        preset.__module__ = config_type.__module__
+        register_architecture(architecture, model=name, recipe=causal_recipe(hidden_size))(preset)
+
+    build.__module__ = config_type.__module__  # it is the family that registers
+    register_model(name, config=config_type, task="causal_lm")(build)
+    return register_size

@@ -132,6 +132,19 @@ class RotaryConverter:
         return {"_name": "causal_lm", "seq_length": length, "make_vocab_size_divisible_by": 1}
 
 
+class QwenConverter(RotaryConverter):
+    """What Qwen2's and Qwen3's files have in common: windows are refused, and the keys that belong to them ignored."""
+
+    defaults: ClassVar[dict[str, Any]] = {
+        "vocab_size": 151936,
+        "ffn_hidden_size": 22016,
+        "num_kv_heads": 32,
+        "max_positions": 32768,
+    }
+    fixed: ClassVar[dict[str, Any]] = {"use_sliding_window": False}
+    ignored = ("sliding_window", "max_window_layers", "layer_types")
+
+
 _ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 
 
