@@ -14,6 +14,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "model": {
         "glm": "ftk.models.glm",
         "gpt2": "ftk.models.gpt2",
+        "gptj": "ftk.models.gptj",
         "llama": "ftk.models.llama",
         "mistral": "ftk.models.mistral",
         "opt": "ftk.models.opt",
@@ -36,6 +37,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "gpt2_medium": "ftk.models.gpt2",
         "gpt2_tiny": "ftk.models.gpt2",
         "gpt2_xl": "ftk.models.gpt2",
+        "gptj_tiny": "ftk.models.gptj",
+        "gptj_6b": "ftk.models.gptj",
         "llama_tiny": "ftk.models.llama",
         "llama_7b": "ftk.models.llama",
         "llama_13b": "ftk.models.llama",
@@ -136,6 +139,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "hf_model": {
         "gpt2": "ftk.models.gpt2.convert",
+        "gptj": "ftk.models.gptj.convert",
         "llama": "ftk.models.llama.convert",
         "mistral": "ftk.models.mistral.convert",
         "opt": "ftk.models.opt.convert",

@@ -35,11 +35,23 @@ from tests.held import Held
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
 
+GPT = {
+    "n_layer": 2,
+    "n_embd": 32,
+    "n_head": 4,
+    "vocab_size": 99,
+    "n_positions": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
 def gpt2() -> Any:
-    config = transformers.GPT2Config(
-        n_layer=2, n_embd=32, n_head=4, vocab_size=99, n_positions=64, bos_token_id=0, eos_token_id=0
-    )
-    return transformers.GPT2LMHeadModel(config)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT))
+
+
+def gptj() -> Any:
+    return transformers.GPTJForCausalLM(transformers.GPTJConfig(**GPT, rotary_dim=6, n_inner=48))
 
 
 SMALL = {
@@ -88,6 +100,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "gpt2": gpt2,
+    "gptj": gptj,
     "llama": decoder("Llama"),
     "llama tied, biases, llama3": decoder(
         "Llama", tie_word_embeddings=True, attention_bias=True, rope_parameters=LLAMA3
@@ -212,12 +225,13 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, 
 
 
 def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name if name == "lm_head.weight" else name.split(".", 1)[1]: value for name, value in tensors.items()}
+    return {name if name.startswith("lm_head.") else name.split(".", 1)[1]: value for name, value in tensors.items()}
 
 
 def with_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    first = max(tensors.values(), key=lambda tensor: tensor.size(0) == 99)
-    return {**tensors, "lm_head.weight": first.clone()}
+    """With the copy of the embedding, where there is no output layer."""
+    embedding = max(tensors.values(), key=lambda tensor: tensor.size(0) == 99)
+    return {"lm_head.weight": embedding.clone(), **tensors}
 
 
 def in_half(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -364,6 +378,8 @@ OWN_MISTAKES = [
     ("gpt2", edited(n_layer="many"), "num_layers is 'many'"),
     ("gpt2", edited(n_layer=10**4), "far larger than its tensors"),
     ("gpt2", with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight differs from"),
+    ("gptj", edited(rotary_dim=7), "rotary_dim is 7; it must be even and from 2 to the size of a head, 8"),
+    ("gptj", edited(tie_word_embeddings=True), "tie_word_embeddings is True; ftk's model has False"),
     ("llama", edited(hidden_act="gelu"), "hidden_act is 'gelu'; ftk's model has 'silu'"),
     ("llama", edited(num_key_value_heads=3), "num_kv_heads is 3; it must divide num_attention_heads 4"),
     ("llama", edited(head_dim=7), "the size of a head is 7; rotary positions need an even one"),

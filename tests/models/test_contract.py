@@ -19,6 +19,7 @@ from ftk.models import build_model, model_config
 from ftk.models.conversion import LazyTensors, Rename, renamed
 from ftk.models.glm.convert import RENAMES as GLM_RENAMES
 from ftk.models.gpt2.convert import GPT2Converter
+from ftk.models.gptj.convert import GPTJConverter
 from ftk.models.llama.convert import LlamaConverter
 from ftk.models.opt.convert import OPTConverter
 from ftk_cli.checkpoint import main as checkpoint
@@ -52,6 +53,7 @@ class Family:
 FAMILIES = {
     "glm": Family("glm_tiny", GLM_RENAMES, task="glm_blank --document-mask", ask=" [gMASK]"),
     "gpt2": Family("gpt2_tiny", GPT2Converter.renames),
+    "gptj": Family("gptj_tiny", GPTJConverter.renames),  # a parallel residual path
     "llama": Family("llama_tiny", LlamaConverter.renames),
     "opt": Family(  # post-norm, and a token embedding that is projected
         "opt_tiny", OPTConverter.renames, {"norm_first": False, "word_embedding_size": 40}
