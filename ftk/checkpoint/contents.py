@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ftk.checkpoint.encoding import decode
+from ftk.checkpoint.index import check_headers, read_index
 from ftk.checkpoint.layout import CONFIG, TRAINER_STATE, BrokenCheckpoint, read_part
-from ftk.checkpoint.storage import check_headers, read_index
 from ftk.files import read_json, read_yaml
 
 _NONE = type(None)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from ftk.checkpoint import load_model_tensors, read_trainer_state
-from ftk.checkpoint.storage import read_index, read_tensors
+from ftk.checkpoint.index import read_index
+from ftk.checkpoint.storage import read_tensors
 from ftk.hub import load_tokenizer
 from tests.distributed import run_jobs
 from tests.trainer.parallel_jobs import run_all, samples_per_epoch
