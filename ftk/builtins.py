@@ -137,7 +137,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
 
 FORMER_NAMES: dict[str, dict[str, str]] = {
     "criterion": {"glm_cross_entropy": "cross_entropy"},
-    "option": {"constraint_blanks": "constraint_answers"},
+    "option": {"constraint_blanks": "constraint_answers", "gather_dtype": "weights"},
 }
 """kind -> a name that configurations on disk and commands still have -> the name of today."""
 
