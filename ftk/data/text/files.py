@@ -172,7 +172,8 @@ def expand_paths(files: str, separator: str = "line", format: str = "auto") -> l
 
 
 def _files_in(folder: str, *, any_name: bool) -> list[str]:
-    taken, left = [], []
+    taken: list[str] = []
+    left: list[str] = []
     for path in sorted(Path(folder).rglob("*"), key=str):
         name, hidden = path.name, any(part.startswith(".") for part in path.relative_to(folder).parts)
         if hidden or not path.is_file():
