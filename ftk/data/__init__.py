@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IndexedDataset", "IndexedDatasetWriter", "from_dataset"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "IndexedDataset": "ftk.data.indexed.dataset",
