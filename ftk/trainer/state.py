@@ -103,10 +103,7 @@ class TrainerState:
         if set(values) != names:
             odd = ", ".join(sorted(set(values) ^ names))
             raise BrokenCheckpoint(f"{where}: trainer.json is of another version of ftk (fields that differ: {odd})")
-        if values["num_updates"] is None:
+        best = values["best"]
+        if values["num_updates"] is None or (best is not None and "num_updates" not in best):
             raise BrokenCheckpoint(f"{where}: trainer.json has no number of updates")
-        try:
-            best = Best(**values["best"]) if values["best"] is not None else None
-        except TypeError as error:
-            raise BrokenCheckpoint(f"{where}: trainer.json has another best validation than ftk writes") from error
-        return cls(**{**values, "best": best})
+        return cls(**{**values, "best": Best(**best) if best is not None else None})
