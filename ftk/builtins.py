@@ -104,6 +104,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "noam": "ftk.optim.schedules",
         "one_cycle": "ftk.optim.schedules",
         "polynomial": "ftk.optim.schedules",
+        "reduce_on_plateau": "ftk.optim.schedules",
         "warmup_stable_decay": "ftk.optim.schedules",
     },
     "dataset": {
