@@ -93,7 +93,7 @@ _TRAINER_FIELDS: dict[str, Check] = {  # all optional: averaged and converted ch
     "scores": _each(_figure),
     "seconds": lambda value: _number(value) and 0 <= value < _MAX_WHOLE,
     "figures": _or({}, _record({"meters": _each(_row(_number, _number)), "skipped": _row(_whole(), _whole())})),
-    "lr_scheduler": _record({}, _SCHEDULE | {"groups": _each(_record({}, _SCHEDULE, others=True))}, others=True),
+    "lr_scheduler": _record({}, _SCHEDULE, others=True),
     "loss_scale": _or(
         {},
         _record(
