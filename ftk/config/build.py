@@ -226,11 +226,20 @@ def _own_errors(config: Any) -> list[str]:
 
 
 def _placed(key: str, options: dict[str, Option], message: str, in_file: Collection[str] | None) -> str:
-    """A message of `validate` with the place where its value was given: the key in a file, or the flag."""
-    option = next((options[word] for word in re.findall(r"\w+", message) if word in options), None)
-    if in_file is None or option is None or option.derived or option.key in in_file:
-        return f"{key}.{message}"
-    return f"{option.flag}: {message}"
+    """A message of `validate` that names the value by the place where it was given: the key in a file, or the flag.
+
+    That is the first option which the message names. Where that is a flag, others are flags too, as far as their names
+    are no words of English.
+    """
+    first = next((options[word] for word in re.findall(r"\w+", message) if word in options), None)
+    if first is None:
+        return f"{key}: {message}"
+    by_key = in_file is None or first.derived or first.key in in_file
+    text = re.sub(rf"\b{first.name}\b", first.key if by_key else first.flag, message, count=1)
+    if by_key:
+        return text
+    others = "|".join(name for name, option in options.items() if "_" in name and not option.derived)
+    return re.sub(rf"(?<![\w`-])({others})(?![\w`])", lambda name: options[name[1]].flag, text) if others else text
 
 
 def _mapping(key: str, tree: Tree, errors: list[str]) -> Tree:
