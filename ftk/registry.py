@@ -157,6 +157,7 @@ SPECIAL_TOKENS = Registry("special_tokens")
 SCORERS = Registry("scorer")
 HOOKS = Registry("hook")
 SEARCHES = Registry("search")
+ATTENTIONS = Registry("attention")
 CONVERTERS = Registry("converter")  # forms of checkpoints, `ftk.models.conversion.FileFormat`
 HF_MODELS = Registry("hf_model")  # by model: `ftk.models.conversion.Converter`
 
@@ -171,6 +172,7 @@ register_special_tokens = SPECIAL_TOKENS.register
 register_scorer = SCORERS.register
 register_hook = HOOKS.register
 register_search = SEARCHES.register
+register_attention = ATTENTIONS.register
 register_converter = CONVERTERS.register
 register_hf_model = HF_MODELS.register
 

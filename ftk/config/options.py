@@ -37,7 +37,7 @@ class Option:
         is_list: whether the value is a list of `kind`.
         optional: whether None is allowed.
         default: default value, `MISSING` where one must be given.
-        help, unit, choices: from the field's metadata.
+        help, unit, choices: from the field's metadata; choices may be a function that lists what is registered.
         flag: command-line flag, e.g. "--seq-length"; for a positional argument its shown name, e.g. "DATA".
         positional: whether it is given by place instead of by flag.
         derived: filled in by the program (kept in YAML, no flag).
@@ -149,6 +149,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
     positional = bool(meta.get("positional", False))
     dashed = field.name.replace("_", "-")
     choices = meta.get("choices", literal)
+    choices = choices() if callable(choices) else choices
     widest = MAX_WHOLE if kind is int else MAX_NUMBER
     return Option(
         section=section,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.modules.attention import Attend, SequenceAttention, attention_form, sequence_attention
+from ftk.modules.attention import Attend, attention_form, sequence_attention
 from ftk.modules.heads import Head, TiedVocabulary
 from ftk.modules.initialization import initial_of
 from ftk.modules.masks import Visibility
@@ -133,7 +133,7 @@ class Backbone(nn.Module):
         """
         return _as_it_is
 
-    def sequence_attend(self, tokens: Tensor, visibility: Visibility) -> SequenceAttention:
+    def sequence_attend(self, tokens: Tensor, visibility: Visibility) -> Attend:
         """The attention of whole sequences in the form that the options ask for; for `attend` of a family.
 
         Args:

@@ -12,11 +12,11 @@ from ftk.errors import UserError
 from ftk.modules import attention
 from ftk.modules.attention import (
     EAGER_MAX_TOKENS,
+    Attend,
     Attention,
     EagerAttention,
     FlexAttention,
     MaskedAttention,
-    SequenceAttention,
     attention_form,
     sequence_attention,
 )
@@ -32,7 +32,7 @@ PLACES = torch.arange(24)
 
 def attend_of(
     form: str, documents: Tensor | None = None, dropout: float = 0.0, dtype: torch.dtype = torch.float32
-) -> SequenceAttention:
+) -> Attend:
     visibility = Visibility(CONTEXT, documents=documents)
     return sequence_attention(form, visibility, 24, CPU, dropout, dtype)
 
