@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftk.builtins import FORMER_NAMES
-from ftk.errors import shown
+from ftk.errors import UserError, shown
 from ftk.files import expand_home
+from ftk.registry import named
 
 MISSING = dataclasses.MISSING
 MAX_WHOLE, MAX_NUMBER = 10**15, 1e30
@@ -133,9 +134,16 @@ def underflows(text: str) -> bool:
 
 
 def options_of(section: str, config: type) -> list[Option]:
-    """The options of a config dataclass, in the order of its fields."""
-    hints = typing.get_type_hints(config)
-    return [_option(section, field, hints[field.name]) for field in dataclasses.fields(config) if field.init]
+    """The options of a config dataclass, in the order of its fields.
+
+    Raises:
+        UserError: a field of it is no option; names the class and its file.
+    """
+    try:
+        hints = typing.get_type_hints(config)
+        return [_option(section, field, hints[field.name]) for field in dataclasses.fields(config) if field.init]
+    except (NameError, TypeError) as error:
+        raise UserError(f"{named(config)}: {error}") from error
 
 
 def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
