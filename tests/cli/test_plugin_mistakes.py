@@ -301,7 +301,8 @@ def forget() -> None:
 
 def train_it(place: Path, folder: Path, options: str) -> int:
     arch = "" if "--arch" in options else "--arch lstm_tiny"
-    run = f"--max-update 1 --batch-size 2 --window 16 --valid-subset none --save-dir {folder / 'run'}"
+    window = "" if "--task" in options else "--window 16"
+    run = f"--max-update 1 --batch-size 2 {window} --valid-subset none --save-dir {folder / 'run'}"
     return train.main(f"{place / 'data-bin'} --user-dir {folder / 'broken.py'} {arch} {run} {options}".split())
 
 
@@ -318,11 +319,23 @@ def test_a_mistake_is_answered_in_the_words_of_the_contract(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("more", [CRITERION, BACKBONE, DATASET], ids=["criterion", "backbone", "dataset"])
-def test_without_the_mistake_it_trains(plugin, place, tmp_path, more):
+OWN_SAMPLES = DATASET.replace(
+    "def documents(self, split):\n        return DocumentList([[1, 2, 3] * 20])",
+    "def samples(self, split, make_samples, seed):\n        return make_samples(DocumentList([[1, 2, 3] * 20]), seed)",
+)
+RIGHT = {
+    "criterion": (CRITERION, "--criterion mine"),
+    "backbone": (BACKBONE, "--arch trunk_tiny"),
+    "documents": (DATASET, "--dataset own"),
+    "samples": (OWN_SAMPLES, "--dataset own"),
+    "samples of ftk's task": (OWN_SAMPLES, "--dataset own --arch gpt2_tiny --task causal_lm"),
+}
+
+
+@pytest.mark.parametrize(("more", "options"), RIGHT.values(), ids=RIGHT)
+def test_without_a_mistake_it_trains(plugin, place, tmp_path, more, options):
     plugin(GOOD + more)
-    options = {CRITERION: "--criterion mine", BACKBONE: "--arch trunk_tiny --dropout 0", DATASET: "--dataset own"}
-    assert train_it(place, tmp_path, options[more]) == 0
+    assert train_it(place, tmp_path, options) == 0
 
 
 def test_a_model_that_cannot_generate_is_refused(plugin, place, tmp_path, capsys):
