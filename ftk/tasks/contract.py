@@ -159,7 +159,8 @@ def _check_batch(batch: Any, who: str) -> None:
 
     if not isinstance(batch, Batch):
         _refuse(who, "what it returns", batch, "an ftk.batch.Batch")
-    tokens, places = batch.inputs.get("tokens"), batch.places
+    places = batch.places
+    tokens: Any = batch.inputs.get("tokens")
     for name, value, form in (("inputs['tokens']", tokens, "int64 [B, T]"), ("places", places, "int64 [N]")):
         if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or value.ndim != form.count(",") + 1:
             _refuse(who, f"the batch's {name}", value, form)
@@ -234,9 +235,9 @@ def _check_criterion(batch: Batch, model: Any, criterion: Criterion) -> None:
         raise UserError(
             f"{who}: num_targets is {float(output.num_targets):g}, but count(batch) is {count:g}; they must be equal"
         )
-    for name, value in output.meters.items():
-        if not isinstance(value, tuple) or len(value) != 2 or any(getattr(each, "ndim", 1) for each in value):
-            _refuse(who, f"the meter {name!r}", value, "(sum, count), two tensors of shape []")
+    for name, meter in output.meters.items():
+        if not isinstance(meter, tuple) or len(meter) != 2 or any(getattr(each, "ndim", 1) for each in meter):
+            _refuse(who, f"the meter {name!r}", meter, "(sum, count), two tensors of shape []")
 
 
 def _hidden_states(batch: Batch, model: Any) -> Any:
