@@ -11,7 +11,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-FOUNDATION = {"version", "errors", "files", "lazy_names", "builtins", "registry", "plugins", "logging", "batch"}
+FOUNDATION = {
+    "version",
+    "errors",
+    "files",
+    "parsing",
+    "lazy_names",
+    "builtins",
+    "registry",
+    "plugins",
+    "logging",
+    "batch",
+}
 BELOW_TASKS = {
     "config",
     "tokenizers",
@@ -123,6 +134,16 @@ def test_help_and_version_import_no_torch(command, argument):
 @pytest.mark.parametrize("arguments", [["--arch", "glm_tiny", "--help", "all"], ["--help", "momentum"]], ids=" ".join)
 def test_help_on_parts_imports_no_torch(arguments):
     assert "--optimizer" in without_torch("train", *arguments)
+
+
+def test_dir_shows_the_public_names_without_importing_torch():
+    code = "import ftk, ftk.trainer, sys; print(*dir(ftk)); print(*dir(ftk.trainer)); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "__version__ load_generator load_model load_tokenizer parallelize",
+        "Hook Run StepInfo TrainConfig Trainer build_run",
+        "False",
+    ]
 
 
 def without_torch(command, *arguments):

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from ftk.models.config import TransformerConfig, causal_recipe
-from ftk.registry import register_architecture, register_model
-
-if TYPE_CHECKING:
-    from ftk.models.rotary.model import RotaryDecoder
+from ftk.models.config import TransformerConfig, register_family
 
 
 @dataclass(kw_only=True)
@@ -20,11 +16,13 @@ class RotaryConfig(TransformerConfig):
     Attributes:
         qkv_bias, output_bias: whether the projections of attention have biases; a family may make options of them.
         norms_heads: whether query and key heads are normalised.
+        interleaved: whether the pairs of dimensions that are rotated are (2i, 2i + 1); else (i, i + R/2).
     """
 
     qkv_bias: ClassVar[bool] = False
     output_bias: ClassVar[bool] = False
     norms_heads: ClassVar[bool] = False
+    interleaved: ClassVar[bool] = False
 
     num_kv_heads: int | None = field(
         default=None,
@@ -114,6 +112,11 @@ class RotaryConfig(TransformerConfig):
         return super().head_size if self.head_dim is None else self.head_dim
 
     @property
+    def rotary_size(self) -> int:
+        """R: leading dimensions of a head that are rotated."""
+        return self.head_size
+
+    @property
     def rope_turns(self) -> tuple[float, float]:
         """`rope_low` and `rope_high`."""
         usual = 32.0 if self.rope_scaling == "yarn" else 4.0
@@ -132,8 +135,11 @@ class RotaryConfig(TransformerConfig):
             if self.num_attention_heads % self.kv_heads:
                 heads = f"num_attention_heads {self.num_attention_heads}"
                 yield f"num_kv_heads is {self.num_kv_heads}; it must divide {heads}"
-            elif self.head_size % 2:
-                yield f"the size of a head is {self.head_size}; rotary positions need an even one"
+            elif self.rotary_size % 2 or self.rotary_size < 2:
+                yield (
+                    f"{self.rotary_size} of the {self.head_size} dimensions of a head are rotated; "
+                    "rotary positions need an even number"
+                )
         low, high = self.rope_turns
         if self.rope_scaling in ("llama3", "yarn") and not 0.0 < low < high:
             yield f"rope_low is {low}; it must be above 0 and below rope_high {high}"
@@ -158,33 +164,6 @@ class BiasedRotaryConfig(RotaryConfig):
         return self.attention_bias
 
 
-def register_family(name: str, config_type: type[RotaryConfig], **common: Any) -> Callable[..., None]:
-    """Registers a model of this form; for a family's module, without importing torch.
-
-    Args:
-        name: of the model.
-        config_type: its options.
-        common: options of all its sizes.
-
-    Returns:
-        (architecture, num_layers, hidden_size, num_heads, inner_size, **options) -> None: registers a size.
-    """
-
-    def build(config: RotaryConfig, seed: int | None = None) -> RotaryDecoder:
-        from ftk.models.rotary.model import RotaryDecoder
-
-        return RotaryDecoder(config, seed)
-
-    def register_size(
-        architecture: str, num_layers: int, hidden_size: int, num_heads: int, inner_size: int, **options: Any
-    ) -> None:
-        def preset() -> RotaryConfig:
-            shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
-            return config_type(**{**shape, "ffn_hidden_size": inner_size, **common, **options})
-
-        preset.__module__ = config_type.__module__
-        register_architecture(architecture, model=name, recipe=causal_recipe(hidden_size))(preset)
-
-    build.__module__ = config_type.__module__  # it is the family that registers
-    register_model(name, config=config_type, task="causal_lm")(build)
-    return register_size
+def register_rotary(name: str, config_type: type[RotaryConfig], **common: Any) -> Callable[..., None]:
+    """`register_family` for a `RotaryDecoder`."""
+    return register_family(name, config_type, "ftk.models.rotary.model:RotaryDecoder", **common)
