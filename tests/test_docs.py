@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import tokenizers
 
 from tests.processes import commands_of_shells, forked, redirect
 
@@ -40,6 +43,8 @@ SMALLER = [
         "ftk-checkpoint convert --from glm glm-large-original glm-large --num-attention-heads 4",
     ),
 ]
+
+CHARACTERS = "秦川雄帝宅函谷壯皇居綺殿千尋起離宮百雉餘連甍遙接漢飛觀迥凌虛雲日隱層闕風煙出疎，。"
 
 
 class Session:
@@ -91,23 +96,52 @@ def blocks(document: Path) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    """train.txt and valid.txt from the docs themselves: real sentences, some hundred of them."""
+def corpus(tmp_path_factory, command) -> Path:
+    """train.txt and valid.txt from the docs themselves, chinese.jsonl, and the checkpoints of others."""
     folder = tmp_path_factory.mktemp("corpus")
     text = "\n".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
     lines = [line for line in text.split("\n") if len(line) > 20 and line.isascii()]
     (folder / "train.txt").write_text("\n".join(lines[20:]), encoding="utf-8")
     (folder / "valid.txt").write_text("\n".join(lines[:20]), encoding="utf-8")
+    draw = random.Random(1)
+    poems = ["".join(draw.choices(CHARACTERS, k=40)) for _ in range(300)]
+    (folder / "chinese.jsonl").write_text("\n".join(json.dumps({"text": poem}) for poem in poems))
     shutil.copytree(ROOT / "tests" / "golden" / "glm_tiny" / "original_checkpoint", folder / "glm-large-original")
+    make_gpt2(folder, command)
     return folder
+
+
+def make_gpt2(folder: Path, command: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """Writes gpt2/, as one would download it: a small GPT-2 in Hugging Face's form, with its tokenizer."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=letters, special_tokens=["<|endoftext|>"], show_progress=False
+    )
+    tokenizer.train([str(folder / "valid.txt")], trainer)
+    (folder / "tokenizer").mkdir()
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    (folder / "tokenizer" / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    train = "--arch gpt2_tiny --seq-length 32 --batch-size 2 --max-update 1 --valid-subset none"
+    for line in (
+        "ftk-preprocess --trainpref valid.txt --tokenizer hf --tokenizer-path tokenizer --destdir data",
+        f"ftk-train data {train} --make-vocab-size-divisible-by 1 --save-dir trained",
+        "ftk-checkpoint convert --to hf trained gpt2",
+    ):
+        done = command(*line.split(), cwd=folder)
+        assert done.returncode == 0, done.stderr
+    for made in ("tokenizer", "data", "trained"):
+        shutil.rmtree(folder / made)
 
 
 @pytest.fixture(scope="module")
 def run(data_bin, command, tmp_path_factory) -> Path:
     """A small trained GLM, for pages that start where training has ended."""
     folder = tmp_path_factory.mktemp("run") / "run"
-    options = ("--arch", "glm_tiny", "--max-update", 3, "--batch-size", 2, "--save-dir", folder)
-    done = command("ftk-train", data_bin, *options)
+    options = ("--arch", "glm_tiny", "--max-update", 3, "--save-interval-updates", 2, "--batch-size", 2, "--save-dir")
+    done = command("ftk-train", data_bin, *options, folder)
     assert done.returncode == 0, done.stderr
     return folder
 
