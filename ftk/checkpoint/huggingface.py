@@ -20,14 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftk.checkpoint.index import DTYPES, open_safetensors, safetensors_header, tensor_bytes
 from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
-from ftk.checkpoint.storage import DTYPES, open_safetensors, safetensors_header, tensor_bytes
 from ftk.config.build import build_options
 from ftk.errors import UserError
-from ftk.files import naming, parse_json, read_bytes, read_json
+from ftk.files import naming, read_bytes, read_json
 from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors, renamed
 from ftk.models.torch_file import read_tensor_file
+from ftk.parsing import parse_json
 from ftk.registry import HF_MODELS, register_converter
 from ftk.tokenizers import build_tokenizer, load_tokenizer
 
@@ -125,7 +126,7 @@ class HuggingFace:
             end = tokenizer.special.eos if tokenizer else None
             # The defaults of their configuration belong to another vocabulary.
             begin = tokenizer.special.bos if tokenizer else None
-            ends = {"bos_token_id": end if begin is None else begin, "eos_token_id": end}
+            ends = {"bos_token_id": end if begin is None else begin, "eos_token_id": end, "pad_token_id": None}
             kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | ends | dtype))
             files, index = self._shards(theirs.described)
             kept |= index

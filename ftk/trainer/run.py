@@ -21,6 +21,7 @@ from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.data.sample_dataset import lengths_of
 from ftk.errors import UserError, counted
+from ftk.model_parallel.data_parallel import uses_shares
 from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
@@ -101,11 +102,11 @@ class Run:
         if num_updates > 0:
             logger.info("continuing after %s, in epoch %d", counted(num_updates, "update"), self.train_iterator.epoch)
         length = f"up to {counted(total, 'update')}" if total else "no limit of updates"
-        precision = self.config.training.precision
+        precision = self.config.compute_type
         logger.info("training %s parameters on %s in %s", f"{self.num_trained:,}", self.device, precision)
         if (recipe := describe_recipe(self.config.model)) is not None:
             logger.info("%s", recipe)
-        if self.world.sizes.world > 1:
+        if self.world.mesh is not None:
             logger.info("%s", self.world.sizes.describe(self.config.parallel))
         *others, last = self.updates_per_epoch  # of each shard
         per_epoch = ", ".join([*map(str, others), counted(last, "update")])
@@ -226,11 +227,11 @@ def build_run(
 
 
 def build_model(config: TrainConfig, task: Task, world: World) -> nn.Module:
-    """The whole model with its initial values; on the meta device if several ranks will each hold a part of it.
+    """The whole model with its initial values; on the meta device if this rank will not hold all of it on its device.
 
     A model without `initial_value`, which draws values by name, is always built with its values.
     """
-    if world.size > 1 and world.sizes.replicate < world.size:
+    if uses_shares(world, config.parallel) or world.sizes.replicate < world.size:
         with torch.device("meta"):
             model = task.build_model(config.model)
         if hasattr(model, "initial_value"):

@@ -188,7 +188,7 @@ class Trainer:
         """
         run, state, update, hooks = self.run, self.state, self.run.update, self.run.hooks
         counts = self.coordinator.before_update(update.count(micro_batches))
-        if run.world.size > 1 and self._stop_agreed() is not None:
+        if run.world.mesh is not None and self._stop_agreed() is not None:
             return
         hooks.call("before_step", self.info, micro_batches)
         with update.gradients(state.num_updates, counts) as scale:
