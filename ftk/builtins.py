@@ -96,7 +96,6 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "adafactor": "ftk.optim.optimizers",
         "adam": "ftk.optim.optimizers",
         "adamw": "ftk.optim.optimizers",
-        "composite": "ftk.optim.optimizers",
         "lamb": "ftk.optim.optimizers",
         "lion": "ftk.optim.optimizers",
         "muon": "ftk.optim.optimizers",

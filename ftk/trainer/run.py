@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from ftk.checkpoint import extra_tensor_names, load_extra_tensors, read_config
-from ftk.config import Chosen
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.indexed.folder_layout import NoSplit
@@ -27,8 +24,8 @@ from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, resolve_device
 from ftk.optim.ema import EMA
-from ftk.optim.parameter_groups import ParameterRules, apply_freeze, parameter_rules
-from ftk.optim.schedules import GroupSchedules
+from ftk.optim.parameter_groups import apply_freeze, parameter_rules
+from ftk.optim.schedules import LRScheduler
 from ftk.tasks.base import Task
 from ftk.trainer import dataloading
 from ftk.trainer.checkpoints import Checkpoints
@@ -78,7 +75,7 @@ class Run:
     task: Task
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    schedule: GroupSchedules
+    schedule: LRScheduler
     update: Update
     ema: EMA | None
     train_iterator: EpochBatchIterator
@@ -182,8 +179,7 @@ def build_run(
         rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
         # Initial values are needed only if no checkpoint overwrites them.
         runner, model = spread(config, model, criterion, world, fill=found is None)
-        optimizer = build_optimizer(config.optimizer, rules, model)
-        schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=total_updates)
+        optimizer = config.optimizer.build(param_groups=rules.groups_of(model))
         update = Update(
             config,
             model,
@@ -200,7 +196,7 @@ def build_run(
             task=task,
             model=model,
             optimizer=optimizer,
-            schedule=GroupSchedules(schedule, optimizer, total_updates),
+            schedule=config.lr_scheduler.build(base_lr=options.lr, total_updates=total_updates),
             update=update,
             ema=None,
             train_iterator=train_iterator,
@@ -278,21 +274,6 @@ def spread(
         parallelized.module, world.device, precision, several=world.size > 1, finishers=parallelized.finishers
     )
     return runner, model
-
-
-def build_optimizer(chosen: Chosen, rules: ParameterRules, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer for this rank's part of a model.
-
-    Args:
-        chosen: the optimizer; if its `__init__` has a parameter `all_names`, it gets the names of all trained
-            parameters on all ranks.
-        rules: of the whole model.
-        model: this rank's part of it.
-    """
-    target: Any = chosen.entry.target
-    known = inspect.signature(target).parameters
-    more = {"all_names": rules.names} if "all_names" in known else {}
-    return chosen.build(param_groups=rules.groups_of(model), **more)
 
 
 def _hooks(config: TrainConfig, task: Task, update: Update) -> Hooks:

@@ -199,7 +199,7 @@ class Trainer:
         )
         hooks.call("after_backward", self.info)
         self._in_step = True
-        skip = update.apply(sums, lr, run.schedule.own_lrs(state.num_updates))
+        skip = update.apply(sums, lr)
         if run.ema is not None:
             run.ema.update(state.num_updates + 1, skip)
         self.figures.add(sums, skip=skip, num_tokens=counts.num_tokens, num_targets=counts.num_targets)
