@@ -89,6 +89,11 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "qwen3_14b": "ftk.models.qwen3",
         "qwen3_32b": "ftk.models.qwen3",
     },
+    "attention": {
+        "eager": "ftk.modules.attention",
+        "flex": "ftk.modules.attention",
+        "sdpa": "ftk.modules.attention",
+    },
     "criterion": {
         "cross_entropy": "ftk.criterions.cross_entropy",
     },
