@@ -13,6 +13,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "model": {
         "glm": "ftk.models.glm",
+        "glm4": "ftk.models.glm4",
+        "glm4_0414": "ftk.models.glm4",
         "gpt2": "ftk.models.gpt2",
         "gptj": "ftk.models.gptj",
         "llama": "ftk.models.llama",
@@ -32,6 +34,11 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_2b": "ftk.models.glm",
         "glm_10b": "ftk.models.glm",
         "glm_10b_chinese": "ftk.models.glm",
+        "glm4_tiny": "ftk.models.glm4",
+        "glm4_9b": "ftk.models.glm4",
+        "glm4_0414_tiny": "ftk.models.glm4",
+        "glm4_0414_9b": "ftk.models.glm4",
+        "glm4_0414_32b": "ftk.models.glm4",
         "gpt2": "ftk.models.gpt2",
         "gpt2_large": "ftk.models.gpt2",
         "gpt2_medium": "ftk.models.gpt2",
@@ -89,7 +96,6 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "adafactor": "ftk.optim.optimizers",
         "adam": "ftk.optim.optimizers",
         "adamw": "ftk.optim.optimizers",
-        "composite": "ftk.optim.optimizers",
         "lamb": "ftk.optim.optimizers",
         "lion": "ftk.optim.optimizers",
         "muon": "ftk.optim.optimizers",
@@ -138,6 +144,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "hf": "ftk.checkpoint.huggingface",
     },
     "hf_model": {
+        "glm4": "ftk.models.glm4.convert",
+        "glm4_0414": "ftk.models.glm4.convert",
         "gpt2": "ftk.models.gpt2.convert",
         "gptj": "ftk.models.gptj.convert",
         "llama": "ftk.models.llama.convert",
@@ -150,7 +158,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
 
 FORMER_NAMES: dict[str, dict[str, str]] = {
     "criterion": {"glm_cross_entropy": "cross_entropy"},
-    "option": {"constraint_blanks": "constraint_answers"},
+    "option": {"constraint_blanks": "constraint_answers", "gather_dtype": "weights"},
 }
 """kind -> a name that configurations on disk and commands still have -> the name of today."""
 

@@ -9,9 +9,17 @@ from typing import Any
 from ftk.checkpoint.encoding import decode
 from ftk.checkpoint.index import check_headers, read_index
 from ftk.checkpoint.layout import CONFIG, TRAINER_STATE, BrokenCheckpoint, read_part
+from ftk.errors import shown
 from ftk.files import read_json, read_yaml
 
 _NONE = type(None)
+_KINDS: dict[str, type] = {  # of the trainer's fields, all optional: averaged and converted checkpoints have few
+    **dict.fromkeys(("num_updates", "validations_without_best", "data_processes"), int),
+    **dict.fromkeys(("iterator", "best", "scores", "figures", "loss_scale"), dict),
+    **dict.fromkeys(("tokenizer", "data"), str),
+    "seconds": float,
+}
+_MAY_BE_NONE = ("num_updates", "best", "tokenizer", "data")
 _SECTIONS = ("common", "task", "dataset", "model", "criterion", "quantization")
 
 
@@ -39,13 +47,17 @@ def trainer_state_of(folder: Path) -> dict[str, Any]:
     """The trainer's state of a checkpoint.
 
     Raises:
-        BrokenCheckpoint: it cannot be read, or is no mapping.
+        BrokenCheckpoint: it cannot be read, is no mapping, or a field has a value that no run writes.
     """
 
     def read(path: Path) -> dict[str, Any]:
         state = decode(read_json(path))
         if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
             raise ValueError("is not an object with the trainer's fields")
+        for name, kind in _KINDS.items():
+            value = state.get(name)
+            if name in state and not (_fits(value, kind) or (value is None and name in _MAY_BE_NONE)):
+                raise ValueError(f"{name} is {shown(value)}, which no run writes")
         return state
 
     return read_part(folder / TRAINER_STATE, read)
@@ -74,6 +86,13 @@ def content_problems(folder: Path, files: Iterable[str]) -> list[str]:
         except BrokenCheckpoint as error:
             problems.append(str(error).removeprefix(f"{folder}/"))
     return problems
+
+
+def _fits(value: Any, kind: type) -> bool:
+    """Whether a value is of a kind; a number must be finite, not below 0, and of at most 64 bits."""
+    if kind in (int, float):
+        return type(value) in (kind, int) and 0 <= value < 1 << 63
+    return isinstance(value, kind)
 
 
 def _check_plain(value: Any) -> None:

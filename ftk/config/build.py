@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any, TypeVar
 
 from ftk.config.needs import without_effect
-from ftk.config.options import MISSING, Option, options_of
+from ftk.config.options import MISSING, Option, options_of, present_name
 from ftk.config.root import Chosen, Slot, Tree, sections_of, slots_of
 from ftk.errors import UserError, closest, shown
 from ftk.registry import Entry, Recipe
@@ -193,6 +193,7 @@ def _build_section(
 ) -> Any:
     options = {option.name: option for option in options_of(key, config_type)}
     retired = getattr(config_type, "RETIRED", {})  # in older files: option -> the value that may be left out; ...: any
+    values = {present_name(name): value for name, value in values.items()}
     values = {name: value for name, value in values.items() if name not in retired or retired[name] not in (..., value)}
     known = [f"{key}.{name}" for name in options]
     found = [

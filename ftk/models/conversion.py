@@ -90,6 +90,20 @@ class SeparateHeads:
         return [part.flatten(0, 1) for part in rows.split([rows.size(1) - 2 * size, size, size], dim=1)]
 
 
+class Halves:
+    """One matrix of theirs whose halves of the rows are two of ours."""
+
+    def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        first, second = theirs[0].unflatten(0, (2, -1))
+        return [first, second]
+
+    def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        return [torch.cat(list(ours))]
+
+
+HALVES = Halves()
+
+
 class Rename(NamedTuple):
     """Parameters of ours and the ones of theirs that hold the same numbers; `*` in a name is a layer's number."""
 

@@ -277,23 +277,3 @@ class OneCycle(Annealing):
 
     def rising(self, progress: float) -> float:
         return 1.0 - self.shape(progress)
-
-
-class GroupSchedules:
-    """The schedules of a run: the main one of `lr_scheduler`, and those of parameter groups.
-
-    Args:
-        main: the schedule of groups that have none of their own.
-        optimizer: its method `schedules(total_updates)`, if it has one, gives the others, by the name that parameter
-            groups give as `schedule`.
-        total_updates: length of the run where it is known.
-    """
-
-    def __init__(self, main: LRScheduler, optimizer: Any = None, total_updates: int | None = None) -> None:
-        schedules = getattr(optimizer, "schedules", None)
-        self.main, self.own = main, {} if schedules is None else schedules(total_updates)
-        self.lr, self.has_fallen_to = main.lr, main.has_fallen_to
-
-    def own_lrs(self, num_updates: int) -> dict[str, float]:
-        """The rates of the groups' own schedules, by name: what `ftk.optim.base.set_lr` takes as `own`."""
-        return {name: schedule.lr(num_updates) for name, schedule in self.own.items()}

@@ -188,7 +188,7 @@ class Trainer:
         """
         run, state, update, hooks = self.run, self.state, self.run.update, self.run.hooks
         counts = self.coordinator.before_update(update.count(micro_batches))
-        if run.world.size > 1 and self._stop_agreed() is not None:
+        if run.world.mesh is not None and self._stop_agreed() is not None:
             return
         hooks.call("before_step", self.info, micro_batches)
         with update.gradients(state.num_updates, counts) as scale:
@@ -199,7 +199,7 @@ class Trainer:
         )
         hooks.call("after_backward", self.info)
         self._in_step = True
-        skip = update.apply(sums, lr, run.schedule.own_lrs(state.num_updates))
+        skip = update.apply(sums, lr)
         if run.ema is not None:
             run.ema.update(state.num_updates + 1, skip)
         self.figures.add(sums, skip=skip, num_tokens=counts.num_tokens, num_targets=counts.num_targets)

@@ -295,7 +295,7 @@ SAYS_MORE = {
     "dataloader.batch_size",
     "parallel.data_parallel_shard_size",
     "parallel.zero_stage",  # checked by `validate`: shards may be what the other sizes leave
-    "parallel.gather_dtype",
+    "parallel.weights",
     "lr_scheduler.warmup_ratio",
     "lr_scheduler.min_lr_ratio",
     "lr_scheduler.decay_rate",

@@ -72,7 +72,8 @@ class RotaryDecoder(RotaryTransformer):
         low, high = config.rope_turns
         return Rope(
             config.rope_theta,
-            config.head_size,
+            config.rotary_size,
+            config.interleaved,
             scaling=config.rope_scaling,
             factor=config.rope_factor,
             original_positions=config.rope_original_positions or config.max_positions,
