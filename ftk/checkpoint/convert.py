@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.adam import checkpoint_part, read_checkpoint_part
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.load import lazy_model_tensors, read_config, read_trainer_state
 from ftk.checkpoint.quantize import refuse_quantized
@@ -87,6 +88,8 @@ def convert_from(
         )
         tensors = finite(contents.tensors, source)
         parts = {layout.MODEL: TensorPart(tensors.described, {"aliases": {}}, tensors.read)}
+        if contents.adam is not None:
+            parts[layout.OPTIMIZER] = checkpoint_part(contents.adam)
         snapshot = dataclasses.replace(snapshot, parts=parts, folders=folders)
         return write_snapshot(output, snapshot, overwrite=overwrite)
 
@@ -94,7 +97,7 @@ def convert_from(
 def convert_to(
     form: FileFormat, name: str, source: str | Path, output: str | Path, *, ema: bool = False, overwrite: bool = False
 ) -> Path:
-    """Write a checkpoint's weights in another form.
+    """Write a checkpoint's weights, and the moments of its Adam, in another form.
 
     Args:
         form: of `output`.
@@ -144,6 +147,7 @@ def _read_checkpoint(folder: Path, ema: bool) -> Contents:
         arch=model.get("arch"),
         num_updates=int(state.get("num_updates") or 0),
         place=folder,
+        adam=None if ema else read_checkpoint_part(folder),  # the moments belong to the trained weights
         source_files={path.name: path.read_bytes() for path in sorted(source_files.glob("*")) if path.is_file()},
         tokenizer=tokenizer if tokenizer.is_dir() else None,
     )
