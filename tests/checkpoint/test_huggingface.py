@@ -484,10 +484,14 @@ def tampered(ours: Path, folder: Path, name: str, content: bytes) -> None:
 def test_the_command_there_and_back(published, tmp_path, capfd) -> None:
     ours, back = str(tmp_path / "ours"), str(tmp_path / "back")
     assert main(["convert", "--from", "hf", str(published), ours]) == 0
+    assert "it has no tokenizer and cannot read text" in capfd.readouterr().out
     assert main(["convert", "--to", "hf", ours, back]) == 0
     assert contents(Path(back)) == contents(published)
     assert main(["inspect", str(published)]) == 2
     assert f"ftk-checkpoint convert --from hf {published} DST" in capfd.readouterr().err
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, [])).save(str(Path(back) / "tokenizer.json"))
+    assert main(["convert", "--from", "hf", back, ours, "--overwrite"]) == 0
+    assert capfd.readouterr().out == f"wrote {ours}\n"
 
 
 # Written as in the files of the hub, of several releases of `transformers`; ends and dtypes are left out.
