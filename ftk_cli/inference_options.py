@@ -78,13 +78,13 @@ def find_checkpoints(path: str, lm_path: str | None, world: World | None = None)
     Raises:
         UserError: there is none.
     """
-    from ftk.checkpoint import resolve_checkpoint
+    from ftk.checkpoint import resolve_model
     from ftk.hub import checkpoint_paths
     from ftk.model_parallel.collective import on_main
 
     def find() -> list[list[str] | None]:
         return [
-            None if one is None else [os.fspath(resolve_checkpoint(part)) for part in checkpoint_paths(one)]
+            None if one is None else [os.fspath(resolve_model(part)) for part in checkpoint_paths(one)]
             for one in (path, lm_path)
         ]
 
@@ -135,12 +135,12 @@ def with_sections_of_checkpoint(
     path, user_dir = value_of(argv, "--path"), value_of(argv, "--user-dir")
     if path is None:
         return root
-    from ftk.checkpoint import resolve_checkpoint
+    from ftk.checkpoint import resolve_model
     from ftk.hub import checkpoint_paths
 
     try:
         import_plugins(None if user_dir is None or user_dir.lower() in NONE else user_dir)
-        own = sections(resolve_checkpoint(checkpoint_paths(path)[0]))
+        own = sections(resolve_model(checkpoint_paths(path)[0]))
     except UserError:
         if {"-h", "--help", "--version"} & set(argv):
             return root

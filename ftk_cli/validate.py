@@ -46,7 +46,7 @@ class ValidateConfig:
     path: str = field(
         metadata={
             "daily": True,
-            "help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
+            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder",
             "metavar": "PATH",
         }
     )
@@ -150,8 +150,8 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     """The work of one process: the processes of a data rank share one model and take its share of the batches."""
     from tqdm import tqdm
 
-    from ftk.checkpoint import resolve_checkpoint
-    from ftk.checkpoint.layout import MANIFEST
+    from ftk.checkpoint import resolve_model
+    from ftk.checkpoint.weights import identity_file
     from ftk.model_parallel.collective import check_same_files, collective, on_main
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
@@ -160,12 +160,12 @@ def evaluate(root: ValidateRoot, world: World) -> int:
 
     options, device = root.validation, world.device
     # Found once: a run that saves meanwhile moves its links.
-    options.path = on_main(world, lambda: str(resolve_checkpoint(options.path)))
+    options.path = on_main(world, lambda: str(resolve_model(options.path)))
     changes = {key: asdict(getattr(root, key)) for key in ("task", "criterion") if hasattr(root, key)}
     changes["common"] = {} if options.seed is None else {"seed": options.seed}
     task, parts = collective(world, lambda: restore_task(options.path, options.data, changes))
     task.complete_model_config(parts.model.config)  # refuses samples that are longer than the model's positions
-    check_same_files(world, {"--path": [Path(options.path) / MANIFEST]})
+    check_same_files(world, {"--path": [identity_file(Path(options.path))]})
     criterion = parts.criterion.build()
     model, runner = load(root, world, criterion)
     loading = DataloaderConfig(
