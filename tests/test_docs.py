@@ -211,6 +211,8 @@ def test_a_chinese_page_has_the_blocks_of_the_english_one(chinese):
     assert blocks(chinese) == blocks(english)
     assert indented(chinese) == indented(english)
     assert len(headings(chinese)) == len(headings(english))
+    assert f"[English]({english.name})" in chinese.read_text(encoding="utf-8")
+    assert f"[中文]({chinese.name})" in english.read_text(encoding="utf-8")
 
 
 def test_every_how_to_page_is_in_chinese_too():
