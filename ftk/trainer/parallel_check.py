@@ -74,10 +74,10 @@ def _check_types(config: TrainConfig) -> None:
         raise UserError(
             "`cpu_offload` keeps gradients on the host, but fp16's loss scale is on the GPU; use `precision` bf16"
         )
-    if config.optimizer.name in ("muon", "composite"):
+    if config.optimizer.name == "muon":
         raise UserError(
-            f"`cpu_offload` keeps parameters on the host, but `optimizer` {config.optimizer.name} needs whole ones on "
-            f"the GPU; use `optimizer` adamw"
+            "`cpu_offload` keeps parameters on the host, but `optimizer` muon needs whole ones on the GPU; use "
+            "`optimizer` adamw"
         )
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from ftk.checkpoint import extra_tensor_names, load_extra_tensors, read_config
-from ftk.config import Chosen
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.indexed.folder_layout import NoSplit
@@ -27,9 +24,10 @@ from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, resolve_device
 from ftk.optim.ema import EMA
-from ftk.optim.parameter_groups import ParameterRules, apply_freeze, parameter_rules
-from ftk.optim.schedules import GroupSchedules
+from ftk.optim.parameter_groups import apply_freeze, parameter_rules
+from ftk.optim.schedules import LRScheduler
 from ftk.tasks.base import Task
+from ftk.tasks.contract import check_parts, complete_model_config
 from ftk.trainer import dataloading
 from ftk.trainer.checkpoints import Checkpoints
 from ftk.trainer.config import TrainConfig, describe_recipe
@@ -78,7 +76,7 @@ class Run:
     task: Task
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    schedule: GroupSchedules
+    schedule: LRScheduler
     update: Update
     ema: EMA | None
     train_iterator: EpochBatchIterator
@@ -125,7 +123,7 @@ def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
     """
     config = with_recipe_of_run(config)
     task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
-    model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
+    model = dataclasses.replace(config.model, config=complete_model_config(task, config.model))
     return dataclasses.replace(config, model=model), task
 
 
@@ -169,12 +167,15 @@ def build_run(
     checkpoints = Checkpoints(config, task.tokenizer_folder, world=world)
     try:
         found = checkpoints.find()
+        are_registered = model is None and criterion is None
         if model is None:
             prepare_process(config.engine)
             torch.manual_seed(config.common.seed)
             model = build_model(config, task, world)
         apply_freeze(model, config.parameters)
         criterion = config.criterion.build() if criterion is None else criterion
+        if are_registered:
+            check_parts(task, train_iterator.dataset, model, criterion)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
@@ -182,8 +183,7 @@ def build_run(
         rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
         # Initial values are needed only if no checkpoint overwrites them.
         runner, model = spread(config, model, criterion, world, fill=found is None)
-        optimizer = build_optimizer(config.optimizer, rules, model)
-        schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=total_updates)
+        optimizer = config.optimizer.build(param_groups=rules.groups_of(model))
         update = Update(
             config,
             model,
@@ -200,7 +200,7 @@ def build_run(
             task=task,
             model=model,
             optimizer=optimizer,
-            schedule=GroupSchedules(schedule, optimizer, total_updates),
+            schedule=config.lr_scheduler.build(base_lr=options.lr, total_updates=total_updates),
             update=update,
             ema=None,
             train_iterator=train_iterator,
@@ -280,21 +280,6 @@ def spread(
     return runner, model
 
 
-def build_optimizer(chosen: Chosen, rules: ParameterRules, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer for this rank's part of a model.
-
-    Args:
-        chosen: the optimizer; if its `__init__` has a parameter `all_names`, it gets the names of all trained
-            parameters on all ranks.
-        rules: of the whole model.
-        model: this rank's part of it.
-    """
-    target: Any = chosen.entry.target
-    known = inspect.signature(target).parameters
-    more = {"all_names": rules.names} if "all_names" in known else {}
-    return chosen.build(param_groups=rules.groups_of(model), **more)
-
-
 def _hooks(config: TrainConfig, task: Task, update: Update) -> Hooks:
     """The hooks for reports, skipped updates and the section `debug`, and those of the task and the user.
 
@@ -348,6 +333,8 @@ def _load(run: Run, folder: Path | None) -> None:
         # Parts of the state that were reset are empty.
         if state.iterator:
             run.train_iterator.load_state_dict(state.iterator)
+        if state.lr_scheduler:
+            run.schedule.load_state_dict(state.lr_scheduler)
         if run.update.scaler is not None and state.loss_scale:
             run.update.scaler.load_state_dict(state.loss_scale)
     state.validation_pending = state.validation_pending and bool(run.valid_iterators)

@@ -40,12 +40,6 @@ COMPUTED = {
         "token_embedding=0.3 --layer-lr-decay 0.9 --ema-decay 0.9 --clip-norm 0.5 --label-smoothing 0.1",
         FREQ,
     ),
-    # A stage of a pipeline has none of what the first or the second group takes.
-    "composite": (
-        f"{TEN} --optimizer composite --groups 'layers.0 = sgd lr=0.1 lr_scheduler=constant' 'layers.3 = lamb' "
-        "'* = adamw'",
-        FREQ,
-    ),
     "bf16": (f"{TEN} --precision bf16 --activation-checkpointing full --num-layers 2", FREQ),
     "plain of two layers": (f"{TEN} --num-layers 2", FREQ),
     "fp16": (f"{TEN} --precision fp16 --num-layers 2", FREQ),
@@ -77,7 +71,6 @@ CASES = {
     "S2 tuned": ("tuned", 2, f"{S} --zero-stage 3 --weights fp32"),
     "T2 tuned": ("tuned", 2, T),
     "P2 tuned": ("tuned", 2, P),
-    "P2 composite": ("composite", 2, P),
     "S2 bf16": ("bf16", 2, S),
     "T2 bf16": ("bf16", 2, T),
     "P2 bf16": ("bf16", 2, P),

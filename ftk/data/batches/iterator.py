@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.batch import Batch
 from ftk.data.batches.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
+from ftk.data.indexed.file_map import check_files, guard_again
 from ftk.data.sample_dataset import SampleDataset, samples_of, shortened
 from ftk.data.text.child_process import end_with_parent
 from ftk.errors import UserError
@@ -328,6 +329,7 @@ class _BatchSource(torch.utils.data.Dataset):
         assert dataset is not None, "only of a dataset with a shorter form a share is asked"
         try:
             batch = self.collater(samples_of(dataset, request.epoch, request.indices))
+            check_files(self.dataset)
         except (UserError, OSError) as error:
             return _Refusal(error)
         except Exception:
@@ -431,6 +433,7 @@ def _prepare_worker(parent: int | None, worker: int) -> None:
     """
     if parent is not None:
         end_with_parent(parent)
+    guard_again()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.corpora._blending import blend_corpora
+from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
 from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of, shortened
 
@@ -114,6 +115,10 @@ class BlendedDataset:
         )
         return made if len(made.parts) == len(self.parts) else None
 
+    def check_files(self) -> None:
+        """Raises OSError if a file of a corpus has become shorter."""
+        check_files(*(part.dataset for part in self.parts))
+
     def epoch_order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """The samples of an epoch in the order of training, and their sizes.
 
@@ -203,6 +208,10 @@ class ShardedDataset:
         """See `SampleDataset`."""
         made = [dataset for shard in self.shards if (dataset := shortened(shard, share)) is not None]
         return ShardedDataset(made) if len(made) == len(self.shards) else None
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of a shard has become shorter."""
+        check_files(*self.shards)
 
     def _shard(self, epoch: int) -> SampleDataset:
         return self.shards[(epoch - 1) % len(self.shards)]
