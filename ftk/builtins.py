@@ -89,6 +89,11 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "qwen3_14b": "ftk.models.qwen3",
         "qwen3_32b": "ftk.models.qwen3",
     },
+    "attention": {
+        "eager": "ftk.modules.attention",
+        "flex": "ftk.modules.attention",
+        "sdpa": "ftk.modules.attention",
+    },
     "criterion": {
         "cross_entropy": "ftk.criterions.cross_entropy",
     },
@@ -110,6 +115,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "noam": "ftk.optim.schedules",
         "one_cycle": "ftk.optim.schedules",
         "polynomial": "ftk.optim.schedules",
+        "reduce_on_plateau": "ftk.optim.schedules",
         "warmup_stable_decay": "ftk.optim.schedules",
     },
     "dataset": {
@@ -144,6 +150,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "hf": "ftk.checkpoint.huggingface",
     },
     "hf_model": {
+        "glm": "ftk.models.glm.huggingface",
         "glm4": "ftk.models.glm4.convert",
         "glm4_0414": "ftk.models.glm4.convert",
         "gpt2": "ftk.models.gpt2.convert",

@@ -27,6 +27,7 @@ from ftk.optim.ema import EMA
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.optim.schedules import LRScheduler
 from ftk.tasks.base import Task
+from ftk.tasks.contract import check_parts, complete_model_config
 from ftk.trainer import dataloading
 from ftk.trainer.checkpoints import Checkpoints
 from ftk.trainer.config import TrainConfig, describe_recipe
@@ -122,7 +123,7 @@ def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
     """
     config = with_recipe_of_run(config)
     task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
-    model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
+    model = dataclasses.replace(config.model, config=complete_model_config(task, config.model))
     return dataclasses.replace(config, model=model), task
 
 
@@ -166,12 +167,15 @@ def build_run(
     checkpoints = Checkpoints(config, task.tokenizer_folder, world=world)
     try:
         found = checkpoints.find()
+        are_registered = model is None and criterion is None
         if model is None:
             prepare_process(config.engine)
             torch.manual_seed(config.common.seed)
             model = build_model(config, task, world)
         apply_freeze(model, config.parameters)
         criterion = config.criterion.build() if criterion is None else criterion
+        if are_registered:
+            check_parts(task, train_iterator.dataset, model, criterion)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
@@ -329,6 +333,8 @@ def _load(run: Run, folder: Path | None) -> None:
         # Parts of the state that were reset are empty.
         if state.iterator:
             run.train_iterator.load_state_dict(state.iterator)
+        if state.lr_scheduler:
+            run.schedule.load_state_dict(state.lr_scheduler)
         if run.update.scaler is not None and state.loss_scale:
             run.update.scaler.load_state_dict(state.loss_scale)
     state.validation_pending = state.validation_pending and bool(run.valid_iterators)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,12 @@ class CausalDataset:
         """Tokens of each sample, int32 [len]."""
         return self.ring.sizes()
 
+    def shortened(self, share: float) -> CausalDataset:
+        """Samples that begin as these do, and end at a share of `seq_length`."""
+        made = copy.copy(self)
+        made.ring = self.ring.shortened(share)
+        return made
+
     def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
         """One sample as arrays.
 
@@ -64,3 +71,7 @@ class CausalDataset:
         if not self.config.end_loss:
             sample["loss_mask"] &= sample["targets"] != self.ring.end
         return sample
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        self.ring.check_files()
