@@ -13,6 +13,7 @@ from ftk.config.common import CommonConfig
 from ftk.config.options import NONE, options_of
 from ftk.errors import UserError
 from ftk.plugins import import_plugins
+from ftk.registry import TASKS
 from ftk_cli.command import value_of
 
 if TYPE_CHECKING:
@@ -109,26 +110,32 @@ def given_flags(section: str, config: Any, without: Collection[str] = ()) -> lis
 def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
     """The root with the options of generation of the task of the checkpoint that `--path` names.
 
-    Plugins are imported first: the task may be theirs. Without `--path`, the root is as it was.
+    Plugins are imported first: the task may be theirs.
 
     Raises:
         UserError: there is no such checkpoint, and --help is not given.
     """
     path, user_dir = value_of(argv, "--path"), value_of(argv, "--user-dir")
-    if path is None:
-        return root
-    from ftk.checkpoint import resolve_checkpoint
-    from ftk.hub import checkpoint_paths, task_of
+    own = []
+    if path is not None:
+        from ftk.checkpoint import resolve_checkpoint
+        from ftk.hub import checkpoint_paths, task_of
 
-    try:
-        import_plugins(None if user_dir is None or user_dir.lower() in NONE else user_dir)
-        config = task_of(resolve_checkpoint(checkpoint_paths(path)[0])).text_generator().config_class
-    except UserError:
-        if {"-h", "--help", "--version"} & set(argv):
-            return root
-        raise
-    own = ("generation", config, section("how to search"))
-    return make_dataclass(root.__name__, [own], bases=(root,), kw_only=True)
+        try:
+            import_plugins(None if user_dir is None or user_dir.lower() in NONE else user_dir)
+            config = task_of(resolve_checkpoint(checkpoint_paths(path)[0])).generation_config
+            own = [("generation", config, section("how to search"))]
+        except UserError:
+            if not {"-h", "--help", "--version"} & set(argv):
+                raise
+    elsewhere = {"elsewhere": staticmethod(_options_by_task)}
+    return make_dataclass(root.__name__, own, bases=(root,), namespace=elsewhere, kw_only=True)
+
+
+def _options_by_task() -> dict[str, type]:
+    """Whose options of generation -> their dataclass."""
+    tasks: dict[str, Any] = {name: TASKS.get(name).target for name in TASKS}
+    return {f"a model of the task {name}": task.generation_config for name, task in tasks.items()}
 
 
 def open_generator(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ftk.config.foreign import names_for
-from ftk.config.parts import options_by_part, owner
+from ftk.config.parts import options_by_part, options_elsewhere, owner
 from ftk.config.root import slots_of
 from ftk.errors import closest
 
@@ -31,7 +31,7 @@ def unknown_arguments(arguments: Sequence[str], prog: str, root: type, known: It
 
 
 def _owners(root: type) -> dict[str, str]:
-    """The flags of all parts that could be chosen -> what to choose for them."""
+    """The flags of all parts that could be chosen, and of other inputs -> whose they are."""
     found: dict[str, str] = {}
     for key, slot in slots_of(root).items():
         names: dict[str, list[str]] = {}
@@ -39,7 +39,9 @@ def _owners(root: type) -> dict[str, str]:
             for option in options:
                 if not option.derived:
                     names.setdefault(option.flag, []).append(name)
-        found |= {flag: owner(slot, parts) for flag, parts in names.items()}
+        found |= {flag: f"{owner(slot, parts)}; add that" for flag, parts in names.items()}
+    for whose, options in options_elsewhere(root).items():
+        found |= {option.flag: whose for option in options}
     return found
 
 
@@ -48,7 +50,7 @@ def _answer(flag: str, prog: str, owners: dict[str, str], known: list[str]) -> s
     name = f"--{flag.lstrip('-').replace('_', '-')}"
     plain = name.replace("--no-", "--", 1)
     if plain in owners:
-        return f"{flag} belongs to {owners[plain]}; add that"
+        return f"{flag} belongs to {owners[plain]}"
     everything = {*known, *owners}
     for row in names_for(prog, everything):
         if row.theirs == name:
@@ -58,7 +60,7 @@ def _answer(flag: str, prog: str, owners: dict[str, str], known: list[str]) -> s
     longer = [each for each in known if each.startswith(f"{name}-")][:_MOST_GUESSES]
     near = closest(name[2:], [each[2:] for each in everything])
     if near is not None and f"--{near}" in owners and f"--{near}" not in known:
-        return f"unknown flag {flag}; did you mean --{near}? It belongs to {owners[f'--{near}']}"
+        return f"unknown flag {flag}; did you mean --{near}? It belongs to {owners[f'--{near}'].partition(';')[0]}"
     guesses = longer or ([f"--{near}"] if near is not None else [])
     hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"{prog} --help WORD searches all options for a word"
     return f"unknown flag {flag}; {hint}"

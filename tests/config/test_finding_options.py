@@ -24,6 +24,7 @@ from ftk.config.root import Chosen, sections_of, slots_of
 from ftk.errors import UserError
 from ftk.registry import ARCHITECTURES
 from ftk.trainer.config import TrainConfig
+from ftk_cli.inference_options import with_options_of_task
 from ftk_cli.validate import ValidateRoot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,6 +139,18 @@ def test_a_word_is_searched_in_all_parts_chosen_or_not(words, expected, missing,
     for part in expected:
         assert part in text
     assert missing not in text
+
+
+def test_options_of_the_tasks_generators_are_searched_without_a_model(capsys):
+    text = help_of("generate", "--help", "blank", "order", capsys=capsys)
+    assert text.startswith("options of a model of the task glm_blank:\n  --blank-order TEXT")
+
+
+def test_an_option_of_another_tasks_generator_says_whose_it_is():
+    root = with_options_of_task(ROOTS["generate GenerateRoot"], [])
+    for flag, message in (("order", "^--blank-order belongs"), ("orde", r"did you mean --blank-order\? It belongs")):
+        with pytest.raises(UserError, match=f"{message} to a model of the task glm_blank$"):
+            compose(root, "ftk-generate", "", ["--path", "p", "--input", "f", f"--blank-{flag}", "left"])
 
 
 def test_a_word_that_is_nowhere_is_a_mistake():
