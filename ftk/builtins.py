@@ -115,6 +115,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "noam": "ftk.optim.schedules",
         "one_cycle": "ftk.optim.schedules",
         "polynomial": "ftk.optim.schedules",
+        "reduce_on_plateau": "ftk.optim.schedules",
         "warmup_stable_decay": "ftk.optim.schedules",
     },
     "dataset": {
@@ -149,6 +150,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "hf": "ftk.checkpoint.huggingface",
     },
     "hf_model": {
+        "glm": "ftk.models.glm.huggingface",
         "glm4": "ftk.models.glm4.convert",
         "glm4_0414": "ftk.models.glm4.convert",
         "gpt2": "ftk.models.gpt2.convert",

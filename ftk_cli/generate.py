@@ -66,8 +66,8 @@ class GenerateConfig:
     path: str = field(
         metadata={
             "daily": True,
-            "help": "checkpoint, or a run's folder (its best checkpoint, else its last); several with colons between "
-            "are an ensemble",
+            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder; "
+            "several with colons between are an ensemble",
             "metavar": "PATH",
         }
     )
@@ -283,7 +283,7 @@ def body(argv: list[str]) -> int:
 
 def _same_checkpoints(root: GenerateRoot, world: World) -> Checkpoints:
     """The checkpoints; all ranks must see the same files."""
-    from ftk.checkpoint.layout import MANIFEST
+    from ftk.checkpoint.weights import identity_file
     from ftk.model_parallel.collective import check_same_files
 
     options = root.generate
@@ -291,7 +291,7 @@ def _same_checkpoints(root: GenerateRoot, world: World) -> Checkpoints:
         raise UserError("--input - cannot be read by several processes; write the prompts to a file")
     checkpoints = find_checkpoints(options.path, root.generation.lm_path, world)
     files = {"--path": checkpoints.model, "--lm-path": checkpoints.language_model or []}
-    check_same_files(world, {name: [folder / MANIFEST for folder in folders] for name, folders in files.items()})
+    check_same_files(world, {name: list(map(identity_file, folders)) for name, folders in files.items()})
     if options.input is not None:
         check_same_files(world, {"--input": [Path(options.input)]})
     return checkpoints

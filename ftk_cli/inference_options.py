@@ -79,13 +79,13 @@ def find_checkpoints(path: str, lm_path: str | None, world: World | None = None)
     Raises:
         UserError: there is none.
     """
-    from ftk.checkpoint import resolve_checkpoint
+    from ftk.checkpoint import resolve_model
     from ftk.hub import checkpoint_paths
     from ftk.model_parallel.collective import on_main
 
     def find() -> list[list[str] | None]:
         return [
-            None if one is None else [os.fspath(resolve_checkpoint(part)) for part in checkpoint_paths(one)]
+            None if one is None else [os.fspath(resolve_model(part)) for part in checkpoint_paths(one)]
             for one in (path, lm_path)
         ]
 
@@ -118,12 +118,12 @@ def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
     path, user_dir = value_of(argv, "--path"), value_of(argv, "--user-dir")
     own = []
     if path is not None:
-        from ftk.checkpoint import resolve_checkpoint
+        from ftk.checkpoint import resolve_model
         from ftk.hub import checkpoint_paths, task_of
 
         try:
             import_plugins(None if user_dir is None or user_dir.lower() in NONE else user_dir)
-            config = task_of(resolve_checkpoint(checkpoint_paths(path)[0])).generation_config
+            config = task_of(resolve_model(checkpoint_paths(path)[0])).generation_config
             own = [("generation", config, section("how to search"))]
         except UserError:
             if not {"-h", "--help", "--version"} & set(argv):

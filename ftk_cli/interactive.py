@@ -46,7 +46,7 @@ class InteractiveConfig:
     path: str = field(
         metadata={
             "daily": True,
-            "help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
+            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder",
             "metavar": "PATH",
         }
     )

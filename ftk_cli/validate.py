@@ -39,7 +39,7 @@ class ValidateConfig:
     path: str = field(
         metadata={
             "daily": True,
-            "help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
+            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder",
             "metavar": "PATH",
         }
     )
@@ -116,8 +116,8 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     """The work of one process: the processes of a data rank share one model and take its share of the batches."""
     from tqdm import tqdm
 
-    from ftk.checkpoint import resolve_checkpoint
-    from ftk.checkpoint.layout import MANIFEST
+    from ftk.checkpoint import resolve_model
+    from ftk.checkpoint.weights import identity_file
     from ftk.model_parallel.collective import check_same_files, collective, on_main
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
@@ -126,9 +126,9 @@ def evaluate(root: ValidateRoot, world: World) -> int:
 
     options, device = root.validation, world.device
     # Found once: a run that saves meanwhile moves its links.
-    options.path = on_main(world, lambda: str(resolve_checkpoint(options.path)))
+    options.path = on_main(world, lambda: str(resolve_model(options.path)))
     task, parts = collective(world, lambda: restore_task(options.path, options.data))
-    check_same_files(world, {"--path": [Path(options.path) / MANIFEST]})
+    check_same_files(world, {"--path": [identity_file(Path(options.path))]})
     criterion = parts.criterion.build()
     model, runner = load(root, world, criterion)
     loading = DataloaderConfig(

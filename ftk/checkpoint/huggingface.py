@@ -71,19 +71,36 @@ class HuggingFace:
     def recognises(folder: Path) -> bool:
         return (folder / CONFIG).is_file()
 
-    def read(self, source: Path) -> Contents:
+    @staticmethod
+    def config_file(source: Path) -> Path:
+        return source / CONFIG
+
+    def describe(self, source: Path) -> Contents:
         config = _config(source)
         name = next((each for each in HF_MODELS if _converter(each).matches(config)), None)
         if name is None:
             what = f"model_type {config.get('model_type')!r:.40}"
             raise UserError(f"{source / CONFIG}: {what} is of an unknown family; supported are {', '.join(HF_MODELS)}")
         converter = _converter(name)
-        stored = _stored(source)
         try:
             options = converter.config_from(config)
             options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
-            tied = converter.tied(options)
-            tensors = renamed(_whole(stored.tensors, converter, tied), converter.renames, options)
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from error
+        return Contents(
+            model=name,
+            config=options,
+            task=converter.task(options),
+            place=source,
+            own_tokenizer=(lambda: build_tokenizer("hf", path=source)) if (source / TOKENIZER).is_file() else None,
+        )
+
+    def read(self, source: Path) -> Contents:
+        contents = self.describe(source)
+        converter, stored = _converter(contents.model), _stored(source)
+        tied = converter.tied(contents.config)
+        try:
+            tensors = renamed(_whole(stored.tensors, converter, tied), converter.renames, contents.config)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
         # Pickles and buffers are not written back; then the files differ, and their index is not copied.
@@ -97,15 +114,7 @@ class HuggingFace:
         }
         if comes_back:
             kept[_NAMES] = json.dumps(stored.files).encode()
-        return Contents(
-            model=name,
-            config=options,
-            tensors=tensors,
-            task=converter.task(options),
-            place=source,
-            source_files=kept,
-            own_tokenizer=build_tokenizer("hf", path=source) if (source / TOKENIZER).is_file() else None,
-        )
+        return dataclasses.replace(contents, tensors=tensors, source_files=kept)
 
     def write(self, folder: Path, contents: Contents) -> Path:
         converter = _converter(contents.model)

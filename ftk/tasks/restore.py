@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftk.checkpoint import read_config, resolve_checkpoint
+from ftk.checkpoint import is_checkpoint, read_config, resolve_model, tokenizer_of
 from ftk.config import Chosen, slot
 from ftk.config.build import as_mapping, build, build_options
 from ftk.config.common import CommonConfig
@@ -15,7 +15,6 @@ from ftk.errors import UserError
 from ftk.plugins import naming_plugin
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, MODELS, TASKS
 from ftk.tasks.base import Task
-from ftk.tokenizers import load_tokenizer
 
 
 @dataclass(kw_only=True)
@@ -38,13 +37,13 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
     """The checkpoint's task on the folder `data`. Its plugin, if it has one, must have been imported.
 
     Args:
-        path: a checkpoint, or a run's folder.
+        path: a checkpoint, a run's folder, or another program's folder that is opened as it is.
         data: folder to take the splits from instead of the one it was trained on.
 
     Raises:
         UserError: no checkpoint or no data there, or the data was made with another tokenizer.
     """
-    folder = resolve_checkpoint(path)
+    folder = resolve_model(path)
     tree = read_config(folder)
     common = as_mapping("common", tree.get("common"))
     sections = {key: as_mapping(key, tree.get(key)) for key in ("model", "task", "dataset", "criterion")}
@@ -56,12 +55,13 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
         parts = build(RestoredParts, sections)
         seed = build_options("common", CommonConfig, {"seed": common["seed"]} if "seed" in common else {}).seed
     task: Task = parts.task.build(corpus=parts.dataset.build(), seed=seed)
-    trained_with = load_tokenizer(folder)
+    trained_with = tokenizer_of(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:
         raise UserError(
             f"{data} was made with another tokenizer ({task.tokenizer.name}, {task.tokenizer.vocab_size} tokens) than "
             f"{path} ({trained_with.name}, {trained_with.vocab_size} tokens); preprocess the text again by "
-            f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path {folder}/tokenizer ..."
+            f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path "
+            f"{folder / 'tokenizer' if is_checkpoint(folder) else folder} ..."
         )
     return task, parts
 

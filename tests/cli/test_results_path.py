@@ -173,7 +173,7 @@ def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, plac
         (["--on-error", "ignore"], "on-error"),
         (
             ["--results-path", "results"],
-            "results_path holds JSON Lines, from which a later run can continue",
+            "--results-path holds JSON Lines, from which a later run can continue",
         ),
         (["--color", "red"], "color"),
         (["--alternatives", "-1"], "alternatives is -1"),

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.corpora.documents import Documents
+from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
 from ftk.errors import UserError
 
@@ -57,6 +58,10 @@ class TokenRing:
         length = min(self.length, total - index * self.length)
         start = SampleRandom(self.seed, epoch, 0).below(total) + index * self.length
         return self._read(start % total, length + more)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        check_files(self.documents)
 
     def _read(self, start: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """`length` tokens from a place of the ring on, see `piece`."""

@@ -64,3 +64,7 @@ class CausalDataset:
         if not self.config.end_loss:
             sample["loss_mask"] &= sample["targets"] != self.ring.end
         return sample
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        self.ring.check_files()
