@@ -13,6 +13,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "model": {
         "glm": "ftk.models.glm",
+        "chatglm2": "ftk.models.glm4",
         "glm4": "ftk.models.glm4",
         "glm4_0414": "ftk.models.glm4",
         "gpt2": "ftk.models.gpt2",
@@ -36,6 +37,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_10b_chinese": "ftk.models.glm",
         "glm4_tiny": "ftk.models.glm4",
         "glm4_9b": "ftk.models.glm4",
+        "chatglm2_6b": "ftk.models.glm4",
         "glm4_0414_tiny": "ftk.models.glm4",
         "glm4_0414_9b": "ftk.models.glm4",
         "glm4_0414_32b": "ftk.models.glm4",
@@ -61,6 +63,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "llama3_1_405b": "ftk.models.llama",
         "llama3_2_1b": "ftk.models.llama",
         "llama3_2_3b": "ftk.models.llama",
+        "mistral_7b_v0_1": "ftk.models.mistral",
         "mistral_7b": "ftk.models.mistral",
         "mistral_7b_v0_3": "ftk.models.mistral",
         "opt_tiny": "ftk.models.opt",
@@ -151,6 +154,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "hf_model": {
         "glm": "ftk.models.glm.huggingface",
+        "chatglm2": "ftk.models.glm4.convert",
         "glm4": "ftk.models.glm4.convert",
         "glm4_0414": "ftk.models.glm4.convert",
         "gpt2": "ftk.models.gpt2.convert",

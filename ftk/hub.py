@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, slot
 from ftk.config.build import as_mapping, build
-from ftk.errors import UserError, did_you_mean
+from ftk.errors import UserError, did_you_mean, download_hint
 from ftk.plugins import import_plugins, naming_plugin
 from ftk.registry import ARCHITECTURES, MODELS, is_plugin, named
 
@@ -277,6 +277,8 @@ def checkpoint_paths(path: str | Path | Sequence[str | Path]) -> list[str | Path
     """The checkpoints that a path names: those between its colons, unless something of that very name exists."""
     if not isinstance(path, (str, Path)):
         parts = list(path)
+    elif "://" in str(path):
+        raise UserError(f"{path}: no such folder{download_hint(str(path), 'model')}")
     elif Path(path).exists() or ":" not in str(path):
         return [path]
     else:

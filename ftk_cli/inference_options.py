@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -108,34 +108,53 @@ def given_flags(section: str, config: Any, without: Collection[str] = ()) -> lis
 
 
 def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
-    """The root with the options of generation of the task of the checkpoint that `--path` names.
+    """The root with the options of generation of the task of the checkpoint that `--path` names."""
 
-    Plugins are imported first: the task may be theirs.
+    def sections(folder: Path) -> list[tuple[str, type, Any]]:
+        from ftk.hub import task_of
 
-    Raises:
-        UserError: there is no such checkpoint, and --help is not given.
-    """
-    path, user_dir = value_of(argv, "--path"), value_of(argv, "--user-dir")
-    own = []
-    if path is not None:
-        from ftk.checkpoint import resolve_model
-        from ftk.hub import checkpoint_paths, task_of
+        return [("generation", task_of(folder).generation_config, section("how to search"))]
 
-        try:
-            import_plugins(None if user_dir is None or user_dir.lower() in NONE else user_dir)
-            config = task_of(resolve_model(checkpoint_paths(path)[0])).generation_config
-            own = [("generation", config, section("how to search"))]
-        except UserError:
-            if not {"-h", "--help", "--version"} & set(argv):
-                raise
+    made = with_sections_of_checkpoint(root, argv, sections)
     elsewhere = {"elsewhere": staticmethod(_options_by_task)}
-    return make_dataclass(root.__name__, own, bases=(root,), namespace=elsewhere, kw_only=True)
+    return make_dataclass(root.__name__, [], bases=(made,), namespace=elsewhere, kw_only=True)
 
 
 def _options_by_task() -> dict[str, type]:
     """Whose options of generation -> their dataclass."""
     tasks: dict[str, Any] = {name: TASKS.get(name).target for name in TASKS}
     return {f"a model of the task {name}": task.generation_config for name, task in tasks.items()}
+
+
+def with_sections_of_checkpoint(
+    root: type[R], argv: Sequence[str], sections: Callable[[Path], list[tuple[str, type, Any]]]
+) -> type[R]:
+    """The root with sections that depend on the checkpoint that `--path` names; without `--path`, as it was.
+
+    Plugins are imported first: the checkpoint's task may be theirs.
+
+    Args:
+        root: root dataclass of the command.
+        argv: the arguments.
+        sections: gives key, config dataclass and `section(...)` of each, for the folder of a checkpoint.
+
+    Raises:
+        UserError: there is no such checkpoint, and --help is not given.
+    """
+    path, user_dir = value_of(argv, "--path"), value_of(argv, "--user-dir")
+    if path is None:
+        return root
+    from ftk.checkpoint import resolve_model
+    from ftk.hub import checkpoint_paths
+
+    try:
+        import_plugins(None if user_dir is None or user_dir.lower() in NONE else user_dir)
+        own = sections(resolve_model(checkpoint_paths(path)[0]))
+    except UserError:
+        if {"-h", "--help", "--version"} & set(argv):
+            return root
+        raise
+    return make_dataclass(root.__name__, own, bases=(root,), kw_only=True)
 
 
 def open_generator(

@@ -24,7 +24,7 @@ from ftk.checkpoint.index import DTYPES, open_safetensors, safetensors_header, t
 from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
 from ftk.config.build import build_options
-from ftk.errors import UserError
+from ftk.errors import UserError, download_hint
 from ftk.files import naming, read_bytes, read_json
 from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors, renamed
 from ftk.models.torch_file import read_tensor_file
@@ -196,7 +196,8 @@ def _converter(model: str) -> Converter:
 def _config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
-        raise UserError(f"{folder}: {what}; give a Hugging Face folder with {CONFIG} and weights")
+        hint = "" if folder.exists() else download_hint(str(folder), "model")
+        raise UserError(f"{folder}: {what}; give a Hugging Face folder with {CONFIG} and weights{hint}")
     config = read_part(folder / CONFIG, read_json)
     if not isinstance(config, dict):
         raise UserError(f"{folder / CONFIG}: is not a mapping")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from ftk.errors import UserError
+from ftk.errors import UserError, download_hint
 from ftk.files import reason, remove_leftovers, sync_folder, temporary_folder
 from ftk.registry import CONVERTERS
 
@@ -94,7 +94,8 @@ def resolve_checkpoint(path: str | Path) -> Path:
         return path.resolve()
     if not path.exists():
         what = "a link to a folder that is gone" if path.is_symlink() else "no such folder"
-        raise UserError(f"{path}: {what}; give a checkpoint folder or a run's folder")
+        hint = download_hint(str(path), "model")
+        raise UserError(f"{path}: {what}; give a checkpoint folder or a run's folder{hint}")
     if not path.is_dir():
         raise UserError(f"{path}: is a file; a checkpoint is a folder (with {MANIFEST} in it)")
     for candidate in _candidates(path):

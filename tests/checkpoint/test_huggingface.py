@@ -111,9 +111,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Llama", tie_word_embeddings=True, attention_bias=True, rope_parameters=LLAMA3
     ),
     "mistral": decoder("Mistral", sliding_window=None),
+    "mistral window": decoder("Mistral", sliding_window=7),
     "opt": opt(),
     "opt post-norm, projections": opt(do_layer_norm_before=False, word_embed_proj_dim=20),
     "qwen2": decoder("Qwen2", rope_parameters=YARN),
+    "qwen2 window": decoder("Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=0),
     "qwen3": decoder("Qwen3", head_dim=12, tie_word_embeddings=True),
 }
 """Model of ftk's -> a tiny one of `transformers` with weights of its own."""
@@ -386,7 +388,7 @@ OWN_MISTAKES = [
     (
         "glm4",
         edited(rope_parameters=ROPE | {"partial_rotary_factor": 0.4}),
-        "3 of the 8 dimensions of a head are rotated",
+        "3 of the 8 dimensions of a head are no even number",
     ),
     ("glm4", edited(rope_parameters=ROPE | {"partial_rotary_factor": 2.0}), "rotary_share is 2.0"),
     ("llama", edited(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; ftk's model has 1.0"),
@@ -401,10 +403,16 @@ OWN_MISTAKES = [
     ("llama", edited(rope_parameters=[1]), "rope_scaling is [1]; it must be a mapping"),
     ("llama", edited(rope_parameters=ROPE | {"rope_type": ["x"]}), "rope_type is ['x']; ftk's models have"),
     ("llama", edited(rope_parameters=LLAMA3 | {"low_freq_factor": 0.0}), "rope_low is 0.0; it must be above 0"),
-    ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'; it must be a whole number"),
+    ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'"),
+    ("mistral", edited(sliding_window=0), "sliding_window is 0"),
     ("opt", edited(activation_function="gelu"), "activation_function is 'gelu'; ftk's model has 'relu'"),
     ("opt", edited(enable_bias=False), "enable_bias is False; ftk's model has True"),
-    ("qwen2", edited(use_sliding_window=True), "use_sliding_window is True; ftk's model has False"),
+    (
+        "qwen2",
+        edited(use_sliding_window=True, layer_types=["full_attention", "sliding_attention"]),
+        "some layers have a window, others none; ftk's models have it in all or in none",
+    ),
+    ("qwen2", edited(use_sliding_window=True, layer_types="none"), "layer_types must be a list or null"),
 ]
 
 
@@ -522,6 +530,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50, "temperature": 1.0}},
         **{"tie_word_embeddings": False, "tokenizer_class": "GPT2Tokenizer", "use_cache": True, "vocab_size": 50400},
     },
+    "chatglm2_6b": {
+        **{"add_bias_linear": False, "add_qkv_bias": True, "apply_query_key_layer_scaling": True},
+        **{"apply_residual_connection_post_layernorm": False, "architectures": ["ChatGLMModel"]},
+        **{"attention_dropout": 0.0, "attention_softmax_in_fp32": True, "auto_map": {"AutoModel": "modeling_chatglm"}},
+        **{"bias_dropout_fusion": True, "ffn_hidden_size": 13696, "fp32_residual_connection": False},
+        **{"hidden_dropout": 0.0, "hidden_size": 4096, "kv_channels": 128, "layernorm_epsilon": 1e-05},
+        **{"model_type": "chatglm", "multi_query_attention": True, "multi_query_group_num": 2},
+        **{"num_attention_heads": 32, "num_layers": 28, "original_rope": True, "padded_vocab_size": 65024},
+        **{"post_layer_norm": True, "quantization_bit": 0, "rmsnorm": True, "seq_length": 32768},
+        **{"tie_word_embeddings": False, "use_cache": True},
+    },
     "glm4_9b": {
         **{"architectures": ["GlmForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "head_dim": 128},
         **{"hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 13696},
@@ -563,6 +582,50 @@ def test_norms_in_bfloat16_are_those_of_transformers_bit_for_bit(module, name) -
     assert torch.equal(ours.bfloat16()(hidden), theirs.bfloat16()(hidden))
 
 
+def as_chatglm2(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a GLM-4, which is the same network, as ChatGLM2's own code names and joins them."""
+    names = {
+        "model.embed_tokens": "transformer.embedding.word_embeddings",
+        "model.layers.": "transformer.encoder.layers.",
+        "model.norm": "transformer.encoder.final_layernorm",
+        "self_attn.o_proj": "self_attention.dense",
+        "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+        "mlp.down_proj": "mlp.dense_4h_to_h",
+        "lm_head": "transformer.output_layer",
+    }
+    found = {}
+    for name, tensor in tensors.items():
+        if "q_proj" in name:
+            parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            name, tensor = name.replace("self_attn.q_proj", "self_attention.query_key_value"), torch.cat(parts)
+        elif "k_proj" in name or "v_proj" in name:
+            continue
+        for theirs, own in names.items():
+            name = name.replace(theirs, own)
+        found[name] = tensor
+    return found
+
+
+def test_chatglm2_is_glm4_with_other_names(publish, tmp_path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = as_chatglm2(load_file(publish("glm4") / "model.safetensors"))
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    config = {**PUBLISHED["chatglm2_6b"], "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+    config |= {"kv_channels": 8, "ffn_hidden_size": 48, "padded_vocab_size": 99, "seq_length": 64, "rope_ratio": 1}
+    (source / "config.json").write_text(json.dumps(config | {"layernorm_epsilon": 1.5625e-7}))
+    ours = convert(source, tmp_path / "ours")
+    with torch.no_grad():
+        found, expected = ftk.load_model(ours)(tokens()), drawn("glm4")(tokens()).logits
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert contents(convert_back(ours, tmp_path / "back")) == contents(source)
+    converter, options = HF_MODELS.get("chatglm2").target(), ftk.load_model(ours).config
+    assert converter.config_from(converter.config_to(options)) == options
+    edited(rmsnorm=False)(source)
+    with pytest.raises(UserError, match="rmsnorm is False; ftk's model has True"):
+        convert(source, tmp_path / "refused")
+
+
 OLD_SPELLINGS = {
     "a theta and a scaling": (
         "llama tied, biases, llama3",
@@ -590,15 +653,18 @@ def test_an_older_config_is_of_the_same_model(publish, family, change, tmp_path)
     assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
 
 
-def test_a_window_of_mistral_is_as_many_positions(publish, tmp_path) -> None:
-    """Up to there its tokens see all that stands before them."""
-    shutil.copytree(publish("mistral"), tmp_path / "source")
-    edited(sliding_window=40)(tmp_path / "source")
-    model = ftk.load_model(convert(tmp_path / "source", tmp_path / "ours"))
-    assert model.config.max_positions == 40
-    with torch.no_grad():
-        expected = drawn("mistral")(tokens()).logits
-        assert (model(tokens()) - expected).abs().max() <= 1e-5 * expected.abs().max()
+@pytest.mark.parametrize("family", ["mistral window"], scope="module")
+def test_scores_behind_one_prompt_keep_to_the_window(theirs, ours) -> None:
+    """Continuations stand side by side there; each is scored as if it were alone."""
+    prompt, continuations = tokens()[0, :30].tolist(), [tokens()[row, :11].tolist() for row in (1, 2)]
+    requests = [Request(prompt, GenerationConfig(max_len=20))]
+    engine = engine_for(ftk.load_model(ours), Continuation([0], 64), requests, batch_size=1)
+    (found,) = engine.score(requests, [continuations])
+    for continuation, scored in zip(continuations, found, strict=True):
+        with torch.no_grad():
+            logits = theirs(torch.tensor([prompt + continuation])).logits[0, 29:-1]  # [11, V]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(continuation)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(scored.logprobs), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_folder_with_its_tokenizer_answers_in_words(publish, tmp_path) -> None:

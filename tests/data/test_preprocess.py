@@ -154,7 +154,7 @@ TRAINED = ["--trainpref", "a.txt", "--vocab-size", "300"]
 USER_ERRORS = {
     "nothing to do": ([], "give at least one"),
     "missing file": (["--trainpref", "nowhere.txt", "--vocab-size", "280"], "nowhere.txt: no such file"),
-    "folder": (["--trainpref", ".", "--vocab-size", "280"], ".: a folder, not a file"),
+    "pattern": (["--trainpref", "*.none", "--vocab-size", "280"], "*.none: no file matches"),
     "no vocabulary": (TEXT, "give --tokenizer-path (a vocabulary), or --vocab-size"),
     "both": ([*ENCODED, "--vocab-size", "9"], "leave out one of the two"),
     "other tokenizer": ([*TEXT, "--tokenizer", "gpt2_bpe"], "--tokenizer-path is missing"),
@@ -184,7 +184,7 @@ USER_ERRORS = {
     "no end token": ([*ENCODED, "--append-eos"], "--append-eos: the tokenizer sentencepiece has no end token"),
     "no fields": (
         [*ENCODED, "--text-key", "body"],
-        "text_key is 'body', but no input is read as JSON lines; give --format jsonl, or leave --text-key out",
+        "text_key is 'body', but no input is read as JSON lines or as a table; give --format jsonl, or leave",
     ),
 }
 

@@ -33,7 +33,8 @@ cdef class TextPacker:
     cdef bint one_document
 
     cdef Py_ssize_t pack_into(
-        self, RandomState* state, int64_t* text, int64_t* starts, int64_t* num_starts, int64_t* window, void* keeper
+        self, RandomState* state, int64_t* text, int64_t* starts, int64_t* num_starts, int64_t* window,
+        Py_ssize_t longest, void* keeper
     ) except -1 nogil
     cdef read_from(self, tokens)
     cdef place(self, starts_array)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from ftk.data.corpora.documents import Documents
 from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
+from ftk.data.sample_dataset import shortened_length
 from ftk.errors import UserError
 
 
@@ -30,6 +32,7 @@ class TokenRing:
 
     def __init__(self, documents: Documents, length: int, end: int, prefix: Sequence[int], seed: int) -> None:
         self.documents, self.length, self.end, self.seed = documents, length, end, seed
+        self._longest = length  # of a piece; less in a curriculum
         self.prefix = np.asarray(prefix, dtype=np.int64)
         # Tokens up to the end of each document, prefix and end token counted, [D].
         self.ends = np.cumsum(np.asarray(documents.sizes, dtype=np.int64) + 1 + len(self.prefix))
@@ -46,6 +49,12 @@ class TokenRing:
         sizes[-1] = self.ends[-1] - (len(self) - 1) * self.length
         return sizes
 
+    def shortened(self, share: float) -> TokenRing:
+        """Pieces that begin as these do, and end at a share of the length."""
+        made = copy.copy(self)
+        made._longest = shortened_length(self.length, share)
+        return made
+
     def piece(self, epoch: int, index: int, more: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """A piece, and `more` tokens behind it.
 
@@ -55,7 +64,7 @@ class TokenRing:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         total = int(self.ends[-1])
-        length = min(self.length, total - index * self.length)
+        length = min(self._longest, total - index * self.length)
         start = SampleRandom(self.seed, epoch, 0).below(total) + index * self.length
         return self._read(start % total, length + more)
 
