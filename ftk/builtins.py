@@ -10,6 +10,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "task": {
         "causal_lm": "ftk.tasks.causal_lm.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
+        "masked_lm": "ftk.tasks.masked_lm.task",
     },
     "model": {
         "glm": "ftk.models.glm",
@@ -70,6 +71,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "criterion": {
         "cross_entropy": "ftk.criterions.cross_entropy",
+        "masked_lm": "ftk.tasks.masked_lm.criterion",
     },
     "optimizer": {
         "adafactor": "ftk.optim.optimizers",
@@ -110,6 +112,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm": "ftk.tasks.glm_blank.command_tokens",
         "plain": "ftk.tokenizers.special_tokens",
         "with_end": "ftk.tokenizers.special_tokens",
+        "with_mask": "ftk.tokenizers.special_tokens",
     },
     "search": {
         "beam": "ftk.generation.search.beam",
