@@ -88,7 +88,7 @@ class Pieces:
 
     def __init__(self, documents: Documents, tokens: Tokens, seq_length: int, seed: int) -> None:
         self.tokens = tokens
-        self.ring = TokenRing(documents, seq_length - 2, tokens.last, (), seed)
+        self.ring = TokenRing(documents, len(tokens.kind), seq_length - 2, tokens.last, (), seed)
 
     def __len__(self) -> int:
         return len(self.ring)
@@ -97,10 +97,14 @@ class Pieces:
         """Tokens of each text at most, int32 [len]."""
         return self.ring.sizes() + np.int32(2)
 
-    def text(self, epoch: int, index: int) -> dict[str, NDArray]:
-        """One text: tokens int64 [T]."""
-        piece, _ = self.ring.piece(epoch, index)
-        return {"tokens": np.concatenate(([self.tokens.first], piece, [self.tokens.last]))}
+    def texts(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
+        """Several texts: tokens int64 [T] each."""
+        pieces, _, lengths = self.ring.pieces(epoch, indices, self.tokens.pad)
+        texts = np.full((len(pieces), pieces.shape[1] + 2), self.tokens.pad, dtype=np.int64)
+        texts[:, 0] = self.tokens.first
+        texts[:, 1:-1] = pieces
+        texts[np.arange(len(texts)), lengths + 1] = self.tokens.last
+        return SampleBatch({"tokens": texts}, lengths + 2)
 
 
 class Pairs:
@@ -132,6 +136,11 @@ class Pairs:
     def sizes(self) -> NDArray[np.int32]:
         """Tokens of each text at most, int32 [len]: a second part from elsewhere may fill the room that is left."""
         return np.full(len(self), self.config.seq_length, dtype=np.int32)
+
+    def texts(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
+        """Several pairs, see `text`."""
+        found = [self.text(epoch, int(index)) for index in indices]
+        return SampleBatch(padded(found, self.tokens.pad), np.array([len(one["tokens"]) for one in found]))
 
     def text(self, epoch: int, index: int) -> dict[str, NDArray]:
         """One pair: tokens, token_types int64 [T]; random_next int64, 1 if the second part is from elsewhere."""
@@ -201,9 +210,8 @@ class MaskedDataset:
         """
         config, tokens = self.config, self.tokens
         epoch = epoch % config.mask_copies if config.mask_copies else epoch
-        texts = [self.texts.text(epoch, int(index)) for index in indices]
-        arrays = padded(texts, tokens.pad)
-        lengths = np.array([len(text["tokens"]) for text in texts], dtype=np.int64)
+        texts = self.texts.texts(epoch, indices)
+        arrays, lengths = texts.arrays, texts.lengths
         targets = arrays["tokens"].copy()
         hidden = hide(
             arrays["tokens"],

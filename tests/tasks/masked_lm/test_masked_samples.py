@@ -75,7 +75,7 @@ def test_hidden_tokens_are_those_of_the_slow_way(options) -> None:
     for epoch in (1, 2):
         many = data.samples(epoch, np.arange(len(data)))
         for index in range(len(data)):
-            text = data.texts.text(epoch, index)
+            (text,) = data.texts.texts(epoch, np.array([index]))
             sample = many[index]
             tokens, hidden = slowly_hidden(data, text["tokens"].tolist(), epoch, index)
             assert sample["tokens"].tolist() == tokens
@@ -109,7 +109,7 @@ def test_pieces_go_round_the_corpus_once() -> None:
     data = dataset()
     ring = [token for document in DOCUMENTS for token in [*document, LAST]]
     for epoch in (1, 2):
-        texts = [data.texts.text(epoch, index)["tokens"].tolist() for index in range(len(data))]
+        texts = [text["tokens"].tolist() for text in data.texts.texts(epoch, np.arange(len(data)))]
         assert all(text[0] == FIRST and text[-1] == LAST for text in texts)
         joined = [token for text in texts for token in text[1:-1]]
         assert any(ring[start:] + ring[:start] == joined for start in range(len(ring)))
@@ -154,7 +154,7 @@ def test_batches_have_the_places_of_pairs_behind_those_of_tokens() -> None:
 def test_wrong_data_and_options_are_refused() -> None:
     with pytest.raises(UserError, match="no document of two tokens"):
         dataset([[1], []], pairs=True)
-    with pytest.raises(IndexError, match=r"token 99 is outside the vocabulary of 94"):
+    with pytest.raises(UserError, match="document 0 holds token 99, outside the vocabulary of 94"):
         dataset([[1, 99, 3]]).sample(1, 0)
     with pytest.raises(IndexError, match="sample 99 of"):
         dataset().sample(1, 99)
