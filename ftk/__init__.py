@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "load_generator", "load_model", "load_tokenizer", "parallelize"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "load_generator": "ftk.hub",

@@ -34,7 +34,7 @@ class _ModelSection:
 
 def load_model(
     path: str | Path,
-    device: str = "cpu",
+    device: str | torch.device = "auto",
     *,
     ema: bool = False,
     dtype: torch.dtype | None = None,
@@ -45,7 +45,7 @@ def load_model(
 
     Args:
         path: a checkpoint folder, or a run's folder (its best checkpoint, else its last).
-        device: where to put it, as for `torch.device`.
+        device: where to put it: "auto" (a GPU if there is one), or as for `torch.device`.
         ema: with the moving average of its weights, which training kept with them (`ema_decay`).
         dtype: of its weights and of what is computed, e.g. torch.bfloat16; as they were saved if None (ftk saves
             float32). Weights in int8 or int4 stay what they are.
@@ -64,9 +64,11 @@ def load_model(
     from ftk.checkpoint.layout import MODEL
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
     from ftk.checkpoint.storage import read_index
+    from ftk.model_parallel.world import resolve_device
     from ftk.modules.few_rows import prepare
 
     _check_dtype(dtype)
+    device = resolve_device(device)
     folder = resolve_checkpoint(path)
     tree = read_config(folder)
     import_plugins(user_dir)
@@ -126,7 +128,7 @@ def load_tokenizer(path: str | Path, *, user_dir: str | Path | None = None) -> T
 
 def load_generator(
     path: str | Path | Sequence[str | Path],
-    device: str = "cpu",
+    device: str | torch.device = "auto",
     *,
     ema: bool = False,
     dtype: torch.dtype | None = None,
@@ -138,13 +140,13 @@ def load_generator(
     """A generator of texts with a checkpoint's model, as its task makes one: `generate` and `stream`, and more.
 
         generator = ftk.load_generator("run", beam=4)
-        generator.generate(["Once upon a time"])[0].text
+        generator.generate("Once upon a time").text
         for piece in generator.stream("Once upon a time"): ...
 
     Args:
         path: as for `load_model`; the tokenizer stands beside the model. Several, in a list or in one text with
             colons between, are an ensemble: the mean of their probabilities.
-        device: where the model runs.
+        device: where the model runs, as for `load_model`.
         ema: as for `load_model`.
         dtype: as for `load_model`, of all models.
         user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
@@ -253,7 +255,7 @@ def _check_pipeline(config: GenerationConfig, num_models: int) -> None:
 
 def _load_together(
     folders: Sequence[Path],
-    device: str,
+    device: str | torch.device,
     *,
     ema: bool = False,
     dtype: torch.dtype | None = None,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """What the package has as its `__getattr__` (PEP 562).
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The package's `__getattr__` and `__dir__` (PEP 562).
 
     Args:
-        package: its `__name__`.
+        package: its `__name__`; what it offers stands in its `__all__`.
         homes: name -> the module that has it.
 
-    Raises:
-        AttributeError: from the function returned, where the package has no such name.
+    Returns:
+        A function that loads a name, and raises AttributeError where the package has no such name; and one that lists
+        the public names, loaded or not.
     """
 
     def get(name: str) -> Any:
@@ -23,4 +25,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(homes[name]), name)
 
-    return get
+    def names() -> list[str]:
+        return sorted(sys.modules[package].__all__)
+
+    return get, names

@@ -235,7 +235,7 @@ def _export_file(config: ExportConfig) -> object:
             overwrite=config.overwrite,
         )
     if config.quantize is None:
-        model = load_model(config.source, ema=config.ema, user_dir=config.user_dir)
+        model = load_model(config.source, "cpu", ema=config.ema, user_dir=config.user_dir)
         refuse_non_finite(model.state_dict(), config.source)
     else:
         folder, model, how = _quantized(config)
@@ -260,7 +260,7 @@ def _quantized(config: ExportConfig) -> tuple[Path, nn.Module, Quantization]:
     assert config.quantize is not None
     group_size = (config.group_size or 32) if config.quantize == "int4" else None
     how = Quantization(weights=config.quantize, group_size=group_size, embedding=config.quantize_embedding)
-    model = load_model(folder, ema=config.ema, user_dir=config.user_dir)
+    model = load_model(folder, "cpu", ema=config.ema, user_dir=config.user_dir)
     refuse_non_finite(model.state_dict(), folder)
     quantize_model(model, how)
     return folder, model, how

@@ -142,13 +142,13 @@ def open_generator(
     import torch
 
     from ftk.hub import load_generator
-    from ftk.model_parallel.world import resolve_device
 
     if device.num_threads is not None:
         torch.set_num_threads(device.num_threads)
     dtype = torch.bfloat16 if device.precision == "bf16" else None
     options = {one.name: getattr(config, one.name) for config in (generation, processors) for one in fields(config)}
     options["lm_path"] = checkpoints.language_model
-    on = str(resolve_device(device.device))
-    made: TextGenerator = load_generator(checkpoints.model, on, ema=device.ema, dtype=dtype, world=world, **options)
+    made: TextGenerator = load_generator(
+        checkpoints.model, device.device, ema=device.ema, dtype=dtype, world=world, **options
+    )
     return made

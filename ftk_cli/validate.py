@@ -165,7 +165,7 @@ def load(root: ValidateRoot, world: World, criterion: Criterion) -> tuple[nn.Mod
 
     device, precision = world.device, root.validation.precision
     shared = world.sizes.tensor * world.sizes.pipeline > 1
-    model = load_model(root.validation.path, str(device), ema=root.common.ema, world=world if shared else None)
+    model = load_model(root.validation.path, device, ema=root.common.ema, world=world if shared else None)
     if isinstance(model, PipelinedModel):
         return model, model.evaluation_runner(criterion, device, precision)
     return model, SequentialRunner(StepModule(model, criterion), device, precision)

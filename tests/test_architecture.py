@@ -125,6 +125,16 @@ def test_help_on_parts_imports_no_torch(arguments):
     assert "--optimizer" in without_torch("train", *arguments)
 
 
+def test_dir_shows_the_public_names_without_importing_torch():
+    code = "import ftk, ftk.trainer, sys; print(*dir(ftk)); print(*dir(ftk.trainer)); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "__version__ load_generator load_model load_tokenizer parallelize",
+        "Hook Run StepInfo TrainConfig Trainer build_run",
+        "False",
+    ]
+
+
 def without_torch(command, *arguments):
     """What a command prints, in a process in which nothing may import torch."""
     code = (

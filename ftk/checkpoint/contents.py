@@ -78,12 +78,6 @@ _ORDERING = _record(
         "drop_long": _is(bool),
     }
 )
-_SCHEDULE = {  # of the built-in schedules; others may have other fields
-    "drops": _whole(),
-    "best": _or(None, _figure),
-    "validations_without_better": _whole(),
-    "cooldown_left": _whole(),
-}
 _TRAINER_FIELDS: dict[str, Check] = {  # all optional: averaged and converted checkpoints have few
     "num_updates": _or(None, _whole()),
     "iterator": _or({}, _record({"epoch": _whole(1), "samples_consumed": _whole()}, {"ordering": _ORDERING})),
@@ -93,7 +87,6 @@ _TRAINER_FIELDS: dict[str, Check] = {  # all optional: averaged and converted ch
     "scores": _each(_figure),
     "seconds": lambda value: _number(value) and 0 <= value < _MAX_WHOLE,
     "figures": _or({}, _record({"meters": _each(_row(_number, _number)), "skipped": _row(_whole(), _whole())})),
-    "lr_scheduler": _record({}, _SCHEDULE | {"groups": _each(_record({}, _SCHEDULE, others=True))}, others=True),
     "loss_scale": _or(
         {},
         _record(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Engine", "GenerationConfig", "Request", "TextGenerator"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Answer": "ftk.generation.search",

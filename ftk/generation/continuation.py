@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from torch import nn
 
@@ -18,7 +18,7 @@ from ftk.generation.results import EncodedText, Span, TextAnswer, TextPiece, Tex
 from ftk.generation.search import Answer
 from ftk.generation.search.base import Fusion
 from ftk.generation.streaming import AnswerText, whole_characters
-from ftk.generation.text import TextGenerator, check_lists, check_text, each_prompt
+from ftk.generation.text import TextGenerator, as_lists, check_lists, check_text, each_prompt, is_single
 from ftk.generation.token_text import text_behind
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class TextContinuer(TextGenerator[EncodedText]):
     """A causal language model with its tokenizer: each text is continued by one answer.
 
-        generator.generate(["Once upon a time"])[0].text
+        generator.generate("Once upon a time").text
 
     The framing's prompts are token ids; see `TextGenerator` for the arguments.
     """
@@ -58,22 +58,33 @@ class TextContinuer(TextGenerator[EncodedText]):
                 f"max_len is {config.max_len}, but the model has {max_positions} positions; lower it (`max_len`)"
             )
 
-    def score(self, prompts: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[Scored]]:
-        """Log-probabilities of given continuations of each prompt, without an end token; see `Engine.score`.
+    @overload
+    def score(self, prompts: str, continuations: Sequence[str]) -> list[Scored]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def score(self, prompts: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[Scored]]: ...
+
+    def score(self, prompts: Any, continuations: Any) -> list[Any]:
+        """Log-probabilities of given continuations of a prompt, or of each of several; see `Engine.score`.
+
+        The end token is not scored.
 
         Args:
-            prompts: texts.
-            continuations: for each prompt any number of texts, each with the space in front that belongs to it.
+            prompts: a text, or a list of texts.
+            continuations: of the prompt any number of texts, each with the space in front that belongs to it; of a list
+                of prompts a list of such lists.
 
         Raises:
             UserError: as for `generate`; numbers of prompts and lists of continuations that differ.
         """
-        check_lists("score([prompt], [[continuation]])", prompts, continuations)
+        texts, own = as_lists(prompts, continuations)
+        check_lists("score(prompt, [continuation])", texts, own)
         encoded = each_prompt(
-            lambda prompt, own: self.encode_candidates(prompt, [[text] for text in own], False), prompts, continuations
+            lambda prompt, given: self.encode_candidates(prompt, [[text] for text in given], False), texts, own
         )
         requests, candidates = [one.request for one in encoded], [one.candidates for one in encoded]
-        return score(self.model, self.framing, requests, candidates)
+        found = score(self.model, self.framing, requests, candidates)
+        return found[0] if is_single(prompts) else found
 
     def encode(
         self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True
@@ -94,6 +105,8 @@ class TextContinuer(TextGenerator[EncodedText]):
     def encode_candidates(self, prompt: str, candidates: Sequence[Sequence[str]], end: bool) -> EncodedText:
         if any(len(texts) != 1 for texts in candidates):
             raise UserError("a prompt is continued by one answer; give one, or candidates with one each")
+        for (text,) in candidates:
+            check_text(text, "a continuation")
         encoded = self.encode(prompt, check=False)
         self.framing.check(dataclasses.replace(encoded.request, options=GenerationConfig(max_len=1)))
         ids = encoded.request.prompt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,9 @@ if TYPE_CHECKING:
     from ftk.generation.engine.request import Request
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TextAnswer:
-    """One answer in words.
+    """One answer in words; `str` is its text.
 
     Attributes:
         text: as it stands in the text; a continuation with the space in front of it.
@@ -46,10 +47,34 @@ class TextAnswer:
         """Natural logarithm of `probability`."""
         return sum(self.token_logprobs)
 
+    @property
+    def token_probability(self) -> float:
+        """The geometric mean of its tokens' probabilities: what answers of any length are compared by."""
+        return math.exp(self.logprob / max(1, len(self.token_logprobs)))
 
-@dataclass(frozen=True)
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.text!r}, p={self.probability:.3g})"
+
+    def _repr_html_(self) -> str:
+        return self._marked(self.text)
+
+    def _marked(self, words: str) -> str:
+        """Words of the answer as HTML, from red to green with the probability of its tokens."""
+        # A background that lets the page's own shine through is readable on light and dark pages.
+        color = f"hsla({120 * self.token_probability:.0f}, 90%, 45%, 0.35)"
+        each = " ".join(f"{math.exp(one):.3f}" for one in self.token_logprobs)
+        title = html.escape(f"p = {self.probability:.3g} (each token: {each})")
+        return f'<span style="background: {color}" title="{title}">{html.escape(words)}</span>'
+
+
+@dataclass(frozen=True, repr=False)
 class TextResult:
     """A prompt, the text with its answers, these from left to right, and the place of each in the text.
+
+    `str` is the text; a notebook shows it with each answer in the colour of its probability.
 
     Attributes:
         score: of all answers together, where the n best ways to answer the prompt as a whole were asked for: the sum of
@@ -63,6 +88,19 @@ class TextResult:
     spans: tuple[tuple[int, int], ...] = ()
     score: float | None = None
     others: tuple[TextResult, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.text!r}, answers={list(self.answers)!r})"
+
+    def _repr_html_(self) -> str:
+        text, at = "", 0
+        for (start, end), answer in zip(self.spans, self.answers, strict=False):  # of a sample no places are known
+            text += html.escape(self.text[at:start]) + answer._marked(self.text[start:end])
+            at = end
+        return f'<div style="white-space: pre-wrap">{text}{html.escape(self.text[at:])}</div>'
 
 
 class Span(NamedTuple):

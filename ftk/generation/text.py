@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, overload
 
 from torch import nn
 
@@ -36,7 +37,7 @@ class TextStream(Protocol):
 class TextGenerator(ABC, Generic[Encoded]):
     """A model with its tokenizer: prompts in words in, the same texts with their answers out.
 
-        generator.generate(["Once upon a time"])[0].text
+        generator.generate("Once upon a time").text
 
     A task's own generator says how it encodes a prompt, and what a result of its answers is.
 
@@ -142,6 +143,17 @@ class TextGenerator(ABC, Generic[Encoded]):
     def text_stream(self, number: int, prompt: Encoded) -> TextStream:
         """What makes pieces of text of the events of prompt `number`."""
 
+    @overload  # a text is a sequence of texts, too, but is taken as one
+    def generate(  # type: ignore[overload-overlap]
+        self,
+        prompts: str,
+        seeds: int | None = None,
+        progress: Callable[[int], object] | None = None,
+        on_piece: Callable[[TextPiece], object] | None = None,
+        options: PromptOptions | None = None,
+    ) -> TextResult: ...
+
+    @overload
     def generate(
         self,
         prompts: Sequence[str],
@@ -149,30 +161,41 @@ class TextGenerator(ABC, Generic[Encoded]):
         progress: Callable[[int], object] | None = None,
         on_piece: Callable[[TextPiece], object] | None = None,
         options: Sequence[PromptOptions | None] | None = None,
-    ) -> list[TextResult]:
-        """Answers each prompt.
+    ) -> list[TextResult]: ...
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        seeds: int | Sequence[int] | None = None,
+        progress: Callable[[int], object] | None = None,
+        on_piece: Callable[[TextPiece], object] | None = None,
+        options: PromptOptions | Sequence[PromptOptions | None] | None = None,
+    ) -> TextResult | list[TextResult]:
+        """Answers a prompt, or each of several.
 
         Args:
-            prompts: texts.
-            seeds: one per prompt, for sampling; `config.seed` for all if None. The answers depend on the prompt and its
-                seed alone, not on what else is in the batch.
+            prompts: a text, or a list of texts.
+            seeds: of the prompt, or one for each, for sampling; `config.seed` for all if None. The answers to a prompt
+                depend on it and its seed alone, not on what else is in the batch.
             progress: called with the number of prompts that have been answered since the last call.
             on_piece: called with each piece of an answer as it comes, see `stream`; what it raises ends the work.
-            options: for each prompt its own, or None. They take the place of those of the same name; see
-                `ftk.generation.processors.steering.PROMPT_OPTIONS`.
+            options: those of the prompt alone, or for each prompt its own or None. They take the place of those of the
+                same name; see `ftk.generation.processors.steering.PROMPT_OPTIONS`.
+
+        Returns:
+            the result of the text; of a list, a list of results in the same order.
 
         Raises:
             UserError: a prompt is empty or too long; its options are not allowed.
         """
-        if isinstance(prompts, str):
-            raise UserError("generate takes a list of prompts; for one, generate([prompt])[0]")
-        return self.generate_encoded(self._encoded(prompts, seeds, options), progress, on_piece)
+        found = self.generate_encoded(self._encoded(prompts, seeds, options), progress, on_piece)
+        return found[0] if is_single(prompts) else found
 
     def stream(
         self,
         prompts: str | Sequence[str],
-        seeds: Sequence[int] | None = None,
-        options: Sequence[PromptOptions | None] | None = None,
+        seeds: int | Sequence[int] | None = None,
+        options: PromptOptions | Sequence[PromptOptions | None] | None = None,
     ) -> Generator[TextPiece, None, None]:
         """As `generate`, but gives each piece of an answer as soon as it is there.
 
@@ -189,7 +212,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         Raises:
             UserError: as `generate`, at once.
         """
-        return self.stream_encoded(self._encoded([prompts] if isinstance(prompts, str) else prompts, seeds, options))
+        return self.stream_encoded(self._encoded(prompts, seeds, options))
 
     # What the commands ask of a generator of any task: prompts that were encoded one by one.
 
@@ -248,14 +271,12 @@ class TextGenerator(ABC, Generic[Encoded]):
         """An engine of the generator's model that is large enough for some requests."""
         return engine_for(self.model, self.framing, requests, self.config.batch_size, self.language_model)
 
-    def _encoded(
-        self,
-        prompts: Sequence[str],
-        seeds: Sequence[int] | None,
-        options: Sequence[PromptOptions | None] | None,
-    ) -> list[Encoded]:
+    def _encoded(self, prompts: Any, seeds: Any, options: Any) -> list[Encoded]:
+        prompts, seeds, options = as_lists(prompts, seeds, options)
         seeds = [self.config.seed] * len(prompts) if seeds is None else seeds
         options = [None] * len(prompts) if options is None else options
+        if not (_all_are(Integral, seeds) and _all_are((Mapping, type(None)), options)):
+            raise UserError("one text takes one seed and one mapping of options, a list of texts a list of each")
         if not len(prompts) == len(seeds) == len(options):
             raise UserError(f"{len(prompts)} prompts, {len(seeds)} seeds, {len(options)} options; give one for each")
         return each_prompt(self.encode, prompts, options, seeds)
@@ -272,18 +293,34 @@ def each_prompt(encode: Callable[..., Encoded], prompts: Sequence[str], *argumen
     return encoded
 
 
+def is_single(prompts: Any) -> bool:
+    """Whether this is one prompt, a text or its token ids, and not a list of prompts."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+
+
+def as_lists(prompts: Any, *own: Any) -> tuple[Any, ...]:
+    """Prompts, and what belongs to each (seeds, options, answers), as lists; a single prompt becomes a list of one."""
+    if not is_single(prompts):
+        return (prompts, *own)
+    return ([prompts], *(None if one is None else [one] for one in own))
+
+
+def _all_are(kind: Any, values: Any) -> bool:
+    return hasattr(values, "__len__") and all(isinstance(one, kind) for one in values)
+
+
 def check_lists(form: str, prompts: Sequence[str], answers: Sequence[object]) -> None:
     """Raises UserError, with the right form of the call, if there is not one list of answers for each prompt."""
-    if isinstance(prompts, str) or any(isinstance(one, str) for one in (answers, *answers)):
-        raise UserError(f"one text is given in place of a list; write {form}")
+    if any(isinstance(one, str) for one in (answers, *answers)):
+        raise UserError(f"one text is given in place of a list of answers; write {form}")
     if len(answers) != len(prompts):
         raise UserError(f"answers for {len(answers)} prompts, but there are {len(prompts)}; give some for each")
 
 
-def check_text(prompt: object) -> None:
-    """Raises UserError if a prompt is no text."""
-    if not isinstance(prompt, str):
-        raise UserError(f"a prompt is a text, but this is {type(prompt).__name__}: {prompt!r:.60}")
+def check_text(text: object, what: str = "a prompt") -> None:
+    """Raises UserError if a prompt, or another thing that `what` names, is no text."""
+    if not isinstance(text, str):
+        raise UserError(f"{what} is a text, but this is {type(text).__name__}: {text!r:.60}")
 
 
 def check_vocabulary(tokenizer: Tokenizer, model: Any) -> None:

@@ -394,15 +394,18 @@ def _own_device(device: torch.device, world_size: int) -> torch.device:
     return own
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means on this machine.
+def resolve_device(name: str | torch.device) -> torch.device:
+    """The device that `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:N` or a device means on this machine.
 
     Raises:
-        UserError: no such GPU, or no GPU that this PyTorch can use.
+        UserError: no such device, or no GPU that this PyTorch can use.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"`device` is {name!r}; it must be auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if count == 0:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ftk.registry import Recipe
+from ftk.registry import Recipe, register_architecture, register_model
 
 
 @dataclass(kw_only=True)
@@ -15,9 +16,11 @@ class TransformerConfig:
 
     Attributes:
         tie_embeddings: whether the token embedding is the output layer too; a family may make an option of it.
+        activation: of the feed-forward network (`ftk.modules.feed_forward.ACTIVATIONS`); the same holds.
     """
 
     tie_embeddings: ClassVar[bool] = True
+    activation: ClassVar[str] = "gelu_tanh"
 
     vocab_size: int = field(
         default=30592,
@@ -60,6 +63,11 @@ class TransformerConfig:
         default=0.02,
         metadata={"help": "standard deviation of initial weights; output layers divide it by sqrt(2 * num_layers)"},
     )
+
+    @property
+    def embedding_size(self) -> int:
+        """Width of the token embedding and of what the output layer reads."""
+        return self.hidden_size
 
     @property
     def inner_size(self) -> int:
@@ -123,3 +131,42 @@ def causal_recipe(hidden_size: int) -> Recipe:
         "lr_scheduler": {"_name": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1},
         **({"task": {"_name": "causal_lm", "seq_length": 256}} if hidden_size <= 64 else {}),
     }
+
+
+def register_family(
+    name: str, config_type: type[TransformerConfig], model_class: str, **common: Any
+) -> Callable[..., None]:
+    """Registers a model whose usual task is causal language modeling; for a family's `__init__`, without torch.
+
+    Args:
+        name: of the model.
+        config_type: its options.
+        model_class: "module:class", imported when a model is built as `class(config, seed)`.
+        common: options of all its sizes.
+
+    Returns:
+        (architecture, num_layers, hidden_size, num_heads, inner_size=None, **options) -> None: registers a size.
+    """
+
+    def build(config: TransformerConfig, seed: int | None = None) -> Any:
+        module, _, class_name = model_class.partition(":")
+        return getattr(importlib.import_module(module), class_name)(config, seed)
+
+    def register_size(
+        architecture: str,
+        num_layers: int,
+        hidden_size: int,
+        num_heads: int,
+        inner_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        def preset() -> TransformerConfig:
+            shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
+            return config_type(**{**shape, "ffn_hidden_size": inner_size, **common, **options})
+
+        preset.__module__ = config_type.__module__
+        register_architecture(architecture, model=name, recipe=causal_recipe(hidden_size))(preset)
+
+    build.__module__ = config_type.__module__  # it is the family that registers
+    register_model(name, config=config_type, task="causal_lm")(build)
+    return register_size

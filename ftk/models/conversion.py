@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -293,6 +293,48 @@ class Converter(Protocol):
         """The section of config.yaml for `Contents.task`."""
 
 
+class CausalConverter:
+    """The `Converter` of a causal language model. A subclass gives `renames`, `prefix` and what follows, as data.
+
+    Attributes:
+        model_type, architecture: of config.json; the latter is the class of the whole model.
+        config_class: of the family.
+        used: their key -> (our field, value where the key is absent).
+        fixed: their key -> the one value that it may have, or a tuple of such, of which the first is written; nothing
+            is written where None is among them.
+        ignored: keys that change no logits, besides those that every model has.
+        embedding: their name of the token embedding's matrix.
+    """
+
+    model_type: ClassVar[str]
+    architecture: ClassVar[str]
+    config_class: ClassVar[type[Any]]
+    used: ClassVar[Mapping[str, tuple[str, Any]]]
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    ignored: ClassVar[Sequence[str]] = ()
+    embedding: ClassVar[str]
+    buffers: Sequence[str] = ()
+
+    def tied(self, config: Any) -> Mapping[str, str]:
+        return {"lm_head.weight": self.embedding} if config.tie_embeddings else {}
+
+    def matches(self, config: dict[str, Any]) -> bool:
+        return config.get("model_type") == self.model_type
+
+    def config_from(self, config: dict[str, Any]) -> Any:
+        return self.config_class(**fields_from(config, self.used, self.fixed, self.ignored))
+
+    def config_to(self, config: Any) -> dict[str, Any]:
+        used = {theirs: getattr(config, name) for theirs, (name, _) in self.used.items()}
+        choices = {key: value if isinstance(value, tuple) else (value,) for key, value in self.fixed.items()}
+        fixed = {key: values[0] for key, values in choices.items() if None not in values}
+        return {"architectures": [self.architecture], "model_type": self.model_type, **used, **fixed}
+
+    def task(self, config: Any) -> dict[str, Any]:
+        length = min(config.max_positions, 2048)
+        return {"_name": "causal_lm", "seq_length": length, "make_vocab_size_divisible_by": 1}
+
+
 def fields_from(
     theirs: Mapping[str, Any], used: Mapping[str, tuple[str, Any]], fixed: Mapping[str, Any], ignored: Sequence[str]
 ) -> dict[str, Any]:
@@ -300,9 +342,7 @@ def fields_from(
 
     Args:
         theirs: the config.json.
-        used: their key -> (our field, value where the key is absent).
-        fixed: their key -> the one value that it may have, or a tuple of such.
-        ignored: keys that change no logits, besides those that every model has.
+        used, fixed, ignored: see `CausalConverter`.
 
     Raises:
         UserError: a fixed key with another value, or a key that is not known.
@@ -331,5 +371,9 @@ _IGNORED = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "tokenizer_class", "is_encoder_decoder"),
     *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_past"),
     *("chunk_size_feed_forward", "gradient_checkpointing", "keys_to_ignore_at_inference"),
-    *("finetuning_task", "task_specific_params", "problem_type", "id2label", "label2id"),
+    *("finetuning_task", "task_specific_params", "problem_type", "id2label", "label2id", "prefix"),
+    *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "torchscript"),
+    # Of generation, which older files kept here.
+    *("do_sample", "max_length", "min_length", "max_new_tokens", "num_beams", "num_return_sequences", "early_stopping"),
+    *("length_penalty", "no_repeat_ngram_size", "repetition_penalty", "temperature", "top_k", "top_p"),
 }

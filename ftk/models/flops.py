@@ -9,8 +9,8 @@ def training_flops(config: TransformerConfig, num_tokens: int, num_targets: int,
     """Floating-point operations of the matrix products of a forward and a backward pass.
 
     Per token and layer: `config.layer_multiplications`. Per pair of query and key and layer: A D for the score, A D
-    for the weighted value, masked pairs included, as a dense attention does them. Per target: H V, since logits are
-    made only where there is loss.
+    for the weighted value, masked pairs included, as a dense attention does them. Per target: H V (H the width of
+    the embedding), since logits are made only where there is loss.
     Norms, softmax, activations, dropout and embedding look-ups are no matrix products and are not counted, nor is what
     activation checkpointing computes again, so that MFU compares useful work ("model" FLOPs).
 
@@ -25,5 +25,5 @@ def training_flops(config: TransformerConfig, num_tokens: int, num_targets: int,
     """
     width = config.num_attention_heads * config.head_size
     layer = num_tokens * config.layer_multiplications + num_pairs * 2 * width
-    multiplications = config.num_layers * layer + num_targets * config.hidden_size * config.vocab_size
+    multiplications = config.num_layers * layer + num_targets * config.embedding_size * config.vocab_size
     return 6 * multiplications  # a product of [m, k] and [k, n] is 2 m k n operations, and has two in the backward pass

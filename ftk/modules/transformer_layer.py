@@ -1,8 +1,9 @@
-"""One pre-norm transformer layer."""
+"""Transformer layers: one class for each place of the norms on the residual path."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -11,7 +12,7 @@ from ftk.modules.dropout import Dropout
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention and a feed-forward network, each after a norm and added to the residual path.
+    """Pre-norm (Radford et al. 2019): a norm before attention and before the feed-forward network, both added.
 
     Args:
         attention: called as `attention(hidden, attend)`, such as `Attention`.
@@ -19,6 +20,9 @@ class TransformerLayer(nn.Module):
         norm: makes a norm over H.
         dropout: probability with which a value of either output is dropped before it is added.
     """
+
+    NORMS: ClassVar[tuple[str, ...]] = ("attention_norm", "feed_forward_norm")
+    """Names of the norms over H."""
 
     def __init__(
         self, attention: nn.Module, feed_forward: nn.Module, norm: Callable[[], nn.Module], dropout: float = 0.0
@@ -34,3 +38,12 @@ class TransformerLayer(nn.Module):
         """hidden [B, T, H] -> [B, T, H]"""
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), attend))
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
+
+
+class PostNormLayer(TransformerLayer):
+    """Post-norm (Vaswani et al. 2017): each norm behind the sum. A model of such layers needs no final norm."""
+
+    def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
+        """hidden [B, T, H] -> [B, T, H]"""
+        hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, attend)))
+        return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))

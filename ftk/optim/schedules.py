@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from ftk.errors import UserError
@@ -76,7 +74,7 @@ class LRScheduler(ABC):
         if config.warmup_ratio:
             self.warmup_updates = round(config.warmup_ratio * self.length("warmup_ratio"))
         if isinstance(config, DecayConfig):
-            self.decay_updates = self.decay_after(self.warmup_updates)
+            self.decay_updates = config.decay_updates or max(1, self.length("a decay") - self.warmup_updates)
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027 (optional)
@@ -101,22 +99,6 @@ class LRScheduler(ABC):
         """Whether after `num_updates` updates the warm-up is over and the rate is `lr` or less."""
         return num_updates >= self.warmup_updates and self.lr(num_updates) <= lr * (1 + 1e-9)
 
-    def observe(self, metric: float, *, num_updates: int | None = None, maximize: bool = False) -> None:  # noqa: B027 (optional)
-        """Called with the metric after each validation; schedules that depend on it store it.
-
-        Args:
-            metric: what ranks checkpoints, `best_metric`.
-            num_updates: updates done before the validation; None if that is not known.
-            maximize: whether larger is better, `maximize_best_metric`.
-        """
-
-    def state_dict(self) -> dict[str, Any]:
-        """The schedule's state for JSON; empty for a pure function of the number of updates."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
-        """Restores what `state_dict` returned."""
-
     def length(self, what: str) -> int:
         """The length of the run, which `what` needs."""
         if self.total_updates is None:
@@ -125,10 +107,6 @@ class LRScheduler(ABC):
                 f"numbers of updates themselves (`warmup_updates`, `decay_updates`)"
             )
         return self.total_updates
-
-    def decay_after(self, start: int) -> int:
-        """Updates that a decay from update `start` takes: those of the options, or the rest of the run."""
-        return self.config.decay_updates or max(1, self.length("a decay") - start)
 
 
 @register_lr_scheduler("constant", config=LRSchedulerConfig)
@@ -146,11 +124,7 @@ class Annealing(LRScheduler):
     """Progress in [0, 1] -> the share of the way from the floor to the peak that is left, from 1 to 0."""
 
     def decayed(self, num_decayed: int) -> float:
-        return self.between(self.base_lr, self.floor, num_decayed / self.decay_updates)
-
-    def between(self, high: float, low: float, progress: float) -> float:
-        """The rate on the way from one rate down to another; progress above 1 counts as 1."""
-        return low + (high - low) * self.shape(min(1.0, progress))
+        return self.floor + (self.base_lr - self.floor) * self.shape(min(1.0, num_decayed / self.decay_updates))
 
 
 @register_lr_scheduler("linear", config=DecayConfig)
@@ -234,70 +208,6 @@ class Noam(LRScheduler):
 
 
 @dataclass(kw_only=True)
-class StepConfig(LRSchedulerConfig):
-    step_updates: int = option(
-        0, "updates from one drop to the next; instead of `milestones`", "[0, inf)", unit="updates"
-    )
-    milestones: list[int] = option(
-        [], "the rate drops at these numbers of updates; instead of `step_updates`", "(0, inf)", unit="updates"
-    )
-    gamma: float = option(0.1, "factor of each drop, in (0, 1]", "(0, 1]")
-
-    def validate(self) -> Iterator[str]:
-        yield from super().validate()
-        if bool(self.step_updates) == bool(self.milestones):
-            given = f"step_updates is {self.step_updates} and milestones {self.milestones}"
-            yield f"{given}; give one of them, `step_updates` 10000 or `milestones` 10000,15000"
-        if any(low >= high for low, high in pairwise(self.milestones)):
-            yield f"milestones is {self.milestones}; it must be rising numbers"
-
-
-@register_lr_scheduler("step", config=StepConfig)
-class Step(LRScheduler):
-    """base_lr * gamma ** (drops until now), all updates counted, those of the warm-up too."""
-
-    def decayed(self, num_decayed: int) -> float:
-        done, config = self.warmup_updates + num_decayed, self.config
-        drops = bisect_right(config.milestones, done) if config.milestones else done // config.step_updates
-        return self.base_lr * config.gamma**drops
-
-
-@dataclass(kw_only=True)
-class TriStageConfig(DecayConfig):
-    hold_updates: int = option(0, "updates at the peak, between warm-up and decay", "[0, inf)", unit="updates")
-    phase_ratio: list[float] = option(
-        [], "shares of the run that warm-up, hold and decay take, e.g. 0.1,0.4,0.5; instead of their updates"
-    )
-    final_lr_scale: float = option(0.01, "rate at the end of the decay as a share of `lr`, in (0, 1]", "(0, 1]")
-
-    def validate(self) -> Iterator[str]:
-        yield from super().validate()
-        ratios = self.phase_ratio
-        if not ratios:
-            return
-        if len(ratios) != 3 or not all(r >= 0.0 for r in ratios) or not abs(sum(ratios) - 1.0) < 1e-6:
-            yield f"phase_ratio is {ratios}; it must be three shares that add up to 1"
-        if self.warmup_updates or self.warmup_ratio or self.hold_updates or self.decay_updates:
-            yield f"phase_ratio is {ratios}; give it or the lengths of warm-up, hold and decay"
-
-
-@register_lr_scheduler("tri_stage", config=TriStageConfig)
-class TriStage(LRScheduler):
-    """Linear rise, constant, exponential fall to final_lr_scale * base_lr (fairseq's; Park et al. 2019 for speech)."""
-
-    def prepare(self) -> None:
-        self.hold_updates = self.config.hold_updates
-        if phases := self.config.phase_ratio:
-            total = self.length("phase_ratio")
-            self.warmup_updates, self.hold_updates = (round(share * total) for share in phases[:2])
-        self.decay_updates = self.decay_after(self.warmup_updates + self.hold_updates)
-
-    def decayed(self, num_decayed: int) -> float:
-        progress = (num_decayed - self.hold_updates) / self.decay_updates
-        return self.base_lr * self.config.final_lr_scale ** min(1.0, max(0.0, progress))
-
-
-@dataclass(kw_only=True)
 class WarmupStableDecayConfig(DecayConfig):
     decay_updates: int = option(
         0, "updates of the decay at the end of the run; 0: from `decay_ratio`", "[0, inf)", unit="updates"
@@ -346,7 +256,6 @@ class OneCycleConfig(DecayConfig):
     final_div_factor: float = option(
         1e4, "the fall ends at the start's rate divided by this, unless `min_lr`(-ratio) is given", "[1, inf)"
     )
-    three_phase: bool = option(False, "fall back to the beginning's rate as fast as it rose, and from there to the end")
     anneal: str = option("cosine", "form of rise and fall", choices=("cosine", "linear"))
 
 
@@ -354,11 +263,8 @@ class OneCycleConfig(DecayConfig):
 class OneCycle(Annealing):
     """One cycle (Smith 2018, https://arxiv.org/abs/1803.09820; the options are those of torch's OneCycleLR).
 
-    From base / div_factor to base in the warm-up; then down to base / (div_factor * final_div_factor), with
-    `three_phase` by way of base / div_factor. The paper's cycle of the momentum is left out.
-
-    Raises:
-        UserError: with `three_phase`, the fall is not longer than the rise.
+    From base / div_factor to base in the warm-up; then down to base / (div_factor * final_div_factor). The paper's
+    cycle of the momentum is left out.
     """
 
     def __init__(self, config: OneCycleConfig, *, base_lr: float, total_updates: int | None = None) -> None:
@@ -368,84 +274,9 @@ class OneCycle(Annealing):
         self.shape = SHAPES[config.anneal]
         self.warmup_init_lr = config.warmup_init_lr or base_lr / config.div_factor
         self.floor = self.floor or self.warmup_init_lr / config.final_div_factor
-        if config.three_phase and self.decay_updates <= self.warmup_updates:
-            raise UserError(
-                f"lr_scheduler: the fall of {self.decay_updates} updates must be longer than the rise of "
-                f"{self.warmup_updates} with three_phase; give a smaller `warmup_ratio`"
-            )
 
     def rising(self, progress: float) -> float:
         return 1.0 - self.shape(progress)
-
-    def decayed(self, num_decayed: int) -> float:
-        rise, turn = self.warmup_updates, self.warmup_init_lr
-        if not self.config.three_phase:
-            return super().decayed(num_decayed)
-        if num_decayed < rise:
-            return self.between(self.base_lr, turn, num_decayed / rise)
-        return self.between(turn, self.floor, (num_decayed - rise) / (self.decay_updates - rise))
-
-
-@dataclass(kw_only=True)
-class ReduceOnPlateauConfig(LRSchedulerConfig):
-    lr_shrink: float = option(0.1, "factor of each drop, in (0, 1)", "(0, 1)")
-    lr_patience: int = option(
-        0, "validations in a row that may be no better before the rate drops", "[0, inf)", unit="validations"
-    )
-    lr_threshold: float = option(1e-4, "by how much a validation must be better to count", "[0, inf)")
-    lr_threshold_mode: str = option(
-        "rel", "the threshold is a share of the best value, or a difference to it", choices=("rel", "abs")
-    )
-    lr_cooldown: int = option(0, "validations after a drop that do not count", "[0, inf)", unit="validations")
-
-
-@register_lr_scheduler("reduce_on_plateau", config=ReduceOnPlateauConfig)
-class ReduceOnPlateau(LRScheduler):
-    """base_lr * lr_shrink ** (drops until now), the rule of torch's ReduceLROnPlateau.
-
-    Observes `best_metric` after each validation, the larger the better with `maximize_best_metric`.
-    Validations during the warm-up do not count, as in fairseq. Without a validation the rate never drops.
-    """
-
-    drops = 0
-    best: float | None = None
-    validations_without_better = 0
-    cooldown_left = 0
-    _STATE = ("drops", "best", "validations_without_better", "cooldown_left")
-
-    def decayed(self, num_decayed: int) -> float:
-        return self.base_lr * self.config.lr_shrink**self.drops
-
-    def observe(self, metric: float, *, num_updates: int | None = None, maximize: bool = False) -> None:
-        if num_updates is not None and num_updates < self.warmup_updates:
-            return
-        if self._is_better(metric, maximize):
-            self.best = metric
-            self.validations_without_better = 0
-        else:
-            self.validations_without_better += 1
-        if self.cooldown_left > 0:
-            self.cooldown_left -= 1
-            self.validations_without_better = 0
-        if self.validations_without_better > self.config.lr_patience:
-            self.drops += 1
-            self.cooldown_left = self.config.lr_cooldown
-            self.validations_without_better = 0
-
-    def _is_better(self, metric: float, maximize: bool) -> bool:
-        """Whether `metric` is better than the best until now by the threshold; not a number never is."""
-        if self.best is None:
-            return metric == metric
-        margin = self.config.lr_threshold * (self.best if self.config.lr_threshold_mode == "rel" else 1.0)
-        return metric > self.best + margin if maximize else metric < self.best - margin
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._STATE}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; another schedule's state, or none, leaves the initial state."""
-        for name in self._STATE:
-            setattr(self, name, state.get(name, getattr(self, name)))
 
 
 class GroupSchedules:
@@ -466,21 +297,3 @@ class GroupSchedules:
     def own_lrs(self, num_updates: int) -> dict[str, float]:
         """The rates of the groups' own schedules, by name: what `ftk.optim.base.set_lr` takes as `own`."""
         return {name: schedule.lr(num_updates) for name, schedule in self.own.items()}
-
-    def observe(self, metric: float, *, num_updates: int | None = None, maximize: bool = False) -> None:
-        """Passes a validation metric to all schedules; see `LRScheduler.observe`."""
-        for schedule in (self.main, *self.own.values()):
-            schedule.observe(metric, num_updates=num_updates, maximize=maximize)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The schedules' states, for JSON."""
-        own = {name: state for name, schedule in self.own.items() if (state := schedule.state_dict())}
-        return self.main.state_dict() | ({"groups": own} if own else {})
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; new groups keep their initial state."""
-        main = dict(state)
-        own = main.pop("groups", {})
-        self.main.load_state_dict(main)
-        for name in self.own.keys() & own.keys():
-            self.own[name].load_state_dict(own[name])

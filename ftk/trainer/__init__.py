@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hook", "Run", "StepInfo", "TrainConfig", "Trainer", "build_run"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Hook": "ftk.trainer.hooks",

@@ -347,8 +347,6 @@ def _load(run: Run, folder: Path | None) -> None:
         # Parts of the state that were reset are empty.
         if state.iterator:
             run.train_iterator.load_state_dict(state.iterator)
-        if state.lr_scheduler:
-            run.schedule.load_state_dict(state.lr_scheduler)
         if run.update.scaler is not None and state.loss_scale:
             run.update.scaler.load_state_dict(state.loss_scale)
     state.validation_pending = state.validation_pending and bool(run.valid_iterators)

@@ -32,7 +32,6 @@ class TrainerState:
         scores: checkpoint's name -> its validation metric.
         seconds: training time of the run, restarts included.
         figures: sums since the last training record, and skipped updates.
-        lr_scheduler: state of the schedule.
         loss_scale: state of the loss scaler, empty without one.
         seed: of the run, for the record.
         tokenizer: fingerprint of the tokenizer with which the run was started.
@@ -48,7 +47,6 @@ class TrainerState:
     scores: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     figures: dict[str, Any] = field(default_factory=dict)
-    lr_scheduler: dict[str, Any] = field(default_factory=dict)
     loss_scale: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     tokenizer: str | None = None
@@ -56,9 +54,7 @@ class TrainerState:
     data_processes: int = 1
 
     def reset(self, what: set[str]) -> None:
-        """Empty parts of the state: "lr_scheduler", "dataloader", "meters", or "scores" of another run."""
-        if "lr_scheduler" in what:
-            self.lr_scheduler = {}
+        """Empty parts of the state: "dataloader", "meters", or "scores" of another run."""
         if "dataloader" in what:
             self.iterator = {}
         if "meters" in what or "scores" in what:
@@ -103,6 +99,7 @@ class TrainerState:
             BrokenCheckpoint: a field is unknown or missing, as in checkpoints of other versions of ftk.
         """
         names = {f.name for f in dataclasses.fields(cls)}
+        values = {name: value for name, value in values.items() if name != "lr_scheduler"}  # once state of schedules
         if set(values) != names:
             odd = ", ".join(sorted(set(values) ^ names))
             raise BrokenCheckpoint(f"{where}: trainer.json is of another version of ftk (fields that differ: {odd})")

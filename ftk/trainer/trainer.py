@@ -326,15 +326,13 @@ class Trainer:
         )
 
     def _rank(self, figures: Record) -> bool:
-        """Use a validation for the best checkpoint, patience and the schedule. Returns whether it is the best."""
+        """Use a validation for the best checkpoint and patience. Returns whether it is the best."""
         options = self.run.config.checkpoint
         metric = options.best_metric
         if metric not in figures:
             known = ", ".join(figures)
             raise UserError(f"`best_metric` {metric} is not one of the validation's figures: {known}")
-        maximize = options.maximize_best_metric
-        self.run.schedule.observe(figures[metric], num_updates=self.state.num_updates, maximize=maximize)
-        return self.state.rank(metric, figures[metric], maximize)
+        return self.state.rank(metric, figures[metric], options.maximize_best_metric)
 
     def _log(self) -> None:
         """Write the record of the updates since the last one; only here the host waits for the device."""
@@ -372,7 +370,6 @@ class Trainer:
         run, state, scaler = self.run, self.state, self.run.update.scaler
         state.figures = self.figures.state_dict()
         state.seconds = run.stopwatch.seconds()
-        state.lr_scheduler = run.schedule.state_dict()
         state.loss_scale = scaler.state_dict() if scaler is not None else {}
         run.hooks.call("before_checkpoint", self.info)
         extra = {"ema": run.ema.state_dict()} if run.ema is not None else None

@@ -1,18 +1,11 @@
-"""Reading `.bin/.idx`: look-ups and gathering against plain NumPy memory maps, opening and checking a huge index.
+"""Reading `.bin/.idx`: look-ups against plain NumPy memory maps, opening and checking a huge index.
 
     python scripts/benchmark/indexed_dataset.py                       # real text, synthetic, 100 million documents
     python scripts/benchmark/indexed_dataset.py --quick --json out.json
 
-The naive ways, in this file:
-
-- look-up: `NumpyReader`, which maps the .bin file, copies lengths and pointers into aligned arrays once, and
-  answers with `numpy.frombuffer` over the map (what fairseq and Megatron do; slicing a `numpy.memmap` is slower
-  and is shown as well);
-- gather, batches of 256 rows: a Python loop that puts one row after the other, looked up by that reader, into a
-  padded int64 array, or concatenates them. Both ways either make a new array for each batch (`numpy.full`,
-  `numpy.concatenate`) and drop it, or write to one that is used again. The ceiling is one `numpy.copyto` of as many
-  tokens that lie together, to the same type: how many times faster than the loop it is bounds what any gather can
-  reach, and long rows come near it.
+The naive way, in this file, is `NumpyReader`, which maps the .bin file, copies lengths and pointers into aligned arrays
+once, and answers with `numpy.frombuffer` over the map (what fairseq and Megatron do; slicing a `numpy.memmap` is slower
+and is shown as well).
 
 Both ways run in turn, several rounds; the figures are of each way's best round. Orders are random. Pages are
 warm: the disk is not what is measured.
@@ -72,28 +65,6 @@ class NumpyReader:
         return self.tokens[start : start + self.sizes[index]]
 
 
-def naive_gather(reader: NumpyReader, indices: np.ndarray, length: int, out: np.ndarray | None = None) -> np.ndarray:
-    if out is None:
-        out = np.full((len(indices), length), 0, dtype=np.int64)
-    else:
-        out.fill(0)
-    for place, index in enumerate(indices):
-        row = reader[index][:length]
-        out[place, : len(row)] = row
-    return out
-
-
-def naive_packed(reader: NumpyReader, indices: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    if out is None:
-        return np.concatenate([reader[index] for index in indices])
-    end = 0
-    for index in indices:
-        row = reader[index]
-        out[end : end + len(row)] = row
-        end += len(row)
-    return out[:end]
-
-
 def in_turn(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Seconds of the best round of each way; they take turns."""
     best = dict.fromkeys(ways, float("inf"))
@@ -136,73 +107,6 @@ def look_ups(name: str, prefix: Path, lookups: int, rounds: int) -> list[dict[st
             "ratio": seconds["frombuffer"] / seconds["ours"],
             "goal": 2.0,
         }
-    ]
-
-
-def gathers(name: str, prefix: Path, batch: int, batches: int, rounds: int) -> list[dict[str, Any]]:
-    ours, naive = IndexedDataset(prefix), NumpyReader(prefix)
-    order = np.random.default_rng(2).integers(0, len(ours), size=(batches, batch))
-    length = int(np.percentile(ours.sizes, 95))
-    expected = naive_gather(naive, order[0], length)
-    assert (ours.gather(order[0], length=length, dtype=np.int64) == expected).all()
-    assert (ours.gather_packed(order[0])[0] == naive_packed(naive, order[0])).all()
-    out = np.empty((batch, length), dtype=np.int64)
-    packed = np.empty(batch * int(ours.sizes.max()), dtype=ours.dtype)
-
-    def each(way: Callable[[np.ndarray], Any]) -> Callable[[], None]:
-        def whole() -> None:
-            for row in order:
-                way(row)  # dropped at once: keeping all batches would measure the system's making of fresh pages
-
-        return whole
-
-    def copying(target: np.ndarray, counts: list[int]) -> Callable[[], None]:
-        def whole() -> None:
-            first = 0
-            for count in counts:
-                first = first if first + count <= len(ours.tokens) else 0
-                np.copyto(target[:count], ours.tokens[first : first + count])
-                first += count
-
-        return whole
-
-    kinds: dict[str, tuple[Callable[[np.ndarray], Any], Callable[[np.ndarray], Any], str]] = {
-        "padded int64, new": (
-            lambda row: ours.gather(row, length=length, dtype=np.int64),
-            lambda row: naive_gather(naive, row, length),
-            "padded",
-        ),
-        "padded int64, reused": (
-            lambda row: ours.gather(row, out=out),
-            lambda row: naive_gather(naive, row, length, out),
-            "padded",
-        ),
-        "packed, new": (ours.gather_packed, lambda row: naive_packed(naive, row), "packed"),
-        "packed, reused": (
-            lambda row: ours.gather_packed(row, out=packed),
-            lambda row: naive_packed(naive, row, packed),
-            "packed",
-        ),
-    }
-    ways = {
-        "padded ceiling": copying(out.reshape(-1), [min(out.size, len(ours.tokens))] * batches),
-        "packed ceiling": copying(packed, ours.sizes[order].sum(axis=1).tolist()),
-    }
-    for kind, (our_way, naive_way, _) in kinds.items():
-        ways |= {f"{kind} ours": each(our_way), f"{kind} naive": each(naive_way)}
-    seconds = in_turn(ways, rounds)
-    rows = batch * batches
-    return [
-        {
-            "what": f"gather {kind}, {name} ({ours.sizes.mean():.0f} tokens a row)",
-            "unit": "rows/s",
-            "ours": rows / seconds[f"{kind} ours"],
-            "naive": rows / seconds[f"{kind} naive"],
-            "ratio": seconds[f"{kind} naive"] / seconds[f"{kind} ours"],
-            "ceiling_ratio": seconds[f"{kind} naive"] / seconds[f"{written} ceiling"],
-            "goal": 10.0,
-        }
-        for kind, (_, _, written) in kinds.items()
     ]
 
 
@@ -296,16 +200,14 @@ def synthetic(folder: Path, documents: int, mean: int) -> Path:
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    print(f"{'what':<66} {'ours':>12} {'naive':>12} {'ratio':>6} {'ceiling':>7} {'goal':>5}")
+    print(f"{'what':<66} {'ours':>12} {'naive':>12} {'ratio':>6} {'goal':>5}")
     for result in results:
         if "ratio" in result:
-            ceiling = f"{result['ceiling_ratio']:.1f}x" if "ceiling_ratio" in result else ""
             print(
                 f"{result['what']:<66} {result['ours']:>12,.0f} {result['naive']:>12,.0f} "
-                f"{result['ratio']:>5.1f}x {ceiling:>7} {result['goal']:>4.0f}x  {result['unit']}"
+                f"{result['ratio']:>5.1f}x {result['goal']:>4.0f}x  {result['unit']}"
             )
-            if "memmap_slice" in result:
-                print(f"{'  (a slice of numpy.memmap instead)':<66} {'':>12} {result['memmap_slice']:>12,.0f}")
+            print(f"{'  (a slice of numpy.memmap instead)':<66} {'':>12} {result['memmap_slice']:>12,.0f}")
         else:
             print(
                 f"{result['what']}: {result['milliseconds']:.2f} ms (goal {result['goal_milliseconds']:.0f} ms); "
@@ -331,7 +233,6 @@ def main() -> None:
         results = []
         for name, prefix in prefixes.items():
             results += look_ups(name, prefix, count, rounds)
-            results += gathers(name, prefix, 256, 10 if quick else 200, rounds)
         results += opening(folder, arguments.documents or (2_000_000 if quick else 100_000_000), 3)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -65,6 +65,18 @@ def decoder(name: str, **options: Any) -> Callable[[], Any]:
     return build
 
 
+def opt(**options: Any) -> Callable[[], Any]:
+    """No padding token: `transformers` gives its row no gradient."""
+
+    def build() -> Any:
+        shape = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+        tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+        config = transformers.OPTConfig(**shape, **tokens, max_position_embeddings=64, **options)
+        return transformers.OPTForCausalLM(config)
+
+    return build
+
+
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -81,6 +93,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Llama", tie_word_embeddings=True, attention_bias=True, rope_parameters=LLAMA3
     ),
     "mistral": decoder("Mistral", sliding_window=None),
+    "opt": opt(),
+    "opt post-norm, projections": opt(do_layer_norm_before=False, word_embed_proj_dim=20),
     "qwen2": decoder("Qwen2", rope_parameters=YARN),
     "qwen3": decoder("Qwen3", head_dim=12, tie_word_embeddings=True),
 }
@@ -169,8 +183,10 @@ def test_gradients_are_those_of_transformers(theirs, ours, family) -> None:
     found = renamed(LazyTensors.of(gradients), converter.renames, model.config, back=True).all()
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     assert found.keys() == expected.keys()
+    # Without rotary positions biases of keys change nothing, and their gradients are roundings.
+    smallest = 1e-2 * max(float(value.abs().max()) for value in expected.values())
     for name, value in expected.items():
-        assert (found[name] - value).abs().max() <= 1e-5 * value.abs().max(), name
+        assert (found[name] - value).abs().max() <= 1e-5 * max(float(value.abs().max()), smallest), name
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -253,7 +269,8 @@ def test_masks_among_the_weights_are_left_out_of_what_is_written_back(published,
     }
     rewrite(source, lambda tensors: without_prefix({**tensors, **masks}))
     back = convert_back(convert(source, tmp_path / "ours"), tmp_path / "back")
-    assert load_file(back / "model.safetensors").keys() == load_file(published / "model.safetensors").keys()
+    expected = published if masks else source
+    assert load_file(back / "model.safetensors").keys() == load_file(expected / "model.safetensors").keys()
     assert (back / "config.json").read_bytes() == (published / "config.json").read_bytes()
 
 
@@ -357,6 +374,8 @@ OWN_MISTAKES = [
     ("llama", edited(rope_parameters=ROPE | {"rope_type": ["x"]}), "rope_type is ['x']; ftk's models have"),
     ("llama", edited(rope_parameters=LLAMA3 | {"low_freq_factor": 0.0}), "rope_low is 0.0; it must be above 0"),
     ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'; it must be a whole number"),
+    ("opt", edited(activation_function="gelu"), "activation_function is 'gelu'; ftk's model has 'relu'"),
+    ("opt", edited(enable_bias=False), "enable_bias is False; ftk's model has True"),
     ("qwen2", edited(use_sliding_window=True), "use_sliding_window is True; ftk's model has False"),
 ]
 

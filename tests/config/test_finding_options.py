@@ -301,9 +301,6 @@ SAYS_MORE = {
     "lr_scheduler.decay_rate",
     "lr_scheduler.div_factor",
     "lr_scheduler.final_div_factor",
-    "lr_scheduler.step_updates",
-    "lr_scheduler.milestones",
-    "lr_scheduler.final_lr_scale",
     "lr_scheduler.decay_updates",
     "form.copy_gmask_row",
 }

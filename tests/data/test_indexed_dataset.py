@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import resource
 import signal
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftk.data.indexed import check as indexed_check
 from ftk.data.indexed import dataset as indexed_dataset
 from ftk.data.indexed._index import flatten
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
@@ -174,6 +176,23 @@ def test_a_pickled_dataset_opens_its_files_anew(tmp_path):
     assert [row.tolist() for row in pickle.loads(packed)] == SEQUENCES
 
 
+def test_a_copy_in_another_process_is_checked_again_only_if_a_file_has_changed(tmp_path, monkeypatch):
+    dataset = write(tmp_path / "d", [[1, 2], [3]])
+    packed = pickle.dumps(dataset)
+    seen = []
+    monkeypatch.setattr(indexed_dataset, "check_index", seen.append)
+    assert [row.tolist() for row in pickle.loads(packed)] == [[1, 2], [3]]
+    assert seen == []
+    os.utime(tmp_path / "d.bin", ns=(1, 1))
+    again = pickle.loads(packed)
+    assert seen == [again]
+
+
+def test_views_outlive_the_dataset(tmp_path):
+    row = write(tmp_path / "d", [[1, 2, 3]])[0]
+    assert row.tolist() == [1, 2, 3]
+
+
 def test_the_token_dtype_follows_the_vocabulary():
     assert optimal_dtype(65499) == np.uint16
     assert optimal_dtype(65500) == np.int32
@@ -260,6 +279,22 @@ def test_a_wrong_file_is_refused_before_any_token_is_read(tmp_path, monkeypatch,
             access(IndexedDataset(tmp_path / "d"))
 
 
+def test_the_check_in_slices_finds_what_the_whole_finds(tmp_path, monkeypatch):
+    rows = [[1] * (i % 4) for i in range(50)]
+    write(tmp_path / "d", rows)
+    monkeypatch.setattr(indexed_check, "SLICE", 7)
+    assert [row.tolist() for row in IndexedDataset(tmp_path / "d")] == rows
+    whole = (tmp_path / "d.idx").read_bytes()
+    for at in range(34, len(whole)):
+        index = bytearray(whole)
+        index[at] ^= 0x5A
+        (tmp_path / "d.idx").write_bytes(index)
+        if at >= 34 + 12 * 50:  # a change of the document index can be legal
+            continue
+        with pytest.raises(UserError):
+            IndexedDataset(tmp_path / "d")
+
+
 def test_an_empty_document_index_is_refused(tmp_path):
     put(tmp_path / "d", megatron_bytes([], "uint16", []), [], "uint16")
     with pytest.raises(UserError, match="the document index is empty"):
@@ -321,7 +356,6 @@ def test_pointers_beyond_32_bits(tmp_path, limit):
     assert dataset[2].tolist() == [7, 8, 9]
     assert dataset[3].tolist() == [10, 11]
     assert dataset.get(1, half - 1).tolist() == [0]
-    assert dataset.gather([3, 2], pad=1).tolist() == [[10, 11, 1], [7, 8, 9]]
     assert dataset.num_tokens == 2 * half + 5
 
 

@@ -81,20 +81,29 @@ def test_what_was_generated_scores_as_it_was_reported(run):
         assert len(other.logprobs) > 0
 
 
+def test_one_text_gives_one_result_and_a_list_a_list(run):
+    generator = ftk.load_generator(run, max_len=4, sampling=True)
+    (expected,) = generator.generate(["over a"], seeds=[5], options=[{"max_len": 3}])
+    assert generator.generate("over a", seeds=5, options={"max_len": 3}) == expected
+    assert [piece.result for piece in generator.stream("over a", 5, {"max_len": 3})][-1] == expected
+    assert generator.generate([]) == []
+    assert [generator.score("over", [" a", " fox"])] == generator.score(["over"], [[" a", " fox"]])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda one: one.generate("she reads"),
-            r"takes a list of prompts; for one, generate\(\[prompt\]\)\[0\]",
-        ),
+        (lambda one: one.generate("she reads", seeds=[3]), "one text takes one seed and one mapping of options"),
+        (lambda one: one.generate(["she"], seeds=3), "a list of texts a list of each"),
+        (lambda one: one.generate(["she"], options={"seed": 3}), "a list of texts a list of each"),
         (lambda one: one.generate(["a", 3]), "prompt 2: a prompt is a text, but this is int: 3"),
         (lambda one: next(one.stream([None])), "a prompt is a text, but this is NoneType"),
         (
             lambda one: one.score(["she"], [" reads"]),
-            r"a list; write score\(\[prompt\], \[\[continuation\]\]\)",
+            r"a list of answers; write score\(prompt, \[continuation\]\)",
         ),
-        (lambda one: one.score("she", [[" reads"]]), "in place of a list"),
+        (lambda one: one.score("she", " reads"), "in place of a list of answers"),
+        (lambda one: one.score("she", [[" reads"]]), "a continuation is a text, but this is list"),
         (lambda one: one.score(["she", "he"], [[" reads"]]), "answers for 1 prompts, but there are 2"),
         (
             lambda one: one.score(["she"], [[" reads" * 64]]),
@@ -112,3 +121,5 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(run):
         ftk.load_generator(run, max_len=65)
     with pytest.raises(UserError, match="the prompt is empty"):
         ftk.load_generator(run).generate([""])
+    with pytest.raises(UserError, match="`device` is 'tpu'; it must be auto, cpu, cuda or cuda:N"):
+        ftk.load_model(run, device="tpu")

@@ -116,8 +116,6 @@ STRANGE_STATES = {
     "a meter of one number": lambda state: state["figures"].update(meters={"loss": [1.0]}),
     "skipped updates beyond 64 bits": lambda state: state["figures"].update(skipped=[1 << 64, 0]),
     "scores are texts": lambda state: state["scores"].update(checkpoint_1="good"),
-    "drops of the schedule are a mapping": lambda state: state["lr_scheduler"].update(drops={}),
-    "a group's schedule is a number": lambda state: state["lr_scheduler"].update(groups={"muon": 3}),
     "a loss scale beyond float32": lambda state: state.update(loss_scale={"scale": 1e300, "counts": [0] * 4}),
     "counts of the loss scale are missing": lambda state: state.update(loss_scale={"scale": 2.0}),
     "no number of updates": lambda state: state.pop("num_updates"),

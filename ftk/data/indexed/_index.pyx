@@ -1,4 +1,4 @@
-"""Kernels of the indexed dataset: index checks, look-ups, gathering, flattening of encoded documents.
+"""Kernels of the indexed dataset: index checks, look-ups, flattening of encoded documents.
 
 The arrays of an .idx file start at byte 34 and are therefore unaligned; they are read by memcpy, never through
 typed pointers.
@@ -9,7 +9,7 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLong
 from cpython.object cimport PyTypeObject
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport INT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memcpy
 
 import errno
@@ -24,14 +24,6 @@ cdef extern from "numpy/arrayobject.h":
     object PyArray_NewFromDescr(PyTypeObject* subtype, cnp.dtype descr, int nd, const cnp.npy_intp* dims,
                                 const cnp.npy_intp* strides, void* data, int flags, object obj)
     PyTypeObject PyArray_Type
-
-ctypedef fused narrow_t:
-    uint8_t
-    int8_t
-    int16_t
-    uint16_t
-    int32_t
-    uint32_t
 
 cdef tuple FAULTS = ("negative_length", "negative_pointer", "overlap", "beyond", "gap")
 
@@ -62,7 +54,7 @@ cdef class SequenceTable:
     """
 
     cdef const unsigned char[::1] _index
-    cdef object _owner, _array
+    cdef object _owner
     cdef cnp.dtype _descr
     cdef const unsigned char* _sizes
     cdef const unsigned char* _pointers
@@ -84,7 +76,6 @@ cdef class SequenceTable:
         self._pointers = &index[0] + pointers_at if index.shape[0] else NULL
         base = (<object> tokens).base
         self._owner = tokens if base is None else base
-        self._array = tokens
         self._descr = tokens.dtype
         self._data = <char*> cnp.PyArray_DATA(tokens)
         self._itemsize = tokens.itemsize
@@ -120,67 +111,6 @@ cdef class SequenceTable:
         if offset < 0 or wanted < 0 or offset > size - wanted:
             raise IndexError(f"tokens {offset} to {offset + wanted} of sequence {index}, which has {size}")
         return self._view(_int64_at(self._pointers, index) + offset * self._itemsize, wanted)
-
-    def gather(self, indices, *, pad=0, length=None, dtype=None, out=None):
-        """Many sequences as the rows of one array; the copying is done without the GIL.
-
-        Args:
-            indices: which sequences, [N] integers; negative ones count from the end, repeats are fine.
-            pad: fills each row behind its sequence.
-            length: columns T; a longer sequence is cut behind its first T tokens. None: the longest's length.
-            dtype: of the result: the file's (default), or int64, as models take it, from any integer type
-                but uint64.
-            out: array to write to, C-contiguous [N, T], of such a dtype; T and dtype follow from it.
-
-        Returns:
-            [N, T]; `out` if it was given.
-
-        Raises:
-            IndexError: there is no such sequence; nothing has been written then.
-            ValueError: `out` or `dtype` does not fit, or `pad` does not fit the dtype.
-        """
-        starts, sizes, longest, _ = self._locate(indices)
-        count = len(starts)
-        if out is None:
-            if length is not None and length < 0:
-                raise ValueError(f"a length of {length} tokens")
-            out = np.empty((count, longest if length is None else length), dtype=self._target_dtype(dtype))
-        elif length is not None or dtype is not None:
-            raise ValueError("out fixes length and dtype; leave them out")
-        else:
-            self._check_output(out, np.ndim(out) == 2 and len(out) == count, f"of shape [{count}, T]")
-        width = out.shape[1]
-        self._copy_rows(starts, np.minimum(sizes, width), np.arange(count) * width, out.reshape(-1), width,
-                        _filler(pad, out.dtype))
-        return out
-
-    def gather_packed(self, indices, *, dtype=None, out=None):
-        """Many sequences back to back; the copying is done without the GIL.
-
-        Args:
-            indices: which sequences, [N] integers, as for `gather`.
-            dtype: of the tokens, as for `gather`.
-            out: array to write to, contiguous [at least the sum of lengths], instead of a new one.
-
-        Returns:
-            tokens [sum of lengths], and offsets [N + 1] int64: row i is tokens[offsets[i] : offsets[i + 1]].
-
-        Raises:
-            IndexError: there is no such sequence; nothing has been written then.
-            ValueError: `out` or `dtype` does not fit.
-        """
-        starts, sizes, _, total = self._locate(indices)
-        if out is None:
-            tokens = np.empty(total, dtype=self._target_dtype(dtype))
-        elif dtype is not None:
-            raise ValueError("out fixes the dtype; leave it out")
-        else:
-            self._check_output(out, np.ndim(out) == 1 and len(out) >= total, f"of one dimension that holds {total} tokens")
-            tokens = out[:total]
-        offsets = np.zeros(len(starts) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=offsets[1:])
-        self._copy_rows(starts, sizes, offsets, tokens)
-        return tokens, offsets
 
     def check(self):
         """Reads the whole index; a subclass raises what it finds wrong."""
@@ -263,106 +193,6 @@ cdef class SequenceTable:
         array = PyArray_NewFromDescr(&PyArray_Type, self._descr, 1, &length, NULL, self._data + at, 0, None)
         cnp.set_array_base(array, self._owner)
         return array
-
-    cdef _locate(self, indices):
-        """Byte offsets [N] and lengths [N] (both int64) of sequences, the greatest length, the sum of lengths."""
-        cdef Py_ssize_t i, index, bad = -1, n
-        cdef bint changed = False
-        cdef int64_t longest = 0, total = 0
-        if not self._accepted:
-            self.check()
-        given = np.asarray(indices)
-        if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
-            raise ValueError(f"indices are a list of integers, not {given.dtype} of shape {given.shape}")
-        cdef const int64_t[::1] wanted = np.ascontiguousarray(given, dtype=np.int64)
-        n = wanted.shape[0]
-        starts = np.empty(n, dtype=np.int64)
-        sizes = np.empty(n, dtype=np.int64)
-        cdef int64_t[::1] start_of = starts, size_of = sizes
-        with nogil:
-            for i in range(n):
-                index = wanted[i]
-                index = index + self._count if index < 0 else index
-                if index < 0 or index >= self._count:
-                    bad = i
-                    break
-                size_of[i] = _int32_at(self._sizes, index)
-                start_of[i] = _int64_at(self._pointers, index)
-                if not self._lies_within(start_of[i], size_of[i]):
-                    changed = True
-                    break
-                total += size_of[i]
-                longest = max(longest, size_of[i])
-        if bad >= 0:
-            raise IndexError(f"sequence {given[bad]} of {self._count}")
-        if changed:
-            raise self._changed()
-        return starts, sizes, longest, total
-
-    def _check_output(self, out, fits, expected):
-        if not isinstance(out, np.ndarray) or not fits:
-            raise ValueError(f"out must be an array {expected}")
-        if not out.flags.c_contiguous or not out.flags.writeable:
-            raise ValueError("out must be C-contiguous and writeable")
-        self._target_dtype(out.dtype)
-
-    def _target_dtype(self, dtype):
-        own = self._descr
-        wanted = own if dtype is None else np.dtype(dtype)
-        if wanted == own or (wanted == np.int64 and own.kind in "iu" and own != np.uint64):
-            return wanted
-        raise ValueError(f"{own.name} tokens can be had as {own.name} or, except uint64 and floats, as int64; "
-                         f"not as {wanted.name}")
-
-    cdef _copy_rows(self, int64_t[::1] starts, int64_t[::1] sizes, int64_t[::1] places, out,
-                    Py_ssize_t width=0, filler=0):
-        """Copies rows, `sizes` tokens from the bytes `starts` of the file on, to `places` in a flat array.
-
-        Rows are filled up to `width` tokens with `filler`.
-        """
-        cdef Py_ssize_t i, itemsize = self._itemsize
-        cdef unsigned char[::1] target
-        if itemsize != out.itemsize:
-            _widen(self._array, starts, sizes, places, out, width, filler)
-        elif out.size:
-            if width > 0:
-                out.fill(filler)
-            target = out.view(np.uint8)
-            with nogil:
-                for i in range(starts.shape[0]):
-                    memcpy(&target[0] + places[i] * itemsize, self._data + starts[i], sizes[i] * itemsize)
-
-
-def _widen(const narrow_t[::1] tokens, int64_t[::1] starts, int64_t[::1] sizes, int64_t[::1] places, int64_t[::1] out,
-           Py_ssize_t width, int64_t filler):
-    """As `_copy_rows`, from narrow integers to int64."""
-    cdef Py_ssize_t i
-    cdef int64_t j
-    cdef const narrow_t* source
-    cdef int64_t* target
-    if out.shape[0] == 0:
-        return
-    with nogil:
-        for i in range(starts.shape[0]):
-            source = &tokens[0] + starts[i] // <int64_t> sizeof(narrow_t)
-            target = &out[0] + places[i]
-            for j in range(sizes[i]):
-                target[j] = source[j]
-            for j in range(sizes[i], width):
-                target[j] = filler
-
-
-def _filler(pad, dtype):
-    """`pad` as a number of `dtype`."""
-    filler = np.empty(1, dtype=dtype)
-    fits = True
-    try:
-        filler[:] = pad
-    except OverflowError:
-        fits = False
-    if not fits or filler[0] != pad:
-        raise ValueError(f"pad is {pad}, which {dtype.name} does not hold")
-    return filler[0]
 
 
 def flatten(list rows, dtype):

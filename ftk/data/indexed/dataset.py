@@ -37,7 +37,7 @@ class IndexedDataset(SequenceTable):
     again, and checked again if they have changed since. Call `check_files` before using tokens: a file may have
     become shorter.
 
-    `dataset[i]`, `get`, `gather` and `gather_packed` are compiled (`_index.pyx`).
+    `dataset[i]` and `get` are compiled (`_index.pyx`).
 
     Args:
         prefix: path of the pair without `.bin` and `.idx`.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Processor", "ProcessorConfig", "Processors", "SearchState", "build_processors"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         **dict.fromkeys(("Processor", "Processors", "SearchState"), "ftk.generation.processors.base"),

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.positions import BlockPositionEmbedding, PositionEmbedding
-from ftk.models.pre_norm import PreNormTransformer
+from ftk.models.transformer import Transformer
 from ftk.modules.attention import Attend
 from ftk.modules.masks import Visibility
 
 
-class GLM(PreNormTransformer):
+class GLM(Transformer):
     """Autoregressive blank infilling (Du et al. 2022, https://arxiv.org/abs/2103.10360).
 
     Inputs: `position_ids`, place in the text and within the blank (None: 0 to T - 1, no blanks); `context_length`,
@@ -23,7 +23,7 @@ class GLM(PreNormTransformer):
 
     Args:
         config: the shape.
-        seed: of the initial weights, as of `PreNormTransformer`.
+        seed: of the initial weights, as of `Transformer`.
     """
 
     INPUTS: ClassVar[dict[str, str]] = {

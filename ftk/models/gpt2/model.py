@@ -7,18 +7,18 @@ from typing import ClassVar
 from torch import nn
 
 from ftk.models.gpt2 import GPT2Config
-from ftk.models.pre_norm import PreNormTransformer
+from ftk.models.transformer import Transformer
 from ftk.modules.initialization import Normal, declare
 
 
-class GPT2(PreNormTransformer):
+class GPT2(Transformer):
     """A causal language model with learned positions (Radford et al. 2019).
 
     Inputs: `position_ids` (None: 0 to T - 1); `document_ids`, where given a token sees only tokens with its own number.
 
     Args:
         config: the shape.
-        seed: of the initial weights, as of `PreNormTransformer`.
+        seed: of the initial weights, as of `Transformer`.
     """
 
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "document_ids": "B T"}

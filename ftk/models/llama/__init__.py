@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ftk.models.rotary.config import BiasedRotaryConfig, register_family
+from ftk.models.rotary.config import BiasedRotaryConfig, register_rotary
 
 
 @dataclass(kw_only=True)
@@ -13,7 +13,7 @@ class LlamaConfig(BiasedRotaryConfig):
     """The shape of a LLaMA."""
 
 
-register_size = register_family("llama", LlamaConfig, vocab_size=32000, max_positions=2048, layer_norm_eps=1e-6)
+register_size = register_rotary("llama", LlamaConfig, vocab_size=32000, max_positions=2048, layer_norm_eps=1e-6)
 _TWO: dict[str, Any] = {"max_positions": 4096, "layer_norm_eps": 1e-5}
 _THREE: dict[str, Any] = {
     "vocab_size": 128256,

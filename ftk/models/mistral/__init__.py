@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftk.models.rotary.config import RotaryConfig, register_family
+from ftk.models.rotary.config import RotaryConfig, register_rotary
 
 
 @dataclass(kw_only=True)
@@ -12,7 +12,7 @@ class MistralConfig(RotaryConfig):
     """The shape of a Mistral."""
 
 
-register_size = register_family(
+register_size = register_rotary(
     "mistral", MistralConfig, vocab_size=32000, num_kv_heads=8, layer_norm_eps=1e-5, max_positions=32768
 )
 

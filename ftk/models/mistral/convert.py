@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ftk.errors import UserError
 from ftk.models.mistral import MistralConfig
 from ftk.models.rotary.config import RotaryConfig
-from ftk.models.rotary.convert import RotaryConverter
+from ftk.models.rotary.convert import USED, RotaryConverter
 from ftk.registry import register_hf_model
 
 
@@ -17,7 +17,11 @@ class MistralConverter(RotaryConverter):
     model_type = "mistral"
     architecture = "MistralForCausalLM"
     config_class = MistralConfig
-    defaults: ClassVar[dict[str, Any]] = {"ffn_hidden_size": 14336, "num_kv_heads": 8, "max_positions": 131072}
+    used: ClassVar[dict[str, tuple[str, Any]]] = USED | {
+        "intermediate_size": ("ffn_hidden_size", 14336),
+        "num_key_value_heads": ("num_kv_heads", 8),
+        "max_position_embeddings": ("max_positions", 131072),
+    }
 
     def config_from(self, config: dict[str, Any]) -> RotaryConfig:
         """Of version 0.1, whose tokens see those of a window, as many positions as are in it: there is no other."""

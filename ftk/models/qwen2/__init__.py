@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ftk.models.rotary.config import RotaryConfig, register_family
+from ftk.models.rotary.config import RotaryConfig, register_rotary
 
 
 @dataclass(kw_only=True)
@@ -15,7 +15,7 @@ class Qwen2Config(RotaryConfig):
     qkv_bias: ClassVar[bool] = True
 
 
-register_size = register_family(
+register_size = register_rotary(
     "qwen2", Qwen2Config, vocab_size=151936, max_positions=32768, layer_norm_eps=1e-6, rope_theta=1e6
 )
 _LARGE: dict[str, Any] = {"vocab_size": 152064}

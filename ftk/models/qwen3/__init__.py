@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ftk.models.rotary.config import BiasedRotaryConfig, register_family
+from ftk.models.rotary.config import BiasedRotaryConfig, register_rotary
 
 
 @dataclass(kw_only=True)
@@ -15,7 +15,7 @@ class Qwen3Config(BiasedRotaryConfig):
     norms_heads: ClassVar[bool] = True
 
 
-register_size = register_family(
+register_size = register_rotary(
     "qwen3",
     Qwen3Config,
     vocab_size=151936,

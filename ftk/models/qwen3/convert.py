@@ -14,5 +14,7 @@ class Qwen3Converter(QwenConverter):
     model_type = "qwen3"
     architecture = "Qwen3ForCausalLM"
     config_class = Qwen3Config
-    defaults: ClassVar[dict[str, Any]] = {**QwenConverter.defaults, "head_dim": 128}
-    used: ClassVar[dict[str, tuple[str, Any]]] = {"attention_bias": ("attention_bias", False)}
+    used: ClassVar[dict[str, tuple[str, Any]]] = QwenConverter.used | {
+        "head_dim": ("head_dim", 128),
+        "attention_bias": ("attention_bias", False),
+    }

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from ftk.models.config import TransformerConfig, causal_recipe
-from ftk.registry import register_architecture, register_model
-
-if TYPE_CHECKING:
-    from ftk.models.rotary.model import RotaryDecoder
+from ftk.models.config import TransformerConfig, register_family
 
 
 @dataclass(kw_only=True)
@@ -158,33 +154,6 @@ class BiasedRotaryConfig(RotaryConfig):
         return self.attention_bias
 
 
-def register_family(name: str, config_type: type[RotaryConfig], **common: Any) -> Callable[..., None]:
-    """Registers a model of this form; for a family's module, without importing torch.
-
-    Args:
-        name: of the model.
-        config_type: its options.
-        common: options of all its sizes.
-
-    Returns:
-        (architecture, num_layers, hidden_size, num_heads, inner_size, **options) -> None: registers a size.
-    """
-
-    def build(config: RotaryConfig, seed: int | None = None) -> RotaryDecoder:
-        from ftk.models.rotary.model import RotaryDecoder
-
-        return RotaryDecoder(config, seed)
-
-    def register_size(
-        architecture: str, num_layers: int, hidden_size: int, num_heads: int, inner_size: int, **options: Any
-    ) -> None:
-        def preset() -> RotaryConfig:
-            shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
-            return config_type(**{**shape, "ffn_hidden_size": inner_size, **common, **options})
-
-        preset.__module__ = config_type.__module__
-        register_architecture(architecture, model=name, recipe=causal_recipe(hidden_size))(preset)
-
-    build.__module__ = config_type.__module__  # it is the family that registers
-    register_model(name, config=config_type, task="causal_lm")(build)
-    return register_size
+def register_rotary(name: str, config_type: type[RotaryConfig], **common: Any) -> Callable[..., None]:
+    """`register_family` for a `RotaryDecoder`."""
+    return register_family(name, config_type, "ftk.models.rotary.model:RotaryDecoder", **common)

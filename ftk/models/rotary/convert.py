@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.models.conversion import Rename, SeparateHeads, fields_from
+from ftk.models.conversion import CausalConverter, Rename, SeparateHeads, fields_from
 from ftk.models.rotary.config import RotaryConfig
 
 _LAYER = "model.layers.*."
 _HEADS = [f"{_LAYER}self_attn.{part}_proj" for part in "qkv"]
-_USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means
+USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means
     "vocab_size": ("vocab_size", 32000),
     "hidden_size": ("hidden_size", 4096),
     "intermediate_size": ("ffn_hidden_size", 11008),
@@ -25,7 +25,7 @@ _USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence
     "attention_dropout": ("attention_dropout", 0.0),
     "tie_word_embeddings": ("tie_embeddings", False),
 }
-_FIXED: dict[str, Any] = {"hidden_act": "silu", "mlp_bias": (False, None), "rope_interleaved": (False, None)}
+FIXED: dict[str, Any] = {"hidden_act": "silu", "mlp_bias": (False, None), "rope_interleaved": (False, None)}
 _ROPE = {  # rope type -> their key -> ours
     "default": {},
     "linear": {"factor": "rope_factor"},
@@ -45,24 +45,13 @@ _ROPE = {  # rope type -> their key -> ours
 }
 
 
-class RotaryConverter:
-    """One family. A subclass gives `model_type` and `config_class`, and where its config.json differs the rest.
+class RotaryConverter(CausalConverter):
+    """One family; a subclass gives its options and, where its config.json differs from LLaMA's, `used` and `fixed`."""
 
-    Attributes:
-        model_type: of config.json.
-        config_class: of the family.
-        defaults: our field -> what the absence of their key means, where it is not LLaMA's.
-        used, fixed, ignored: keys besides those of all families, as for `fields_from`.
-    """
-
-    model_type: ClassVar[str]
-    architecture: ClassVar[str]
-    config_class: ClassVar[type[RotaryConfig]]
-    defaults: ClassVar[dict[str, Any]] = {}
-    used: ClassVar[dict[str, tuple[str, Any]]] = {}
-    fixed: ClassVar[dict[str, Any]] = {}
-    ignored: ClassVar[tuple[str, ...]] = ()
-
+    used = USED
+    fixed = FIXED
+    ignored: ClassVar[Sequence[str]] = ("pretraining_tp",)
+    embedding = "model.embed_tokens.weight"
     prefix = "model."
     renames = (
         Rename(("token_embedding.weight",), ("model.embed_tokens.weight",)),
@@ -89,60 +78,42 @@ class RotaryConverter:
     )
     buffers = (f"{_LAYER}self_attn.rotary_emb.inv_freq",)  # of older files
 
-    def tied(self, config: RotaryConfig) -> Mapping[str, str]:
-        return {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_embeddings else {}
-
-    def matches(self, config: dict[str, Any]) -> bool:
-        return config.get("model_type") == self.model_type
-
     def config_from(self, config: dict[str, Any]) -> RotaryConfig:
         theirs = {key: value for key, value in config.items() if key not in _ROPE_KEYS}
-        used = {key: (name, self.defaults.get(name, default)) for key, (name, default) in _USED.items()} | self.used
-        ignored = ("pretraining_tp", *self.ignored)
-        return self.config_class(**fields_from(theirs, used, _FIXED | self.fixed, ignored), **_rope(config))
+        options = fields_from(theirs, self.used, self.fixed, self.ignored)
+        return self.config_class(**options, **_rope(config))
 
     def config_to(self, config: RotaryConfig) -> dict[str, Any]:
-        ours = {theirs: getattr(config, name) for theirs, (name, _) in (_USED | self.used).items()}
-        ours |= {"num_key_value_heads": config.kv_heads, "head_dim": config.head_size}
-        ours["intermediate_size"] = config.inner_size
-        kind = "default" if config.rope_scaling == "none" else config.rope_scaling
+        theirs = super().config_to(config)
+        theirs |= {"num_key_value_heads": config.kv_heads, "head_dim": config.head_size}
+        theirs["intermediate_size"] = config.inner_size
         # Newer releases read these two as well as their own `rope_parameters`, which older ones do not know.
-        ours["rope_theta"] = config.rope_theta
-        if kind != "default":
+        theirs["rope_theta"] = config.rope_theta
+        if config.rope_scaling != "none":
             low, high = config.rope_turns
             resolved = {
                 "rope_low": low,
                 "rope_high": high,
                 "rope_original_positions": config.rope_original_positions or config.max_positions,
             }
-            scaling = {key: resolved.get(name, getattr(config, name)) for key, name in _ROPE[kind].items()}
+            names = _ROPE[config.rope_scaling]
+            scaling = {key: resolved.get(name, getattr(config, name)) for key, name in names.items()}
             given = {key: value for key, value in scaling.items() if value is not None}
-            ours["rope_scaling"] = {"rope_type": kind, **given}
-        fixed = {key: value[0] if isinstance(value, tuple) else value for key, value in self.fixed.items()}
-        return {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            "hidden_act": "silu",
-            **ours,
-            **fixed,
-        }
-
-    def task(self, config: RotaryConfig) -> dict[str, Any]:
-        length = min(config.max_positions, 2048)
-        return {"_name": "causal_lm", "seq_length": length, "make_vocab_size_divisible_by": 1}
+            theirs["rope_scaling"] = {"rope_type": config.rope_scaling, **given}
+        return theirs
 
 
 class QwenConverter(RotaryConverter):
     """What Qwen2's and Qwen3's files have in common: windows are refused, and the keys that belong to them ignored."""
 
-    defaults: ClassVar[dict[str, Any]] = {
-        "vocab_size": 151936,
-        "ffn_hidden_size": 22016,
-        "num_kv_heads": 32,
-        "max_positions": 32768,
+    used: ClassVar[dict[str, tuple[str, Any]]] = USED | {
+        "vocab_size": ("vocab_size", 151936),
+        "intermediate_size": ("ffn_hidden_size", 22016),
+        "num_key_value_heads": ("num_kv_heads", 32),
+        "max_position_embeddings": ("max_positions", 32768),
     }
-    fixed: ClassVar[dict[str, Any]] = {"use_sliding_window": False}
-    ignored = ("sliding_window", "max_window_layers", "layer_types")
+    fixed: ClassVar[dict[str, Any]] = FIXED | {"use_sliding_window": False}
+    ignored = ("pretraining_tp", "sliding_window", "max_window_layers", "layer_types")
 
 
 _ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")

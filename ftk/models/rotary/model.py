@@ -7,22 +7,22 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ftk.models.pre_norm import PreNormTransformer
 from ftk.models.rotary.config import RotaryConfig
+from ftk.models.transformer import Transformer
 from ftk.modules.attention import Attend, Attention
 from ftk.modules.feed_forward import GatedFeedForward
 from ftk.modules.norms import RMSNorm
 from ftk.modules.rotary import Rope, RotaryAttention
 
 
-class RotaryDecoder(PreNormTransformer):
+class RotaryDecoder(Transformer):
     """A causal language model: pre-norm layers with RMS norms, grouped key heads and gated feed-forward networks.
 
     Inputs: `position_ids` (None: 0 to T - 1); `document_ids`, where given a token sees only tokens with its own number.
 
     Args:
         config: of the family.
-        seed: of the initial weights, as of `PreNormTransformer`.
+        seed: of the initial weights, as of `Transformer`.
     """
 
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "document_ids": "B T"}
@@ -73,7 +73,7 @@ class RotaryDecoder(PreNormTransformer):
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `PreNormTransformer`, with the gates and the norms of heads."""
+        """That of `Transformer`, with the gates and the norms of heads."""
         norms = {f"layers.*.attention.{name}_norm": "sharded" for name in ("query", "key")}
         plan = {**super().tensor_parallel_plan, "layers.*.feed_forward.gate": "column"}
         return {**plan, **norms} if self.config.norms_heads else plan

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlankFiller", "BlankGenerator"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "BlankFiller": "ftk.tasks.glm_blank.infill.fill",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from torch import nn
 
@@ -14,7 +14,7 @@ from ftk.generation.engine.scoring import Scored
 from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
 from ftk.generation.results import TextAnswer, TextResult
 from ftk.generation.search import Answer
-from ftk.generation.text import TextGenerator, check_lists, check_text, each_prompt
+from ftk.generation.text import TextGenerator, as_lists, check_lists, check_text, each_prompt, is_single
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
 from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer
@@ -39,7 +39,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
     """A generator with its tokenizer: text in, text with its blanks filled out.
 
         filler = BlankFiller(tokenizer, BlankGenerator(model, tokenizer.special, beam=4))
-        filler.fill(["Ng is an adjunct professor at [MASK] ."])[0].answers[0].text
+        filler.fill("Ng is an adjunct professor at [MASK] .").answers[0].text
 
     Blanks are filled from left to right; a prompt without a blank is continued at its end. A prompt is
     refused if the tokenizer lacks one of its blanks or, unless `misspelt_blanks` is "text", one is misspelt ("[mask]").
@@ -96,42 +96,60 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
 
     fill = TextGenerator.generate
 
+    @overload
+    def score(self, prompts: str, answers: Sequence[str], end: bool = True) -> list[TextAnswer]: ...  # type: ignore
+
+    @overload
     def score(
         self, prompts: Sequence[str], answers: Sequence[Sequence[str]], end: bool = True
-    ) -> list[list[TextAnswer]]:
+    ) -> list[list[TextAnswer]]: ...
+
+    def score(self, prompts: Any, answers: Any, end: bool = True) -> list[Any]:
         """Scores given answers instead of finding some.
 
-            filler.score(["Ng is at [MASK] ."], [["Stanford University"]])[0][0].logprob
+            filler.score("Ng is at [MASK] .", ["Stanford University"])[0].logprob
 
         Args:
-            prompts: texts with blanks, as for `fill`.
-            answers: for each prompt one text a blank, from left to right.
+            prompts: a text with blanks, or a list of such texts, as for `fill`.
+            answers: one text per blank of the prompt, from left to right; of a list of prompts a list of such lists.
             end: whether the token that ends an answer is scored, too.
 
         Returns:
-            per prompt one answer a blank, with the log-probability of each of its tokens, given the prompt and the
-            answers before it.
+            one answer per blank, with the log-probability of each of its tokens, given the prompt and the answers
+            before it; of a list of prompts a list of such lists.
 
         Raises:
             UserError: as for `fill`; numbers of prompts, blanks and answers that do not fit.
         """
-        check_lists("score([prompt], [[answer]])", prompts, answers)
-        return [found[0] for found in self.score_candidates(prompts, [[own] for own in answers], end)]
+        texts, own = as_lists(prompts, answers)
+        check_lists("score(prompt, [answer])", texts, own)
+        found = [one[0] for one in self.score_candidates(texts, [[each] for each in own], end)]
+        return found[0] if is_single(prompts) else found
 
+    @overload
+    def score_candidates(  # type: ignore[overload-overlap]
+        self, prompts: str, candidates: Sequence[Sequence[str]], end: bool = True
+    ) -> list[list[TextAnswer]]: ...
+
+    @overload
     def score_candidates(
         self, prompts: Sequence[str], candidates: Sequence[Sequence[Sequence[str]]], end: bool = True
-    ) -> list[list[list[TextAnswer]]]:
+    ) -> list[list[list[TextAnswer]]]: ...
+
+    def score_candidates(self, prompts: Any, candidates: Any, end: bool = True) -> list[Any]:
         """As `score`, for any number of candidates for each prompt, which share one reading of it.
 
         Args:
             prompts, end: as for `score`.
-            candidates: for each prompt any number of candidates, each one text a blank.
+            candidates: any number for the prompt, each one text per blank; of a list of prompts a list of such lists.
 
         Returns:
-            per prompt and candidate, in the order given, one answer a blank.
+            per candidate one answer per blank; of a list of prompts a list of such lists.
         """
-        check_lists("score_candidates([prompt], [[[answer]]])", prompts, candidates)
-        return self.score_encoded(each_prompt(self.encode_candidates, prompts, candidates, [end] * len(prompts)))
+        texts, own = as_lists(prompts, candidates)
+        check_lists("score_candidates(prompt, [[answer]])", texts, own)
+        found = self.score_encoded(each_prompt(self.encode_candidates, texts, own, [end] * len(texts)))
+        return found[0] if is_single(prompts) else found
 
     def encode(
         self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 
@@ -15,6 +15,7 @@ from ftk.generation.engine.request import Event, Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.processors.base import Processor, Processors
 from ftk.generation.search import Answer, strategy
+from ftk.generation.text import as_lists, is_single
 from ftk.tasks.glm_blank.infill.blanks import blank_numbers, check_positions
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.framing import BlankFraming
@@ -27,7 +28,7 @@ class BlankGenerator:
     """Answers the blanks of each context from left to right (Du et al. 2022, 2.1).
 
         generator = BlankGenerator(model, tokenizer.special, beam=4, max_len=64)
-        generator.fill_ids([[2, 17, 4, 3, 9]])[0][0].tokens
+        generator.fill_ids([2, 17, 4, 3, 9])[0].tokens
 
     The context is read once. The start token and the answer of a filled blank stay visible to later blanks,
     its end token does not. An answer ends at the end-of-piece token, at the end-of-text token if `special`
@@ -73,60 +74,89 @@ class BlankGenerator:
             # What is read ahead takes a place behind the longest answer.
             language_model.check(getattr(model_config, "vocab_size", None), self.config.max_len + target.lookahead)
 
+    @overload
+    def fill_ids(
+        self,
+        contexts: Sequence[int],
+        seeds: int | None = None,
+        progress: Callable[[int], object] | None = None,
+        processors: Processors | None = None,
+    ) -> list[Answer]: ...
+
+    @overload
     def fill_ids(
         self,
         contexts: Sequence[Sequence[int]],
         seeds: Sequence[int] | None = None,
         progress: Callable[[int], object] | None = None,
         processors: Sequence[Processors | None] | None = None,
-    ) -> list[list[Answer]]:
-        """The answers of each context's blanks.
+    ) -> list[list[Answer]]: ...
+
+    def fill_ids(
+        self,
+        contexts: Any,
+        seeds: Any = None,
+        progress: Callable[[int], object] | None = None,
+        processors: Any = None,
+    ) -> list[Any]:
+        """The answers of a context's blanks, or of those of each of several contexts.
 
         Args:
-            contexts: token ids with mask tokens as blanks, complete ([CLS] and end of text included).
-            seeds: one per context, for sampling; `config.seed` for all if None. A context's answers depend on
-                its tokens and its seed alone, not on what else is in the batch.
+            contexts: token ids with mask tokens as blanks, complete ([CLS] and end of text included); or a list of
+                such lists.
+            seeds: of the context, or one for each, for sampling; `config.seed` for all if None. A context's answers
+                depend on its tokens and its seed alone, not on what else is in the batch.
             progress: called with the number of contexts that have been answered since the last call.
-            processors: for each context its own processors, or None for those of the generator; None: for none.
+            processors: those of the context, or for each context its own; None: those of the generator.
 
         Returns:
-            per context, in the order given, one answer per blank from left to right, the best one. With `nbest`
-            its `others` are the further answers to the same blank, given the best ones to the blanks before it; with
-            `nbest_over` "text" the answers are the best together, and the first `others` of all the next best, and so
-            on (see `fill_texts`).
+            one answer per blank from left to right, the best one; of a list of contexts a list of such lists. With
+            `nbest` its `others` are the further answers to the same blank, given the best ones to the blanks before
+            it; with `nbest_over` "text" the answers are the best together, and the first `others` of all the next
+            best, and so on (see `fill_texts`).
 
         Raises:
             UserError: a context is longer than the model's positions; nothing has been generated then.
         """
-        requests = self.requests(contexts, seeds, processors)
+        requests = self.requests(*as_lists(contexts, seeds, processors))
         asked = [request for request in requests if request.prompt.order]
-        found = iter(collect(self.events(asked), len(asked), progress))
-        return [next(found) if request.prompt.order else [] for request in requests]
+        answers = iter(collect(self.events(asked), len(asked), progress))
+        found = [next(answers) if request.prompt.order else [] for request in requests]
+        return found[0] if is_single(contexts) else found
+
+    @overload
+    def fill_texts(self, contexts: Sequence[int], *own: Any, **options: Any) -> list[Filling]: ...
+
+    @overload
+    def fill_texts(self, contexts: Sequence[Sequence[int]], *own: Any, **options: Any) -> list[list[Filling]]: ...
 
     def fill_texts(
         self,
-        contexts: Sequence[Sequence[int]],
-        seeds: Sequence[int] | None = None,
+        contexts: Any,
+        seeds: Any = None,
         progress: Callable[[int], object] | None = None,
-        processors: Sequence[Processors | None] | None = None,
-    ) -> list[list[Filling]]:
-        """The ways to fill each context as a whole, best first.
+        processors: Any = None,
+    ) -> list[Any]:
+        """The ways to fill a context as a whole, or each of several contexts, best first.
 
         Args, Raises:
             as for `fill_ids`.
 
         Returns:
-            per context up to `nbest` fillings with `nbest_over` "text"; else one, of the best answer to each blank.
+            up to `nbest` fillings with `nbest_over` "text", else one, of the best answer to each blank; of a list of
+            contexts a list of such lists.
         """
+        texts, seeds, processors = as_lists(contexts, seeds, processors)
         penalty, of_texts = self.config.length_penalty, self.config.nbest_over == "text"
-        found = self.fill_ids(contexts, seeds, progress, processors)
-        return [fillings_of(own, penalty) if of_texts and own else [filling(own, penalty)] for own in found]
+        answers = self.fill_ids(texts, seeds, progress, processors)
+        found = [fillings_of(own, penalty) if of_texts and own else [filling(own, penalty)] for own in answers]
+        return found[0] if is_single(contexts) else found
 
     def stream_ids(
         self,
-        contexts: Sequence[Sequence[int]],
-        seeds: Sequence[int] | None = None,
-        processors: Sequence[Processors | None] | None = None,
+        contexts: Sequence[int] | Sequence[Sequence[int]],
+        seeds: int | Sequence[int] | None = None,
+        processors: Processors | Sequence[Processors | None] | None = None,
     ) -> Generator[Event, None, None]:
         """As `fill_ids`, but gives tokens as soon as they are there; closing the iterator ends the work.
 
@@ -140,7 +170,7 @@ class BlankGenerator:
         Yields:
             see `events`.
         """
-        return self.events(self.requests(contexts, seeds, processors), stream=True)
+        return self.events(self.requests(*as_lists(contexts, seeds, processors)), stream=True)
 
     def request(self, context: Sequence[int], seed: int | None = None, processors: Processors | None = None) -> Request:
         """What the engine is asked for a context; arguments as for `fill_ids`, of one context."""
@@ -194,32 +224,34 @@ class BlankGenerator:
 
     def score(
         self,
-        contexts: Sequence[Sequence[int]],
-        candidates: Sequence[Sequence[Sequence[Sequence[int]]]],
-        orders: Sequence[Sequence[int]] | None = None,
+        contexts: Any,
+        candidates: Any,
+        orders: Any = None,
         end: bool = True,
         progress: Callable[[int], object] | None = None,
-    ) -> list[list[list[Answer]]]:
+    ) -> list[Any]:
         """Log-probabilities of given answers, as the generator would have found them on the way to these answers.
 
         An answer is read behind those of the blanks that come before it, each as it is given. Processors are not used.
 
         Args:
-            contexts: N contexts, token ids with mask tokens as blanks.
-            candidates: for each context any number of candidates, each with one list of ids for every blank, from left
-                to right. Ids that finish with an end token are scored with it.
-            orders: for each context the order in which its blanks are filled, numbers from 0; left to right if None.
+            contexts: token ids with mask tokens as blanks, or a list of such lists.
+            candidates: for a context any number of candidates, each with one list of ids for every blank, from left to
+                right. Ids that finish with an end token are scored with it.
+            orders: for a context the order in which its blanks are filled, numbers from 0; left to right if None.
             end: whether the end-of-piece token is scored behind answers that have no end token.
             progress: called with the number of contexts that have been scored since the last call.
 
         Returns:
-            per context and candidate one answer per blank, from left to right; its tokens are without the end token,
-            `score` is the sum of its log-probabilities / their number ** length_penalty.
+            per candidate one answer per blank, from left to right; its tokens are without the end token, `score` is the
+            sum of its log-probabilities / their number ** length_penalty. Of a list of contexts a list of such lists.
 
         Raises:
             UserError: numbers of contexts, candidates, blanks that do not fit; what the positions do not reach; a
                 log-probability is NaN or infinite.
         """
+        one = is_single(contexts)
+        contexts, candidates, orders = as_lists(contexts, candidates, orders)
         if len(candidates) != len(contexts):
             raise UserError(
                 f"answers for {len(candidates)} contexts, but there are {len(contexts)}; give some for each"
@@ -232,10 +264,11 @@ class BlankGenerator:
         ]
         scored = score(self.model, self.framing, requests, given, progress)
         penalty = self.config.length_penalty
-        return [
+        answers = [
             [scored_answers(self.framing, *pair, penalty) for pair in zip(own, found, strict=True)]
             for own, found in zip(given, scored, strict=True)
         ]
+        return answers[0] if one else answers
 
     def _by_blank(self, requests: Sequence[Request], stream: bool) -> Generator[Event, None, None]:
         """The answers to each blank, given the best ones to those before it."""

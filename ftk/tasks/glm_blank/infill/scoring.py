@@ -8,6 +8,7 @@ from ftk.errors import UserError
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import Scored
 from ftk.generation.search import Answer
+from ftk.generation.text import check_text
 from ftk.tasks.glm_blank.infill.framing import BlankFraming
 from ftk.tokenizers.base import Tokenizer
 
@@ -31,6 +32,8 @@ def encode_answers(tokenizer: Tokenizer, pieces: Sequence[str], answers: Sequenc
     blanks = len(pieces) - 1
     if len(answers) != blanks:
         raise UserError(f"{len(answers)} answers for {blanks} blank{'s' * (blanks != 1)}; give one for each")
+    for answer in answers:
+        check_text(answer, "an answer")
     return [_encoded(tokenizer, *pair) for pair in zip(pieces[:-1], answers, strict=True)]
 
 

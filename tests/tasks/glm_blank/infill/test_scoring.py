@@ -219,6 +219,18 @@ def test_texts_are_scored_as_their_ids(filler):
     ]
 
 
+def test_one_text_or_context_gives_one_result_and_a_list_a_list(filler):
+    prompt, generator = "the [MASK] fox [MASK] .", filler.generator
+    ids = filler.encode(prompt).context
+    assert [filler.fill(prompt)] == filler.fill([prompt])
+    assert [filler.score(prompt, ["a", "b"])] == filler.score([prompt], [["a", "b"]])
+    assert [filler.score_candidates(prompt, [["a", "b"]])] == filler.score_candidates([prompt], [[["a", "b"]]])
+    assert [generator.fill_ids(ids, seeds=3)] == generator.fill_ids([ids], seeds=[3])
+    assert [generator.fill_texts(ids)] == generator.fill_texts([ids])
+    assert [generator.score(ids, [[[7], [8]]])] == generator.score([ids], [[[[7], [8]]]])
+    assert list(generator.stream_ids(ids)) == list(generator.stream_ids([ids]))
+
+
 def find_masks(filler, prompt):
     return [token for token in filler.encode(prompt).context if token in filler.generator.framing.masks]
 
@@ -226,9 +238,11 @@ def find_masks(filler, prompt):
 def test_wrong_numbers_of_answers_name_the_prompt(filler):
     with pytest.raises(UserError, match="prompt 2: 1 answers for 2 blanks; give one for each"):
         filler.score(["the [MASK]", "[MASK] the [MASK]"], [["fox"], ["fox"]])
-    with pytest.raises(UserError, match=r"in place of a list; write score\(\[prompt\], \[\[answer\]\]\)"):
+    with pytest.raises(UserError, match=r"a list of answers; write score\(prompt, \[answer\]\)"):
         filler.score(["the [MASK]"], ["fox"])
     with pytest.raises(UserError, match=r"one for each blank; write \['fox'\]"):
         filler.score_candidates(["the [MASK]"], [["fox"]])
+    with pytest.raises(UserError, match="an answer is a text, but this is list"):
+        filler.score("the [MASK]", [["fox"]])
     with pytest.raises(UserError, match="answers for 1 prompts, but there are 2"):
         filler.score(["the [MASK]", "she"], [["fox"]])

@@ -1,4 +1,4 @@
-"""A pre-norm transformer: what the families of GPT-2's form and the decoders with rotary positions share."""
+"""One stack of transformer layers with an output layer: what all families here share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.feed_forward import FeedForward
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.masks import Visibility
-from ftk.modules.transformer_layer import TransformerLayer
+from ftk.modules.transformer_layer import PostNormLayer, TransformerLayer
 
 
-class PreNormTransformer(Backbone):
-    """Embeddings of tokens and positions, added; pre-norm layers; a final norm; the output layer.
+class Transformer(Backbone):
+    """Embeddings of tokens and positions, added; layers of one form; a final norm; the output layer.
 
-    A family gives `INPUTS`, and calls `__init__` with its embedding of positions. It may give other parts of a layer
-    (`attention`, `feed_forward`, `norm`) and another `attend`.
+    A family gives `INPUTS`, and calls `__init__` with its embedding of positions. It may give another form of layer
+    (`layer_form`) or other parts of one (`attention`, `feed_forward`, `norm`), and another `attend`.
 
     Args:
         config: the shape.
@@ -37,21 +37,27 @@ class PreNormTransformer(Backbone):
     POSITION_TABLES: ClassVar[str | None] = "position_embedding"
     """Pattern of the modules that hold the tables of positions, for the tensor parallel plan; None: there are none."""
 
+    HEAD_BIAS: ClassVar[bool] = False
+    """Whether an output layer of its own has a bias."""
+
+    layer_form: type[TransformerLayer] = TransformerLayer
+    """Class of the layers (`ftk.modules.transformer_layer`)."""
+
     def __init__(self, config: TransformerConfig, position_embedding: nn.Module | None, seed: int | None) -> None:
         super().__init__(config)
         normal = Normal(config.init_std)
         embedding = TiedEmbedding if config.tie_embeddings else nn.Embedding
-        self.token_embedding = declare(embedding(config.vocab_size, config.hidden_size), weight=normal)
+        self.token_embedding = declare(embedding(config.vocab_size, config.embedding_size), weight=normal)
         if position_embedding is not None:
             self.position_embedding = position_embedding
         self.embedding_dropout = Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
-            TransformerLayer(self.attention(), self.feed_forward(), self.norm, config.dropout)
+            self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout)
             for _ in range(config.num_layers)
         )
-        self.final_norm = self.norm()
+        self.final_norm = nn.Identity() if issubclass(self.layer_form, PostNormLayer) else self.norm()
         if not config.tie_embeddings:
-            head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            head = nn.Linear(config.hidden_size, config.vocab_size, bias=self.HEAD_BIAS)
             self.head = declare(head, weight=normal)  # type: ignore[misc]  # `Backbone.head` finds it
         self.init_weights(seed)
 
@@ -67,7 +73,9 @@ class PreNormTransformer(Backbone):
 
     def feed_forward(self) -> nn.Module:
         """A layer's feed-forward network."""
-        return FeedForward(self.config.hidden_size, self.config.inner_size, **self.spread)
+        return FeedForward(
+            self.config.hidden_size, self.config.inner_size, activation=self.config.activation, **self.spread
+        )
 
     def norm(self) -> nn.Module:
         """A norm of a layer, or the final one."""
@@ -91,7 +99,11 @@ class PreNormTransformer(Backbone):
                     "shorten the sequence or build the model with more positions"
                 )
             position_ids = self.default_positions(tokens)
-        return self.embedding_dropout(self.token_embedding(tokens) + self.position_embedding(position_ids))
+        return self.embedding_dropout(self.embed_tokens(tokens) + self.position_embedding(position_ids))
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """tokens [B, T] -> [B, T, H]"""
+        return self.token_embedding(tokens)
 
     def default_positions(self, tokens: Tensor) -> Tensor:
         """tokens [B, T] -> 0 to T - 1 in each row, [B, T]"""
@@ -116,11 +128,10 @@ class PreNormTransformer(Backbone):
             "token_embedding": "vocab_embedding",
             **positions,
             "embedding_dropout": "sequence",
-            "layers.*.attention_norm": "sequence",
+            **{f"layers.*.{name}": "sequence" for name in self.layer_form.NORMS},
             "layers.*.attention": {"style": "sharded", "own_random": config.attention_dropout > 0.0},
             "layers.*.attention.qkv": {"style": "column", **heads},
             "layers.*.attention.output": {"style": "row", **heads},
-            "layers.*.feed_forward_norm": "sequence",
             "layers.*.feed_forward.inner": "column",
             "layers.*.feed_forward.output": "row",
             "layers.*.dropout": "sequence",

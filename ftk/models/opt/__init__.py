@@ -1,0 +1,55 @@
+"""OPT (Zhang et al. 2022) and its published sizes, registered here without importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ftk.models.config import TransformerConfig, register_family
+
+
+@dataclass(kw_only=True)
+class OPTConfig(TransformerConfig):
+    """The shape of an OPT and its dropout."""
+
+    activation: ClassVar[str] = "relu"
+
+    word_embedding_size: int | None = field(
+        default=None,
+        metadata={
+            "min": 1,
+            "max": 10**6,
+            "help": "width of the token embedding, projected to hidden_size and back; hidden_size if not given",
+        },
+    )
+    norm_first: bool = field(
+        default=True, metadata={"help": "norms before attention and feed-forward network; else behind the sums (350M)"}
+    )
+    embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the summed embeddings, in [0, 1)"})
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
+
+    @property
+    def embedding_size(self) -> int:
+        """Width of the token embedding and of what the output layer reads."""
+        return self.hidden_size if self.word_embedding_size is None else self.word_embedding_size
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        if self.embedding_size < 1:
+            yield f"word_embedding_size is {self.word_embedding_size}; it must be at least 1, or not given"
+
+
+register_size = register_family("opt", OPTConfig, "ftk.models.opt.model:OPT", vocab_size=50272, max_positions=2048)
+
+register_size("opt_tiny", 4, 64, 4, max_positions=512)  # not published: for tests and first tries
+register_size("opt_125m", 12, 768, 12)  # 125.2M parameters
+register_size("opt_350m", 24, 1024, 16, word_embedding_size=512, norm_first=False)  # 331.2M
+register_size("opt_1_3b", 24, 2048, 32)  # 1.32B
+register_size("opt_2_7b", 32, 2560, 32)  # 2.65B
+register_size("opt_6_7b", 32, 4096, 32)  # 6.66B
+register_size("opt_13b", 40, 5120, 40)  # 12.9B
+register_size("opt_30b", 48, 7168, 56)  # 30.0B
+register_size("opt_66b", 64, 9216, 72)  # 65.7B
+register_size("opt_175b", 96, 12288, 96)  # 175B

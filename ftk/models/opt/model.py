@@ -1,0 +1,74 @@
+"""OPT: GPT-2's form with ReLU, and in one size with norms behind the sums and a narrow token embedding."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from ftk.models.opt import OPTConfig
+from ftk.models.transformer import Transformer
+from ftk.modules.initialization import Normal, declare
+from ftk.modules.transformer_layer import PostNormLayer, TransformerLayer
+
+_FIRST_ROW = 2
+"""Of the table of positions; the two rows before it were for padding, and published files have them."""
+
+
+class OPT(Transformer):
+    """A causal language model with learned positions (Zhang et al. 2022, https://arxiv.org/abs/2205.01068).
+
+    Inputs: `position_ids` (None: 0 to T - 1); `document_ids`, where given a token sees only tokens with its own number.
+
+    Args:
+        config: the shape.
+        seed: of the initial weights, as of `Transformer`.
+    """
+
+    INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "document_ids": "B T"}
+
+    def __init__(self, config: OPTConfig, seed: int | None = None) -> None:
+        normal = Normal(config.init_std)
+        positions = PositionEmbedding(config.max_positions + _FIRST_ROW, config.hidden_size)
+        super().__init__(config, declare(positions, weight=normal), seed)
+        if self._projects:
+            into = nn.Linear(config.embedding_size, config.hidden_size, bias=False)
+            back = nn.Linear(config.hidden_size, config.embedding_size, bias=False)
+            self.project_in, self.project_out = declare(into, weight=normal), declare(back, weight=normal)
+            self.init_weights(seed)  # the others again, to the same values
+
+    @property
+    def layer_form(self) -> type[TransformerLayer]:  # type: ignore[override]  # in other families one class for all sizes
+        return TransformerLayer if self.config.norm_first else PostNormLayer
+
+    @property
+    def _projects(self) -> bool:
+        return self.config.embedding_size != self.config.hidden_size
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        embedded = self.token_embedding(tokens)  # [B, T, W]
+        return self.project_in(embedded) if self._projects else embedded
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] -> [..., W], W the width of the token embedding"""
+        hidden = self.final_norm(hidden)
+        return self.project_out(hidden) if self._projects else hidden
+
+    @property
+    def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
+        """That of `Transformer`; the projections are whole on each rank, the second behind the gathered sequence."""
+        projection = {"project_in": "sequence", "project_out": "replicated"} if self._projects else {}
+        return {**super().tensor_parallel_plan, **projection}
+
+    def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int) -> int:
+        """That of `Transformer`, with the projections."""
+        size = self.config.embedding_size * self.config.hidden_size if self._projects else 0
+        return super().training_flops(num_tokens, num_targets, num_pairs) + 6 * (num_tokens + num_targets) * size
+
+
+class PositionEmbedding(nn.Embedding):
+    """A table of positions of which the first is in row `_FIRST_ROW`."""
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """position_ids [B, T] -> [B, T, H]"""
+        return super().forward(position_ids + _FIRST_ROW)

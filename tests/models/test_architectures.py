@@ -1,0 +1,115 @@
+"""The presets have the published sizes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ftk.builtins import BUILTIN_MODULES
+from ftk.models import build_model, model_config
+
+# layers, hidden size, heads, positions, padded vocabulary, parameters in millions
+GLM = {
+    "glm_tiny": (4, 64, 4, 512, 30592, 2),
+    "glm_base": (12, 768, 12, 512, 30592, 109),
+    "glm_large": (24, 1024, 16, 512, 30592, 335),
+    "glm_large_chinese": (24, 1024, 16, 1024, 50048, 356),
+    "glm_roberta_large": (24, 1024, 16, 512, 50304, 355),
+    "glm_410m": (30, 1024, 16, 512, 30592, 410),
+    "glm_515m": (30, 1152, 18, 512, 30592, 515),
+    "glm_2b": (36, 2048, 32, 1024, 50304, 1920),
+    "glm_10b": (48, 4096, 64, 1024, 50304, 9880),
+    "glm_10b_chinese": (48, 4096, 64, 1024, 50048, 9879),
+}
+
+PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2_large": 774_030_080,
+    "gpt2_medium": 354_823_168,
+    "gpt2_xl": 1_557_611_200,
+    "llama_7b": 6_738_415_616,
+    "llama_13b": 13_015_864_320,
+    "llama_33b": 32_528_943_616,
+    "llama_65b": 65_285_660_672,
+    "llama2_7b": 6_738_415_616,
+    "llama2_13b": 13_015_864_320,
+    "llama2_70b": 68_976_648_192,
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "llama3_1_8b": 8_030_261_248,
+    "llama3_1_70b": 70_553_706_496,
+    "llama3_1_405b": 405_853_388_800,
+    "llama3_2_1b": 1_235_814_400,
+    "llama3_2_3b": 3_212_749_824,
+    "mistral_7b": 7_241_732_096,
+    "mistral_7b_v0_3": 7_248_023_552,
+    "opt_125m": 125_239_296,
+    "opt_350m": 331_196_416,
+    "opt_1_3b": 1_315_758_080,
+    "opt_2_7b": 2_651_596_800,
+    "opt_6_7b": 6_658_473_984,
+    "opt_13b": 12_853_473_280,
+    "opt_30b": 29_974_540_288,
+    "opt_66b": 65_719_701_504,
+    "opt_175b": 174_604_468_224,
+    "qwen2_0_5b": 494_032_768,
+    "qwen2_1_5b": 1_543_714_304,
+    "qwen2_5_3b": 3_085_938_688,
+    "qwen2_7b": 7_615_616_512,
+    "qwen2_5_14b": 14_770_033_664,
+    "qwen2_5_32b": 32_763_876_352,
+    "qwen2_72b": 72_706_203_648,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_1_7b": 1_720_574_976,
+    "qwen3_4b": 4_022_468_096,
+    "qwen3_8b": 8_190_735_360,
+    "qwen3_14b": 14_768_307_200,
+    "qwen3_32b": 32_762_123_264,
+}
+"""Of the published weights, tied ones counted once; counted by `transformers` from their config.json."""
+
+
+@pytest.mark.parametrize("name", GLM)
+def test_a_glm_has_the_published_size(name: str) -> None:
+    layers, hidden_size, heads, positions, vocab_size, millions = GLM[name]
+    with torch.device("meta"):
+        model = build_model(name)
+    config = model.config
+    assert (config.num_layers, config.hidden_size, config.num_attention_heads) == (layers, hidden_size, heads)
+    assert (config.max_positions, config.vocab_size, config.block_positions) == (positions, vocab_size, True)
+    assert config.inner_size == 4 * hidden_size
+    assert (config.embedding_dropout, config.attention_dropout, config.dropout) == (0.1, 0.1, 0.1)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.02, abs=0.5)
+
+
+def test_parameters_are_counted_as_published() -> None:
+    for name, count in PARAMETERS.items():
+        with torch.device("meta"):
+            model = build_model(name)
+        assert sum(parameter.numel() for parameter in model.parameters()) == count, name
+
+
+def test_every_built_in_architecture_stands_in_a_table() -> None:
+    published = {name for name in BUILTIN_MODULES["architecture"] if not name.endswith("_tiny")}
+    assert published - GLM.keys() == PARAMETERS.keys()
+
+
+def test_a_preset_is_made_anew_each_time() -> None:
+    _, config = model_config("glm_base")
+    config.num_layers = 1
+    assert model_config("glm_base")[1].num_layers == 12
+
+
+def test_names_and_options_of_models_and_criterions_need_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from ftk.models import model_config\n"
+        "from ftk.registry import CRITERIONS, MODELS\n"
+        "model_config('glm_large'); MODELS.get('glm')\n"
+        "[CRITERIONS.get(name) for name in ('cross_entropy',)]\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
