@@ -13,6 +13,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "masked_lm": "ftk.tasks.masked_lm.task",
     },
     "model": {
+        "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
         "gpt2": "ftk.models.gpt2",
         "llama": "ftk.models.llama",
@@ -20,8 +21,19 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "opt": "ftk.models.opt",
         "qwen2": "ftk.models.qwen2",
         "qwen3": "ftk.models.qwen3",
+        "roberta": "ftk.models.roberta",
     },
     "architecture": {
+        "bert_tiny": "ftk.models.bert",
+        "bert_base": "ftk.models.bert",
+        "bert_large": "ftk.models.bert",
+        "bert_base_cased": "ftk.models.bert",
+        "bert_large_cased": "ftk.models.bert",
+        "bert_base_chinese": "ftk.models.bert",
+        "bert_base_multilingual": "ftk.models.bert",
+        "roberta_tiny": "ftk.models.roberta",
+        "roberta_base": "ftk.models.roberta",
+        "roberta_large": "ftk.models.roberta",
         "glm_tiny": "ftk.models.glm",
         "glm_base": "ftk.models.glm",
         "glm_large": "ftk.models.glm",
@@ -138,12 +150,14 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "hf": "ftk.checkpoint.huggingface",
     },
     "hf_model": {
+        "bert": "ftk.models.bert.convert",
         "gpt2": "ftk.models.gpt2.convert",
         "llama": "ftk.models.llama.convert",
         "mistral": "ftk.models.mistral.convert",
         "opt": "ftk.models.opt.convert",
         "qwen2": "ftk.models.qwen2.convert",
         "qwen3": "ftk.models.qwen3.convert",
+        "roberta": "ftk.models.roberta.convert",
     },
 }
 

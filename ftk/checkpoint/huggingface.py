@@ -82,6 +82,7 @@ class HuggingFace:
             options = converter.config_from(config)
             options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
             tied = converter.tied(options)
+            options = converter.fitted(options, _full_names(stored.tensors.described, converter, tied).values())
             tensors = renamed(_whole(stored.tensors, converter, tied), converter.renames, options)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
@@ -282,11 +283,17 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _full_names(names: Collection[str], converter: Converter, tied: Mapping[str, str]) -> dict[str, str]:
-    """Name in the files -> full name; a model without head omits the prefix."""
+    """Name in the files -> full name as it is spelt today; a model without head omits the prefix."""
+    full = {}
+    for name in names:
+        start, _, last = name.rpartition(".")
+        full[name] = f"{start}.{converter.older[last]}" if last in converter.older else name
     if any(name.startswith(converter.prefix) for name in names):
-        return {name: name for name in names}
+        return full
     known = {name for rename in converter.renames for name in rename.theirs}
-    return {name: name if name in tied or name in known else converter.prefix + name for name in names}
+    return {
+        name: today if today in tied or today in known else converter.prefix + today for name, today in full.items()
+    }
 
 
 def _first_names(names: Collection[str], converter: Converter, tied: Mapping[str, str]) -> dict[str, str]:

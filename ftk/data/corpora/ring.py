@@ -61,14 +61,14 @@ class TokenRing:
         Raises:
             UserError: the data holds a token outside the vocabulary.
         """
-        indices = np.asarray(indices, dtype=np.int64)
-        wrong = indices[(indices < 0) | (indices >= len(self))]
+        numbers: NDArray[np.int64] = np.asarray(indices, dtype=np.int64)
+        wrong = numbers[(numbers < 0) | (numbers >= len(self))]
         if len(wrong):
             raise IndexError(f"sample {wrong[0]} of {len(self)}")
         total = self.reader.total
         first = SampleRandom(self.seed, epoch, 0).below(total)
-        lengths = np.minimum(self.length, total - indices * self.length)
-        return *self.reader.read((first + indices * self.length) % total, lengths + more, pad), lengths
+        lengths = np.minimum(self.length, total - numbers * self.length)
+        return *self.reader.read((first + numbers * self.length) % total, lengths + more, pad), lengths
 
     def check_files(self) -> None:
         """Raises OSError if a file of the corpus has become shorter."""

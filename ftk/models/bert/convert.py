@@ -17,7 +17,7 @@ class BertConverter(EncoderConverter):
     model_type = "bert"
     architecture = "BertForMaskedLM"
     config_class = BertConfig
-    used: ClassVar[dict[str, tuple[str, Any]]] = {"vocab_size": ("vocab_size", 30522)}
+    own: ClassVar[dict[str, tuple[str, Any]]] = {"vocab_size": ("vocab_size", 30522)}
     prefix = "bert."
     renames = renames(
         prefix,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ftk.models.config import TransformerConfig, register_family
+from ftk.registry import Recipe
 
 
 @dataclass(kw_only=True)
@@ -42,4 +43,15 @@ class EncoderConfig(TransformerConfig):
 
 def register_encoder(name: str, config_type: type[EncoderConfig], **common: Any) -> Callable[..., None]:
     """`ftk.models.config.register_family` for encoders, which learn hidden tokens."""
-    return register_family(name, config_type, "ftk.models.encoder.model:Encoder", task="masked_lm", **common)
+    model = "ftk.models.encoder.model:Encoder"
+    return register_family(name, config_type, model, task="masked_lm", recipe=_recipe, **common)
+
+
+def _recipe(hidden_size: int) -> Recipe:
+    """RoBERTa's values (Liu et al. 2019, table 9); for width 64, of first tries, a larger rate and short samples."""
+    lr = 3e-3 if hidden_size <= 64 else 6e-4 if hidden_size <= 768 else 4e-4
+    return {
+        "optimizer": {"_name": "adamw", "lr": lr, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.01},
+        "lr_scheduler": {"_name": "linear", "warmup_ratio": 0.05},
+        **({"task": {"_name": "masked_lm", "seq_length": 128}} if hidden_size <= 64 else {}),
+    }

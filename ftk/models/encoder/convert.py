@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ftk.models.conversion import Rename, SeparateHeads, fields_from, weight_and_bias
+from ftk.models.conversion import CausalConverter, Rename, SeparateHeads, weight_and_bias
 from ftk.models.encoder.config import EncoderConfig
 
 _USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means
@@ -67,42 +68,35 @@ def renames(trunk: str, head: Mapping[str, str]) -> tuple[Rename, ...]:
     )
 
 
-class EncoderConverter:
+class EncoderConverter(CausalConverter):
     """One family. A subclass gives its names, and where its config.json differs the rest.
 
     Attributes:
-        model_type, architecture: of config.json.
-        config_class: of the family.
-        used: keys besides those of all families, as for `fields_from`.
+        own: keys besides those of all encoders, as `used` of `CausalConverter`.
         tied_names: name -> the one whose numbers it repeats.
     """
 
-    model_type: ClassVar[str]
-    architecture: ClassVar[str]
-    config_class: ClassVar[type[EncoderConfig]]
-    used: ClassVar[dict[str, tuple[str, Any]]] = {}
+    own: ClassVar[dict[str, tuple[str, Any]]]
+    fixed = _FIXED
+    ignored = ("classifier_dropout",)
+    older: Mapping[str, str] = {"gamma": "weight", "beta": "bias"}
     tied_names: ClassVar[dict[str, str]]
+
+    @property
+    def used(self) -> Mapping[str, tuple[str, Any]]:  # type: ignore[override]
+        return _USED | self.own
 
     def tied(self, config: EncoderConfig) -> Mapping[str, str]:
         return self.tied_names
 
-    def matches(self, config: dict[str, Any]) -> bool:
-        return config.get("model_type") == self.model_type
-
     def config_from(self, config: dict[str, Any]) -> EncoderConfig:
-        found = fields_from(config, _USED | self.used, _FIXED, ("classifier_dropout",))
-        found["embedding_dropout"] = found["dropout"]
-        return self.config_class(**found)
+        found = super().config_from(config)
+        positions = found.max_positions - (found.position_rows - found.max_positions)
+        return dataclasses.replace(found, embedding_dropout=found.dropout, max_positions=positions)
 
     def config_to(self, config: EncoderConfig) -> dict[str, Any]:
-        ours = {theirs: getattr(config, name) for theirs, (name, _) in (_USED | self.used).items()}
-        ours["intermediate_size"] = config.inner_size
-        return {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            "hidden_act": "gelu",
-            **ours,
-        }
+        sizes = {"intermediate_size": config.inner_size, "max_position_embeddings": config.position_rows}
+        return {**super().config_to(config), **sizes}
 
     def task(self, config: EncoderConfig) -> dict[str, Any]:
         return {"_name": "masked_lm", "seq_length": config.max_positions, "make_vocab_size_divisible_by": 1}

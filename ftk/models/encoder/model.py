@@ -72,7 +72,7 @@ class Encoder(Transformer):
     @property
     def head(self) -> HiddenTokens:  # type: ignore[override]
         """The output layer: a network of its own, then the token embedding."""
-        return HiddenTokens(self.hidden_token_head, self.token_embedding)
+        return HiddenTokens(self.hidden_token_head, self.token_embedding)  # type: ignore[arg-type]
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:

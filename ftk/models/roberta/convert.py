@@ -14,7 +14,7 @@ class RobertaConverter(EncoderConverter):
     model_type = "roberta"
     architecture = "RobertaForMaskedLM"
     config_class = RobertaConfig
-    used: ClassVar[dict[str, tuple[str, Any]]] = {"vocab_size": ("vocab_size", 50265), "pad_token_id": ("pad_token", 1)}
+    own: ClassVar[dict[str, tuple[str, Any]]] = {"vocab_size": ("vocab_size", 50265), "pad_token_id": ("pad_token", 1)}
     prefix = "roberta."
     renames = renames(prefix, {"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head.bias"})
     tied_names: ClassVar[dict[str, str]] = {

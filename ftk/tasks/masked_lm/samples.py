@@ -64,7 +64,7 @@ class Tokens(NamedTuple):
             kind[_continues([tokenizer.token_text(int(id_)) for id_ in ids])] = CONTINUES
             kind[reserved] = BEGINS
         if config.pairs:  # as BERT; RoBERTa hides and asks for these too (fairseq: MaskTokensDataset)
-            kind[[first, last]] = NEVER
+            kind[np.array([first, last], dtype=np.int64)] = NEVER
         return cls(first, last, special.mask, special.pad, kind, ids if config.pairs else ids[~reserved])  # type: ignore[arg-type]
 
 
