@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import io
-import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from ftk.parsing import parse_json, parse_yaml
 
 try:
     import fcntl
@@ -28,10 +28,6 @@ except ImportError:  # not a Unix
 
 MAX_JSON_BYTES = 1 << 28
 MAX_YAML_BYTES = 1 << 20
-MAX_DEPTH = 100
-"""Nesting of mappings and lists. Deeper files are attacks on the reader's stack."""
-
-_MAX_YAML_NODES = 100_000  # an alias counts as the nodes that it repeats
 _KINDS = {
     stat.S_ISDIR: "is a directory",
     stat.S_ISFIFO: "is a pipe, not a regular file",
@@ -104,30 +100,9 @@ def read_json(path: PathLike, max_bytes: int = MAX_JSON_BYTES) -> Any:
 
     Raises:
         OSError: as of `open_regular`.
-        ValueError: it is too large, or as of `parse_json`.
+        ValueError: it is too large, or as of `ftk.parsing.parse_json`.
     """
     return parse_json(read_bytes(path, max_bytes))
-
-
-def parse_json(content: bytes | str) -> Any:
-    """The value of JSON text.
-
-    Raises:
-        ValueError: it is not JSON in a Unicode encoding, or is nested too deeply.
-    """
-    try:
-        value = json.loads(content)
-    except RecursionError:
-        raise ValueError("is not JSON (nested too deeply)") from None
-    except ValueError as error:
-        raise ValueError(f"is not JSON ({error})") from None
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        inner = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list)))
-        level = [part for parts in inner for part in parts if isinstance(part, (dict, list))]
-        if not level:
-            return value
-    raise ValueError("is not JSON (nested too deeply)")  # json reads it, but recursive functions on it would fail
 
 
 def read_yaml(path: PathLike) -> Any:
@@ -135,40 +110,9 @@ def read_yaml(path: PathLike) -> Any:
 
     Raises:
         OSError: as of `open_regular`.
-        ValueError: it is too large, or as of `parse_yaml`.
+        ValueError: it is too large, or as of `ftk.parsing.parse_yaml`.
     """
     return parse_yaml(read_bytes(path, MAX_YAML_BYTES))
-
-
-def parse_yaml(content: bytes | str) -> Any:
-    """The value of YAML text, without Python objects.
-
-    Raises:
-        ValueError: it is not one YAML document, is nested too deeply, or its aliases repeat it too often.
-    """
-    import yaml
-
-    kind = _yaml_loader()
-    try:
-        problem = _yaml_excess(yaml.parse(content, Loader=kind))
-        if problem is None:
-            loader = kind(content)
-            try:
-                return loader.get_single_data()
-            finally:
-                loader.dispose()
-    except (
-        yaml.YAMLError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
-        # Of a broken scalar or key, such as a date in month 13, PyYAML raises what Python raises.
-        problem = " ".join(str(error).split())
-    raise ValueError(f"is not a YAML file: {problem}")
 
 
 def expand_home(path: PathLike) -> str:
@@ -420,58 +364,6 @@ def _check_regular(status: os.stat_result, path: PathLike) -> None:
         if is_kind(status.st_mode):
             code = errno.EISDIR if is_kind is stat.S_ISDIR else errno.EINVAL
             raise OSError(code, words, os.fspath(path))
-
-
-@functools.cache
-def _yaml_loader() -> Any:
-    """PyYAML's safe loader, which also refuses a number that a float can only hold as 0, such as 1.0e-400."""
-    import yaml
-
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # without libyaml: slow
-        pass
-
-    def number(loader: Any, node: Any) -> float:
-        value: float = loader.construct_yaml_float(node)
-        if value == 0.0 and any(digit in "123456789" for digit in node.value.lower().partition("e")[0]):
-            raise ValueError(f"{node.value} is too small to differ from 0")
-        return value
-
-    Loader.add_constructor("tag:yaml.org,2002:float", number)
-    return Loader
-
-
-def _yaml_excess(events: Iterable[Any]) -> str | None:
-    """The limit that a YAML text exceeds, checked without building its values; None if it exceeds none."""
-    import yaml
-
-    sizes = [0]  # nodes in each collection that is open, those of its aliases included
-    anchors: dict[str, int | None] = {}
-    opened: list[str | None] = []
-    for event in events:
-        if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
-            if len(sizes) > MAX_DEPTH:
-                return "nested too deeply"
-            sizes.append(1)
-            opened.append(event.anchor)
-            if event.anchor is not None:
-                anchors[event.anchor] = None
-        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
-            size, anchor = sizes.pop(), opened.pop()
-            sizes[-1] += size
-            if anchor is not None:
-                anchors[anchor] = size
-        elif isinstance(event, yaml.AliasEvent):
-            size_of_alias = anchors.get(event.anchor or "", 1)
-            if size_of_alias is None:
-                return "an alias within its own anchor"
-            sizes[-1] += size_of_alias
-        elif isinstance(event, yaml.ScalarEvent):
-            sizes[-1] += 1
-            if event.anchor is not None:
-                anchors[event.anchor] = 1
-        if sizes[-1] > _MAX_YAML_NODES:
-            return f"more than {_MAX_YAML_NODES:,} values"
-    return None
 
 
 def _new_file(path: Path) -> tuple[int, Path]:

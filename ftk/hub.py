@@ -61,9 +61,9 @@ def load_model(
     """
     from ftk.checkpoint import load_model_state, read_config, resolve_checkpoint
     from ftk.checkpoint.bounded import bounded_by
+    from ftk.checkpoint.index import read_index
     from ftk.checkpoint.layout import MODEL
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
-    from ftk.checkpoint.storage import read_index
     from ftk.model_parallel.world import resolve_device
     from ftk.modules.few_rows import prepare
 

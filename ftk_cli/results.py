@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.builtins import FORMER_NAMES
 from ftk.errors import UserError
-from ftk.files import MAX_JSON_BYTES, open_regular, open_to_write, parse_json, read_json, reason, write_whole
+from ftk.files import MAX_JSON_BYTES, open_regular, open_to_write, read_json, reason, write_whole
 from ftk.generation.config_groups import BatchConfig
+from ftk.parsing import parse_json
 
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World

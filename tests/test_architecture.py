@@ -11,7 +11,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-FOUNDATION = {"version", "errors", "files", "lazy_names", "builtins", "registry", "plugins", "logging", "batch"}
+FOUNDATION = {
+    "version",
+    "errors",
+    "files",
+    "parsing",
+    "lazy_names",
+    "builtins",
+    "registry",
+    "plugins",
+    "logging",
+    "batch",
+}
 BELOW_TASKS = {
     "config",
     "tokenizers",

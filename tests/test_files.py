@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ftk import files
+from ftk import files, parsing
 from ftk.errors import visible
 
 WAITS_IN = """
@@ -74,7 +74,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path, kind):
 )
 def test_every_defect_of_json_is_one_kind_of_error(content, message):
     with pytest.raises(ValueError, match=message):
-        files.parse_json(content)
+        parsing.parse_json(content)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_every_defect_of_json_is_one_kind_of_error(content, message):
 )
 def test_every_defect_of_yaml_is_one_kind_of_error(content, message):
     with pytest.raises(ValueError, match=message):
-        files.parse_yaml(content)
+        parsing.parse_yaml(content)
 
 
 def test_large_files_are_refused_before_they_are_parsed(tmp_path):
@@ -222,12 +222,12 @@ def test_text_cannot_steer_a_terminal():
 
 
 def test_json_of_any_width_is_read_and_of_any_depth_is_not():
-    assert files.parse_json("[" * files.MAX_DEPTH + "]" * files.MAX_DEPTH) is not None
-    assert files.parse_json(str([[]] * 1000)) == [[]] * 1000
-    for depth in (files.MAX_DEPTH + 2, 500, 100_000):
+    assert parsing.parse_json("[" * parsing.MAX_DEPTH + "]" * parsing.MAX_DEPTH) is not None
+    assert parsing.parse_json(str([[]] * 1000)) == [[]] * 1000
+    for depth in (parsing.MAX_DEPTH + 2, 500, 100_000):
         for opened, closed in (("[", "]"), ('{"a":', "}")):
             with pytest.raises(ValueError, match="nested too deeply"):
-                files.parse_json(opened * depth + "1" + closed * depth)
+                parsing.parse_json(opened * depth + "1" + closed * depth)
 
 
 def test_failed_write_names_the_file_that_was_to_be_written(tmp_path):
@@ -268,9 +268,9 @@ def test_a_device_is_not_replaced():
 
 
 def test_a_number_that_a_float_holds_as_zero_is_no_yaml():
-    assert files.parse_yaml("[0.0, -0.0e+5, 1.0e-300]") == [0.0, 0.0, 1e-300]
+    assert parsing.parse_yaml("[0.0, -0.0e+5, 1.0e-300]") == [0.0, 0.0, 1e-300]
     with pytest.raises(ValueError, match="1.0e-400 is too small to differ from 0"):
-        files.parse_yaml("a: 1.0e-400")
+        parsing.parse_yaml("a: 1.0e-400")
 
 
 def test_lines_are_read_one_by_one_and_one_that_is_too_long_is_not_held(tmp_path):

@@ -12,11 +12,11 @@ from torch import nn
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.finite import refuse_non_finite
+from ftk.checkpoint.index import TensorIndex, read_index
 from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
 from ftk.checkpoint.manifest import read_manifest
 from ftk.checkpoint.quantize import QUANTIZATION, refuse_quantized, section_of
 from ftk.checkpoint.save import refuse_to_replace, save_checkpoint
-from ftk.checkpoint.storage import TensorIndex, read_index
 from ftk.config.changes import FREE
 from ftk.config.options import options_of
 from ftk.errors import UserError, counted

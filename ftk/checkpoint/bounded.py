@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as registration
 
+from ftk.checkpoint.index import StoredTensor
 from ftk.checkpoint.layout import BrokenCheckpoint
-from ftk.checkpoint.storage import StoredTensor
 
 # A model may be built with more elements than are stored: tied weights, and int4 weights with two in a byte.
 _TIMES_ELEMENTS = 4

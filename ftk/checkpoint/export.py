@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.index import read_index, safetensors_header, tensor_bytes
 from ftk.checkpoint.load import lazy_model_tensors
 from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.naming import model_tensors
-from ftk.checkpoint.storage import read_index, safetensors_header, tensor_bytes
 from ftk.errors import UserError
 from ftk.files import naming, new_file_for_torch, sync_folder, sync_tree, temporary_folder
 

@@ -20,14 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftk.checkpoint.index import DTYPES, open_safetensors, safetensors_header, tensor_bytes
 from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
-from ftk.checkpoint.storage import DTYPES, open_safetensors, safetensors_header, tensor_bytes
 from ftk.config.build import build_options
 from ftk.errors import UserError
-from ftk.files import naming, parse_json, read_bytes, read_json
+from ftk.files import naming, read_bytes, read_json
 from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors, renamed
 from ftk.models.torch_file import read_tensor_file
+from ftk.parsing import parse_json
 from ftk.registry import HF_MODELS, register_converter
 from ftk.tokenizers import build_tokenizer, load_tokenizer
 

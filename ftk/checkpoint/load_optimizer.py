@@ -15,9 +15,10 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.encoding import decode
+from ftk.checkpoint.index import INDEX, StoredTensor, TensorIndex, read_index
 from ftk.checkpoint.load import mismatch, names_on_all_ranks
 from ftk.checkpoint.naming import parameter_names
-from ftk.checkpoint.storage import INDEX, StoredTensor, TensorIndex, read_index, read_tensors
+from ftk.checkpoint.storage import read_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
 from ftk.model_parallel.shards import Fused, fused_parameters, own_places, with_fused

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ftk.checkpoint.layout import CONFIG, MANIFEST, MODEL, TOKENIZER, TRAINER_STATE, BrokenCheckpoint, read_part
-from ftk.files import MAX_JSON_BYTES, parse_json, read_bytes
+from ftk.files import MAX_JSON_BYTES, read_bytes
+from ftk.parsing import parse_json
 
 Buffer = bytes | bytearray | memoryview
 

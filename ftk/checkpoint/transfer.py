@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.index import read_index
 from ftk.checkpoint.load import find_weights, names_of_tensors, read_named, some_names
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.quantize import refuse_quantized
-from ftk.checkpoint.storage import read_index, read_tensors
+from ftk.checkpoint.storage import read_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
 from ftk.model_parallel.shards import local, own_pieces

@@ -192,8 +192,8 @@ def _build_section(
     key: str, config_type: type, values: Tree, errors: list[str], in_file: Collection[str] | None = None
 ) -> Any:
     options = {option.name: option for option in options_of(key, config_type)}
-    retired = getattr(config_type, "RETIRED", {})  # option -> default that it had: older files name it
-    values = {name: value for name, value in values.items() if name not in retired or value != retired[name]}
+    retired = getattr(config_type, "RETIRED", {})  # in older files: option -> the value that may be left out; ...: any
+    values = {name: value for name, value in values.items() if name not in retired or retired[name] not in (..., value)}
     known = [f"{key}.{name}" for name in options]
     found = [
         f"option {key}.{name} was removed; only {shown(retired[name])}, its former default, is accepted"

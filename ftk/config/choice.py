@@ -8,7 +8,7 @@ from typing import Any
 from ftk.config.build import build_options
 from ftk.config.root import Chosen
 from ftk.errors import UserError
-from ftk.files import parse_yaml
+from ftk.parsing import parse_yaml
 from ftk.registry import Registry
 
 

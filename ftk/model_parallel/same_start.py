@@ -21,7 +21,7 @@ Facts = Mapping[str, Any]
 """What a process was started with, by the name that a user sees; values are what JSON holds."""
 
 _OWN_SECTIONS = ("logging",)
-_OWN_OPTIONS = ("device", "num_threads", "tensorboard_dir", "index_cache", "tokenizer_folder")
+_OWN_OPTIONS = ("device", "num_threads", "tensorboard_dir", "tokenizer_folder")
 _VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 _SHOWN = 3  # differences, and processes on each side of one
 _MISSING = "(none)"

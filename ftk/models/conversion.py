@@ -19,9 +19,6 @@ from torch import Tensor
 
 from ftk.errors import UserError
 
-ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
-ADAM_STEP = "step"
-
 LAYER_NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
 _NAMES_SHOWN = 6
 
@@ -184,25 +181,6 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
 
 
 @dataclass(frozen=True)
-class AdamState:
-    """The state of an Adam over a whole model.
-
-    Attributes:
-        moments: of each of `ADAM_MOMENTS`: parameter's name -> tensor of its shape.
-        steps: number of steps taken, the same for all parameters.
-        options: what two parameter groups have besides members, the one with weight decay and the one without.
-    """
-
-    moments: dict[str, dict[str, Tensor]]
-    steps: int
-    options: tuple[dict[str, Any], dict[str, Any]]
-
-    def renamed(self, rename: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> AdamState:
-        """With the names and layouts that `rename` gives to a state dict of the model."""
-        return AdamState({kind: rename(tensors) for kind, tensors in self.moments.items()}, self.steps, self.options)
-
-
-@dataclass(frozen=True)
 class Contents:
     """A model on its way between ftk's checkpoints and files of another form; names and layouts are ours.
 
@@ -214,7 +192,6 @@ class Contents:
         arch: architecture whose options these are.
         num_updates: of the training so far.
         place: the folder with the weights, for messages.
-        adam: the optimizer's state.
         source_files: name -> content of small files (configuration, tokenizer) that lay next to the weights: kept
             with the checkpoint, so that they are written back as they were.
         tokenizer: folder of the one in an ftk checkpoint.
@@ -228,7 +205,6 @@ class Contents:
     arch: str | None = None
     num_updates: int | None = None
     place: Path | None = None
-    adam: AdamState | None = None
     source_files: Mapping[str, bytes] = field(default_factory=dict)
     tokenizer: Path | None = None
     own_tokenizer: Any = None

@@ -28,18 +28,18 @@ class ReportConfig:
     peak_tflops: str = field(
         default="auto",
         metadata={
-            "help": "rate of matrix products that MFU is a share of: a number, auto (of known GPUs; no MFU where the "
-            "device is unknown), or measure (products are timed for a second at the start)",
+            "help": "rate of matrix products that MFU is a share of: a number, or auto (of known GPUs; no MFU where "
+            "the device is unknown)",
             "unit": "10^12 operations a second",
         },
     )
 
     def validate(self) -> Iterator[str]:
-        if self.peak_tflops in ("auto", "measure"):
+        if self.peak_tflops == "auto":
             return
         try:
             good = 0.0 < float(self.peak_tflops) < float("inf")
         except ValueError:
             good = False
         if not good:
-            yield f"peak_tflops is {self.peak_tflops!r}; it must be auto, measure, or a number above 0"
+            yield f"peak_tflops is {self.peak_tflops!r}; it must be auto or a number above 0"

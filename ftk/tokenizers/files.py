@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ftk.errors import UserError
-from ftk.files import parse_json, read_bytes, reason, write_whole
+from ftk.files import read_bytes, reason, write_whole
+from ftk.parsing import parse_json
 
 DESCRIPTION = "ftk_tokenizer.json"
 FORMAT = 1

@@ -10,7 +10,7 @@ import tokenizers
 
 from ftk.config import Chosen
 from ftk.errors import UserError
-from ftk.files import parse_json
+from ftk.parsing import parse_json
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import VocabularyFile, as_text, read_file

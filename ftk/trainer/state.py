@@ -103,7 +103,10 @@ class TrainerState:
         if set(values) != names:
             odd = ", ".join(sorted(set(values) ^ names))
             raise BrokenCheckpoint(f"{where}: trainer.json is of another version of ftk (fields that differ: {odd})")
-        best = values["best"]
-        if values["num_updates"] is None or (best is not None and "num_updates" not in best):
+        if values["num_updates"] is None:
             raise BrokenCheckpoint(f"{where}: trainer.json has no number of updates")
-        return cls(**{**values, "best": Best(**best) if best is not None else None})
+        try:
+            best = Best(**values["best"]) if values["best"] is not None else None
+        except TypeError as error:
+            raise BrokenCheckpoint(f"{where}: trainer.json has another best validation than ftk writes") from error
+        return cls(**{**values, "best": best})

@@ -1,6 +1,6 @@
-"""Processes and the machine: kills, signals, ranks that differ, full disks, limits, damaged caches, missing folders.
+"""Processes and the machine: kills, signals, ranks that differ, full disks, limits, missing folders.
 
-Numbers of the attack's table (issue 12): 3, 5, 6, 9, 11, 12, 15, 17, 18, 19, and what it lists as not tried there.
+Numbers of the attack's table (issue 12): 5, 6, 9, 11, 12, 15, 17, 18, 19, and what it lists as not tried there.
 """
 
 from __future__ import annotations
@@ -17,19 +17,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from attacks.folders import generate, go_on
 from attacks.harness import Outcome, Place, case, start, wait_for
-from attacks.mutations import damages
 from attacks.texts import preprocess, whole_or_absent
 
 _NEW_MOUNTS, _PRIVATE, _DETACH = 0x20000, 1 << 18 | 1 << 14, 2
 
 
 def add_cases(chance: random.Random) -> None:
-    for kind in ("cumulative", "blend"):
-        for name, harm in {**damages(chance), **ARRAYS}.items():
-            _damaged_cache(kind, name, harm)
+    """The cases here are registered where they are defined."""
 
 
 def train(place: Place, *arguments: str, data: str = "", run: str = "new") -> list[str]:
@@ -157,44 +153,6 @@ for _name, _value in [
         _as_rank(0, _free_port())()
         os.environ[name] = value
         return train(place)
-
-
-# -- 3: the index cache -----------------------------------------------------------------------------------------------
-
-
-def _one_number(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-12:-4] = b"\x7f" * 8
-    path.write_bytes(content)
-
-
-ARRAYS: dict[str, Callable[[Path], object]] = {
-    "one wrong number": _one_number,
-    "another dtype": lambda path: np.save(path, np.load(path).astype(np.float64)),
-    "another shape": lambda path: np.save(path, np.load(path).reshape(1, -1)),
-    "Python objects": lambda path: np.save(path, np.array([{}], dtype=object), allow_pickle=True),
-    "huge numbers": lambda path: np.save(path, np.full_like(np.load(path), np.iinfo(np.load(path).dtype).max)),
-}
-
-
-def _same_weights(place: Place, outcome: Outcome) -> str | None:
-    files = [next((place.folder / run / "checkpoint_2" / "model").glob("*.safetensors")) for run in ("first", "new")]
-    first, new = (file.read_bytes() for file in files)
-    return None if first == new else "trains on other samples"
-
-
-def _damaged_cache(kind: str, name: str, harm: Callable[[Path], object]) -> None:
-    @case(f"processes/3 index cache, {kind}: {name}", codes=(0,), check=_same_weights)
-    def _(place: Place) -> list[str]:
-        from ftk.data.corpora import index_cache
-
-        index_cache.WORTH_CACHING = 1
-        data = str(place.workspace / "data-bin")
-        more = [f"--index-cache={place.folder / 'cache'}", *(["--data-weights=1,2"] if kind == "blend" else [])]
-        data = f"{data},{place.data}" if kind == "blend" else data
-        os.waitpid(start(train(place, *more, data=data, run="first"), place.folder / "first.log"), 0)
-        harm(next((place.folder / "cache").glob(f"{kind}-*.npy")))
-        return train(place, *more, data=data)
 
 
 # -- 11, 12, 19: homes and Hydra's flags ------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class SizeConfig:
 
 @dataclass(kw_only=True)
 class ColourConfig:
-    RETIRED: ClassVar = {"shade": None}
+    RETIRED: ClassVar = {"shade": None, "varnish": ...}
     group_title: ClassVar[str] = "colour of it"
 
     colour: str = field(default="red", metadata={"help": "which"})
@@ -234,8 +234,8 @@ def test_broken_yaml_and_a_list_are_refused(tmp_path):
         run("d", "--config", str(file))
 
 
-def test_an_option_that_is_gone_is_passed_over_at_the_default_that_it_had():
-    old = build(ColourRoot, {"colour": {"colour": "blue", "shade": None}})
+def test_an_option_that_is_gone_is_passed_over_at_the_default_that_it_had_or_at_any_value():
+    old = build(ColourRoot, {"colour": {"colour": "blue", "shade": None, "varnish": "matt"}})
     assert old.colour.colour == "blue"
     with pytest.raises(UserError, match=r"option colour\.shade was removed; only None"):
         build(ColourRoot, {"colour": {"shade": "dark"}})

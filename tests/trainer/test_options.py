@@ -8,7 +8,7 @@ from ftk.report.config import ReportConfig
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
 from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
 
-PEAK = "it must be auto, measure, or a number above 0"
+PEAK = "it must be auto or a number above 0"
 REFUSED = [
     (TrainingConfig(max_update=0), "max_update is 0; it must be above 0"),
     (TrainingConfig(max_epoch=-1), "max_epoch is -1; it must be above 0"),
@@ -33,6 +33,6 @@ def test_an_option_out_of_range_is_named(config, message):
     assert error.endswith(message)
 
 
-@pytest.mark.parametrize("value", ["auto", "measure", "312", "0.17"])
+@pytest.mark.parametrize("value", ["auto", "312", "0.17"])
 def test_peaks_that_are_allowed(value):
     assert list(ReportConfig(peak_tflops=value).validate()) == []

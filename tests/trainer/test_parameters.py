@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from ftk.checkpoint import load_model_tensors
-from ftk.checkpoint.storage import read_index
+from ftk.checkpoint.index import read_index
 from ftk.errors import UserError
 from tests.trainer.test_step import ForbidReading, records
 from tests.trainer.toy import ToyModel, assert_same, everything, toy_trainer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import logging
@@ -25,7 +24,6 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.batch import Batch
 from ftk.data.batches.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
-from ftk.data.indexed.file_map import check_files, guard_again
 from ftk.data.sample_dataset import SampleDataset, samples_of
 from ftk.data.text.child_process import end_with_parent
 from ftk.errors import UserError
@@ -97,16 +95,9 @@ class EpochBatchIterator:
         self._ordering: Ordering | None = None  # of the current epoch; None: by the present options
         self._samples_consumed = 0
         self._plan: Plan | None = None
-        self._requests = _Requests(self)
-        # Of each worker: epoch and first sample of the batch that it is making, in shared memory.
-        context = multiprocessing.get_context(multiprocessing_context)
-        self._notes: Any = None
-        if num_workers:
-            with _starting_workers():
-                self._notes = context.RawArray(ctypes.c_int64, [-1] * (2 * num_workers))
         self._loader: torch.utils.data.DataLoader = torch.utils.data.DataLoader(
-            _BatchSource(dataset, collater, user_dir, self._notes),
-            sampler=self._requests,
+            _BatchSource(dataset, collater, user_dir),
+            sampler=_Requests(self),
             batch_size=None,
             collate_fn=_unchanged,
             num_workers=num_workers,
@@ -246,24 +237,14 @@ class EpochBatchIterator:
         running = getattr(self._loader, "_iterator", None)
         _abandon_queues(running)
         workers = getattr(running, "_workers", [])
-        which, how, at = "", found.group(2).strip(" ."), ""
+        which, how = "", found.group(2).strip(" .")
         for number, worker in enumerate(workers, start=1):
             if worker.pid == int(found.group(1)):
                 which = f"{number} of {len(workers)} "
-                at = self._was_at(number - 1)
                 if worker.exitcode is not None and worker.exitcode < 0:
                     how = f"killed by {signal.Signals(-worker.exitcode).name}"
         hint = "; if memory ran out, fewer workers (`num_workers`) or smaller batches help" if "KILL" in how else ""
-        return RuntimeError(f"data worker {which}(pid {found.group(1)}) died{at}: {how}{hint}")
-
-    def _was_at(self, worker: int) -> str:
-        """Which batch a worker was making, by its own note."""
-        assert self._notes is not None
-        epoch, first = self._notes[2 * worker : 2 * worker + 2]
-        for request in self._requests.sent.values():
-            if (request.epoch, request.indices[0]) == (epoch, first):
-                return f" over samples {_named(request)}"
-        return ""
+        return RuntimeError(f"data worker {which}(pid {found.group(1)}) died: {how}{hint}")
 
 
 class _Requests:
@@ -274,19 +255,11 @@ class _Requests:
 
     def __init__(self, owner: EpochBatchIterator) -> None:
         self._owner = weakref.ref(owner)
-        self.sent: dict[int, Request] = {}  # those of this pass whose batches may not have arrived, by their number
 
     def __iter__(self) -> Iterator[Request]:
         owner = self._owner()
         assert owner is not None
-        self.sent = {}
-        return self._remembered(owner.requests(), 3 * owner.num_workers)  # the loader asks for two a worker ahead
-
-    def _remembered(self, requests: Iterator[Request], count: int) -> Iterator[Request]:
-        for number, request in enumerate(requests):
-            self.sent[number] = request
-            self.sent.pop(number - count, None)
-            yield request
+        return owner.requests()
 
     def __len__(self) -> int:
         owner = self._owner()
@@ -340,23 +313,18 @@ class _BatchSource(torch.utils.data.Dataset):
         dataset: SampleDataset,
         collater: Callable[[Sequence[dict[str, Any]]], Batch],
         user_dir: str | None,
-        notes: Any = None,
     ) -> None:
         self.dataset = dataset
         self.collater = collater
         self.user_dir = _UserDir(user_dir)
-        self.notes = notes
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _restore, (self.user_dir, self.dataset, self.collater, self.notes)
+        return _restore, (self.user_dir, self.dataset, self.collater)
 
     def __getitem__(self, request: Request) -> Batch | _Refusal | _Failed:
         worker = torch.utils.data.get_worker_info()
-        if worker is not None:
-            self.notes[2 * worker.id : 2 * worker.id + 2] = [request.epoch, int(request.indices[0])]
         try:
             batch = self.collater(samples_of(self.dataset, request.epoch, request.indices))
-            check_files(self.dataset)
         except (UserError, OSError) as error:
             return _Refusal(error)
         except Exception:
@@ -382,8 +350,8 @@ class _BatchSource(torch.utils.data.Dataset):
         return f"no batch can be made of samples {_named(request)}"
 
 
-def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[..., Batch], notes: Any) -> _BatchSource:
-    return _BatchSource(dataset, collater, user_dir.path, notes)
+def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[..., Batch]) -> _BatchSource:
+    return _BatchSource(dataset, collater, user_dir.path)
 
 
 def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
@@ -459,7 +427,6 @@ def _prepare_worker(parent: int | None, worker: int) -> None:
     """
     if parent is not None:
         end_with_parent(parent)
-    guard_again()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)

@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.corpora._blending import blend_corpora
-from ftk.data.corpora.index_cache import IndexCache
-from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
 from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of
 
@@ -57,10 +55,9 @@ class BlendedDataset:
         parts: the corpora.
         weights: share of each; any scale, none negative.
         seed: of the order of each pass.
-        cache: keeps the sequence of corpora where it is long.
     """
 
-    def __init__(self, parts: Sequence[Part], weights: Sequence[float], seed: int, cache: IndexCache | None = None):
+    def __init__(self, parts: Sequence[Part], weights: Sequence[float], seed: int) -> None:
         self.parts = tuple(parts)
         self.seed = seed
         self.cycles = [lengths_of(part.dataset) for part in parts]  # lengths of successive passes, repeating
@@ -70,21 +67,7 @@ class BlendedDataset:
         self.samples_per_epoch = sum(means)
         self.firsts = np.cumsum([0, *(len(part.dataset) for part in parts)])  # [K + 1], of the plain indices
         self.rooms = np.cumsum([0, *(int(cycle.max()) for cycle in self.cycles)])  # [K + 1], of one pass of each
-        depends_on = {"shares": self.shares.tolist(), "samples": self.samples_per_epoch}
-        wanted = self.shares * self.samples_per_epoch  # [K]
-
-        def is_sane(corpora: NDArray[np.uint16]) -> bool:
-            counts = np.bincount(corpora, minlength=len(parts))
-            return len(counts) == len(parts) and bool((abs(counts - wanted) < 2).all())
-
-        self.corpora = (cache or IndexCache(None)).get(
-            "blend",
-            depends_on,
-            lambda: blend_corpora(self.shares, self.samples_per_epoch),
-            dtype=np.uint16,
-            count=self.samples_per_epoch,
-            is_sane=is_sane,
-        )
+        self.corpora = blend_corpora(self.shares, self.samples_per_epoch)  # uint16 [samples_per_epoch]
         self.counts = np.bincount(self.corpora, minlength=len(parts))  # [K], samples of an epoch
 
     def __len__(self) -> int:
@@ -117,10 +100,6 @@ class BlendedDataset:
             for row, sample in zip(rows, several, strict=True):
                 made[row] = sample
         return made
-
-    def check_files(self) -> None:
-        """Raises OSError if a file of a corpus has become shorter."""
-        check_files(self.corpora, *(part.dataset for part in self.parts))
 
     def epoch_order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """The samples of an epoch in the order of training, and their sizes.
@@ -206,10 +185,6 @@ class ShardedDataset:
 
     def samples(self, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, Any]]:
         return samples_of(self._shard(epoch), epoch, indices)
-
-    def check_files(self) -> None:
-        """Raises OSError if a file of a shard has become shorter."""
-        check_files(*self.shards)
 
     def _shard(self, epoch: int) -> SampleDataset:
         return self.shards[(epoch - 1) % len(self.shards)]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.data.corpora.blending import BlendedDataset, Part, ShardedDataset, weights_by_size
-from ftk.data.corpora.index_cache import DEFAULT_FOLDER, IndexCache
 from ftk.data.corpora.split import JoinedDocuments, split_documents
 from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.random import SampleRandom
@@ -57,10 +56,6 @@ class CompositionConfig:
             "help": "of `split_ratios`; the run's own `seed` does not change the division",
         },
     )
-    index_cache: str | None = field(
-        default=DEFAULT_FOLDER,
-        metadata={"help": "folder for indexes that take long to compute; none: compute them in every process"},
-    )
 
     def validate(self) -> Iterator[str]:
         if not 0.0 < self.data_temperature < float("inf"):
@@ -91,7 +86,6 @@ class ComposedCorpus:
 
     def __init__(self, data: str, config: CompositionConfig, open_corpus: Callable[[str], Corpus]) -> None:
         self.config = config
-        self.index_cache = IndexCache(config.index_cache)
         self.names = parse_data(data)
         weights = config.data_weights
         if weights is not None and len(weights) != len(self.names):
@@ -138,7 +132,7 @@ class ComposedCorpus:
         if weights is None:
             sizes = [int(lengths_of(part.dataset).sum()) for part in made]
             weights = weights_by_size(sizes, self.config.data_temperature).tolist()
-        return BlendedDataset(made, weights, seed, self.index_cache)
+        return BlendedDataset(made, weights, seed)
 
     def tokenizer(self) -> Tokenizer:
         (first, path), *others = [
@@ -184,7 +178,7 @@ class ComposedCorpus:
         splits, ratios = corpus.splits(), self.config.split_ratios
         if ratios is None or len(splits) > 1:
             return corpus.documents(split)
-        made = split_documents(corpus.documents(splits[0]), ratios, self.config.split_seed, self.index_cache)
+        made = split_documents(corpus.documents(splits[0]), ratios, self.config.split_seed)
         if split not in made:
             there = ", ".join(made)
             raise UserError(f"`split_ratios` {_listed(ratios)} leave no document for split {split!r} (there: {there})")

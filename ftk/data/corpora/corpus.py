@@ -64,7 +64,7 @@ class GroupedDocuments(TokenizedDocuments):
 
 @dataclass(kw_only=True)
 class IndexedCorpusConfig(CompositionConfig):
-    RETIRED: ClassVar = {"source_lang": None, "target_lang": None}
+    RETIRED: ClassVar = {"source_lang": None, "target_lang": None, "index_cache": ...}
 
     data: str = field(
         metadata={

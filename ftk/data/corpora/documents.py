@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.corpora._documents import TextPacker
-from ftk.data.corpora.index_cache import IndexCache, file_identity
-from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom, hash_uniform
 from ftk.errors import UserError
 
@@ -74,10 +72,6 @@ class TokenizedDocuments:
         index %= len(self)
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
-    def check_files(self) -> None:
-        """Raises OSError if the file of the tokens has become shorter."""
-        check_files(self.tokens)
-
 
 class DocumentPacker:
     """Draws texts of at most seq_length tokens: [CLS], text, end of document, as many times as fit.
@@ -90,7 +84,6 @@ class DocumentPacker:
         short_seq_prob: probability that a text has a random length between 32 and seq_length.
         non_sentence_start: probability that a document that is too long is cut anywhere, not before a sentence.
         one_document: whether a text holds one document only.
-        cache: keeps the running sums of many documents' lengths, for all processes.
 
     Raises:
         UserError: there is no token at all.
@@ -106,10 +99,9 @@ class DocumentPacker:
         short_seq_prob: float = 0.0,
         non_sentence_start: float = 0.0,
         one_document: bool = False,
-        cache: IndexCache | None = None,
     ) -> None:
         self.documents = documents
-        self.cumulative = cumulative_sizes(documents, cache)  # [D]
+        self.cumulative = np.cumsum(documents.sizes, dtype=np.int64)  # [D]
         if len(documents) == 0 or self.cumulative[-1] == 0:
             raise UserError("the data has no tokens: every document is empty")
         assert special.cls is not None
@@ -150,25 +142,6 @@ class DocumentPacker:
             int64 [N], N <= seq_length.
         """
         return self.kernel.pack(rng)
-
-
-def cumulative_sizes(documents: Documents, cache: IndexCache | None = None) -> NDArray[np.int64]:
-    """The running sums of the documents' lengths, int64 [D]; those of a large file are cached."""
-
-    def add_up() -> NDArray[np.int64]:
-        return np.cumsum(documents.sizes, dtype=np.int64)
-
-    paths = getattr(documents, "paths", None)  # of the index and the tokens
-    if cache is None or paths is None:
-        return add_up()
-
-    total = getattr(documents, "num_tokens", 0)
-
-    def is_sane(sums: NDArray[np.int64]) -> bool:
-        return bool(sums[0] >= 0 and sums[-1] == total and (sums[1:] >= sums[:-1]).all())
-
-    depends_on = {"documents": len(documents), "index": file_identity(paths[0])}
-    return cache.get("cumulative", depends_on, add_up, dtype=np.int64, count=len(documents), is_sane=is_sane)
 
 
 def sentence_end_ids(tokenizer: Tokenizer, size: int | None = None) -> NDArray[np.bool_]:

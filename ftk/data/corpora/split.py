@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.corpora.documents import Documents
-from ftk.data.corpora.index_cache import IndexCache
-from ftk.data.indexed.file_map import check_files
 from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.random import SampleRandom
 
@@ -36,10 +34,6 @@ class DocumentSubset:
 
     def __reduce__(self) -> tuple[type[DocumentSubset], tuple[Documents, NDArray[np.int64]]]:
         return DocumentSubset, (self.documents, self.numbers)  # the rest follows from them
-
-    def check_files(self) -> None:
-        """Raises OSError if the file of the documents has become shorter."""
-        check_files(self.documents)
 
     @property
     def pool(self) -> NDArray[np.integer] | None:
@@ -74,10 +68,6 @@ class JoinedDocuments:
         self.sizes = np.concatenate([np.asarray(source.sizes) for source in sources])  # [D]
         self._ends = np.cumsum([len(source) for source in sources])
 
-    def check_files(self) -> None:
-        """Raises OSError if the file of a source has become shorter."""
-        check_files(*self.sources)
-
     def __len__(self) -> int:
         return int(self._ends[-1])
 
@@ -100,38 +90,22 @@ def split_sizes(count: int, ratios: Sequence[float]) -> list[int]:
     return sizes
 
 
-def split_documents(
-    documents: Documents, ratios: Sequence[float], seed: int, cache: IndexCache | None = None
-) -> dict[str, DocumentSubset]:
+def split_documents(documents: Documents, ratios: Sequence[float], seed: int) -> dict[str, DocumentSubset]:
     """Divides documents at random; the same seed divides the same number of documents the same way.
 
     Args:
         documents: what to divide.
         ratios: of train, valid and test, any scale; fewer than three: the last ones do not exist.
         seed: of the division, apart from the run's seed: another seed must not train on what was held out.
-        cache: keeps the division where it is large.
 
     Returns:
         Name -> documents, in their order in the corpus; without splits that have none.
     """
     count = len(documents)
     bounds = np.cumsum([0, *split_sizes(count, ratios)])
-
-    def divide() -> NDArray[np.int64]:
-        numbers = SampleRandom(seed, 0, 0).permutation(count)
-        for start, stop in zip(bounds, bounds[1:], strict=False):
-            numbers[start:stop].sort()
-        return numbers
-
-    def is_sane(numbers: NDArray[np.int64]) -> bool:
-        parts = [numbers[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False) if stop > start]
-        return all(part[0] >= 0 and part[-1] < count and (part[1:] > part[:-1]).all() for part in parts)
-
-    depends_on = {"bounds": bounds.tolist(), "seed": seed}
-    cache = cache or IndexCache(None)
-    numbers = cache.get("split", depends_on, divide, dtype=np.int64, count=count, is_sane=is_sane)
+    numbers = SampleRandom(seed, 0, 0).permutation(count)
     return {
-        name: DocumentSubset(documents, numbers[start:stop])
+        name: DocumentSubset(documents, np.sort(numbers[start:stop]))
         for name, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False)
         if stop > start
     }

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,12 @@ from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.decoder import CachedDecoder, Decoder
 from ftk.generation.engine.fusion import FusedDecoder, LanguageModel, LanguageModelRecord
-from ftk.generation.engine.request import Event, Frame, Framing, Request, check_ids
+from ftk.generation.engine.group import Group, Job, best
+from ftk.generation.engine.request import Event, Framing, Request, check_ids
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.base import index_of
 from ftk.generation.processors.per_request import PerRequest
-from ftk.generation.search import Answer, Move, Search, Strategy, Task, not_finite, strategy
+from ftk.generation.search import Answer, Move, Strategy, Task, not_finite, strategy
 from ftk.generation.search.random import prompt_key, step_numbers
 from ftk.modules.evaluation_mode import evaluation_mode
 
@@ -73,9 +73,9 @@ class Engine:
         self.num_steps = 0  # of the decoder
         self._numbers = itertools.count()
         self._strategies: dict[tuple[Any, ...], Strategy] = {}  # the one used last stands last
-        self._waiting: dict[int, _Job] = {}  # in the order of their arrival
-        self._between: list[_Job] = []  # have a row and an answer, and will begin another
-        self._groups: list[_Group] = []
+        self._waiting: dict[int, Job] = {}  # in the order of their arrival
+        self._between: list[Job] = []  # have a row and an answer, and will begin another
+        self._groups: list[Group] = []
         self._free = list(range(decoder.num_rows))
         self._held = 0  # steps since something could have entered
         self._events: list[Event] = []
@@ -99,7 +99,7 @@ class Engine:
         check_ids(self.decoder.models[0], frame.tokens)
         self._check_size(request, own)
         number = next(self._numbers)
-        self._waiting[number] = _Job(number, request, own, frame)
+        self._waiting[number] = Job(number, request, own, frame)
         return number
 
     @torch.inference_mode()
@@ -216,7 +216,7 @@ class Engine:
         if own.target.observer is not None and decoder.observer is None:
             raise UserError(f"the engine was made without hidden states, which {request.options.strategy} search needs")
 
-    def _entering(self) -> list[_Job]:
+    def _entering(self) -> list[Job]:
         """The requests that read a frame now: those between two answers, and new ones if they need not wait longer."""
         room = min(len(self._free), len(self._waiting))
         count = room + len(self._between)
@@ -234,7 +234,7 @@ class Engine:
             jobs.append(job)
         return jobs
 
-    def _read_one_by_one(self, jobs: list[_Job]) -> list[tuple[_Job, Tensor]]:
+    def _read_one_by_one(self, jobs: list[Job]) -> list[tuple[Job, Tensor]]:
         """The requests whose frames can be read, each with the logits [V] of its first token."""
         read = []
         for job in jobs:
@@ -244,18 +244,18 @@ class Engine:
                 self._report_error(job, error)
         return read
 
-    def _begin_groups(self, read: Sequence[tuple[_Job, Tensor]]) -> None:
+    def _begin_groups(self, read: Sequence[tuple[Job, Tensor]]) -> None:
         """Requests begin an answer, each with the logits [V] of its first token; equal options share a group."""
-        by_options: dict[int, list[tuple[_Job, Tensor]]] = {}
+        by_options: dict[int, list[tuple[Job, Tensor]]] = {}
         for job, logits in read:
             by_options.setdefault(id(job.strategy), []).append((job, logits))
-        begun: list[_Group] = []
+        begun: list[Group] = []
         for own in by_options.values():
             begun += self._begin([job for job, _ in own], torch.stack([logits for _, logits in own])[:, None])
         for group in begun:
             self._collect(group)
 
-    def _begin(self, jobs: list[_Job], logits: Tensor) -> list[_Group]:
+    def _begin(self, jobs: list[Job], logits: Tensor) -> list[Group]:
         """The groups in which these begin an answer, with logits [N, 1, V] of its first token."""
         try:
             group = self._group(jobs)
@@ -267,7 +267,7 @@ class Engine:
         self._groups.append(group)
         return [group] if self._take(group, logits) else []
 
-    def _group(self, jobs: list[_Job]) -> _Group:
+    def _group(self, jobs: list[Job]) -> Group:
         """A search for the answers that these begin."""
         strategy, device = jobs[0].strategy, self.decoder.device
         observer = self.decoder.observer if strategy.target.observer is not None else None
@@ -283,9 +283,9 @@ class Engine:
         )
         processors = PerRequest([job.request.processors for job in jobs])
         record = None if self.decoder.fusion is None else LanguageModelRecord(self.framing.ends)
-        return _Group(strategy.build(task, processors), jobs, processors, record, device)
+        return Group(strategy.build(task, processors), jobs, processors, record, device)
 
-    def _uniforms(self, jobs: Sequence[_Job]) -> Tensor | None:
+    def _uniforms(self, jobs: Sequence[Job]) -> Tensor | None:
         """float64 [N, max_len, D]: the random numbers of the requests' next answers; None where none are drawn."""
         strategy = jobs[0].strategy
         draws = strategy.draws(len(self.framing.ends))
@@ -317,7 +317,7 @@ class Engine:
         group = self._groups[0]
         return len(self._groups) == 1 and group.rows == list(range(num_rows)) and group.width == self.decoder.width
 
-    def _take(self, group: _Group, logits: Tensor) -> bool:
+    def _take(self, group: Group, logits: Tensor) -> bool:
         """Gives a group the logits [N, 1 or W, V] of its rows; requests that fail leave. False if none is left."""
         try:
             group.advance(logits)
@@ -345,7 +345,7 @@ class Engine:
                 sources[group.index, : group.width] = group.move.sources
         return Move(self._tokens[:num_rows], sources)
 
-    def _collect(self, group: _Group) -> None:
+    def _collect(self, group: Group) -> None:
         """Takes the answers that are complete; their rows continue with the next answer, or become free."""
         try:
             if any(job.request.stream for job in group.jobs):
@@ -359,10 +359,10 @@ class Engine:
             self._answered(group.jobs[place], own)
         self._drop(group, places, free=False)
 
-    def _answered(self, job: _Job, answers: Sequence[Answer]) -> None:
+    def _answered(self, job: Job, answers: Sequence[Answer]) -> None:
         """The present answer of a request is complete: the best of these."""
         try:
-            answer = _best(job, answers)
+            answer = best(job, answers)
             job.answers.append(answer)
             frame = self.framing.next(job.request, job.answers)
         except Exception as error:  # logits that are not finite, processors
@@ -378,7 +378,7 @@ class Engine:
             job.frame = frame
             self._between.append(job)
 
-    def _report_tokens(self, group: _Group) -> None:
+    def _report_tokens(self, group: Group) -> None:
         """Reports the tokens that a step has settled; none while hypotheses compete."""
         newest = group.search.newest()  # [2, N]
         if newest is None:
@@ -393,7 +393,7 @@ class Engine:
                 self._events.append(Event(job.number, "token", job.frame.number, [int(token)], [logprob]))
         self._fail(group, failed)
 
-    def _finished(self, group: _Group) -> list[int]:
+    def _finished(self, group: Group) -> list[int]:
         """Places of the requests that leave their group now."""
         places = range(len(group.jobs))
         if not places or group.num_steps == group.jobs[0].strategy.num_steps:
@@ -404,19 +404,19 @@ class Engine:
             return []
         return [place for place, done in zip(places, group.search.finished().tolist(), strict=True) if done]
 
-    def _fail(self, group: _Group, errors: Mapping[int, Exception]) -> None:
+    def _fail(self, group: Group, errors: Mapping[int, Exception]) -> None:
         """The requests at these places of a group fail."""
         for place, error in errors.items():
             self._report_error(group.jobs[place], error)
         self._drop(group, list(errors), free=False)
 
-    def _report_error(self, job: _Job, error: Exception) -> None:
+    def _report_error(self, job: Job, error: Exception) -> None:
         self._events.append(Event(job.number, "error", job.frame.number, error=error))
         self.decoder.leave([job.row])
         self.decoder.wipe([job.row])
         self._free.append(job.row)
 
-    def _drop(self, group: _Group, places: Collection[int], *, free: bool) -> None:
+    def _drop(self, group: Group, places: Collection[int], *, free: bool) -> None:
         """The requests at these places leave their group, and if `free` also their rows."""
         if not places:
             return
@@ -502,97 +502,3 @@ def collect(
             elif event.kind == "done" and progress is not None:
                 progress(1)
     return [[own[number] for number in sorted(own)] for own in found]
-
-
-@dataclass(eq=False)
-class _Job:
-    """A request on its way."""
-
-    number: int
-    request: Request
-    strategy: Strategy
-    frame: Frame  # of the present answer
-    answers: list[Answer] = field(default_factory=list)
-    row: int = -1  # of the decoder, once it has entered
-    num_reported: int = 0  # tokens of the present answer that were reported
-    ended: bool = False  # whether its end token has come
-
-
-class _Group:
-    """Requests that began an answer together, with their search."""
-
-    def __init__(
-        self,
-        search: Search,
-        jobs: list[_Job],
-        processors: PerRequest,
-        record: LanguageModelRecord | None,
-        device: torch.device,
-    ) -> None:
-        self.search = search
-        self.jobs = jobs
-        self.processors = processors
-        self.record = record
-        self.width = jobs[0].strategy.width
-        self.num_steps = 0
-        self.device = device
-        self.move_rows()
-
-    def advance(self, logits: Tensor) -> None:
-        """logits [N, 1 or W, V] of its rows"""
-        self.move = self.search.advance(logits)
-        if self.record is not None:
-            self.record.add(logits, self.move)
-        self.num_steps += 1
-
-    def answers(self, places: Sequence[int]) -> list[list[Answer]]:
-        """The answers that were found for the finished requests at `places`, best first."""
-        if not places:
-            return []
-        found = self.search.answers()
-        own = [self.search.likeliest.given_to(found[place], place) for place in places]
-        if self.record is None:
-            return own
-        return [self.record.given_to(answers, place) for answers, place in zip(own, places, strict=True)]
-
-    def keep(self, places: list[int]) -> None:
-        """Only the requests at `places` stay."""
-        self.jobs = [self.jobs[place] for place in places]
-        if not self.jobs:
-            return
-        index = index_of(places, self.device)
-        frames = [job.frame for job in self.jobs]
-        contexts, numbers = [frame.context for frame in frames], [frame.number for frame in frames]
-        self.search.task = self.search.task._replace(contexts=contexts, numbers=numbers)
-        self.search.keep(index)
-        self.processors.keep_requests(places, self.device)
-        if self.record is not None:
-            self.record.keep(index)
-        tokens, sources = self.move
-        self.move = Move(tokens[index], None if sources is None else sources[index])
-        self.move_rows()
-
-    def move_rows(self) -> None:
-        """Takes over the rows of its requests after they have changed."""
-        self.rows = [job.row for job in self.jobs]
-        self.index = index_of(self.rows, self.device)
-
-
-def _best(job: _Job, answers: Sequence[Answer]) -> Answer:
-    """The best of the answers that were found, with the others."""
-    if not answers:
-        raise UserError("the model gives no token a probability above 0; its weights may hold NaN")
-    best, *others = (_cut(job, answer) for answer in answers)
-    if not math.isfinite(best.score):
-        raise not_finite()
-    return dataclasses.replace(best, others=tuple(others))
-
-
-def _cut(job: _Job, answer: Answer) -> Answer:
-    """The answer without what stands behind a stop string."""
-    length = job.request.processors.length(job.frame.number, answer.tokens)
-    if length == len(answer.tokens):
-        return answer
-    names = ("tokens", "token_logprobs", "alternatives", "lm_logprobs")
-    parts = {name: getattr(answer, name)[:length] for name in names}
-    return dataclasses.replace(answer, end=None, num_scored=len(answer.token_logprobs), **parts)

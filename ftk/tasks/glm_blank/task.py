@@ -37,7 +37,7 @@ class GLMBlankTask(Task):
     special_tokens = "glm"
 
     def make_samples(self, documents: Documents, seed: int) -> GLMBlankDataset:
-        return GLMBlankDataset(documents, self.tokenizer, self.config, seed, getattr(self.corpus, "index_cache", None))
+        return GLMBlankDataset(documents, self.tokenizer, self.config, seed)
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return Collater(self.tokenizer.special, groups={"objective": OBJECTIVES})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +53,7 @@ def peak_flops(
     """The peak rate for MFU.
 
     Args:
-        option: as `peak_tflops`: a number of TFLOP/s, auto or measure.
+        option: as `peak_tflops`: a number of TFLOP/s, or auto.
         device: where the run computes.
         precision: fp32, bf16 or fp16.
         name: of the device; None: from torch.
@@ -64,8 +62,6 @@ def peak_flops(
     Returns:
         Operations per second and their source in words; None for an unknown device.
     """
-    if option == "measure":
-        return measured_flops(device, precision), f"measured for {precision} products on this machine"
     if option != "auto":
         return float(option) * 1e12, "as given by `peak_tflops`"
     if device.type != "cuda":
@@ -86,41 +82,6 @@ def known_peak(name: str) -> Peak | None:
         if all(re.search(rf"(?<![A-Za-z0-9]){word}(?![A-Za-z0-9])", name, re.IGNORECASE) for word in words.split()):
             return peak
     return None
-
-
-def measured_flops(
-    device: torch.device,
-    precision: str,
-    *,
-    size: int | None = None,
-    seconds: float = 1.0,
-    clock: Callable[[], float] = time.perf_counter,
-) -> float:
-    """Operations per second of the fastest of several products of two square matrices.
-
-    Args:
-        device, precision: as of the run.
-        size: rows and columns; None: 8192 on a GPU, 2048 on a CPU.
-        seconds: time to spend.
-        clock: monotonic, in seconds; for tests.
-    """
-    size = size or (8192 if device.type == "cuda" else 2048)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    generator = torch.Generator(device).manual_seed(1)  # not the run's own generator
-    left = torch.randn(size, size, device=device, generator=generator).to(dtype)
-
-    def once() -> float:
-        began = clock()
-        left @ left
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return clock() - began
-
-    once()  # warm-up
-    best, until = once(), clock() + seconds
-    while clock() < until:
-        best = min(best, once())
-    return 2.0 * size**3 / max(best, 1e-9)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import DocumentPacker, Documents, sentence_end_ids
-from ftk.data.corpora.index_cache import IndexCache
 from ftk.data.corpora.split import DocumentSubset
-from ftk.data.indexed.file_map import check_files
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.command_tokens import sentinels
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_blanks, max_sample_length
@@ -37,7 +35,6 @@ class GLMBlankDataset:
         tokenizer: of the corpus; gives the command tokens, and which ids end a sentence.
         config: the objective's options.
         seed: of all random choices.
-        cache: keeps what takes long to compute of large data.
 
     Raises:
         UserError: the data has no tokens, or the tokenizer lacks command tokens that the options need.
@@ -49,7 +46,6 @@ class GLMBlankDataset:
         tokenizer: Tokenizer,
         config: BlankInfillingConfig,
         seed: int,
-        cache: IndexCache | None = None,
     ) -> None:
         check_command_tokens(tokenizer, config)
         self.special = tokenizer.special
@@ -65,7 +61,6 @@ class GLMBlankDataset:
             short_seq_prob=config.short_seq_prob,
             non_sentence_start=config.non_sentence_start,
             one_document=config.sample_one_document,
-            cache=cache,
         )
         self.sentinels = sentinels(self.special) if config.sentinel_tokens else ()
         self._length = max(1, math.ceil(self.packer.total_tokens / config.seq_length))
@@ -116,10 +111,6 @@ class GLMBlankDataset:
         made = SampleBatch(arrays, lengths)[0]
         made["context_length"], made["objective"] = int(made["context_length"]), int(made["objective"])
         return text, Blanks(made["objective"], spans, answer_order, append_end), Sample(**made)
-
-    def check_files(self) -> None:
-        """Raises OSError if a file of the corpus has become shorter."""
-        check_files(self.packer.documents, self.packer.cumulative)
 
     def _check_indices(self, indices: NDArray[np.integer]) -> None:
         wrong = indices[(indices < 0) | (indices >= len(self))]
