@@ -15,7 +15,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "model": {
         "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
+        "glm4": "ftk.models.glm4",
+        "glm4_0414": "ftk.models.glm4",
         "gpt2": "ftk.models.gpt2",
+        "gptj": "ftk.models.gptj",
         "llama": "ftk.models.llama",
         "mistral": "ftk.models.mistral",
         "opt": "ftk.models.opt",
@@ -44,11 +47,18 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_2b": "ftk.models.glm",
         "glm_10b": "ftk.models.glm",
         "glm_10b_chinese": "ftk.models.glm",
+        "glm4_tiny": "ftk.models.glm4",
+        "glm4_9b": "ftk.models.glm4",
+        "glm4_0414_tiny": "ftk.models.glm4",
+        "glm4_0414_9b": "ftk.models.glm4",
+        "glm4_0414_32b": "ftk.models.glm4",
         "gpt2": "ftk.models.gpt2",
         "gpt2_large": "ftk.models.gpt2",
         "gpt2_medium": "ftk.models.gpt2",
         "gpt2_tiny": "ftk.models.gpt2",
         "gpt2_xl": "ftk.models.gpt2",
+        "gptj_tiny": "ftk.models.gptj",
+        "gptj_6b": "ftk.models.gptj",
         "llama_tiny": "ftk.models.llama",
         "llama_7b": "ftk.models.llama",
         "llama_13b": "ftk.models.llama",
@@ -92,6 +102,11 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "qwen3_14b": "ftk.models.qwen3",
         "qwen3_32b": "ftk.models.qwen3",
     },
+    "attention": {
+        "eager": "ftk.modules.attention",
+        "flex": "ftk.modules.attention",
+        "sdpa": "ftk.modules.attention",
+    },
     "criterion": {
         "cross_entropy": "ftk.criterions.cross_entropy",
         "masked_lm": "ftk.tasks.masked_lm.criterion",
@@ -100,7 +115,6 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "adafactor": "ftk.optim.optimizers",
         "adam": "ftk.optim.optimizers",
         "adamw": "ftk.optim.optimizers",
-        "composite": "ftk.optim.optimizers",
         "lamb": "ftk.optim.optimizers",
         "lion": "ftk.optim.optimizers",
         "muon": "ftk.optim.optimizers",
@@ -115,6 +129,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "noam": "ftk.optim.schedules",
         "one_cycle": "ftk.optim.schedules",
         "polynomial": "ftk.optim.schedules",
+        "reduce_on_plateau": "ftk.optim.schedules",
         "warmup_stable_decay": "ftk.optim.schedules",
     },
     "dataset": {
@@ -151,7 +166,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "hf_model": {
         "bert": "ftk.models.bert.convert",
+        "glm4": "ftk.models.glm4.convert",
+        "glm4_0414": "ftk.models.glm4.convert",
         "gpt2": "ftk.models.gpt2.convert",
+        "gptj": "ftk.models.gptj.convert",
         "llama": "ftk.models.llama.convert",
         "mistral": "ftk.models.mistral.convert",
         "opt": "ftk.models.opt.convert",
@@ -163,7 +181,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
 
 FORMER_NAMES: dict[str, dict[str, str]] = {
     "criterion": {"glm_cross_entropy": "cross_entropy"},
-    "option": {"constraint_blanks": "constraint_answers"},
+    "option": {"constraint_blanks": "constraint_answers", "gather_dtype": "weights"},
 }
 """kind -> a name that configurations on disk and commands still have -> the name of today."""
 

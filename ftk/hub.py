@@ -11,7 +11,7 @@ from ftk.config import Chosen, slot
 from ftk.config.build import as_mapping, build
 from ftk.errors import UserError, did_you_mean
 from ftk.plugins import import_plugins, naming_plugin
-from ftk.registry import ARCHITECTURES, MODELS
+from ftk.registry import ARCHITECTURES, MODELS, is_plugin, named
 
 if TYPE_CHECKING:
     import torch
@@ -263,8 +263,14 @@ def _load_together(
 ) -> nn.Module:
     """One model, or several as an ensemble."""
     from ftk.generation.ensemble import Ensemble
+    from ftk.models.base import Backbone
 
     models = [load_model(folder, device, ema=ema, dtype=dtype, world=world) for folder in folders]
+    for model in models:
+        if is_plugin(model) and not isinstance(model, Backbone):
+            raise UserError(
+                f"{named(model)} cannot generate: it is no ftk.models.base.Backbone, whose layers take a cache"
+            )
     return models[0] if len(models) == 1 else Ensemble(models)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +28,7 @@ def import_user_dir(path: str | Path) -> None:
 
     Raises:
         UserError: nothing there, a name that clashes with another module, or an import that fails (the
-            plugin's own traceback is in the message).
+            message says where and why).
     """
     try:
         place = Path(expand_home(path)).resolve()
@@ -50,18 +52,12 @@ def import_entry_points() -> None:
     """Imports what installed packages offer under the entry-point group `ftk.plugins`.
 
     Raises:
-        UserError: one of them fails to import; the message names the package and holds the traceback.
+        UserError: one of them fails to import; the message names the package, and the place of the error.
     """
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        try:
+        package = point.dist.name if point.dist is not None else point.value
+        with naming_mistakes(f"the plugin {point.name!r} of the package {package} failed to import"):
             point.load()
-        except UserError:
-            raise
-        except Exception as error:
-            package = point.dist.name if point.dist is not None else point.value
-            raise UserError(
-                f"the plugin {point.name!r} of the package {package} failed to import:\n{traceback.format_exc()}"
-            ) from error
 
 
 def import_plugins(user_dir: str | Path | None = None) -> None:
@@ -109,6 +105,36 @@ def naming_plugin(recorded: object) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def naming_mistakes(what: str) -> Iterator[None]:
+    """While a plugin's code runs for the first time: what it raises becomes a UserError with its place in the plugin.
+
+    Errors of the system, a lack of memory among them, stay as they are.
+
+    Args:
+        what: failed, for the message.
+    """
+    try:
+        yield
+    except (UserError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if re.search("memory|alloc", str(error)):
+            raise
+        text = " ".join(str(error).split())
+        raise UserError(f"{what}: {type(error).__name__}: {text[:300]}{_place_in_plugin(error)}") from error
+
+
+def _place_in_plugin(error: Exception) -> str:
+    """Where the code of a plugin raised an error, or called what did; "" where none of it did."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text has the place
+    ours, libraries = str(Path(__file__).parent), sysconfig.get_paths()
+    outside = (ours, libraries["stdlib"], libraries["purelib"], libraries["platlib"], "<")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(outside)]
+    return f" (at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+
+
 def _import_file(file: Path) -> None:
     is_package = file.name == "__init__.py"
     name = file.parent.name if is_package else file.stem
@@ -128,13 +154,11 @@ def _import_file(file: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except UserError:
+        with naming_mistakes(f"the plugin {file} failed to import"):
+            spec.loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
         raise
-    except Exception as error:
-        del sys.modules[name]
-        raise UserError(f"the plugin {file} failed to import:\n{traceback.format_exc()}") from error
 
 
 def _source(module: ModuleType) -> Path | None:

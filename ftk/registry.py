@@ -43,6 +43,14 @@ class Entry:
     task: str | None = None
     criterion: str | None = None
     recipe: Recipe = dataclasses.field(default_factory=dict)
+    contract: str = ""
+    offers: tuple[str, ...] = ()
+
+    def check(self, part: Any) -> None:
+        """Raises UserError if what was built does not have what a part of its kind offers."""
+        missing = [name for name in self.offers if not hasattr(part, name)]
+        if missing:
+            raise UserError(f"{named(part)} has no {missing[0]!r}; {self.contract} has {', '.join(self.offers)}")
 
 
 class Registry:
@@ -50,11 +58,16 @@ class Registry:
 
     Args:
         kind: for messages and the table of built-in parts.
+        contract: what a part has to be, for messages; `offers`: methods and attributes that it has to have.
         dotted: (prefix, module) of names that stand in no table: the module's `entry(name)` makes their entry.
     """
 
-    def __init__(self, kind: str, dotted: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, kind: str, contract: str = "", offers: tuple[str, ...] = (), dotted: tuple[str, str] | None = None
+    ) -> None:
         self.kind = kind
+        self.contract = contract
+        self.offers = offers
         self._dotted = dotted
         self._entries: dict[str, Entry] = {}
 
@@ -80,10 +93,10 @@ class Registry:
         Raises:
             UserError: the name is taken (both places are named) or `config` is not a dataclass.
         """
-        if config is not None and not dataclasses.is_dataclass(config):
-            raise UserError(f"{self.kind} {name!r}: config must be a dataclass, got {config!r}")
 
         def decorate(target: T) -> T:
+            if config is not None and not (isinstance(config, type) and dataclasses.is_dataclass(config)):
+                raise UserError(f"{self.kind} {name!r}, {named(target)}: config must be a dataclass, got {config!r}")
             where = _place(target)
             taken = self._entries.get(name)
             if taken is None and name in self._builtin and self._builtin[name] != target.__module__:
@@ -92,7 +105,9 @@ class Registry:
                 raise UserError(
                     f"{self.kind} {name!r} is registered twice: {taken.where} and {where}; rename one of them"
                 )
-            self._entries[name] = Entry(name, target, config, where, model, task, criterion, recipe or {})
+            self._entries[name] = Entry(
+                name, target, config, where, model, task, criterion, recipe or {}, self.contract, self.offers
+            )
             return target
 
         return decorate
@@ -137,6 +152,21 @@ class Registry:
         return BUILTIN_MODULES.get(self.kind, {})
 
 
+def is_plugin(part: Any) -> bool:
+    """Whether a part, or its class, is not ftk's own."""
+    return _class_of(part).__module__.partition(".")[0] != "ftk"
+
+
+def named(part: Any) -> str:
+    """A part, or its class, for messages: class, file and line."""
+    kind = _class_of(part)
+    return f"{kind.__qualname__} ({_place(kind)})"
+
+
+def _class_of(part: Any) -> Any:
+    return part if inspect.isclass(part) or inspect.isroutine(part) else type(part)
+
+
 def _place(target: Callable[..., Any]) -> str:
     """file:line of a class or function, for messages."""
     try:
@@ -145,18 +175,28 @@ def _place(target: Callable[..., Any]) -> str:
         return f"module {target.__module__}"
 
 
-TASKS = Registry("task")
-MODELS = Registry("model")
+TASKS = Registry(
+    "task", "a task, an `ftk.tasks.base.Task`,", ("load_split", "collater", "complete_model_config", "build_model")
+)
+MODELS = Registry("model", "a model, a `torch.nn.Module`,", ("forward", "named_parameters"))
 ARCHITECTURES = Registry("architecture")
-CRITERIONS = Registry("criterion")
-OPTIMIZERS = Registry("optimizer", dotted=("torch.optim.", "ftk.optim.torch_optim"))
-LR_SCHEDULERS = Registry("lr_scheduler")
-DATASETS = Registry("dataset")
+CRITERIONS = Registry("criterion", "a criterion, an `ftk.criterions.base.Criterion`,", ("loss", "count", "nats"))
+OPTIMIZERS = Registry(
+    "optimizer",
+    "an optimizer, a `torch.optim.Optimizer`,",
+    ("step", "param_groups", "state_dict"),
+    dotted=("torch.optim.", "ftk.optim.torch_optim"),
+)
+LR_SCHEDULERS = Registry("lr_scheduler", "a schedule, an `ftk.optim.schedules.LRScheduler`,", ("decayed", "lr"))
+DATASETS = Registry(
+    "dataset", "a dataset, besides `documents` or `samples`,", ("splits", "tokenizer", "tokenizer_folder")
+)
 TOKENIZERS = Registry("tokenizer")
 SPECIAL_TOKENS = Registry("special_tokens")
-SCORERS = Registry("scorer")
-HOOKS = Registry("hook")
-SEARCHES = Registry("search")
+SCORERS = Registry("scorer", "a scorer, an `ftk.evaluation.base.Scorer`,", ("add", "result"))
+HOOKS = Registry("hook", "a hook, an `ftk.trainer.Hook`,", ("before_train", "before_step", "after_train"))
+SEARCHES = Registry("search", "a strategy, an `ftk.generation.search.base.Search`,", ("width", "draws", "advance"))
+ATTENTIONS = Registry("attention")
 CONVERTERS = Registry("converter")  # forms of checkpoints, `ftk.models.conversion.FileFormat`
 HF_MODELS = Registry("hf_model")  # by model: `ftk.models.conversion.Converter`
 
@@ -171,6 +211,7 @@ register_special_tokens = SPECIAL_TOKENS.register
 register_scorer = SCORERS.register
 register_hook = HOOKS.register
 register_search = SEARCHES.register
+register_attention = ATTENTIONS.register
 register_converter = CONVERTERS.register
 register_hf_model = HF_MODELS.register
 

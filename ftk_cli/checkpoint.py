@@ -303,7 +303,7 @@ def _convert_from(config: ConvertFrom, argv: list[str]) -> int:
         config.form.build(), options.source, options.output, tokenizer=tokenizer, overwrite=options.overwrite
     )
     without = "; it has no tokenizer and cannot read text (--tokenizer NAME --tokenizer-path PATH adds one)"
-    print(f"wrote {output}{without if tokenizer is None else ''}")
+    print(f"wrote {output}{'' if (output / 'tokenizer').is_dir() else without}")
     return 0
 
 

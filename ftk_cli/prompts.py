@@ -146,12 +146,13 @@ def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: Wor
             yield Lines(options, stream)
         return
     assert options.data is not None, "validated"
+    from ftk.tasks.contract import load_samples
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
 
     task, _ = restore_task(checkpoints[0], options.data)
     check_same_data(task, [options.subset], world)
-    yield Samples(task.load_split(options.subset), options.subset, options.max_samples)
+    yield Samples(load_samples(task, options.subset), options.subset, options.max_samples)
 
 
 class Remarks:

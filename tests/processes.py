@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import multiprocessing
 import os
 import signal
+import socketserver
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from ftk_cli.__main__ import COMMANDS
 
 _PR_SET_PDEATHSIG = 1
 
@@ -81,6 +87,52 @@ def run_command(
         return subprocess.CompletedProcess(words, process.exitcode, output, errors)
 
 
+@contextmanager
+def commands_of_shells() -> Iterator[dict[str, str]]:
+    """Inside, `ftk-train` and the other commands of a shell script are forks, if it gets the environment yielded here.
+
+    A command in the folder that stands first in PATH sends its words, working folder and environment to this process,
+    which forks, and ends with the exit code that it gets back. The fork takes over its standard streams.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "socket"
+        for name in COMMANDS:
+            file = Path(folder) / f"ftk-{name}"
+            file.write_text(_STUB.format(python=sys.executable, place=str(place)))
+            file.chmod(0o755)
+        with socketserver.ThreadingUnixStreamServer(str(place), _Fork) as server:
+            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+            try:
+                yield {
+                    **os.environ,
+                    "PATH": os.pathsep.join((folder, str(Path(sys.executable).parent), os.environ["PATH"])),
+                }
+            finally:
+                server.shutdown()
+
+
+_STUB = """#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect({place!r})
+    words = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
+    line = json.dumps([words, os.getcwd(), os.getpid(), dict(os.environ)])
+    connection.sendall(line.encode() + b"\\n")
+    sys.exit(int(connection.makefile().readline() or 1))
+"""
+
+
+class _Fork(socketserver.StreamRequestHandler):
+    """Answers a stub: runs the command as a fork, and gives its exit code."""
+
+    def handle(self) -> None:
+        words, cwd, pid, environment = json.loads(self.rfile.readline())
+        process = forked(_of_shell, words, cwd, [f"/proc/{pid}/fd/{number}" for number in range(3)], environment)
+        process.start()
+        process.join()
+        self.wfile.write(f"{process.exitcode}\n".encode())
+
+
 def wait_until(happened: Callable[[], Any], process: subprocess.Popen[str], timeout: float = 300.0) -> None:
     """Return as soon as `happened()` is true.
 
@@ -118,6 +170,12 @@ def redirect(path: str, number: int) -> None:
     descriptor = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, number)
     os.close(descriptor)
+
+
+def _of_shell(words: list[str], cwd: str, streams: list[str], environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    _main(words, cwd, streams, None)
 
 
 def _main(words: list[str], cwd: str, streams: list[str], before: Callable[[], None] | None) -> None:

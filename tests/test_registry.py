@@ -51,8 +51,8 @@ def test_an_unknown_name_lists_the_names_and_the_closest():
 
 
 def test_a_config_that_is_no_dataclass_is_refused():
-    with pytest.raises(UserError, match="config must be a dataclass"):
-        Registry("thing").register("one", config=int)
+    with pytest.raises(UserError, match=r"thing 'one', Options \(.*test_registry.py:\d+\): config must be a dataclass"):
+        Registry("thing").register("one", config=int)(Options)
 
 
 @pytest.mark.parametrize("registry", ALL, ids=lambda r: r.kind)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.adam import checkpoint_part, read_checkpoint_part
 from ftk.checkpoint.bounded import bounded_by
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.finite import refuse_non_finite
@@ -96,6 +97,8 @@ def convert_from(
             config={"task": dict(contents.task), "model": model | dataclasses.asdict(contents.config)},
         )
         parts = {layout.MODEL: TensorPart(tensors.described, {"aliases": {}}, read)}
+        if contents.adam is not None:
+            parts[layout.OPTIMIZER] = checkpoint_part(contents.adam)
         snapshot = dataclasses.replace(snapshot, parts=parts, folders=folders)
         return write_snapshot(output, snapshot, overwrite=overwrite)
 
@@ -103,7 +106,7 @@ def convert_from(
 def convert_to(
     form: FileFormat, name: str, source: str | Path, output: str | Path, *, ema: bool = False, overwrite: bool = False
 ) -> Path:
-    """Write a checkpoint's weights in another form.
+    """Write a checkpoint's weights, and the moments of its Adam, in another form.
 
     Args:
         form: of `output`.
@@ -153,6 +156,7 @@ def _read_checkpoint(folder: Path, ema: bool) -> Contents:
         arch=model.get("arch"),
         num_updates=int(state.get("num_updates") or 0),
         place=folder,
+        adam=None if ema else read_checkpoint_part(folder),  # the moments belong to the trained weights
         source_files={path.name: path.read_bytes() for path in sorted(source_files.glob("*")) if path.is_file()},
         tokenizer=tokenizer if tokenizer.is_dir() else None,
     )

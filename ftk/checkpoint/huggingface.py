@@ -127,8 +127,8 @@ class HuggingFace:
             end = tokenizer.special.eos if tokenizer else None
             # The defaults of their configuration belong to another vocabulary.
             begin = tokenizer.special.bos if tokenizer else None
-            ends = {"bos_token_id": end if begin is None else begin, "eos_token_id": end}
-            kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | ends | dtype))
+            ends = {"bos_token_id": end if begin is None else begin, "eos_token_id": end, "pad_token_id": None}
+            kept.setdefault(CONFIG, _json(ends | converter.config_to(contents.config) | dtype))
             files, index = self._shards(theirs.described)
             kept |= index
         full = _first_names([name for content in files.values() for name in content["names"]], converter, tied)

@@ -12,7 +12,7 @@ from torch import nn
 from ftk.model_parallel.shards import canonical_name, fused_parameters, with_fused
 
 # Entries of a parameter group that are not stored: they follow from the model and the run's options.
-_DERIVED = ("names", "lr_scale", "schedule")
+_DERIVED = ("names", "lr_scale")
 
 
 def model_tensors(

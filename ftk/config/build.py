@@ -8,10 +8,10 @@ from collections.abc import Collection
 from typing import Any, TypeVar
 
 from ftk.config.needs import without_effect
-from ftk.config.options import MISSING, Option, options_of
+from ftk.config.options import MISSING, Option, options_of, present_name
 from ftk.config.root import Chosen, Slot, Tree, sections_of, slots_of
 from ftk.errors import UserError, closest, shown
-from ftk.registry import Entry, Recipe
+from ftk.registry import Entry, Recipe, named
 
 R = TypeVar("R")
 
@@ -79,7 +79,7 @@ def with_usual_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:
     Raises:
         UserError: see `strict`.
     """
-    named = dict(tree)
+    chosen = dict(tree)
     slots = slots_of(root)
     recipe = _recipe(root, tree)
     for key, slot in slots.items():
@@ -88,17 +88,21 @@ def with_usual_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:
             continue
         values = as_mapping(key, tree.get(key))
         if values.get("_name") is None and "_name" in recipe.get(key, {}):
-            named[key] = values | {"_name": recipe[key]["_name"]}
+            chosen[key] = values | {"_name": recipe[key]["_name"]}
         elif values.get("_name") is None and source is not None:
             try:
-                entry, _ = chosen_entry(source, slots[source], as_mapping(source, named.get(source)))
+                entry, _ = chosen_entry(source, slots[source], as_mapping(source, chosen.get(source)))
             except UserError:
                 if strict:
                     raise
                 continue  # the slot `source` will report it
             if (usual := getattr(entry, key)) is not None:
-                named[key] = values | {"_name": usual}
-    return named
+                if usual not in slot.registry and usual not in slot.registry.former_names:
+                    raise UserError(
+                        f"{source} {entry.name!r}, {named(entry.target)}: {key} {usual!r} is not registered"
+                    )
+                chosen[key] = values | {"_name": usual}
+    return chosen
 
 
 def _recipe(root: type, tree: Tree) -> Recipe:
@@ -158,8 +162,11 @@ def chosen_entry(key: str, slot: Slot, values: Tree) -> tuple[Entry, str | None]
         raise UserError(f"{slot.flag} is missing; there are: {', '.join(slot.architectures.names())}")
     if arch is None:
         return slot.registry.get(str(name)), None
-    model = slot.architectures.get(str(arch)).model
+    architecture = slot.architectures.get(str(arch))
+    model = architecture.model
     assert model is not None, f"architecture {arch} was registered without a model"
+    if model not in slot.registry:
+        raise UserError(f"architecture {arch!r}, {named(architecture.target)}: model {model!r} is not registered")
     if name is not None and name != model:
         raise UserError(f"{key}: architecture {arch!r} belongs to model {model!r}, not to {name!r}")
     return slot.registry.get(model), str(arch)
@@ -169,7 +176,14 @@ def preset(slot: Slot, arch: str | None) -> Tree:
     """The values that an architecture fills in."""
     if arch is None or slot.architectures is None:
         return {}
-    return dataclasses.asdict(slot.architectures.get(arch).target())
+    entry = slot.architectures.get(arch)
+    options = entry.target()
+    kind = slot.registry.get(str(entry.model)).config
+    if kind is not None and not isinstance(options, kind):
+        raise UserError(
+            f"architecture {arch!r}, {named(entry.target)}: it must return the model's {kind.__name__}, got {options!r}"
+        )
+    return dataclasses.asdict(options)
 
 
 def _build_slot(
@@ -193,6 +207,7 @@ def _build_section(
 ) -> Any:
     options = {option.name: option for option in options_of(key, config_type)}
     retired = getattr(config_type, "RETIRED", {})  # in older files: option -> the value that may be left out; ...: any
+    values = {present_name(name): value for name, value in values.items()}
     values = {name: value for name, value in values.items() if name not in retired or retired[name] not in (..., value)}
     known = [f"{key}.{name}" for name in options]
     found = [
@@ -226,11 +241,20 @@ def _own_errors(config: Any) -> list[str]:
 
 
 def _placed(key: str, options: dict[str, Option], message: str, in_file: Collection[str] | None) -> str:
-    """A message of `validate` with the place where its value was given: the key in a file, or the flag."""
-    option = next((options[word] for word in re.findall(r"\w+", message) if word in options), None)
-    if in_file is None or option is None or option.derived or option.key in in_file:
-        return f"{key}.{message}"
-    return f"{option.flag}: {message}"
+    """A message of `validate` that names the value by the place where it was given: the key in a file, or the flag.
+
+    That is the first option which the message names. Where that is a flag, others are flags too, as far as their names
+    are no words of English.
+    """
+    first = next((options[word] for word in re.findall(r"\w+", message) if word in options), None)
+    if first is None:
+        return f"{key}: {message}"
+    by_key = in_file is None or first.derived or first.key in in_file
+    text = re.sub(rf"\b{first.name}\b", first.key if by_key else first.flag, message, count=1)
+    if by_key:
+        return text
+    others = "|".join(name for name, option in options.items() if "_" in name and not option.derived)
+    return re.sub(rf"(?<![\w`-])({others})(?![\w`])", lambda name: options[name[1]].flag, text) if others else text
 
 
 def _mapping(key: str, tree: Tree, errors: list[str]) -> Tree:

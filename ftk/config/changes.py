@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ftk.config.options import MISSING, Option, options_of
+from ftk.config.options import MISSING, Option, options_of, present_name
 from ftk.config.root import Chosen, Tree, sections_of, slots_of
 
 FREE = "free"
@@ -53,6 +53,7 @@ def find_changes(before: Tree, config: Any) -> list[Change]:
         old = before.get(section)
         if not isinstance(old, dict):
             old = {}
+        old = {present_name(name): value for name, value in old.items()}
         for name, new in values.items():
             option = options.get(name)
             default = option.default if option is not None else None

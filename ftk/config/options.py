@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftk.builtins import FORMER_NAMES
-from ftk.errors import shown
+from ftk.errors import UserError, shown
 from ftk.files import expand_home
+from ftk.registry import named
 
 MISSING = dataclasses.MISSING
 MAX_WHOLE, MAX_NUMBER = 10**15, 1e30
@@ -37,7 +38,7 @@ class Option:
         is_list: whether the value is a list of `kind`.
         optional: whether None is allowed.
         default: default value, `MISSING` where one must be given.
-        help, unit, choices: from the field's metadata.
+        help, unit, choices: from the field's metadata; choices may be a function that lists what is registered.
         flag: command-line flag, e.g. "--seq-length"; for a positional argument its shown name, e.g. "DATA".
         positional: whether it is given by place instead of by flag.
         derived: filled in by the program (kept in YAML, no flag).
@@ -133,9 +134,16 @@ def underflows(text: str) -> bool:
 
 
 def options_of(section: str, config: type) -> list[Option]:
-    """The options of a config dataclass, in the order of its fields."""
-    hints = typing.get_type_hints(config)
-    return [_option(section, field, hints[field.name]) for field in dataclasses.fields(config) if field.init]
+    """The options of a config dataclass, in the order of its fields.
+
+    Raises:
+        UserError: a field of it is no option; names the class and its file.
+    """
+    try:
+        hints = typing.get_type_hints(config)
+        return [_option(section, field, hints[field.name]) for field in dataclasses.fields(config) if field.init]
+    except (NameError, TypeError) as error:
+        raise UserError(f"{named(config)}: {error}") from error
 
 
 def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
@@ -149,6 +157,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
     positional = bool(meta.get("positional", False))
     dashed = field.name.replace("_", "-")
     choices = meta.get("choices", literal)
+    choices = choices() if callable(choices) else choices
     widest = MAX_WHOLE if kind is int else MAX_NUMBER
     return Option(
         section=section,
@@ -172,6 +181,11 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         needs=meta.get("needs", {}),
         former=(*meta.get("former", ()), *_former_flags(field.name)),
     )
+
+
+def present_name(name: Any) -> Any:
+    """The name of today of an option in a file, which may have a former one, or be no name at all."""
+    return FORMER_NAMES["option"].get(name, name) if isinstance(name, str) else name
 
 
 def _former_flags(name: str) -> Iterator[str]:

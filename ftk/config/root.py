@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 
 from ftk.errors import UserError
 from ftk.files import read_yaml, reason
-from ftk.registry import Entry, Registry
+from ftk.plugins import naming_mistakes
+from ftk.registry import Entry, Registry, is_plugin, named
 
 R = TypeVar("R")
 Tree = dict[str, Any]
@@ -47,10 +48,19 @@ class Chosen:
         return self.entry.name
 
     def build(self, **runtime: Any) -> Any:
-        """The part itself: what was registered, called with its config and the given objects."""
-        if self.entry.config is None:
-            return self.entry.target(**runtime)
-        return self.entry.target(self.config, **runtime)
+        """The part itself: what was registered, called with its config and the given objects.
+
+        Raises:
+            UserError: a plugin's part cannot be built so, or does not have what a part of its kind offers.
+        """
+        target, options = self.entry.target, () if self.entry.config is None else (self.config,)
+        if not is_plugin(target):
+            return target(*options, **runtime)
+        arguments = ", ".join([*(["config"] if options else []), *(f"{name}=..." for name in runtime)])
+        with naming_mistakes(f"{named(target)} cannot be built as {target.__name__}({arguments})"):
+            part = target(*options, **runtime)
+        self.entry.check(part)
+        return part
 
 
 @dataclasses.dataclass(frozen=True)

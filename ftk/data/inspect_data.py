@@ -33,6 +33,7 @@ def stats(folder: str | Path) -> str:
     for split in _splits(folder):
         dataset = IndexedDataset(folder / split)
         parts.append("\n".join(_describe(split, dataset)))
+        dataset.check_files()
     return "\n\n".join(parts)
 
 
@@ -141,6 +142,7 @@ def _wrong_split(folder: Path, split: str, counts: dict[str, Any], vocab_size: i
             yield f"{folder / split}: {found} {what}, {RECORD} says {counts[what]}"
     for start in range(0, tokens.size if vocab_size is not None else 0, _CHUNK_TOKENS):
         part = tokens[start : start + _CHUNK_TOKENS]
+        dataset.check_files()
         if part.min() < 0 or part.max() >= vocab_size:
             wrong = part.min() if part.min() < 0 else part.max()
             yield f"{folder / split}.bin: holds token {wrong}, outside the vocabulary of {vocab_size}"

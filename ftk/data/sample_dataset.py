@@ -17,6 +17,8 @@ class SampleDataset(Protocol):
     - `samples(epoch, indices)`: a sequence of several samples made in one call;
     - `epoch_order(epoch)`: int64 [N] indices and int32 [N] sizes, its own order, used where samples are shuffled.
       Indices in it may go beyond 0 .. len - 1;
+    - `check_files()`: raises OSError if a file that samples are made of has become shorter (`file_map`); called
+      after each batch;
     - `lengths`: the numbers of samples of successive epochs, repeating, where they differ.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from ftk.config.choice import choice
 from ftk.registry import SCORERS
 
 
@@ -25,6 +26,5 @@ def build_scorer(name: str) -> Scorer:
     Raises:
         UserError: there is no such scorer; lists those that exist.
     """
-    entry = SCORERS.get(name)
-    scorer: Scorer = entry.target(entry.config()) if entry.config is not None else entry.target()
+    scorer: Scorer = choice(name, SCORERS, "`scoring`").build()
     return scorer

@@ -79,12 +79,12 @@ class ParallelConfig:
             "default: what the other sizes leave",
         },
     )
-    zero_stage: int = field(
-        default=3,
+    zero_stage: int | None = field(
+        default=None,
         metadata={
             "help": "what is sharded over `data_parallel_shard_size`: 1: optimizer state; 2: and gradients; 3: and "
-            "parameters, each block whole only while it is computed (Rajbhandari et al. 2020). With m micro-batches "
-            "an update 1 sends 2 numbers per parameter, 2 sends 1 + m and 3 sends 3 m",
+            "parameters, each block whole only while it is computed (Rajbhandari et al. 2020); default: 3, in a "
+            "pipeline 1. With m micro-batches an update 1 sends 2 numbers per parameter, 2 sends 1 + m and 3 sends 3 m",
             "choices": (1, 2, 3),
         },
     )
@@ -95,15 +95,16 @@ class ParallelConfig:
     cpu_offload: bool = field(
         default=False,
         metadata={
-            "help": "sharded parameters, gradients and optimizer state stay in the host's memory, where the "
-            "optimizer computes; a GPU holds only the blocks at work"
+            "help": "parameters, gradients and optimizer state stay in the host's memory, where the optimizer "
+            "computes; a GPU holds only the blocks that it is computing (FSDP2, also on one process)"
         },
     )
-    gather_dtype: str = field(
+    weights: str = field(
         default="auto",
         metadata={
-            "help": "type in which sharded parameters are gathered and computed with; auto: bf16 on GPUs with "
-            "`precision` bf16, else fp32",
+            "help": "type of the weights that the model computes with; the optimizer, averages and checkpoints have "
+            "them in fp32. bf16: a copy of them (FSDP2, also on one process); auto: bf16 where parameters are sharded "
+            "on GPUs with `precision` bf16, else fp32",
             "choices": ("auto", "fp32", "bf16"),
         },
     )
@@ -133,6 +134,11 @@ class ParallelConfig:
             "unit": "minutes",
         },
     )
+
+    @property
+    def needs_fsdp(self) -> bool:
+        """Whether an option asks for FSDP2 whatever the number of processes."""
+        return self.cpu_offload or self.weights == "bf16"
 
     def validate(self) -> Iterator[str]:
         for name in (
@@ -169,19 +175,19 @@ class ParallelConfig:
     def _validate_sharding(self) -> Iterator[str]:
         shard = self.data_parallel_shard_size
         one_shard = shard == 1 or (shard is None and self.data_parallel_replicate_size is None)
-        if self.zero_stage not in (1, 2, 3):
+        if self.zero_stage not in (None, 1, 2, 3):
             yield f"zero_stage is {self.zero_stage}; it must be 1, 2 or 3"
-        elif self.zero_stage != 3 and one_shard:
+        elif self.zero_stage in (1, 2) and one_shard and not self.needs_fsdp:
             yield f"zero_stage {self.zero_stage} shards over processes; give `data_parallel_shard_size` too"
         if self.prefetch_blocks < 0:
             yield f"prefetch_blocks is {self.prefetch_blocks}; it must be 0 or more"
 
     def _validate_compression(self) -> Iterator[str]:
         sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_shard_size or 1)
-        if self.gradient_compression != "none" and (max(sizes) > 1 or self.cpu_offload):
+        if self.gradient_compression != "none" and (max(sizes) > 1 or self.needs_fsdp):
             yield (
                 f"gradient_compression {self.gradient_compression} is for whole copies of the model alone; leave out "
-                "the other parallel sizes and `cpu_offload`"
+                "the other parallel sizes, `cpu_offload` and `weights`"
             )
 
 

@@ -15,14 +15,14 @@ from ftk.model_parallel.world import World
 
 
 def uses_copies(world: World, config: ParallelConfig) -> bool:
-    """Whether data parallel is by plain copies of the model (DDP): nothing is sharded in any way, or offloaded."""
+    """Whether data parallel is by plain copies of the model (DDP): nothing is cut, and nothing asks for FSDP2."""
     sizes = world.sizes
-    return sizes.replicate > 1 and sizes.replicate == sizes.world and not config.cpu_offload
+    return sizes.replicate > 1 and sizes.replicate == sizes.world and not config.needs_fsdp
 
 
 def uses_shares(world: World, config: ParallelConfig) -> bool:
-    """Whether data parallel is by FSDP2, which works with all other dimensions of the mesh."""
-    return world.mesh is not None and not uses_copies(world, config) and (world.sizes.data > 1 or config.cpu_offload)
+    """Whether parameters are FSDP2's, which works with all other dimensions of the mesh, and on one process."""
+    return config.needs_fsdp or (world.sizes.data > 1 and not uses_copies(world, config))
 
 
 def copy_over_processes(module: nn.Module, world: World, config: ParallelConfig) -> DistributedDataParallel:

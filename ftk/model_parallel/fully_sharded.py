@@ -71,17 +71,17 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
         # A batch's weights and floating targets keep their type: they are for the loss, not for the model.
         cast_forward_inputs=policy.cast_forward_inputs and not isinstance(module, StepModule),
     )
+    stage = config.zero_stage or 3
     options: dict[str, Any] = {"mesh": mesh, "offload_policy": OffloadPolicy()}
     if config.cpu_offload:
         # Memory is pinned for a device; without one torch refuses to pin it.
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
     for block in blocks:
         elsewhere = outside.intersection(block.parameters()) or None
-        reshards = config.zero_stage == 3
-        fully_shard(block, reshard_after_forward=reshards, mp_policy=policy, ignored_params=elsewhere, **options)
+        fully_shard(block, reshard_after_forward=stage == 3, mp_policy=policy, ignored_params=elsewhere, **options)
     # The backward pass begins where the forward ends.
     fully_shard(module, reshard_after_forward=False, mp_policy=root_policy, **options)
-    module.zero_stage = config.zero_stage  # type: ignore[assignment]  # for `accumulate`
+    module.zero_stage = stage  # type: ignore[assignment]  # for `accumulate`
     for part in sharded_parts(module):
         # A sum, by an operation that all backends have: a factor alone needs one that only NCCL has.
         part.set_gradient_divide_factor(1.0)
@@ -189,6 +189,6 @@ def _to_weight_dtype(norm: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Te
 
 def _gather_dtype(config: ParallelConfig, device_type: str, precision: str) -> torch.dtype | None:
     """None: the parameters' own."""
-    if config.gather_dtype != "auto":
-        return _DTYPES[config.gather_dtype]
+    if config.weights != "auto":
+        return _DTYPES[config.weights]
     return torch.bfloat16 if precision == "bf16" and device_type == "cuda" else None

@@ -43,7 +43,7 @@ def parallelize(
     compile: str = "none",
     zero_stage: int = 3,
     cpu_offload: bool = False,
-    gather_dtype: str = "auto",
+    weights: str = "auto",
     initial_value: Callable[[str, Sequence[int]], Tensor] | None = None,
 ) -> nn.Module:
     """Parallelise any model, in place: its code, and the names of its parameters, stay as they are.
@@ -72,8 +72,8 @@ def parallelize(
         compile: "none", "block" or "model".
         zero_stage: what is sharded: 1: optimizer state, 2: and gradients, 3: and parameters.
         cpu_offload: parameters and what the optimizer keeps stay on the host.
-        gather_dtype: in which shared-out parameters are gathered and computed with: "auto": their own type; "fp32" or
-            "bf16". Gradients are summed in float32.
+        weights: type in which sharded parameters are gathered and computed with: "auto": their own; "fp32" or "bf16".
+            Gradients are summed in float32.
         initial_value: of a model on the meta device, of each parameter by name and shape; its own method
             `initial_value(name, shape, seed)` if it has one and this is not given.
 
@@ -83,7 +83,7 @@ def parallelize(
     Raises:
         UserError: mesh, model, plan and options do not go together; or the model is parallelized already.
     """
-    sharing = {"zero_stage": zero_stage, "cpu_offload": cpu_offload, "gather_dtype": gather_dtype}
+    sharing = {"zero_stage": zero_stage, "cpu_offload": cpu_offload, "weights": weights}
     _check_options(
         sequence_parallel=sequence_parallel,
         activation_checkpointing=activation_checkpointing,
@@ -94,7 +94,8 @@ def parallelize(
     data_mesh, tensor_mesh = _split_mesh(mesh, plan)
     if sequence_parallel and plan is None:
         raise UserError("sequence_parallel=True is for layers that a plan cuts; give a plan, or leave it out")
-    changed = [f.name for f in dataclasses.fields(ParallelConfig) if sharing.get(f.name, f.default) != f.default]
+    usual = {"zero_stage": 3, "cpu_offload": False, "weights": "auto"}
+    changed = [name for name in usual if sharing[name] != usual[name]]
     if changed and data_mesh is None and not {"replicate", "shard"} & set(mesh.mesh_dim_names or ()):
         raise UserError(
             f"{changed[0]}={sharing[changed[0]]!r} is for parameters that are sharded, and this mesh is all for "
@@ -188,10 +189,9 @@ def parallelize_training(
         assert world.mesh is not None
         tensor_mesh = world.mesh["tensor"]
     if uses_shares(world, parallel):
-        assert world.mesh is not None
+        if world.mesh is None:
+            raise UserError("`cpu_offload` and `weights` bf16 need a process group: take the world of `open_world`")
         data_mesh = world.mesh["replicate", "shard"] if world.sizes.replicate > 1 else world.mesh["shard"]
-    elif parallel.cpu_offload:
-        logger.warning("`cpu_offload` needs more than one process (torchrun); all stays on %s", world.device)
     finishers = _spread(
         module,
         model,

@@ -61,7 +61,10 @@ class Sizes(NamedTuple):
         parts = [f"{kind} {size}{ways[kind]}" for kind, size in kinds.items() if size > 1]
         if config is not None and config.cpu_offload:
             parts.append("cpu offload")
-        return f"{self.world} processes: {', '.join(parts)}" if self.world > 1 else "1 process"
+        if config is not None and config.weights == "bf16":
+            parts.append("weights in bf16")
+        processes = f"{self.world} processes" if self.world > 1 else "1 process"
+        return ": ".join([processes, *filter(None, [", ".join(parts)])])
 
     def _ways(self, config: ParallelConfig) -> Iterator[str]:
         """How each kind of parallelism is done, tensor first; empty where there is nothing to say."""
@@ -72,7 +75,7 @@ class Sizes(NamedTuple):
         if config.pipeline_stages_per_rank is not None:
             pipeline.append(f"{config.pipeline_stages_per_rank} stages per process")
         yield f" ({', '.join(pipeline)})"
-        yield f" (zero stage {1 if self.pipeline > 1 else config.zero_stage})"  # as the pipeline does it
+        yield f" (zero stage {1 if self.pipeline > 1 else config.zero_stage or 3})"  # as the pipeline does it
         compression = config.gradient_compression
         yield f" (gradient compression {compression})" if compression != "none" else ""
 
@@ -117,13 +120,15 @@ def _start_of(num_processes: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """This process among those of its run. Without torchrun there is one process, and no process group.
+    """This process among those of its run.
+
+    A single process has no process group, unless an option needs FSDP2 (`ParallelConfig.needs_fsdp`).
 
     Attributes:
         rank: 0 to size - 1.
         sizes: of the mesh.
         device: of this process's tensors.
-        mesh: over all processes, with the dimensions `DIMENSIONS`; None for a single process.
+        mesh: over all processes, with the dimensions `DIMENSIONS`; None: there is no process group.
         host_group: for collectives on the host; None: the default group.
         timeout_seconds: how long a process waits for others before it fails.
         store: of the rendezvous; None: the process group was made elsewhere, or there is one process.
@@ -268,7 +273,7 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
     """
     world_size = int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else 1
     sizes = resolve_sizes(config, world_size)
-    if world_size == 1:
+    if world_size == 1 and not config.needs_fsdp:
         yield World.single(device)
         return
     device = _own_device(device, world_size)
@@ -276,10 +281,7 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     seconds = 60 * config.collective_timeout_minutes
     timeout = datetime.timedelta(seconds=seconds)
-    store, rank, _ = next(rendezvous("env://", timeout=timeout))
-    store.set_timeout(timeout)
-    # Groups leave addresses there, which those of another world in this process, or of a restart, must not find.
-    own_store = dist.PrefixStore(wait_for_all(store, rank, world_size, seconds), store)
+    rank, own_store = _connect(world_size, timeout)
     dist.init_process_group(backend, timeout=timeout, store=own_store, rank=rank, world_size=world_size)
     try:
         # Before groups are made: with other sizes a process would wait for groups that the others never make.
@@ -295,6 +297,16 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
             dist.distributed_c10d._abort_process_group()
         raise
     dist.destroy_process_group()
+
+
+def _connect(world_size: int, timeout: datetime.timedelta) -> tuple[int, dist.Store]:
+    """The rank of this process, and a store that all of this start share."""
+    if world_size == 1:
+        return 0, dist.HashStore()
+    store, rank, _ = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    # Groups leave addresses there, which those of another world in this process, or of a restart, must not find.
+    return rank, dist.PrefixStore(wait_for_all(store, rank, world_size, timeout.total_seconds()), store)
 
 
 def make_world(sizes: Sizes, device: torch.device | str, timeout_seconds: float | None = None) -> World:
@@ -377,6 +389,10 @@ def _own_device(device: torch.device, world_size: int) -> torch.device:
         UserError: `device` names one GPU by number, or there are too few.
     """
     if device.type != "cuda":
+        return device
+    if world_size == 1:
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
         return device
     if device.index is not None:
         raise UserError(

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.modules.attention import Attend, SequenceAttention, attention_form, sequence_attention
+from ftk.modules.attention import Attend, attention_form, sequence_attention
 from ftk.modules.heads import Head, TiedVocabulary
 from ftk.modules.initialization import initial_of
 from ftk.modules.masks import Visibility
 from ftk.modules.precision import matmul_dtype
+from ftk.registry import named
 
 
 class Backbone(nn.Module):
@@ -51,12 +52,16 @@ class Backbone(nn.Module):
         super().__init_subclass__(**keywords)
         if "INPUTS" not in cls.__dict__:
             return
+        for name in ("embed", "attend", "finish"):
+            if not hasattr(cls, name):
+                raise UserError(f"{named(cls)} has no {name!r}; a Backbone has INPUTS, layers, embed, attend, finish")
         # Once for each class: signatures are slow, and torch.compile does not look into them.
         cls._embed_inputs, cls._attend_inputs = _own_inputs(cls.embed), _own_inputs(cls.attend)
         if {"tokens", *cls._embed_inputs, *cls._attend_inputs} != cls.INPUTS.keys():
-            raise TypeError(
-                f"{cls.__name__}.INPUTS names {', '.join(cls.INPUTS)}, but embed takes tokens, "
-                f"{', '.join(sorted(cls._embed_inputs))} and attend tokens, {', '.join(sorted(cls._attend_inputs))}"
+            takes = ["tokens", *sorted(cls._embed_inputs | cls._attend_inputs)]
+            raise UserError(
+                f"{named(cls)}: INPUTS names {', '.join(cls.INPUTS)}, but embed and attend take "
+                f"{', '.join(takes)}; they must be the same"
             )
 
     def __init__(self, config: Any) -> None:
@@ -133,7 +138,7 @@ class Backbone(nn.Module):
         """
         return _as_it_is
 
-    def sequence_attend(self, tokens: Tensor, visibility: Visibility) -> SequenceAttention:
+    def sequence_attend(self, tokens: Tensor, visibility: Visibility) -> Attend:
         """The attention of whole sequences in the form that the options ask for; for `attend` of a family.
 
         Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ftk.registry import Recipe, register_architecture, register_model
+from ftk.registry import ATTENTIONS, Recipe, register_architecture, register_model
 
 
 @dataclass(kw_only=True)
@@ -55,7 +55,7 @@ class TransformerConfig:
             "resume": "free",
             "help": "how attention is computed; no property of the weights: sdpa (torch's fused kernels), flex (skips "
             "empty blocks of the mask; CUDA, no attention dropout), eager (single operators), auto (flex where it can)",
-            "choices": ("auto", "sdpa", "flex", "eager"),
+            "choices": lambda: ("auto", *ATTENTIONS.names()),
         },
     )
     layer_norm_eps: float = field(default=1e-5, metadata={"help": "added to the variance in layer norms"})

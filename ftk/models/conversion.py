@@ -19,6 +19,9 @@ from torch import Tensor
 
 from ftk.errors import UserError
 
+ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAM_STEP = "step"
+
 LAYER_NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
 _NAMES_SHOWN = 6
 
@@ -88,6 +91,20 @@ class SeparateHeads:
         size = config.head_size
         rows = ours[0].unflatten(0, (config.kv_heads, -1))  # [K, (A/K + 2) D, ...]
         return [part.flatten(0, 1) for part in rows.split([rows.size(1) - 2 * size, size, size], dim=1)]
+
+
+class Halves:
+    """One matrix of theirs whose halves of the rows are two of ours."""
+
+    def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        first, second = theirs[0].unflatten(0, (2, -1))
+        return [first, second]
+
+    def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        return [torch.cat(list(ours))]
+
+
+HALVES = Halves()
 
 
 class Rename(NamedTuple):
@@ -181,6 +198,25 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
 
 
 @dataclass(frozen=True)
+class AdamState:
+    """The state of an Adam over a whole model.
+
+    Attributes:
+        moments: of each of `ADAM_MOMENTS`: parameter's name -> tensor of its shape.
+        steps: number of steps taken, the same for all parameters.
+        options: what two parameter groups have besides members, the one with weight decay and the one without.
+    """
+
+    moments: dict[str, dict[str, Tensor]]
+    steps: int
+    options: tuple[dict[str, Any], dict[str, Any]]
+
+    def renamed(self, rename: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> AdamState:
+        """With the names and layouts that `rename` gives to a state dict of the model."""
+        return AdamState({kind: rename(tensors) for kind, tensors in self.moments.items()}, self.steps, self.options)
+
+
+@dataclass(frozen=True)
 class Contents:
     """A model on its way between ftk's checkpoints and files of another form; names and layouts are ours.
 
@@ -192,6 +228,7 @@ class Contents:
         arch: architecture whose options these are.
         num_updates: of the training so far.
         place: the folder with the weights, for messages.
+        adam: the optimizer's state.
         source_files: name -> content of small files (configuration, tokenizer) that lay next to the weights: kept
             with the checkpoint, so that they are written back as they were.
         tokenizer: folder of the one in an ftk checkpoint.
@@ -205,6 +242,7 @@ class Contents:
     arch: str | None = None
     num_updates: int | None = None
     place: Path | None = None
+    adam: AdamState | None = None
     source_files: Mapping[str, bytes] = field(default_factory=dict)
     tokenizer: Path | None = None
     own_tokenizer: Any = None

@@ -18,7 +18,7 @@ from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.feed_forward import FeedForward
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.masks import Visibility
-from ftk.modules.transformer_layer import PostNormLayer, TransformerLayer
+from ftk.modules.transformer_layer import ParallelLayer, PostNormLayer, TransformerLayer
 
 
 class Transformer(Backbone):
@@ -40,7 +40,7 @@ class Transformer(Backbone):
     HEAD_BIAS: ClassVar[bool] = False
     """Whether an output layer of its own has a bias."""
 
-    layer_form: type[TransformerLayer] = TransformerLayer
+    layer_form: type[TransformerLayer] | type[ParallelLayer] = TransformerLayer
     """Class of the layers (`ftk.modules.transformer_layer`)."""
 
     def __init__(self, config: TransformerConfig, position_embedding: nn.Module | None, seed: int | None) -> None:

@@ -17,6 +17,7 @@ from ftk.modules.dropout import dropout
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.masks import Visibility
 from ftk.modules.norms import RMSNorm
+from ftk.registry import ATTENTIONS, register_attention
 
 FLEX_MIN_HEAD_SIZE = 16
 """The smallest D that flex attention takes."""
@@ -206,10 +207,6 @@ class FlexAttention(NamedTuple):
         return _compiled_flex_attention()(query, key, value, block_mask=self.mask, scale=scale, enable_gqa=grouped)
 
 
-SequenceAttention = MaskedAttention | EagerAttention | FlexAttention
-"""An `Attend` for a whole sequence at once."""
-
-
 def sequence_attention(
     form: str,
     visibility: Visibility,
@@ -217,24 +214,43 @@ def sequence_attention(
     device: torch.device,
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float32,
-) -> SequenceAttention:
-    """The `Attend` of a batch; its mask is built here, once for all layers.
+) -> Attend:
+    """The `Attend` of a batch in a registered form; its mask is built here, once for all layers.
 
     Args:
-        form: "sdpa", "eager" or "flex"; see `attention_form` for "auto".
+        form: its name; see `attention_form` for "auto".
         visibility: which tokens see which.
         num_tokens: T.
         device: of the batch.
         dropout: of attention weights, 0 outside training and for "flex".
         dtype: of the scores.
     """
-    if form == "flex":
-        assert dropout == 0.0, "flex attention has no dropout"
-        return FlexAttention(visibility.blocks(num_tokens, device))
+    attend: Attend = ATTENTIONS.get(form).target(visibility, num_tokens, device, dropout, dtype)
+    return attend
+
+
+@register_attention("sdpa")
+def sdpa(
+    visibility: Visibility, num_tokens: int, device: torch.device, dropout: float, dtype: torch.dtype
+) -> MaskedAttention:
     places = torch.arange(num_tokens, device=device)
-    if form == "eager":
-        return EagerAttention(visibility.additive(places, places, dtype), dropout)
     return MaskedAttention(None if visibility.is_causal_alone else visibility.boolean(places, places), dropout)
+
+
+@register_attention("eager")
+def eager(
+    visibility: Visibility, num_tokens: int, device: torch.device, dropout: float, dtype: torch.dtype
+) -> EagerAttention:
+    places = torch.arange(num_tokens, device=device)
+    return EagerAttention(visibility.additive(places, places, dtype), dropout)
+
+
+@register_attention("flex")
+def flex(
+    visibility: Visibility, num_tokens: int, device: torch.device, dropout: float, dtype: torch.dtype
+) -> FlexAttention:
+    assert dropout == 0.0, "flex attention has no dropout"
+    return FlexAttention(visibility.blocks(num_tokens, device))
 
 
 def attention_form(
@@ -252,7 +268,7 @@ def attention_form(
     in bfloat16 and with dropout, as long as the [T, T] weights it keeps for the backward are small.
 
     Args:
-        form: "auto", "sdpa", "flex" or "eager".
+        form: "auto" or the name of a registered form.
         device: of the batch.
         dtype: of the scores.
         num_tokens: T.

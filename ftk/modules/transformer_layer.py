@@ -47,3 +47,46 @@ class PostNormLayer(TransformerLayer):
         """hidden [B, T, H] -> [B, T, H]"""
         hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, attend)))
         return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
+
+
+class SandwichLayer(TransformerLayer):
+    """A norm before and behind attention and the feed-forward network, whose outputs are added (Ding et al. 2021)."""
+
+    NORMS = (*TransformerLayer.NORMS, "attention_output_norm", "feed_forward_output_norm")
+
+    def __init__(
+        self, attention: nn.Module, feed_forward: nn.Module, norm: Callable[[], nn.Module], dropout: float = 0.0
+    ) -> None:
+        super().__init__(attention, feed_forward, norm, dropout)
+        self.attention_output_norm = norm()
+        self.feed_forward_output_norm = norm()
+
+    def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
+        """hidden [B, T, H] -> [B, T, H]"""
+        attended = self.attention(self.attention_norm(hidden), attend)
+        hidden = hidden + self.dropout(self.attention_output_norm(attended))
+        return hidden + self.dropout(self.feed_forward_output_norm(self.feed_forward(self.feed_forward_norm(hidden))))
+
+
+class ParallelLayer(nn.Module):
+    """Parallel residual (Wang and Komatsuzaki 2021): attention and feed-forward network read the same norm, both added.
+
+    Args:
+        attention, feed_forward, norm, dropout: as of `TransformerLayer`.
+    """
+
+    NORMS: ClassVar[tuple[str, ...]] = ("norm",)
+
+    def __init__(
+        self, attention: nn.Module, feed_forward: nn.Module, norm: Callable[[], nn.Module], dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.norm = norm()
+        self.attention = attention
+        self.feed_forward = feed_forward
+        self.dropout = Dropout(dropout)
+
+    def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
+        """hidden [B, T, H] -> [B, T, H]"""
+        normal = self.norm(hidden)
+        return hidden + self.dropout(self.attention(normal, attend)) + self.dropout(self.feed_forward(normal))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,14 +69,7 @@ def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
         optimizer.step()
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float, own: Mapping[str, float] | None = None) -> None:
-    """Give every group its learning rate.
-
-    Args:
-        optimizer: its groups may have `lr_scale`, a factor, and `schedule`, the name of a schedule of their own.
-        lr: the rate of groups without a schedule of their own.
-        own: rates of the groups that have one, by its name (see `ftk.optim.schedules.GroupSchedules`).
-    """
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every group the learning rate `lr`, times its `lr_scale` if it has one."""
     for group in optimizer.param_groups:
-        rate = own[group["schedule"]] if own and group.get("schedule") else lr
-        group["lr"] = rate * group.get("lr_scale", 1.0)
+        group["lr"] = lr * group.get("lr_scale", 1.0)

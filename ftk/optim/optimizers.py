@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftk.errors import UserError
 from ftk.optim.options import Checked, option
 from ftk.registry import register_optimizer
 
 if TYPE_CHECKING:
     import torch
-
-GROUP_FORM = "write 'PATTERN = OPTIMIZER option=value ...'"
-"""How a group of the composite optimizer is written."""
 
 _PENALTY = "L2 penalty added to the gradient; biases and norms are never decayed"
 
@@ -151,47 +147,6 @@ class MuonConfig(AdamWConfig):
     adamw_lr_ratio: float = option(1.0, "the rate of the AdamW part as a multiple of `lr`", "(0, inf)")
 
 
-@dataclass(kw_only=True)
-class CompositeConfig(OptimizerConfig):
-    """Options of the composite optimizer; learning rate and weight decay are those of groups that give none."""
-
-    groups: list[str] = field(
-        metadata={
-            "help": "'PATTERN = OPTIMIZER option=value ... [lr_scheduler=NAME option=value ...]'; a pattern is a "
-            "parameter's or module's name with * and ?, or several with commas; the first group that matches takes a "
-            "parameter",
-            "metavar": "GROUP",
-            "several": True,
-        }
-    )
-
-    @property
-    def state_bytes(self) -> float:
-        """That of the member that keeps most: which parameters each has is not known here."""
-        from ftk.optim.composite import parse_rule
-
-        two_moments = super().state_bytes
-        members = [parse_rule(text, self).optimizer.config for text in self.groups]
-        return max(getattr(member, "state_bytes", two_moments) for member in members)
-
-    def validate(self) -> Iterator[str]:
-        from ftk.optim.composite import parse_rule
-
-        yield from super().validate()
-        if not self.groups:
-            yield f"groups is empty; {GROUP_FORM}"
-        for text in self.groups:
-            try:
-                rule = parse_rule(text, self)
-            except UserError as error:
-                yield f"groups {text!r}: {error}"
-                continue
-            if rule.schedule is None and rule.lr != self.lr and not self.lr > 0.0:
-                yield f"groups {text!r}: a rate that follows the schedule of `lr` needs a `lr` above 0"
-            if rule.weight_decay and not self.weight_decay > 0.0:
-                yield f"groups {text!r}: weight_decay needs a `weight_decay` above 0; it selects what decays"
-
-
 def _register(name: str, config: type, module: str, kind: str) -> None:
     @register_optimizer(name, config=config)
     def build(config: Any, param_groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -206,13 +161,3 @@ _register("lion", LionConfig, "ftk.optim.foreach", "Lion")
 _register("lamb", LambConfig, "ftk.optim.foreach", "Lamb")
 _register("adafactor", AdafactorConfig, "ftk.optim.foreach", "Adafactor")
 _register("muon", MuonConfig, "ftk.optim.muon", "Muon")
-
-
-@register_optimizer("composite", config=CompositeConfig)
-def build_composite(
-    config: CompositeConfig, param_groups: list[dict[str, Any]], all_names: Sequence[str] | None = None
-) -> torch.optim.Optimizer:
-    """`Composite(config, param_groups, all_names)`: see there."""
-    from ftk.optim.composite import Composite
-
-    return Composite(config, param_groups, all_names)

@@ -60,11 +60,6 @@ class ParameterRules:
     multipliers: dict[float, list[str]]
     num_elements: int
 
-    @property
-    def names(self) -> list[str]:
-        """Of all trained parameters."""
-        return [name for group in self.groups for name in group["names"]]
-
     def groups_of(self, model: nn.Module) -> list[dict[str, Any]]:
         """Groups of the parameters that `model` has, as "params", parallel to "names"; none of them is empty."""
         own = _by_name(model)

@@ -99,6 +99,22 @@ class LRScheduler(ABC):
         """Whether after `num_updates` updates the warm-up is over and the rate is `lr` or less."""
         return num_updates >= self.warmup_updates and self.lr(num_updates) <= lr * (1 + 1e-9)
 
+    def observe(self, metric: float, *, num_updates: int | None = None, maximize: bool = False) -> None:  # noqa: B027 (optional)
+        """Called with the metric after each validation; schedules that depend on it store it.
+
+        Args:
+            metric: what ranks checkpoints, `best_metric`.
+            num_updates: updates done before the validation; None if that is not known.
+            maximize: whether larger is better, `maximize_best_metric`.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """The schedule's state for JSON; empty for a pure function of the number of updates."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
+        """Restores what `state_dict` returned."""
+
     def length(self, what: str) -> int:
         """The length of the run, which `what` needs."""
         if self.total_updates is None:
@@ -279,21 +295,63 @@ class OneCycle(Annealing):
         return 1.0 - self.shape(progress)
 
 
-class GroupSchedules:
-    """The schedules of a run: the main one of `lr_scheduler`, and those of parameter groups.
+@dataclass(kw_only=True)
+class ReduceOnPlateauConfig(LRSchedulerConfig):
+    lr_shrink: float = option(0.1, "factor of each drop, in (0, 1)", "(0, 1)")
+    lr_patience: int = option(
+        0, "validations in a row that may be no better before the rate drops", "[0, inf)", unit="validations"
+    )
+    lr_threshold: float = option(1e-4, "by how much a validation must be better to count", "[0, inf)")
+    lr_threshold_mode: str = option(
+        "rel", "the threshold is a share of the best value, or a difference to it", choices=("rel", "abs")
+    )
+    lr_cooldown: int = option(0, "validations after a drop that do not count", "[0, inf)", unit="validations")
 
-    Args:
-        main: the schedule of groups that have none of their own.
-        optimizer: its method `schedules(total_updates)`, if it has one, gives the others, by the name that parameter
-            groups give as `schedule`.
-        total_updates: length of the run where it is known.
+
+@register_lr_scheduler("reduce_on_plateau", config=ReduceOnPlateauConfig)
+class ReduceOnPlateau(LRScheduler):
+    """base_lr * lr_shrink ** (drops until now), the rule of torch's ReduceLROnPlateau.
+
+    Observes `best_metric` after each validation, the larger the better with `maximize_best_metric`.
+    Validations during the warm-up do not count, as in fairseq. Without a validation the rate never drops.
     """
 
-    def __init__(self, main: LRScheduler, optimizer: Any = None, total_updates: int | None = None) -> None:
-        schedules = getattr(optimizer, "schedules", None)
-        self.main, self.own = main, {} if schedules is None else schedules(total_updates)
-        self.lr, self.has_fallen_to = main.lr, main.has_fallen_to
+    drops = 0
+    best: float | None = None
+    validations_without_better = 0
+    cooldown_left = 0
+    _STATE = ("drops", "best", "validations_without_better", "cooldown_left")
 
-    def own_lrs(self, num_updates: int) -> dict[str, float]:
-        """The rates of the groups' own schedules, by name: what `ftk.optim.base.set_lr` takes as `own`."""
-        return {name: schedule.lr(num_updates) for name, schedule in self.own.items()}
+    def decayed(self, num_decayed: int) -> float:
+        return self.base_lr * self.config.lr_shrink**self.drops
+
+    def observe(self, metric: float, *, num_updates: int | None = None, maximize: bool = False) -> None:
+        if num_updates is not None and num_updates < self.warmup_updates:
+            return
+        if self._is_better(metric, maximize):
+            self.best = metric
+            self.validations_without_better = 0
+        else:
+            self.validations_without_better += 1
+        if self.cooldown_left > 0:
+            self.cooldown_left -= 1
+            self.validations_without_better = 0
+        if self.validations_without_better > self.config.lr_patience:
+            self.drops += 1
+            self.cooldown_left = self.config.lr_cooldown
+            self.validations_without_better = 0
+
+    def _is_better(self, metric: float, maximize: bool) -> bool:
+        """Whether `metric` is better than the best until now by the threshold; not a number never is."""
+        if self.best is None:
+            return metric == metric
+        margin = self.config.lr_threshold * (self.best if self.config.lr_threshold_mode == "rel" else 1.0)
+        return metric > self.best + margin if maximize else metric < self.best - margin
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._STATE}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned; another schedule's state, or none, leaves the initial state."""
+        for name in self._STATE:
+            setattr(self, name, state.get(name, getattr(self, name)))

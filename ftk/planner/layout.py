@@ -158,8 +158,9 @@ def _schedule_misfits(layout: Layout, count: int) -> Iterator[Misfit]:
     """As ftk-train would refuse them (`ftk.model_parallel.pipeline.layout.check_pipeline`)."""
     if layout.schedule == "zero-bubble" and layout.checkpointing in NOT_ZERO_BUBBLE:
         yield Misfit(f"zero-bubble with {layout.checkpointing} checkpointing", f"P {layout.pipeline}")
-    if layout.shard > 1 and layout.zero_stage == 2:
-        yield Misfit("ZeRO-2 in a pipeline, which keeps whole gradients until an update ends", f"P {layout.pipeline}")
+    if layout.shard > 1 and (stage := layout.zero_stage) > 1:
+        whole = "whole gradients" if stage == 2 else "whole parameters"
+        yield Misfit(f"ZeRO-{stage} in a pipeline, which keeps {whole} until an update ends", f"P {layout.pipeline}")
     if micro_batches_fit(layout.schedule, layout.num_stages, layout.pipeline, count):
         return
     if layout.schedule == "1f1b":

@@ -157,7 +157,7 @@ def embedding_activations(layout: Layout, shape: ModelShape, work: Workload) -> 
 
 
 def gather_bytes(layout: Layout, work: Workload) -> int:
-    """Of a number of a block's gathered parameter: `gather_dtype` auto on a GPU. What is in no block stays float32, and
+    """Of a number of a block's gathered parameter: `weights` auto on a GPU. What is in no block stays float32, and
     so does all where a schedule goes backward in two passes."""
     return work.value_bytes if work.precision == "bf16" and layout.schedule != "zero-bubble" else MASTER_BYTES
 

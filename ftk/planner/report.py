@@ -19,7 +19,7 @@ NOT_PLANNED = (
     "--cpu-offload",
     "--pipeline-layers",
     "--gradient-compression",
-    "--gather-dtype",
+    "--weights",
     "--reduce-dtype",
     "--prefetch-blocks",
     "--compile",

@@ -106,7 +106,7 @@ def layouts(shape: ModelShape, work: Workload, gpus: int, limits: LimitsConfig) 
         sizes = _given(limits.batch_size, powers_of_two(rest) if divides else [1])
         sequences = _given(limits.sequence_parallel, [False, True] if tensor > 1 else [False])
         if pipeline > 1 and shard * replicate > 1:
-            stages = [2 if limits.zero_stage == 2 and shard > 1 else 1]  # 3 is trained as 1, and 2 refused
+            stages = _given(limits.zero_stage, [1]) if shard > 1 else [1]  # 2 and 3 are refused
         else:
             stages = _given(limits.zero_stage, [1, 2, 3]) if shard > 1 else [3]
         modes = _given(limits.activation_checkpointing, ["none", "selective", "full"])

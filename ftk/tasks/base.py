@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import textwrap
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftk.batch import Batch
 from ftk.config import Chosen
+from ftk.data.batches.collate import Collater
 from ftk.data.corpora.composition import ComposedCorpus
 from ftk.data.corpora.corpus import Corpus
 from ftk.data.corpora.documents import Documents
 from ftk.data.sample_dataset import SampleDataset
 from ftk.errors import UserError
+from ftk.registry import named
+from ftk.tasks.contract import check_corpus, check_documents, load_samples
 from ftk.tokenizers import with_special_tokens
 from ftk.tokenizers.base import Tokenizer
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from ftk.generation.text import TextGenerator
 
 
-class Task(ABC):
+class Task:
     """What is learned, apart from how (criterion, optimizer) and with what (model).
 
     Attributes:
@@ -47,6 +50,7 @@ class Task(ABC):
         self.config = config
         self.corpus = corpus
         self.seed = seed
+        check_corpus(corpus)
         of_corpus = corpus.tokenizer()
         self.tokenizer = self.add_special_tokens(of_corpus)
         self._changes_tokenizer = self.tokenizer is not of_corpus
@@ -72,10 +76,12 @@ class Task(ABC):
         return Path(self._scratch.name)
 
     def load_split(self, split: str) -> SampleDataset:
-        """The samples of a split, e.g. "train"; of several corpora blended, where the corpus is made of several."""
-        if isinstance(self.corpus, ComposedCorpus):
+        """The samples of a split, e.g. "train": those that the corpus has or composes, else of all its documents."""
+        if hasattr(self.corpus, "samples"):
             return self.corpus.samples(split, self.make_samples, self.seed)
-        return self.make_samples(self.corpus.documents(split), self.seed)
+        documents = self.corpus.documents(split)
+        check_documents(documents, self.corpus)
+        return self.make_samples(documents, self.seed)
 
     def make_samples(self, documents: Documents, seed: int) -> SampleDataset:
         """The samples of some documents. A task defines this, or else `load_split`.
@@ -84,18 +90,23 @@ class Task(ABC):
             documents: of one corpus or of one shard of it.
             seed: of all that is random in the samples.
         """
-        raise NotImplementedError(f"{type(self).__name__} defines neither make_samples nor load_split")
+        raise UserError(f"{named(self)} has no 'make_samples'; a task has that, or else 'load_split'")
 
-    @abstractmethod
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
-        """A picklable function from samples to a batch of CPU tensors; the iterator fills in `sample_ids`."""
+        """A picklable function from samples to a batch of CPU tensors; the iterator fills in `sample_ids`.
+
+        Here for samples with `tokens`, `targets` and `loss_mask`, see `Collater`.
+        """
+        return Collater(self.tokenizer.special)
 
     def complete_model_config(self, config: Any) -> Any:
-        """The model's config with what only the task knows (vocabulary size) filled in.
+        """The model's config with its derived fields, which only the task knows; here `vocab_size`, if it has that.
 
         Raises:
             UserError: model and task do not fit each other.
         """
+        if hasattr(config, "vocab_size"):
+            return dataclasses.replace(config, vocab_size=self.tokenizer.padded_vocab_size())
         return config
 
     def build_model(self, chosen: Chosen) -> nn.Module:
@@ -136,7 +147,7 @@ class Task(ABC):
         """
         if page is not None:
             raise UserError(f"`html`: {type(self).__name__} draws no page of its samples; leave it out for text")
-        samples, collater, spelled = self.load_split(split), self.collater(), self.tokenizer.token_text
+        samples, collater, spelled = load_samples(self, split), self.collater(), self.tokenizer.token_text
         lines = []
         for index in range(which["index"], which["index"] + (num_samples or 1)):
             if index >= len(samples):

@@ -33,7 +33,9 @@ def check_positions(model_config: Any, seq_length: int, num_positions: int) -> N
         )
 
 
-def corpus_unigram(task: Task, split: str) -> Unigram:
-    """Token frequencies of a split's documents."""
+def corpus_unigram(task: Task, split: str) -> Unigram | None:
+    """Token frequencies of a split's documents; None where the corpus has samples alone."""
+    if not hasattr(task.corpus, "documents"):
+        return None
     counts = token_counts(task.corpus.documents(split), task.tokenizer.vocab_size)
     return Unigram(counts, task.tokenizer.special.roles.values())

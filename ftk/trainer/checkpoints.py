@@ -182,7 +182,7 @@ class Checkpoints:
         resets, state = collective(self.world, lambda: self._read_state(folder, tokenizer, data, own=own))
         load_model_state(folder, model, check_hashes=not own, world=self.world)
         if state is None:
-            logger.info("loaded only the weights of %s; a new run starts", folder)
+            self._take_moments(folder, model, optimizer)
             return TrainerState()
         if "optimizer" not in resets:
             load_optimizer_state(folder, model, optimizer, check_hashes=not own, world=self.world)
@@ -216,6 +216,15 @@ class Checkpoints:
             processes=self.world.sizes.data,
         )
         return set(resets), state
+
+    def _take_moments(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Load the optimizer's state of a converted checkpoint, if this run's optimizer can use it."""
+        adam = isinstance(optimizer, torch.optim.Adam)  # AdamW is one
+        if (folder / "optimizer").is_dir() and adam and not self.config.reset_optimizer:
+            load_optimizer_state(folder, model, optimizer, world=self.world)
+            logger.info("loaded weights and Adam's moments of %s; a new run starts", folder)
+        else:
+            logger.info("loaded only the weights of %s; a new run starts", folder)
 
     def take_weights(self, model: nn.Module, tokenizer: str | None) -> None:
         """Fill the model of a new run from `finetune_from`, if that is given.

@@ -310,6 +310,11 @@ class TrainConfig:
         if limits == (None, None) and not self.lr_range.lr_range_test:  # which has its own length
             yield "the run has no end; give `max_update` or `max_epoch`"
 
+    @property
+    def compute_type(self) -> str:
+        """In which type matrices are multiplied: fp32, bf16 or fp16."""
+        return "bf16" if self.parallel.weights == "bf16" else self.training.precision
+
 
 def describe_recipe(model: Chosen) -> str | None:
     """The values that a run has from the recipe of its architecture, in a line; None if there are none."""

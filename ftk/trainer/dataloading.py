@@ -15,6 +15,7 @@ from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of
 from ftk.tasks.base import Task
+from ftk.tasks.contract import load_samples
 from ftk.trainer.config import TrainingConfig
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def train_iterator(
     config: DataloaderConfig, common: CommonConfig, task: Task, update_freq: int = 1, *, rank: int = 0, ranks: int = 1
 ) -> EpochBatchIterator:
     """Shuffled batches of the training split, epoch after epoch; those of one of `ranks` data-parallel ranks."""
-    dataset = task.load_split(config.train_subset)
+    dataset = load_samples(task, config.train_subset)
     if config.bucket_window or config.curriculum_updates:
         sizes = dataset.sizes(1)
         if len(sizes) and sizes.min() == sizes.max():
@@ -42,7 +43,7 @@ def valid_iterators(
     config: DataloaderConfig, common: CommonConfig, task: Task, *, rank: int = 0, ranks: int = 1
 ) -> dict[str, EpochBatchIterator]:
     """Name of each validation split -> its batches, in order."""
-    datasets = {split: _first(config, task.load_split(split)) for split in valid_names(config)}
+    datasets = {split: _first(config, load_samples(task, split)) for split in valid_names(config)}
     return {
         split: batch_iterator(config, common, task, dataset, shuffle=False, rank=rank, ranks=ranks)
         for split, dataset in datasets.items()

@@ -16,6 +16,7 @@ from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.world import Sizes
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.tasks.base import Task
+from ftk.tasks.contract import load_samples
 from ftk.trainer.config import TrainConfig, describe_recipe
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE, total_updates
 
@@ -39,7 +40,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     parameter_rules(model, 0.0, config.parameters)  # refuses patterns that match nothing
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    dataset = task.load_split(config.dataloader.train_subset)
+    dataset = load_samples(task, config.dataloader.train_subset)
     lengths = dataset.sizes(1)
     batch = _batch(config, lengths)
     tokens = round(batch * _mean_length(dataset))
@@ -133,7 +134,7 @@ def memory_bytes(config: TrainConfig, trained: int, parameters: int, batch: int,
     shape: Any = config.model.config
     if not all(hasattr(shape, name) for name in ("num_layers", "hidden_size", "vocab_size")):
         return weights, 0
-    value = 4 if config.training.precision == "fp32" else 2
+    value = 4 if config.compute_type == "fp32" else 2
     layers = _values_per_token(config.engine, shape.num_layers) * value * shape.hidden_size * batch * tokens
     loss = int(0.18 * batch * tokens)
     if getattr(config.criterion.config, "loss_form", "plain") in ("auto", "chunked", "linear"):

@@ -14,7 +14,7 @@ from ftk.batch import Batch
 from ftk.config.choice import choice
 from ftk.errors import UserError
 from ftk.model_parallel.world import World
-from ftk.registry import HOOKS
+from ftk.registry import HOOKS, is_plugin
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.log.records import Record
@@ -129,18 +129,14 @@ class Hooks:
             except UserError:
                 raise
             except Exception:
-                if _is_of_plugin(hook):
+                if is_plugin(hook):
                     kind = type(hook)
                     logger.error("the hook %s (%s) failed in %s", kind.__qualname__, kind.__module__, place)
                 raise
 
     def may_add_figures(self) -> bool:
         """Whether a plugin's hook overrides `after_validation`, and so may add figures."""
-        return any(_is_of_plugin(hook) and type(hook).after_validation is not Hook.after_validation for hook in self)
-
-
-def _is_of_plugin(hook: Hook) -> bool:
-    return type(hook).__module__.partition(".")[0] != "ftk"
+        return any(is_plugin(hook) and type(hook).after_validation is not Hook.after_validation for hook in self)
 
 
 def build_hooks(lines: list[str]) -> list[Hook]:

@@ -44,7 +44,7 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
         num_processes = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         num_processes *= (given[0] or 1) * (given[1] or 1)
     sizes = resolve_sizes(parallel, num_processes)
-    _check_offload(config)
+    _check_types(config)
     _check_options_apply(parallel, sizes)
     if sizes.pipeline == sizes.tensor == 1:
         return sizes
@@ -64,18 +64,20 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
     return sizes
 
 
-def _check_offload(config: TrainConfig) -> None:
-    """Refuse options that would mix tensors of the host and of a GPU in the optimizer's step."""
+def _check_types(config: TrainConfig) -> None:
+    """Refuse options that would mix types, or tensors of the host and of a GPU in the optimizer's step."""
+    if config.parallel.weights == "bf16" and config.training.precision == "fp16":
+        raise UserError("`weights` bf16 lose what `precision` fp16 could keep; use `precision` bf16 or fp32")
     if not config.parallel.cpu_offload or resolve_device(config.common.device).type != "cuda":
         return
     if config.training.precision == "fp16":
         raise UserError(
             "`cpu_offload` keeps gradients on the host, but fp16's loss scale is on the GPU; use `precision` bf16"
         )
-    if config.optimizer.name in ("muon", "composite"):
+    if config.optimizer.name == "muon":
         raise UserError(
-            f"`cpu_offload` keeps parameters on the host, but `optimizer` {config.optimizer.name} needs whole ones on "
-            f"the GPU; use `optimizer` adamw"
+            "`cpu_offload` keeps parameters on the host, but `optimizer` muon needs whole ones on the GPU; use "
+            "`optimizer` adamw"
         )
 
 
@@ -85,27 +87,29 @@ def _check_options_apply(parallel: ParallelConfig, sizes: Sizes) -> None:
     Raises:
         UserError: an option is for another kind of parallelism.
     """
-    for_replicas, for_shards = list(_options_for_replicas(parallel)), list(_options_for_shards(parallel))
+    for_replicas = list(_options_for_replicas(parallel))
+    for_shards = [] if parallel.needs_fsdp else list(_options_for_shards(parallel))
     if sizes.world == 1:
         if given := [*for_replicas, *for_shards]:
             logger.warning("%s: for several processes (torchrun); no effect on one process", ", ".join(given))
         return
-    copies = sizes.replicate == sizes.world and not parallel.cpu_offload
+    copies = sizes.replicate == sizes.world and not parallel.needs_fsdp
     mesh = " x ".join(f"{name} {size}" for name, size in sizes._asdict().items() if size > 1)
     if for_replicas and not copies:
         raise UserError(
             f"{for_replicas[0]} is for replicas of the whole model, but the mesh is {mesh}; leave it out, or give "
             f"`data_parallel_replicate_size` {sizes.world}"
         )
-    if for_shards and (copies or (sizes.data == 1 and not parallel.cpu_offload)):
+    if for_shards and (copies or sizes.data == 1):
         raise UserError(
             f"{for_shards[0]} is for sharded parameters, but the mesh is {mesh}; leave it out, or "
             f"give `data_parallel_shard_size`"
         )
-    if sizes.pipeline > 1 and sizes.shard > 1 and parallel.zero_stage != 1:
-        if parallel.zero_stage == 2:
-            raise UserError("`zero_stage` 2: a pipeline keeps whole gradients until an update ends; use `zero_stage` 1")
-        logger.info("in a pipeline only the optimizer's state stays sharded during an update, as with `zero_stage` 1")
+    if sizes.pipeline > 1 and (sizes.shard > 1 or parallel.needs_fsdp) and (stage := parallel.zero_stage or 1) > 1:
+        whole = "gradients" if stage == 2 else "parameters"
+        raise UserError(
+            f"`zero_stage` {stage}: a pipeline keeps whole {whole} until an update ends; use `zero_stage` 1"
+        )
 
 
 def _options_for_replicas(parallel: ParallelConfig) -> Iterator[str]:
@@ -117,8 +121,10 @@ def _options_for_replicas(parallel: ParallelConfig) -> Iterator[str]:
 
 def _options_for_shards(parallel: ParallelConfig) -> Iterator[str]:
     usual = ParallelConfig()
-    for name in ("zero_stage", "gather_dtype", "reduce_dtype", "prefetch_blocks"):
-        if (value := getattr(parallel, name)) != getattr(usual, name):
+    for name in ("zero_stage", "weights", "reduce_dtype", "prefetch_blocks"):
+        value = getattr(parallel, name)
+        # Configurations that ftk has written name stage 3, its former default, whatever the mesh.
+        if value != getattr(usual, name) and (name, value) != ("zero_stage", 3):
             yield f"`{name}` {value}"
 
 

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from ftk.checkpoint import extra_tensor_names, load_extra_tensors, read_config
-from ftk.config import Chosen
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.data.sample_dataset import lengths_of
 from ftk.errors import UserError, counted
+from ftk.model_parallel.data_parallel import uses_shares
 from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, resolve_device
 from ftk.optim.ema import EMA
-from ftk.optim.parameter_groups import ParameterRules, apply_freeze, parameter_rules
-from ftk.optim.schedules import GroupSchedules
+from ftk.optim.parameter_groups import apply_freeze, parameter_rules
+from ftk.optim.schedules import LRScheduler
 from ftk.tasks.base import Task
+from ftk.tasks.contract import check_parts, complete_model_config
 from ftk.trainer import dataloading
 from ftk.trainer.checkpoints import Checkpoints
 from ftk.trainer.config import TrainConfig, describe_recipe
@@ -77,7 +76,7 @@ class Run:
     task: Task
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    schedule: GroupSchedules
+    schedule: LRScheduler
     update: Update
     ema: EMA | None
     train_iterator: EpochBatchIterator
@@ -101,11 +100,11 @@ class Run:
         if num_updates > 0:
             logger.info("continuing after %s, in epoch %d", counted(num_updates, "update"), self.train_iterator.epoch)
         length = f"up to {counted(total, 'update')}" if total else "no limit of updates"
-        precision = self.config.training.precision
+        precision = self.config.compute_type
         logger.info("training %s parameters on %s in %s", f"{self.num_trained:,}", self.device, precision)
         if (recipe := describe_recipe(self.config.model)) is not None:
             logger.info("%s", recipe)
-        if self.world.sizes.world > 1:
+        if self.world.mesh is not None:
             logger.info("%s", self.world.sizes.describe(self.config.parallel))
         *others, last = self.updates_per_epoch  # of each shard
         per_epoch = ", ".join([*map(str, others), counted(last, "update")])
@@ -124,7 +123,7 @@ def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
     """
     config = with_recipe_of_run(config)
     task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
-    model = dataclasses.replace(config.model, config=task.complete_model_config(config.model.config))
+    model = dataclasses.replace(config.model, config=complete_model_config(task, config.model))
     return dataclasses.replace(config, model=model), task
 
 
@@ -168,12 +167,15 @@ def build_run(
     checkpoints = Checkpoints(config, task.tokenizer_folder, world=world)
     try:
         found = checkpoints.find()
+        are_registered = model is None and criterion is None
         if model is None:
             prepare_process(config.engine)
             torch.manual_seed(config.common.seed)
             model = build_model(config, task, world)
         apply_freeze(model, config.parameters)
         criterion = config.criterion.build() if criterion is None else criterion
+        if are_registered:
+            check_parts(task, train_iterator.dataset, model, criterion)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
@@ -181,8 +183,7 @@ def build_run(
         rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
         # Initial values are needed only if no checkpoint overwrites them.
         runner, model = spread(config, model, criterion, world, fill=found is None)
-        optimizer = build_optimizer(config.optimizer, rules, model)
-        schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=total_updates)
+        optimizer = config.optimizer.build(param_groups=rules.groups_of(model))
         update = Update(
             config,
             model,
@@ -199,7 +200,7 @@ def build_run(
             task=task,
             model=model,
             optimizer=optimizer,
-            schedule=GroupSchedules(schedule, optimizer, total_updates),
+            schedule=config.lr_scheduler.build(base_lr=options.lr, total_updates=total_updates),
             update=update,
             ema=None,
             train_iterator=train_iterator,
@@ -226,11 +227,11 @@ def build_run(
 
 
 def build_model(config: TrainConfig, task: Task, world: World) -> nn.Module:
-    """The whole model with its initial values; on the meta device if several ranks will each hold a part of it.
+    """The whole model with its initial values; on the meta device if this rank will not hold all of it on its device.
 
     A model without `initial_value`, which draws values by name, is always built with its values.
     """
-    if world.size > 1 and world.sizes.replicate < world.size:
+    if uses_shares(world, config.parallel) or world.sizes.replicate < world.size:
         with torch.device("meta"):
             model = task.build_model(config.model)
         if hasattr(model, "initial_value"):
@@ -277,21 +278,6 @@ def spread(
         parallelized.module, world.device, precision, several=world.size > 1, finishers=parallelized.finishers
     )
     return runner, model
-
-
-def build_optimizer(chosen: Chosen, rules: ParameterRules, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer for this rank's part of a model.
-
-    Args:
-        chosen: the optimizer; if its `__init__` has a parameter `all_names`, it gets the names of all trained
-            parameters on all ranks.
-        rules: of the whole model.
-        model: this rank's part of it.
-    """
-    target: Any = chosen.entry.target
-    known = inspect.signature(target).parameters
-    more = {"all_names": rules.names} if "all_names" in known else {}
-    return chosen.build(param_groups=rules.groups_of(model), **more)
 
 
 def _hooks(config: TrainConfig, task: Task, update: Update) -> Hooks:
@@ -347,6 +333,8 @@ def _load(run: Run, folder: Path | None) -> None:
         # Parts of the state that were reset are empty.
         if state.iterator:
             run.train_iterator.load_state_dict(state.iterator)
+        if state.lr_scheduler:
+            run.schedule.load_state_dict(state.lr_scheduler)
         if run.update.scaler is not None and state.loss_scale:
             run.update.scaler.load_state_dict(state.loss_scale)
     state.validation_pending = state.validation_pending and bool(run.valid_iterators)

@@ -32,6 +32,7 @@ class TrainerState:
         scores: checkpoint's name -> its validation metric.
         seconds: training time of the run, restarts included.
         figures: sums since the last training record, and skipped updates.
+        lr_scheduler: state of the schedule.
         loss_scale: state of the loss scaler, empty without one.
         seed: of the run, for the record.
         tokenizer: fingerprint of the tokenizer with which the run was started.
@@ -47,6 +48,7 @@ class TrainerState:
     scores: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     figures: dict[str, Any] = field(default_factory=dict)
+    lr_scheduler: dict[str, Any] = field(default_factory=dict)
     loss_scale: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     tokenizer: str | None = None
@@ -54,7 +56,9 @@ class TrainerState:
     data_processes: int = 1
 
     def reset(self, what: set[str]) -> None:
-        """Empty parts of the state: "dataloader", "meters", or "scores" of another run."""
+        """Empty parts of the state: "lr_scheduler", "dataloader", "meters", or "scores" of another run."""
+        if "lr_scheduler" in what:
+            self.lr_scheduler = {}
         if "dataloader" in what:
             self.iterator = {}
         if "meters" in what or "scores" in what:
@@ -99,14 +103,10 @@ class TrainerState:
             BrokenCheckpoint: a field is unknown or missing, as in checkpoints of other versions of ftk.
         """
         names = {f.name for f in dataclasses.fields(cls)}
-        values = {name: value for name, value in values.items() if name != "lr_scheduler"}  # once state of schedules
         if set(values) != names:
             odd = ", ".join(sorted(set(values) ^ names))
             raise BrokenCheckpoint(f"{where}: trainer.json is of another version of ftk (fields that differ: {odd})")
-        if values["num_updates"] is None:
+        best = values["best"]
+        if values["num_updates"] is None or (best is not None and "num_updates" not in best):
             raise BrokenCheckpoint(f"{where}: trainer.json has no number of updates")
-        try:
-            best = Best(**values["best"]) if values["best"] is not None else None
-        except TypeError as error:
-            raise BrokenCheckpoint(f"{where}: trainer.json has another best validation than ftk writes") from error
-        return cls(**{**values, "best": best})
+        return cls(**{**values, "best": Best(**best) if best is not None else None})

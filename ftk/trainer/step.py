@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -107,7 +107,7 @@ class Update:
                 self.scaler.unscale(self.parameters)
             multiply_gradients(self.multipliers)
 
-    def apply(self, sums: Sums, lr: float, own_lrs: Mapping[str, float] | None = None) -> Tensor:
+    def apply(self, sums: Sums, lr: float) -> Tensor:
         """Take the optimizer's step, unless loss or gradient is infinite or not a number.
 
         A skipped update leaves parameters and optimizer as they were.
@@ -115,7 +115,6 @@ class Update:
         Args:
             sums: from `runner.forward_backward`; the norm of the gradients and the share of clipped updates are added.
             lr: learning rate.
-            own_lrs: learning rates of the groups that have their own schedule, by the schedule's name.
 
         Returns:
             Whether the update was skipped, 0-d bool.
@@ -128,7 +127,7 @@ class Update:
             seen = [norm] if self.world.size > 1 else [sums["loss"][0].to(norm.device), norm]
             skip = is_non_finite(*seen)
             self.global_gradients.clip(clip_norm, norm)
-            set_lr(self.optimizer, lr, own_lrs)
+            set_lr(self.optimizer, lr)
             step_unless(self.optimizer, skip)
             if self.scaler is not None:
                 self.scaler.update(skip)

@@ -188,7 +188,7 @@ class Trainer:
         """
         run, state, update, hooks = self.run, self.state, self.run.update, self.run.hooks
         counts = self.coordinator.before_update(update.count(micro_batches))
-        if run.world.size > 1 and self._stop_agreed() is not None:
+        if run.world.mesh is not None and self._stop_agreed() is not None:
             return
         hooks.call("before_step", self.info, micro_batches)
         with update.gradients(state.num_updates, counts) as scale:
@@ -199,7 +199,7 @@ class Trainer:
         )
         hooks.call("after_backward", self.info)
         self._in_step = True
-        skip = update.apply(sums, lr, run.schedule.own_lrs(state.num_updates))
+        skip = update.apply(sums, lr)
         if run.ema is not None:
             run.ema.update(state.num_updates + 1, skip)
         self.figures.add(sums, skip=skip, num_tokens=counts.num_tokens, num_targets=counts.num_targets)
@@ -326,13 +326,15 @@ class Trainer:
         )
 
     def _rank(self, figures: Record) -> bool:
-        """Use a validation for the best checkpoint and patience. Returns whether it is the best."""
+        """Use a validation for the best checkpoint, patience and the schedule. Returns whether it is the best."""
         options = self.run.config.checkpoint
         metric = options.best_metric
         if metric not in figures:
             known = ", ".join(figures)
             raise UserError(f"`best_metric` {metric} is not one of the validation's figures: {known}")
-        return self.state.rank(metric, figures[metric], options.maximize_best_metric)
+        maximize = options.maximize_best_metric
+        self.run.schedule.observe(figures[metric], num_updates=self.state.num_updates, maximize=maximize)
+        return self.state.rank(metric, figures[metric], maximize)
 
     def _log(self) -> None:
         """Write the record of the updates since the last one; only here the host waits for the device."""
@@ -370,6 +372,7 @@ class Trainer:
         run, state, scaler = self.run, self.state, self.run.update.scaler
         state.figures = self.figures.state_dict()
         state.seconds = run.stopwatch.seconds()
+        state.lr_scheduler = run.schedule.state_dict()
         state.loss_scale = scaler.state_dict() if scaler is not None else {}
         run.hooks.call("before_checkpoint", self.info)
         extra = {"ema": run.ema.state_dict()} if run.ema is not None else None

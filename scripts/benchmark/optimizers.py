@@ -24,7 +24,7 @@ from ftk.optim.joined import JoinedOptimizer
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.registry import OPTIMIZERS
 
-OPTIONS = {"sgd": {"momentum": 0.9}, "composite": {"groups": ["layers.*.weight = lion", "* = adamw"]}}
+OPTIONS = {"sgd": {"momentum": 0.9}}
 
 
 def main() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,9 @@ from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.engine import engine_for
 from ftk.generation.engine.request import Request
-from ftk.models import build_model
+from ftk.models import build_model, model_config
 from ftk.models.conversion import LazyTensors, renamed
+from ftk.modules.norms import RMSNorm
 from ftk.registry import HF_MODELS
 from ftk_cli.checkpoint import main
 from tests.held import Held
@@ -35,11 +38,23 @@ from tests.held import Held
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
 
+GPT = {
+    "n_layer": 2,
+    "n_embd": 32,
+    "n_head": 4,
+    "vocab_size": 99,
+    "n_positions": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
 def gpt2() -> Any:
-    config = transformers.GPT2Config(
-        n_layer=2, n_embd=32, n_head=4, vocab_size=99, n_positions=64, bos_token_id=0, eos_token_id=0
-    )
-    return transformers.GPT2LMHeadModel(config)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT))
+
+
+def gptj() -> Any:
+    return transformers.GPTJForCausalLM(transformers.GPTJConfig(**GPT, rotary_dim=6, n_inner=48))
 
 
 SMALL = {
@@ -103,7 +118,10 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "bert": encoder("Bert", pad_token_id=0),
+    "glm4": decoder("Glm", head_dim=8, pad_token_id=None),
+    "glm4_0414": decoder("Glm4", head_dim=12, attention_bias=False, pad_token_id=None),
     "gpt2": gpt2,
+    "gptj": gptj,
     "llama": decoder("Llama"),
     "llama tied, biases, llama3": decoder(
         "Llama", tie_word_embeddings=True, attention_bias=True, rope_parameters=LLAMA3
@@ -248,10 +266,11 @@ def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def with_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    first = max(tensors.values(), key=lambda tensor: tensor.dim() > 1 and tensor.size(0) == 99)
-    head = "cls.predictions.decoder.weight" if "cls.predictions.bias" in tensors else "lm_head.weight"
-    head = "lm_head.decoder.weight" if "lm_head.bias" in tensors else head
-    return {**tensors, head: first.clone()}
+    """With the copy of the embedding, where there is no output layer."""
+    embedding = max(tensors.values(), key=lambda tensor: tensor.dim() > 1 and tensor.size(0) == 99)
+    head = "lm_head.decoder.weight" if "lm_head.dense.weight" in tensors else "lm_head.weight"
+    head = "cls.predictions.decoder.weight" if "cls.predictions.bias" in tensors else head
+    return {head: embedding.clone(), **tensors}
 
 
 def in_half(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -400,9 +419,18 @@ OWN_MISTAKES = [
     ("gpt2", edited(n_layer="many"), "num_layers is 'many'"),
     ("gpt2", edited(n_layer=10**4), "far larger than its tensors"),
     ("gpt2", with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight differs from"),
+    (
+        "glm4",
+        edited(rope_parameters=ROPE | {"partial_rotary_factor": 0.4}),
+        "3 of the 8 dimensions of a head are rotated",
+    ),
+    ("glm4", edited(rope_parameters=ROPE | {"partial_rotary_factor": 2.0}), "rotary_share is 2.0"),
+    ("llama", edited(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; ftk's model has 1.0"),
+    ("gptj", edited(rotary_dim=7), "rotary_dim is 7; it must be even and from 2 to the size of a head, 8"),
+    ("gptj", edited(tie_word_embeddings=True), "tie_word_embeddings is True; ftk's model has False"),
     ("llama", edited(hidden_act="gelu"), "hidden_act is 'gelu'; ftk's model has 'silu'"),
     ("llama", edited(num_key_value_heads=3), "num_kv_heads is 3; it must divide num_attention_heads 4"),
-    ("llama", edited(head_dim=7), "the size of a head is 7; rotary positions need an even one"),
+    ("llama", edited(head_dim=7), "7 of the 7 dimensions of a head are rotated; rotary positions need an even number"),
     ("llama", edited(tie_word_embeddings=True), "lm_head.weight differs from"),
     ("llama", edited(rope_parameters=ROPE | {"rope_type": "longrope"}), "rope_type is 'longrope'; ftk's models have"),
     ("llama", edited(rope_parameters=ROPE | {"surprise": 1}), "surprise of the rope type default is not known here"),
@@ -492,10 +520,73 @@ def tampered(ours: Path, folder: Path, name: str, content: bytes) -> None:
 def test_the_command_there_and_back(published, tmp_path, capfd) -> None:
     ours, back = str(tmp_path / "ours"), str(tmp_path / "back")
     assert main(["convert", "--from", "hf", str(published), ours]) == 0
+    assert "it has no tokenizer and cannot read text" in capfd.readouterr().out
     assert main(["convert", "--to", "hf", ours, back]) == 0
     assert contents(Path(back)) == contents(published)
     assert main(["inspect", str(published)]) == 2
     assert f"ftk-checkpoint convert --from hf {published} DST" in capfd.readouterr().err
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, [])).save(str(Path(back) / "tokenizer.json"))
+    assert main(["convert", "--from", "hf", back, ours, "--overwrite"]) == 0
+    assert capfd.readouterr().out == f"wrote {ours}\n"
+
+
+# Written as in the files of the hub, of several releases of `transformers`; ends and dtypes are left out.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "opt_350m": {
+        **{"_remove_final_layer_norm": False, "activation_dropout": 0.0, "activation_function": "relu"},
+        **{"attention_dropout": 0.0, "do_layer_norm_before": False, "dropout": 0.1, "enable_bias": True},
+        **{"ffn_dim": 4096, "hidden_size": 1024, "init_std": 0.02, "layer_norm_elementwise_affine": True},
+        **{"layerdrop": 0.0, "max_position_embeddings": 2048, "model_type": "opt", "num_attention_heads": 16},
+        **{"num_hidden_layers": 24, "pad_token_id": 1, "prefix": "</s>", "use_cache": True, "vocab_size": 50272},
+        "word_embed_proj_dim": 512,
+    },
+    "gptj_6b": {
+        **{"activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0, "gradient_checkpointing": False},
+        **{"initializer_range": 0.02, "layer_norm_epsilon": 1e-5, "model_type": "gptj", "n_embd": 4096, "n_head": 16},
+        **{"n_inner": None, "n_layer": 28, "n_positions": 2048, "resid_pdrop": 0.0, "rotary": True, "rotary_dim": 64},
+        **{"scale_attn_weights": True, "summary_activation": None, "summary_first_dropout": 0.1},
+        **{"summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True},
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50, "temperature": 1.0}},
+        **{"tie_word_embeddings": False, "tokenizer_class": "GPT2Tokenizer", "use_cache": True, "vocab_size": 50400},
+    },
+    "glm4_9b": {
+        **{"architectures": ["GlmForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "head_dim": 128},
+        **{"hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 13696},
+        **{"max_position_embeddings": 8192, "model_type": "glm", "num_attention_heads": 32, "num_hidden_layers": 40},
+        **{"num_key_value_heads": 2, "pad_token_id": 151329, "rms_norm_eps": 1.5625e-07, "rope_theta": 10000.0},
+        **{"tie_word_embeddings": False, "use_cache": True, "vocab_size": 151552},
+    },
+    "glm4_0414_9b": {
+        **{"architectures": ["Glm4ForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "head_dim": 128},
+        **{"hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 13696},
+        **{"max_position_embeddings": 32768, "model_type": "glm4", "num_attention_heads": 32, "num_hidden_layers": 40},
+        **{"num_key_value_heads": 2, "pad_token_id": 151329, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05},
+        **{"rope_theta": 10000.0, "tie_word_embeddings": False, "use_cache": True, "vocab_size": 151552},
+    },
+}
+
+
+@pytest.mark.parametrize("arch", PUBLISHED)
+def test_a_published_config_is_that_of_its_preset(arch) -> None:
+    theirs = PUBLISHED[arch]
+    (converter,) = [each for name in HF_MODELS if (each := HF_MODELS.get(name).target()).matches(theirs)]
+    found, preset = converter.config_from(theirs), model_config(arch)[1]
+    assert type(found) is type(preset)
+    widths = ("kv_heads", "head_size", "inner_size", "embedding_size")
+    given = [field.name for field in fields(found) if field.name not in ("ffn_hidden_size", "word_embedding_size")]
+    for name in (*widths, *given):
+        assert getattr(found, name) == getattr(preset, name), name
+
+
+@pytest.mark.parametrize(("module", "name"), [("llama", "LlamaRMSNorm"), ("glm4", "Glm4RMSNorm")])
+def test_norms_in_bfloat16_are_those_of_transformers_bit_for_bit(module, name) -> None:
+    theirs = getattr(importlib.import_module(f"transformers.models.{module}.modeling_{module}"), name)(64, eps=1e-5)
+    ours = RMSNorm(64, eps=1e-5)
+    with torch.no_grad():
+        theirs.weight.normal_()
+        ours.weight.copy_(theirs.weight)
+    hidden = 3 * torch.randn(50, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
+    assert torch.equal(ours.bfloat16()(hidden), theirs.bfloat16()(hidden))
 
 
 OLD_SPELLINGS = {

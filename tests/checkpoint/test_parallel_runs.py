@@ -19,6 +19,7 @@ from tests.distributed import run_jobs
 from tests.trainer.parallel_jobs import run_all, samples_per_epoch
 
 from .test_convert import HEADS, convert_from_original, cut_as_megatron_does, original_state, write_original
+from .test_convert_optimizer import adam_of
 
 TOLERANCE = 1e-5
 FLAGS = (
@@ -32,19 +33,30 @@ P2 = f"{ONE} --pipeline-parallel-size 2"
 S2 = "--data-parallel-shard-size 2"
 T2_P2 = f"{T2} --pipeline-parallel-size 2"
 
-TAKE = "--batch-size 8 --max-update 3 --finetune-from"
+TAKE = {
+    "restored": "--batch-size 8 --max-update 3 --restore-from",
+    "finetuned": "--batch-size 8 --max-update 3 --finetune-from",
+}
 
 
 @pytest.fixture(scope="module")
 def original(data_bin, tmp_path_factory) -> Path:
-    """An original checkpoint in four parts as an ftk checkpoint: the golden weights, which have
+    """An original checkpoint in four parts, with Adam's moments, as an ftk checkpoint: the golden weights, which have
     128 tokens, again and again, until the vocabulary of the data is full."""
     folder = tmp_path_factory.mktemp("original")
     state = original_state()
     rows = load_tokenizer(data_bin).padded_vocab_size(128)
     words = state["word_embeddings.weight"]
     state["word_embeddings.weight"] = words.repeat(-(-rows // len(words)), 1)[:rows].clone()
-    parts = [{"module": part, "iteration": 7} for part in cut_as_megatron_does(state, 4)]
+    moments = {
+        "exp_avg": {name: 0.01 * value for name, value in state.items()},
+        "exp_avg_sq": {name: value.square() + 1e-3 for name, value in state.items()},
+    }
+    cut = {kind: cut_as_megatron_does(tensors, 4) for kind, tensors in moments.items()}
+    parts = [
+        {"module": part, "iteration": 7, "optimizer": adam_of(part, {kind: cut[kind][rank] for kind in cut}, 12)}
+        for rank, part in enumerate(cut_as_megatron_does(state, 4))
+    ]
     assert len(parts) == 4
     return convert_from_original(write_original(folder / "theirs", parts), folder / "ours", num_attention_heads=HEADS)
 
@@ -65,11 +77,11 @@ def runs(data_bin, original, tmp_path_factory, command) -> dict[str, Any]:
     batch_size = math.ceil(samples / 10)  # an epoch is five updates of two batches
     chain = f"--ema-decay 0.9 --batch-size {batch_size} --max-update"
 
-    def taken(name: str, flags: str) -> tuple[str, str]:
-        return f"taken {name}", f"{flags} {TAKE} {original}"
+    def taken(name: str, flags: str) -> list[tuple[str, str]]:
+        return [(f"{kind} {name}", f"{flags} {how} {original}") for kind, how in TAKE.items()]
 
-    start(2, [("chain", f"{T2} {chain} 2"), taken("T2", T2), taken("P2", P2)])
-    start(1, [("undisturbed", f"{ONE} {chain} 8"), ("chain", f"{ONE} {chain} 4"), taken("one", ONE)])
+    start(2, [("chain", f"{T2} {chain} 2"), *taken("T2", T2), *taken("P2", P2)])
+    start(1, [("undisturbed", f"{ONE} {chain} 8"), ("chain", f"{ONE} {chain} 4"), *taken("one", ONE)])
     start(2, [("chain", f"{S2} {chain} 6")])
     start(4, [("chain", f"{T2_P2} {chain} 8")])
     return {"folder": folder}
@@ -114,7 +126,17 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         assert (found[name] - tensor).abs().max() <= 1e-3 * tensor.abs().max(), name
 
 
+@pytest.mark.parametrize("kind", TAKE)
 @pytest.mark.parametrize("name", ["T2", "P2"])
-def test_an_original_checkpoint_in_four_parts_is_taken_into_any_arrangement(runs, name):
-    expected = records_of(runs["folder"] / "taken one", "train")
-    assert_same_records(records_of(runs["folder"] / f"taken {name}", "train"), expected)
+def test_an_original_checkpoint_in_four_parts_is_taken_into_any_arrangement(runs, kind, name):
+    expected = records_of(runs["folder"] / f"{kind} one", "train")
+    assert_same_records(records_of(runs["folder"] / f"{kind} {name}", "train"), expected)
+
+
+def test_the_original_gives_weights_and_moments(runs):
+    own, *others = (
+        records_of(runs["folder"] / name, "train") for name in ("undisturbed", "restored one", "finetuned one")
+    )
+    restored, finetuned = others
+    assert restored[0]["loss"] == finetuned[0]["loss"] != pytest.approx(own[0]["loss"], rel=1e-3)
+    assert restored[2]["loss"] != pytest.approx(finetuned[2]["loss"], rel=1e-4)

@@ -158,11 +158,11 @@ def test_where_memory_is_not_the_matter_it_is_not_blamed(plan):
     [
         (("--gpus", 8), "ftk-plan: --arch is missing; there are: glm_10b"),
         (("--arch", "glm_tiny"), "ftk-plan: --global-batch-size is missing: samples of an update"),
-        ((*SMALL, "--gpus", 12), "ftk-plan: --gpus: gpus is 12; more than one node must be whole nodes of 8"),
+        ((*SMALL, "--gpus", 12), "ftk-plan: --gpus is 12; more than one node must be whole nodes of 8"),
         ((*SMALL, "--seq-length", 600), "ftk-plan: --seq-length 600 is more than the 512 positions of the model"),
         ((*SMALL, "--cluster", "v100-32g"), "ftk-plan: precision is bf16, which v100-32g does not compute in"),
         ((*SMALL, "--cluster", "h100"), "ftk-plan: --cluster is 'h100'; it must be one of v100-16g, v100-32g"),
-        ((*SMALL, "--num-layers", 0), "ftk-plan: --num-layers: num_layers is 0; it must be at least 1"),
+        ((*SMALL, "--num-layers", 0), "ftk-plan: --num-layers is 0; it must be at least 1"),
         (
             (*SMALL, "--gpus", 8, "--tensor-parallel-size", 3),
             "ftk-plan: --tensor-parallel-size 3 does not divide the number of GPUs, 8; give sizes that do",

@@ -178,7 +178,7 @@ def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, plac
         (["--color", "red"], "color"),
         (["--alternatives", "-1"], "alternatives is -1"),
         (["--alternatives", "2", "--score-reference"], "does not use --batch-size, --max-len, --alternatives; leave"),
-        (["--color", "always", "--output-format", "json"], "--color: color is always; it goes with text lines"),
+        (["--color", "always", "--output-format", "json"], "--color is always; it goes with text lines"),
     ],
 )
 def test_options_that_do_not_fit(ask, arguments, message):

@@ -174,7 +174,7 @@ def test_types_come_from_the_dataclass():
         (["d", "--steps"], "expected one argument"),
         (["d", "e"], "unexpected argument 'e'"),
         (["d", "--part", "cube"], "unknown part 'cube'; .*there are: ball, box, cone"),
-        (["d", "--steps", "0"], "^--steps: steps is 0; it must be at least 1$"),
+        (["d", "--steps", "0"], "^--steps is 0; it must be at least 1$"),
         ([], "^DATA is missing: folder$"),
         (["d", "--config", "/nowhere.yaml"], "cannot read the configuration /nowhere.yaml: No such file"),
     ],
@@ -189,7 +189,7 @@ def test_a_value_from_a_file_is_named_with_its_key(tmp_path):
     file.write_text("plain:\n  steps: 0\n")
     with pytest.raises(UserError, match=r"^plain\.steps is 0; it must be at least 1$"):
         run("d", "--config", str(file))
-    with pytest.raises(UserError, match=r"^--steps: steps is -1; it must be at least 1$"):
+    with pytest.raises(UserError, match=r"^--steps is -1; it must be at least 1$"):
         run("d", "--config", str(file), "--steps", "-1")
 
 

@@ -295,12 +295,15 @@ SAYS_MORE = {
     "dataloader.batch_size",
     "parallel.data_parallel_shard_size",
     "parallel.zero_stage",  # checked by `validate`: shards may be what the other sizes leave
-    "parallel.gather_dtype",
+    "parallel.weights",
     "lr_scheduler.warmup_ratio",
     "lr_scheduler.min_lr_ratio",
     "lr_scheduler.decay_rate",
     "lr_scheduler.div_factor",
     "lr_scheduler.final_div_factor",
+    "lr_scheduler.step_updates",
+    "lr_scheduler.milestones",
+    "lr_scheduler.final_lr_scale",
     "lr_scheduler.decay_updates",
     "form.copy_gmask_row",
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,10 @@ from ftk.config.compose import recipe_file
 from ftk.config.hydra import compose_file, recipe_folder
 from ftk.errors import UserError
 from ftk.registry import ARCHITECTURES
+from ftk.tasks.glm_blank.samples.dataset import check_command_tokens
+from ftk.tokenizers import with_special_tokens
 from ftk.trainer.config import TrainConfig
+from ftk_cli.preprocess import DESCRIPTION, PreprocessConfig, tokenizer_of
 
 RECIPES = sorted(path.stem for path in recipe_folder().glob("*.yaml"))
 
@@ -49,6 +55,41 @@ def test_a_recipe_composes_alike_by_flag_and_by_hydra(name):
     tree = compose_file(TrainConfig, recipe_folder() / f"{name}.yaml", ["dataset.data=data"])
     assert dump(by_flag) == dump(build(TrainConfig, tree))
     assert by_flag.model.arch == ("glm_tiny" if name == "quickstart" else name)
+
+
+def preprocessing(name: str) -> list[str]:
+    """The arguments of the ftk-preprocess command that the comment at the head of a recipe shows."""
+    text = (recipe_folder() / f"{name}.yaml").read_text()
+    commands = re.findall(r"^# Data: ftk-preprocess ((?:.*\\\n# +)*.*)$", text.partition("defaults:")[0], re.MULTILINE)
+    assert len(commands) == 1, f"{name}: a recipe shows the one command that makes its data"
+    return shlex.split(commands[0].replace("\\\n#", " "))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_shows_the_command_that_makes_its_data(name):
+    arguments = preprocessing(name)
+    trains = ["--tokenizer-path="] if "--vocab-size" in arguments else []
+    config: Any = compose(PreprocessConfig, "ftk-preprocess", DESCRIPTION, [*arguments, *trains])
+    assert str(config.output.destdir) == "data-bin"
+
+
+VOCABULARIES = {
+    "vocab.txt": "bert-base-uncased-vocab.txt",
+    "gpt2": "",
+    "roberta": "",  # whose layout of command tokens GPT-2's stands in for
+    "cog-pretrain.model": "cog-pretrain.model",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if "--vocab-size" not in preprocessing(name)])
+def test_the_data_of_a_recipe_has_the_command_tokens_of_its_objectives(name, test_data):
+    arguments = preprocessing(name)
+    place = arguments.index("--tokenizer-path") + 1
+    arguments[place] = str(test_data / "tokenizers" / VOCABULARIES[arguments[place]])
+    config: Any = compose(PreprocessConfig, "ftk-preprocess", DESCRIPTION, arguments)
+    tokenizer = tokenizer_of(config.tokenizer, config.special_tokens, arguments)
+    task = compose(TrainConfig, "ftk-train", "", ["data", "--config", name]).task.config
+    check_command_tokens(with_special_tokens(tokenizer, "glm"), task)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))

@@ -294,6 +294,21 @@ def test_a_user_error_in_a_sample_arrives_as_it_is(num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kept", [0, 1, 5000, 199_990])
+def test_a_file_that_becomes_shorter_under_a_run_is_one_error_in_words(tmp_path, num_workers, kept):
+    with IndexedDatasetWriter(tmp_path / "train", np.uint16) as writer:
+        for _ in range(1000):
+            writer.add(np.full(100, 30))
+    dataset = GLMBlankDataset(IndexedDataset(tmp_path / "train"), NumberTokenizer(), BlankInfillingConfig(), 1)
+    batches = EpochBatchIterator(dataset, COLLATER, batch_size=2, num_workers=num_workers).batches()
+    next(batches)
+    os.truncate(tmp_path / "train.bin", kept)
+    with pytest.raises(OSError, match=rf"became shorter .*ends at byte {kept:,} of 200,000") as failed:
+        list(batches)
+    assert failed.value.filename == str(tmp_path / "train.bin")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_token_outside_of_the_vocabulary_is_named_with_its_document(tmp_path, num_workers):
     with IndexedDatasetWriter(tmp_path / "train", np.int32) as writer:
         for number in range(20):

@@ -101,3 +101,8 @@ def test_its_options_are_in_help(command):
     assert "--window N" in done.stdout
     assert "--focus X" in done.stdout
     assert "--bert-prob" not in done.stdout
+
+
+def test_the_page_on_plugins_shows_its_task_and_model():
+    page = (EXAMPLE.parents[1] / "docs" / "plugins.md").read_text(encoding="utf-8")
+    assert f"# my_lm/__init__.py\n{(EXAMPLE / 'language_model.py').read_text(encoding='utf-8')}```" in page

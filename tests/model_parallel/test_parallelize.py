@@ -170,7 +170,7 @@ def run_two() -> dict[str, Any]:
         ("network, offload", Network(rank), network_loss, {"cpu_offload": True}),
         ("network, meta", on_meta(), network_loss, {"initial_value": initial_value}),
         ("network, meta, offload", on_meta(), network_loss, {"initial_value": initial_value, "cpu_offload": True}),
-        ("network, bf16", Network(rank), network_loss, {"gather_dtype": "bf16"}),
+        ("network, bf16", Network(rank), network_loss, {"weights": "bf16"}),
         ("gpt2", gpt2(rank) if HAS_TRANSFORMERS else None, gpt2_loss, {}),
     ):
         if model is None:
@@ -435,8 +435,8 @@ def test_sequences_of_several_lengths_before_one_backward_pass_are_computed_agai
         ({"zero_stage": 5}, "zero_stage is 5; it must be 1, 2 or 3"),
         ({"zero_stage": 0}, "zero_stage is 0; it must be"),
         ({"zero_stage": True}, "zero_stage is True; it must be"),
-        ({"gather_dtype": "fp16"}, "gather_dtype is 'fp16'; it must be 'auto', 'fp32' or 'bf16'"),
-        ({"gather_dtype": torch.bfloat16}, "gather_dtype is torch.bfloat16; it must be"),
+        ({"weights": "fp16"}, "weights is 'fp16'; it must be 'auto', 'fp32' or 'bf16'"),
+        ({"weights": torch.bfloat16}, "weights is torch.bfloat16; it must be"),
         ({"cpu_offload": "no"}, "cpu_offload is 'no'; it must be False or True"),
         ({"zero_stage": 5, "compile": 1}, "compile is 1; it must be 'none', 'block' or 'model'; zero_stage is 5;"),
         ({}, "mesh is None; it must be a DeviceMesh"),
@@ -532,16 +532,13 @@ def test_what_a_checkpoint_will_fill_is_not_drawn_and_what_it_will_not_is(two):
         assert unsaved == ["scratch"]
 
 
-def test_offloading_on_one_process_is_said_to_be_left_out(caplog):
+def test_offloading_without_a_process_group_is_refused():
     from ftk.model_parallel.config import EngineConfig, ParallelConfig
     from ftk.model_parallel.parallelize import parallelize_training
     from ftk.model_parallel.world import World
 
-    model = Network()
-    spread = parallelize_training(model, World.single(), ParallelConfig(cpu_offload=True), EngineConfig())
-    assert spread == (model, ())
-    assert "`cpu_offload` needs more than one process" in caplog.text
-    assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+    with pytest.raises(UserError, match="take the world of `open_world`"):
+        parallelize_training(Network(), World.single(), ParallelConfig(cpu_offload=True), EngineConfig())
 
 
 def test_it_is_there_without_importing_torch():

@@ -29,7 +29,7 @@ COMBINED: dict[str, dict[str, Any]] = {
         "pipeline_parallel_size": 2,
         "data_parallel_shard_size": 2,
         "pipeline_schedule": "interleaved",
-        "gather_dtype": "bf16",
+        "weights": "bf16",
         "reduce_dtype": "bf16",
         "limit": 0.1,
     },

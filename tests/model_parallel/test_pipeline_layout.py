@@ -106,7 +106,7 @@ def test_what_a_schedule_cannot_go_with_is_refused(schedule, engine, message):
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize("option", ["gather_dtype", "reduce_dtype"])
+@pytest.mark.parametrize("option", ["weights", "reduce_dtype"])
 def test_zero_bubble_has_gradients_in_fp32_only(option):
     config = ParallelConfig(pipeline_parallel_size=2, pipeline_schedule="zero-bubble", **{option: "bf16"})
     with pytest.raises(UserError, match=r"zero-bubble has gradients in fp32 only"):

@@ -88,6 +88,8 @@ def test_sizes_are_told_to_people():
     offloaded = ParallelConfig(data_parallel_shard_size=2, zero_stage=2, cpu_offload=True)
     expected = "2 processes: sharded data parallel 2 (zero stage 2), cpu offload"
     assert Sizes(shard=2).describe(offloaded) == expected
+    half = ParallelConfig(weights="bf16", cpu_offload=True)
+    assert Sizes().describe(half) == "1 process: cpu offload, weights in bf16"
     compressed = ParallelConfig(gradient_compression="bf16")
     expected = "2 processes: replicated data parallel 2 (gradient compression bf16)"
     assert Sizes(replicate=2).describe(compressed) == expected

@@ -123,7 +123,9 @@ def test_an_input_that_the_model_does_not_take_is_refused():
 
 
 def test_inputs_that_are_not_those_of_the_signatures_are_refused_where_the_class_is_made():
-    with pytest.raises(TypeError, match=r"Wrong.INPUTS names tokens, shift, but embed takes tokens, scale, shift and"):
+    with pytest.raises(
+        UserError, match=r"Wrong .*: INPUTS names tokens, shift, but .* take tokens, document_ids, scale, shift;"
+    ):
         type("Wrong", (Small,), {"INPUTS": {"tokens": "B T", "shift": "B 2 T"}})
 
 

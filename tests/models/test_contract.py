@@ -15,10 +15,14 @@ import torch
 
 import ftk
 from ftk.checkpoint import load_model_tensors
+from ftk.errors import UserError
+from ftk.model_parallel.tensor_parallel.plan import match_plan
 from ftk.models import build_model, model_config
 from ftk.models.conversion import LazyTensors, Rename, renamed
 from ftk.models.glm.convert import RENAMES as GLM_RENAMES
+from ftk.models.glm4.convert import GLM4x0414Converter
 from ftk.models.gpt2.convert import GPT2Converter
+from ftk.models.gptj.convert import GPTJConverter
 from ftk.models.llama.convert import LlamaConverter
 from ftk.models.opt.convert import OPTConverter
 from ftk_cli.checkpoint import main as checkpoint
@@ -51,7 +55,9 @@ class Family:
 
 FAMILIES = {
     "glm": Family("glm_tiny", GLM_RENAMES, task="glm_blank --document-mask", ask=" [gMASK]"),
+    "glm4_0414": Family("glm4_0414_tiny", GLM4x0414Converter.renames),  # two norms around each part, fused gates
     "gpt2": Family("gpt2_tiny", GPT2Converter.renames),
+    "gptj": Family("gptj_tiny", GPTJConverter.renames),  # a parallel residual path
     "llama": Family("llama_tiny", LlamaConverter.renames),
     "opt": Family(  # post-norm, and a token embedding that is projected
         "opt_tiny", OPTConverter.renames, {"norm_first": False, "word_embedding_size": 40}
@@ -156,6 +162,15 @@ def test_the_map_of_names_covers_all_parameters_and_has_an_inverse(name) -> None
     again = renamed(LazyTensors.of(theirs), renames, model.config).all()
     assert again.keys() == ours.keys()
     assert all(torch.equal(again[key], ours[key]) for key in ours)
+
+
+def test_more_tensor_ranks_than_key_heads_are_refused() -> None:
+    with torch.device("meta"):
+        model = build_model("glm4_9b", num_layers=1)
+    assert match_plan(model, model.tensor_parallel_plan, 2)
+    message = r"qkv has 2 key heads, which 4 tensor parallel processes do not divide \(1, 2 would\)"
+    with pytest.raises(UserError, match=message):
+        match_plan(model, model.tensor_parallel_plan, 4)
 
 
 def inputs() -> dict[str, torch.Tensor]:

@@ -8,19 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from ftk.config.build import build_options
 from ftk.errors import UserError
+from ftk.models import build_model
 from ftk.modules import attention
 from ftk.modules.attention import (
     EAGER_MAX_TOKENS,
+    Attend,
     Attention,
     EagerAttention,
     FlexAttention,
     MaskedAttention,
-    SequenceAttention,
     attention_form,
     sequence_attention,
 )
 from ftk.modules.masks import Visibility
+from ftk.registry import ATTENTIONS, register_attention
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CONTEXT = torch.tensor([9, 0, 24])
@@ -32,7 +35,7 @@ PLACES = torch.arange(24)
 
 def attend_of(
     form: str, documents: Tensor | None = None, dropout: float = 0.0, dtype: torch.dtype = torch.float32
-) -> SequenceAttention:
+) -> Attend:
     visibility = Visibility(CONTEXT, documents=documents)
     return sequence_attention(form, visibility, 24, CPU, dropout, dtype)
 
@@ -174,3 +177,28 @@ def test_flex_scores_by_sdpa_on_a_cpu() -> None:
 def test_each_form_is_its_own_kind() -> None:
     kinds = {form: type(attend_of(form)) for form in ("sdpa", "eager", "flex")}
     assert kinds == {"sdpa": MaskedAttention, "eager": EagerAttention, "flex": FlexAttention}
+
+
+def test_a_users_form_is_a_choice_and_is_called_in_every_layer(monkeypatch):
+    monkeypatch.setattr(ATTENTIONS, "_entries", dict(ATTENTIONS._entries))
+    masks = []
+
+    @register_attention("counting")
+    def counting(visibility, num_tokens, device, dropout, dtype):
+        def attend(*tensors, **more):
+            masks.append(visibility)
+            return own(*tensors, **more)
+
+        own = sequence_attention("eager", visibility, num_tokens, device, dropout, dtype)
+        return attend
+
+    tokens = torch.arange(12)[None] % 7
+    logits = {}
+    for form in ("eager", "counting"):
+        torch.manual_seed(3)
+        model = build_model("llama_tiny", attention=form, vocab_size=16).eval()
+        logits[form] = model(tokens, position_ids=torch.arange(12)[None])
+    assert torch.equal(logits["counting"], logits["eager"])
+    assert len(masks) == len(model.layers)
+    with pytest.raises(UserError, match=r"attention is 'count'; it must be one of auto, counting, eager, flex, sdpa$"):
+        build_options("model", type(model.config), {"attention": "count"})

@@ -15,18 +15,10 @@ from ftk.optim.base import set_lr, step_unless
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.registry import OPTIMIZERS
 
-GROUPS = [
-    "*.attention = muon lr=2e-3 momentum=0.9",
-    "*_norm = sgd lr=0.01 momentum=0.9",
-    "*embedding = adafactor beta1=0.5 lr=0.05",
-    "*.bias, *.inner = lion lr=3e-4",
-    "* = adam",
-]
 OPTIONS = {
     "adafactor": {"lr": 0.02, "beta1": 0.5, "weight_decay": 0.1},
     "adam": {"lr": 1e-3, "weight_decay": 0.01},
     "adamw": {"lr": 1e-3},
-    "composite": {"lr": 1e-3, "groups": GROUPS},
     "lamb": {"lr": 3e-2},
     "lion": {"lr": 1e-3, "weight_decay": 0.1},
     "muon": {"lr": 2e-3},
@@ -178,7 +170,7 @@ def test_a_large_parameter_is_updated_in_the_same_way_as_small_ones(name, monkey
         assert torch.equal(left, right)
 
 
-@pytest.mark.parametrize("name", ["adafactor", "composite", "lamb", "lion", "muon"])
+@pytest.mark.parametrize("name", ["adafactor", "lamb", "lion", "muon"])
 def test_the_scale_of_torchs_grad_scaler_is_taken_out(name):
     plain, plain_optimizer = both(name)
     scaled, scaled_optimizer = both(name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
 import re
 
 import pytest
@@ -75,6 +77,7 @@ TABLES = [
         6,
         {0: 0.75, 4: 0.6, 6: 0.2},
     ),
+    ("reduce_on_plateau", {"warmup_updates": 2}, 1.0, None, {0: 0.5, 1: 1.0, 1000: 1.0}),
 ]
 PEAK = 0.8
 
@@ -122,6 +125,10 @@ def test_the_published_schedule_of_glm_base():
         ("warmup_stable_decay", {"decay_ratio": 0.0}, "decay_ratio is 0.0"),
         ("one_cycle", {"div_factor": 0.5}, "div_factor is 0.5; it must be 1 or more"),
         ("one_cycle", {"final_div_factor": 0.0}, "final_div_factor is 0.0; it must be 1 or more"),
+        ("reduce_on_plateau", {"lr_shrink": 1.0}, r"lr_shrink is 1.0; it must be in \(0, 1\)"),
+        ("reduce_on_plateau", {"lr_patience": -1}, "lr_patience is -1"),
+        ("reduce_on_plateau", {"lr_threshold": -0.1}, "lr_threshold is -0.1"),
+        ("reduce_on_plateau", {"lr_cooldown": -1}, "lr_cooldown is -1"),
     ],
 )
 def test_options_out_of_range_are_named(name, options, message):
@@ -214,3 +221,47 @@ def test_warmup_stable_decay_does_not_depend_on_the_end_while_it_is_stable():
     assert [short.lr(n) for n in range(41)] == [long.lr(n) for n in range(41)]
     with pytest.raises(UserError, match="warm-up of 30 and a decay of 25 updates do not fit into the run's 50"):
         build("warmup_stable_decay", {"warmup_updates": 30, "decay_updates": 25}, 1.0, 50)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
+@pytest.mark.parametrize(("patience", "cooldown"), [(0, 0), (2, 0), (1, 2)])
+def test_reduce_on_plateau_is_torchs(mode, threshold_mode, patience, cooldown):
+    options = {"lr_patience": patience, "lr_cooldown": cooldown, "lr_threshold": 0.05, "lr_shrink": 0.5}
+    schedule = build("reduce_on_plateau", options | {"lr_threshold_mode": threshold_mode, "min_lr": 0.01}, PEAK, None)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    reference = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer,
+        mode,
+        factor=0.5,
+        patience=patience,
+        threshold=0.05,
+        threshold_mode=threshold_mode,
+        cooldown=cooldown,
+        min_lr=0.01,
+    )
+    random.seed(3)
+    rates = set()
+    for num_updates in range(60):
+        metric = math.nan if num_updates % 13 == 5 else 3.0 - num_updates / 40 + random.uniform(-0.5, 0.5)
+        metric = -metric if mode == "max" and num_updates > 50 else metric
+        reference.step(metric)
+        schedule.observe(metric, num_updates=num_updates, maximize=mode == "max")
+        rates.add(schedule.lr(num_updates))
+        assert schedule.lr(num_updates) == pytest.approx(optimizer.param_groups[0]["lr"])
+        # as saved and restored after each validation
+        state = json.loads(json.dumps(schedule.state_dict(), allow_nan=False))
+        schedule = build(
+            "reduce_on_plateau", options | {"lr_threshold_mode": threshold_mode, "min_lr": 0.01}, PEAK, None
+        )
+        schedule.load_state_dict(state)
+    assert len(rates) > 3
+
+
+def test_reduce_on_plateau_does_not_count_validations_of_the_warm_up():
+    schedule = build("reduce_on_plateau", {"warmup_updates": 10}, 1.0, None)
+    for num_updates, metric in ((4, 1.0), (8, 2.0), (12, 3.0)):
+        schedule.observe(metric, num_updates=num_updates)
+    assert schedule.lr(12) == 1.0
+    schedule.observe(3.0, num_updates=16)
+    assert schedule.lr(16) == pytest.approx(0.1)

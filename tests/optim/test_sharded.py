@@ -37,7 +37,6 @@ PARAMETERS = {
     "tiny.bias": ((1,), (Shard(0), Replicate())),  # three processes of four have none of it
 }
 OPTIONS = dict(contract.OPTIONS)
-OPTIONS |= {"composite": {"lr": 1e-2, "groups": ["both,columns = lion lr=0.02", "* = torch.optim.NAdam"]}}
 OPTIONS |= {f"torch.optim.{name}": {"lr": 1e-2} for name in ("ASGD", "Adagrad", "Adamax", "NAdam")}
 OPTIONS |= {"torch.optim.Adadelta": {"lr": 1.0}}
 STEPS = 3

@@ -106,9 +106,22 @@ def test_files_that_changed_places_are_found_and_the_run_ends_as_it_would_have(t
 STRANGE_STATES = {
     "best has an odd key": lambda state: state["best"].update(odd=1),
     "best lacks its value": lambda state: state["best"].pop("value"),
+    "best is no number": lambda state: state["best"].update(value="low"),
+    "the iterator has no epoch": lambda state: state["iterator"].pop("epoch"),
+    "the iterator is in epoch 0": lambda state: state["iterator"].update(epoch=0),
+    "samples beyond 64 bits": lambda state: state["iterator"].update(samples_consumed=1 << 70),
+    "an ordering without a window": lambda state: state["iterator"].update(ordering={"batch_size": 1}),
+    "figures without meters": lambda state: state["figures"].pop("meters"),
+    "a meter of one number": lambda state: state["figures"].update(meters={"loss": [1.0]}),
+    "skipped updates beyond 64 bits": lambda state: state["figures"].update(skipped=[1 << 64, 0]),
+    "scores are texts": lambda state: state["scores"].update(checkpoint_1="good"),
+    "drops of the schedule are a mapping": lambda state: state["lr_scheduler"].update(drops={}),
+    "a loss scale beyond float32": lambda state: state.update(loss_scale={"scale": 1e300, "counts": [0] * 4}),
+    "counts of the loss scale are missing": lambda state: state.update(loss_scale={"scale": 2.0}),
     "no number of updates": lambda state: state.pop("num_updates"),
     "the number of updates is null": lambda state: state.update(num_updates=None),
     "a field is missing": lambda state: state.pop("figures"),
+    "the data processes are none": lambda state: state.update(data_processes=0),
 }
 
 

@@ -30,7 +30,6 @@ def estimate(*flags):
         (("--optimizer", "lion"), 12),
         (("--optimizer", "adafactor"), 8),
         (("--optimizer", "adafactor", "--beta1", "0.9"), 12),
-        (("--optimizer", "composite", "--groups", "*bias = sgd", "* = lion"), 12),
     ],
 )
 def test_the_state_of_the_optimizer_counts(flags, weight):

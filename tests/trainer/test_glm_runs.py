@@ -25,7 +25,7 @@ from tests.trainer.toy import assert_same
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def glm_trainer(data_bin, save_dir, *, signal_at=None, **options):
+def glm_trainer(data_bin, save_dir, *, signal_at=None, world=None, **options):
     """A Trainer of glm_tiny with dropout; with `signal_at` a SIGTERM comes in that training step."""
     tree = {
         "common": {"device": "cpu", "seed": 3},
@@ -41,7 +41,7 @@ def glm_trainer(data_bin, save_dir, *, signal_at=None, **options):
     for key, value in options.items():
         section, _, name = key.partition("__")
         tree.setdefault(section, {})[name] = value
-    trainer = Trainer(build_run(build(TrainConfig, tree)))
+    trainer = Trainer(build_run(build(TrainConfig, tree), world=world))
     if signal_at is not None:
         loss_of, steps = trainer.run.update.criterion.loss, iter(range(1, 10**6))
 

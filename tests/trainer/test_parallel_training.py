@@ -40,12 +40,6 @@ COMPUTED = {
         "token_embedding=0.3 --layer-lr-decay 0.9 --ema-decay 0.9 --clip-norm 0.5 --label-smoothing 0.1",
         FREQ,
     ),
-    # A stage of a pipeline has none of what the first or the second group takes.
-    "composite": (
-        f"{TEN} --optimizer composite --groups 'layers.0 = sgd lr=0.1 lr_scheduler=constant' 'layers.3 = lamb' "
-        "'* = adamw'",
-        FREQ,
-    ),
     "bf16": (f"{TEN} --precision bf16 --activation-checkpointing full --num-layers 2", FREQ),
     "plain of two layers": (f"{TEN} --num-layers 2", FREQ),
     "fp16": (f"{TEN} --precision fp16 --num-layers 2", FREQ),
@@ -74,10 +68,9 @@ CASES = {
     "R2 epochs": ("epochs", 2, "--batch-size NINTH --find-unused-parameters"),
     "S2 epochs": ("epochs", 2, "--batch-size NINTH --data-parallel-shard-size 2"),
     "P2 epochs": ("epochs", 2, "--batch-size NINTH --update-freq 2 --pipeline-parallel-size 2"),
-    "S2 tuned": ("tuned", 2, f"{S} --zero-stage 3 --gather-dtype fp32"),
+    "S2 tuned": ("tuned", 2, f"{S} --zero-stage 3 --weights fp32"),
     "T2 tuned": ("tuned", 2, T),
     "P2 tuned": ("tuned", 2, P),
-    "P2 composite": ("composite", 2, P),
     "S2 bf16": ("bf16", 2, S),
     "T2 bf16": ("bf16", 2, T),
     "P2 bf16": ("bf16", 2, P),
@@ -89,11 +82,16 @@ CASES = {
     "T2 dropout": ("dropout", 2, T),
     "S2 zero 2": ("plain", 2, f"{HALF} --update-freq 2 --data-parallel-shard-size 2 --zero-stage 2"),
     "S2 offload": ("plain", 2, f"{S} --cpu-offload"),
+    "T2 offload": ("plain", 2, f"{T} --cpu-offload"),
+    "P2 offload": ("plain", 2, f"{P} --cpu-offload"),
     "S2 selective": ("plain", 2, f"{S} --activation-checkpointing selective"),
     "P2 gpipe": ("plain", 2, f"{P} --pipeline-schedule gpipe"),
     "T2 compiled": ("plain", 2, f"{T} --compile block"),
     "S2 compiled": ("plain", 2, f"{S} --compile block"),
     "P2 compiled": ("plain", 2, f"{P} --compile block"),
+    "S2 compiled whole": ("plain", 2, f"{S} --compile model"),
+    "R2 compiled whole": ("plain", 2, f"{BATCH} --compile model"),
+    "T2 compiled whole": ("plain", 2, f"{T} --compile model"),
     "R4": ("plain", 4, HALF),
     "S4": ("plain", 4, f"{HALF} --data-parallel-shard-size 4"),
     "T4": ("plain", 4, f"{FREQ} --tensor-parallel-size 4"),
@@ -115,7 +113,10 @@ CASES = {
 # What they send is rounded or approximated: near to what one process says, and not the same.
 APPROXIMATE = {
     "R2 compressed": ("plain", 2, f"{BATCH} --gradient-compression bf16"),
-    "S2 gathered": ("plain", 2, f"{S} --gather-dtype bf16"),
+    **{
+        f"{name} halves": ("plain", 2, f"{own} --weights bf16") for name, own in {"R2": BATCH, "S2": S, "T2": T}.items()
+    },
+    "P2 halves": ("plain", 2, f"{P} --weights bf16 --precision bf16"),
     "S2 reduced": ("plain", 2, f"{S} --reduce-dtype bf16 --prefetch-blocks 0"),
 }
 

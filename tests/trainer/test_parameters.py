@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from ftk.checkpoint import load_model_tensors
 from ftk.checkpoint.index import read_index
 from ftk.errors import UserError
+from tests.trainer.test_policy import EACH, Scripted
 from tests.trainer.test_step import ForbidReading, records
 from tests.trainer.toy import ToyModel, assert_same, everything, toy_trainer
 
@@ -105,6 +106,31 @@ def test_a_run_with_them_continues_where_it_stopped(tmp_path):
     resumed.train()
     assert_same(resumed, whole)
     assert len(everything(whole)) > 4
+
+
+PLATEAU = {"lr_scheduler": "reduce_on_plateau", "lr_scheduler__lr_shrink": 0.5, "logging__log_interval": 1}
+
+
+def rates(tmp_path):
+    return [record["lr"] / 0.01 for record in records(tmp_path)]
+
+
+def test_the_rate_drops_on_a_plateau_and_the_next_process_remembers(tmp_path):
+    losses = [3.0, 2.0, 2.1, 2.2, 1.0, 1.1, 1.2, 1.3]
+    options = {**EACH, **PLATEAU, "lr_scheduler__warmup_updates": 0, "lr_scheduler__lr_patience": 1}
+    toy_trainer(tmp_path, criterion=Scripted(losses[:3]), training__max_update=3, **options).train()
+    resumed = toy_trainer(tmp_path, criterion=Scripted(losses[3:]), training__max_update=8, **options)
+    assert resumed.state.num_updates == 3
+    resumed.train()
+    # validations 3 and 4 are no better, then 6 and 7; each pair halves the rate of the updates after it
+    assert rates(tmp_path) == pytest.approx([1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25])
+
+
+def test_a_plateau_of_a_metric_that_should_grow(tmp_path):
+    options = {**EACH, **PLATEAU, "checkpoint__maximize_best_metric": True}
+    toy_trainer(tmp_path, criterion=Scripted([1.0, 2.0, 3.0, 2.5, 4.0, 3.9]), training__max_update=6, **options).train()
+    # warm-up over 3 updates, whose validations do not count; 2.5 < 3.0 and 3.9 < 4.0
+    assert rates(tmp_path) == pytest.approx([1 / 3, 2 / 3, 1, 1, 0.5, 0.5])
 
 
 @pytest.mark.parametrize(("rate", "updates"), [(0.005, 7), (0.0015, 9), (1e-9, 10)])

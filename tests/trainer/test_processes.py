@@ -282,10 +282,10 @@ def test_what_offloading_on_a_gpu_cannot_do_is_refused(monkeypatch, change, mess
         training=SimpleNamespace(precision=change.get("training__precision", "bf16")),
         optimizer=SimpleNamespace(name=change.get("optimizer", "adamw")),
     )
-    parallel_check._check_offload(config)  # on a CPU all is in one place
+    parallel_check._check_types(config)  # on a CPU all is in one place
     monkeypatch.setattr(parallel_check, "resolve_device", lambda name: torch.device("cuda"))
     with pytest.raises(UserError, match=message):
-        parallel_check._check_offload(config)
+        parallel_check._check_types(config)
 
 
 @pytest.mark.parametrize(
@@ -295,9 +295,11 @@ def test_what_offloading_on_a_gpu_cannot_do_is_refused(monkeypatch, change, mess
         (Sizes(replicate=2, tensor=2), {"gradient_compression": "bf16"}, "give `data_parallel_replicate_size` 4"),
         (Sizes(replicate=2), {"zero_stage": 2}, "`zero_stage` 2 is for sharded parameters"),
         (Sizes(replicate=2), {"reduce_dtype": "bf16"}, "but the mesh is replicate 2"),
-        (Sizes(tensor=2), {"gather_dtype": "bf16"}, "give `data_parallel_shard_size`"),
+        (Sizes(tensor=2), {"reduce_dtype": "bf16"}, "give `data_parallel_shard_size`"),
         (Sizes(pipeline=2), {"prefetch_blocks": 0}, "`prefetch_blocks` 0 is for"),
-        (Sizes(pipeline=2, shard=2), {"zero_stage": 2}, "use `zero_stage` 1"),
+        (Sizes(pipeline=2, shard=2), {"zero_stage": 2}, "whole gradients until an update ends; use `zero_stage` 1"),
+        (Sizes(pipeline=2, shard=2), {"zero_stage": 3}, "whole parameters until an update ends; use `zero_stage` 1"),
+        (Sizes(pipeline=2), {"zero_stage": 2, "cpu_offload": True}, "use `zero_stage` 1"),
     ],
 )
 def test_options_for_another_way_of_sharing_are_refused_once_the_sizes_are_known(sizes, option, message):
@@ -310,7 +312,7 @@ def test_options_for_another_way_of_sharing_are_refused_once_the_sizes_are_known
     [
         (Sizes(replicate=2), {"gradient_compression": "bf16"}),
         (Sizes(shard=2), {"zero_stage": 2, "reduce_dtype": "bf16", "prefetch_blocks": 0}),
-        (Sizes(replicate=2, tensor=2), {"gather_dtype": "bf16"}),  # copies of a part are shares of size 1
+        (Sizes(replicate=2, tensor=2), {"weights": "bf16"}),  # copies of a part are shares of size 1
         (Sizes(replicate=2), {"cpu_offload": True, "reduce_dtype": "bf16"}),
         (Sizes(pipeline=2, shard=2), {"zero_stage": 1}),
         (Sizes(pipeline=2, tensor=2), {}),

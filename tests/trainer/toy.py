@@ -10,6 +10,7 @@ from torch import nn
 
 from ftk.config.build import build
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.model_parallel.shards import local
 from ftk.trainer import Trainer, build_run
 from ftk.trainer.config import TrainConfig
 from tests.dense import batch_of
@@ -131,10 +132,10 @@ def toy_trainer(tmp_path, *, task=None, model=None, criterion=None, save_dir="ru
 
 def everything(trainer):
     """Parameters and optimizer state of a trainer, by name."""
-    tensors = {f"model.{name}": tensor.clone() for name, tensor in trainer.run.model.state_dict().items()}
+    tensors = {f"model.{name}": local(tensor).clone() for name, tensor in trainer.run.model.state_dict().items()}
     for name, parameter in trainer.run.model.named_parameters():
         for key, value in trainer.run.optimizer.state[parameter].items():
-            tensors[f"optimizer.{name}.{key}"] = value.clone()
+            tensors[f"optimizer.{name}.{key}"] = local(value).clone()
     return tensors
 
 

@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.batch import Batch
 from ftk.data.batches.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
+from ftk.data.indexed.file_map import check_files, guard_again
 from ftk.data.sample_dataset import SampleDataset, samples_of
 from ftk.data.text.child_process import end_with_parent
 from ftk.errors import UserError
@@ -325,6 +326,7 @@ class _BatchSource(torch.utils.data.Dataset):
         worker = torch.utils.data.get_worker_info()
         try:
             batch = self.collater(samples_of(self.dataset, request.epoch, request.indices))
+            check_files(self.dataset)
         except (UserError, OSError) as error:
             return _Refusal(error)
         except Exception:
@@ -427,6 +429,7 @@ def _prepare_worker(parent: int | None, worker: int) -> None:
     """
     if parent is not None:
         end_with_parent(parent)
+    guard_again()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)

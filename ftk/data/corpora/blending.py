@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.corpora._blending import blend_corpora
+from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
 from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of
 
@@ -101,6 +102,10 @@ class BlendedDataset:
                 made[row] = sample
         return made
 
+    def check_files(self) -> None:
+        """Raises OSError if a file of a corpus has become shorter."""
+        check_files(*(part.dataset for part in self.parts))
+
     def epoch_order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """The samples of an epoch in the order of training, and their sizes.
 
@@ -185,6 +190,10 @@ class ShardedDataset:
 
     def samples(self, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, Any]]:
         return samples_of(self._shard(epoch), epoch, indices)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of a shard has become shorter."""
+        check_files(*self.shards)
 
     def _shard(self, epoch: int) -> SampleDataset:
         return self.shards[(epoch - 1) % len(self.shards)]

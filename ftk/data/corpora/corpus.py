@@ -27,7 +27,12 @@ _SLICE = 1 << 20  # sequences looked at together
 
 
 class Corpus(Protocol):
-    """What a registered dataset offers to a task."""
+    """What a registered dataset offers to a task.
+
+    It may also have `samples(split, make_samples, seed)`, which gives the samples of a split (`SampleDataset`):
+    `make_samples(documents, seed)` makes those of the task, which it may blend, filter or leave out for its own. With
+    it, `documents` may be missing.
+    """
 
     def splits(self) -> Sequence[str]:
         """Names of the splits that are there."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.corpora._documents import TextPacker
+from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom, hash_uniform
 from ftk.errors import UserError
 
@@ -71,6 +72,10 @@ class TokenizedDocuments:
             raise IndexError(f"document {index} of {len(self)}")
         index %= len(self)
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def check_files(self) -> None:
+        """Raises OSError if the file of the tokens has become shorter."""
+        check_files(self.tokens)
 
 
 class DocumentPacker:

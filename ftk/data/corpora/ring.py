@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ftk.data.corpora._ring import RingReader
 from ftk.data.corpora.documents import Documents
+from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
 from ftk.errors import UserError
 
@@ -68,3 +69,7 @@ class TokenRing:
         first = SampleRandom(self.seed, epoch, 0).below(total)
         lengths = np.minimum(self.length, total - numbers * self.length)
         return *self.reader.read((first + numbers * self.length) % total, lengths + more, pad), lengths
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        check_files(self.documents)

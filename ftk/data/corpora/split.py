@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.corpora.documents import Documents
+from ftk.data.indexed.file_map import check_files
 from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.random import SampleRandom
 
@@ -34,6 +35,10 @@ class DocumentSubset:
 
     def __reduce__(self) -> tuple[type[DocumentSubset], tuple[Documents, NDArray[np.int64]]]:
         return DocumentSubset, (self.documents, self.numbers)  # the rest follows from them
+
+    def check_files(self) -> None:
+        """Raises OSError if the file of the documents has become shorter."""
+        check_files(self.documents)
 
     @property
     def pool(self) -> NDArray[np.integer] | None:
@@ -67,6 +72,10 @@ class JoinedDocuments:
         self.sources = tuple(sources)
         self.sizes = np.concatenate([np.asarray(source.sizes) for source in sources])  # [D]
         self._ends = np.cumsum([len(source) for source in sources])
+
+    def check_files(self) -> None:
+        """Raises OSError if the file of a source has become shorter."""
+        check_files(*self.sources)
 
     def __len__(self) -> int:
         return int(self._ends[-1])

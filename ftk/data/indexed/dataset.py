@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import sys
 import tempfile
@@ -17,9 +16,10 @@ import numpy.typing as npt
 
 from ftk.data.indexed._index import SequenceTable
 from ftk.data.indexed.check import check_index, forget_pages
+from ftk.data.indexed.file_map import FileMap, check_files
 from ftk.data.indexed.format import SIZES_AT, dtype_code, file_size, pack_header, read_layout
 from ftk.errors import UserError
-from ftk.files import FileState, open_regular, shortened, state_of, whole_file
+from ftk.files import FileState, shortened, whole_file
 
 _EAGER_CHECK_BYTES = 1 << 24  # a larger index is checked at the first access, so that opening stays instant
 _SPILL_NUMBERS = 1 << 16
@@ -34,7 +34,8 @@ class IndexedDataset(SequenceTable):
     The files are memory maps: opening costs nothing, tokens are views, processes share the pages. The whole index
     is checked before the first token is returned: when the dataset is opened or, for an
     index above 16 MiB, at the first access. Objects can be sent to worker processes; there the files are opened
-    again, and checked again if they have changed since.
+    again, and checked again if they have changed since. Call `check_files` before using tokens: a file may have
+    become shorter.
 
     `dataset[i]` and `get` are compiled (`_index.pyx`).
 
@@ -63,15 +64,16 @@ class IndexedDataset(SequenceTable):
                 f"{bin_path}: {num_bytes} bytes do not divide into {self.dtype.name} tokens; "
                 "it is truncated or altered, make it again"
             )
-        self.index, index_state = _mapped(idx_path)
+        self.index = FileMap(idx_path)
         self._tokens: npt.NDArray[Any] = np.empty(0, dtype=self.dtype)
         bin_state: FileState | None = None
         if num_bytes:
-            data, bin_state = _mapped(bin_path)
+            data = FileMap(bin_path)
+            bin_state = data.state
             if bin_state[2] < num_bytes:
                 raise shortened(bin_path, bin_state[2], num_bytes)
             self._tokens = np.frombuffer(data, dtype=self.dtype, count=num_bytes // self.dtype.itemsize)
-        self._states: FileStates = (index_state, bin_state)
+        self._states: FileStates = (self.index.state, bin_state)
         self._sizes: npt.NDArray[np.int32] | None = None
         layout = self.layout
         super().__init__(self.index, self._tokens, layout.num_sequences, layout.sizes_at, layout.pointers_at)
@@ -89,6 +91,10 @@ class IndexedDataset(SequenceTable):
         if not self.accepted:
             check_index(self)
             self.accept()
+
+    def check_files(self) -> None:
+        """Raises OSError if a file has become shorter since it was opened."""
+        check_files(self.index, self._tokens)
 
     @property
     def sizes(self) -> npt.NDArray[np.int32]:
@@ -310,13 +316,6 @@ class _Spill:
     def flush(self) -> None:
         self.file.write(self._buffer[: self._used].data)
         self._used = 0
-
-
-def _mapped(path: Path) -> tuple[mmap.mmap, FileState]:
-    """A regular file that is not empty as memory, and its state."""
-    with open_regular(path) as file:
-        state = state_of(file.fileno())
-        return mmap.mmap(file.fileno(), state[2], access=mmap.ACCESS_READ), state
 
 
 def _open_again(kind: type[IndexedDataset], prefix: str, checked: FileStates | None) -> IndexedDataset:

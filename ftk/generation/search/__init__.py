@@ -54,4 +54,5 @@ def strategy(config: GenerationConfig) -> Strategy:
         UserError: no such strategy, or an option that it does not take.
     """
     chosen = choice(config.search or config.strategy, SEARCHES, "`search`")
+    chosen.entry.check(chosen.entry.target)
     return Strategy(chosen.entry.target, config, chosen.config)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def build_pipeline(
     # torch's schedules keep FSDP2 from gathering them anew for each of the passes, which do not come in pairs.
     shared = dataclasses.replace(parallel, zero_stage=1)
     if zero_bubble := parallel.pipeline_schedule == "zero-bubble":
-        shared.gather_dtype = "fp32"  # see `check_pipeline`; autocast makes it bf16 under `precision` bf16
+        shared.weights = "fp32"  # see `check_pipeline`; autocast makes it bf16 under `precision` bf16
     stages: list[Stage] = []
     finishers: list[Callable[[], None]] = []
     for index, own in zip(layout.stages_of(part.rank), part.stages, strict=True):

@@ -134,9 +134,9 @@ def _check_zero_bubble(config: ParallelConfig, engine: EngineConfig) -> None:
             f"interleaved"
         )
     # FSDP2 brings gradients to the type in which they are summed by a hook that the second pass does not call.
-    if "bf16" in (config.gather_dtype, config.reduce_dtype):
+    if "bf16" in (config.weights, config.reduce_dtype):
         raise UserError(
-            "`pipeline_schedule` zero-bubble has gradients in fp32 only; leave out `gather_dtype` and `reduce_dtype`, "
+            "`pipeline_schedule` zero-bubble has gradients in fp32 only; leave out `weights` and `reduce_dtype`, "
             "or use `pipeline_schedule` interleaved"
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,10 @@ from torch import Tensor
 from ftk.errors import UserError, counted
 from ftk.files import naming, new_file_for_torch, read_bytes, write_whole
 from ftk.models import model_config
-from ftk.models.conversion import Contents, LazyTensors
+from ftk.models.conversion import AdamState, Contents, LazyTensors
 from ftk.models.glm import GLMConfig
 from ftk.models.glm import convert as names
+from ftk.models.glm.original_adam import original_state, read_original_state
 from ftk.models.torch_file import read_tensor_file
 from ftk.registry import register_converter
 
@@ -67,7 +68,7 @@ class OriginalGLMConfig:
 
 @register_converter("glm", config=OriginalGLMConfig)
 class OriginalGLM:
-    """Folders of the original's mp_rank_XX files, weights in the dtype they are stored in."""
+    """Folders of the original's mp_rank_XX files, weights in the dtype they are stored in, with Adam's moments."""
 
     def __init__(self, config: OriginalGLMConfig) -> None:
         self.config = config
@@ -87,6 +88,7 @@ class OriginalGLM:
         with _wrong_shapes_named(original.folder):
             shape = names.config_from_original(original.state_dict, heads)
             tensors = names.from_original(original.state_dict, shape)
+            adam = original.adam and original.adam.renamed(lambda moments: names.from_original(moments, shape))
         if options.copy_gmask_row:
             tensors = _with_gmask_row(tensors, original.folder)
         config = _with_preset(shape, preset, options.architecture, original.folder)
@@ -102,15 +104,26 @@ class OriginalGLM:
             arch=options.architecture,
             num_updates=original.iteration,
             place=original.folder,
+            adam=adam,
         )
 
     def write(self, folder: Path, contents: Contents) -> Path:
         if contents.model != "glm":
             raise UserError(f"{contents.place}: its model is {contents.model!r}; only 'glm' has the original's layout")
         config, num_parts, iteration = contents.config, self.config.model_parallel_size, contents.num_updates or 0
-        state_dict = names.in_original_order(names.to_original(contents.tensors.all(), config))
+
+        def to_original(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return names.in_original_order(names.to_original(tensors, config))
+
+        state_dict = to_original(contents.tensors.all())
         names.check_num_parts(state_dict, config.num_attention_heads, num_parts)
-        parts = [{"module": part, "iteration": iteration} for part in names.split_parts(state_dict, num_parts)]
+        parts: list[dict[str, Any]] = [
+            {"module": part, "iteration": iteration} for part in names.split_parts(state_dict, num_parts)
+        ]
+        if contents.adam is not None:
+            states = original_state(contents.adam.renamed(to_original), num_parts, names.split_parts)
+            for part, state in zip(parts, states, strict=True):
+                part["optimizer"] = state
         (folder / str(iteration)).mkdir()
         for rank, part in enumerate(parts):
             path = folder / str(iteration) / f"mp_rank_{rank:02d}_model_states.pt"
@@ -128,6 +141,7 @@ class Original:
     state_dict: dict[str, Tensor]  # the original's names and layouts
     iteration: int | None
     folder: Path  # where the parts lie
+    adam: AdamState | None = None  # in the original's names and layouts, too
 
 
 def read_original(source: str | Path) -> Original:
@@ -154,7 +168,8 @@ def read_original(source: str | Path) -> Original:
         iteration = int(folder.name) if folder.name.isdecimal() and len(folder.name) < 19 else None
     with _wrong_shapes_named(folder):
         state_dict = names.merge_parts([part["module"] for part in parts])
-    return Original(state_dict, iteration, folder)
+        adam = read_original_state(parts, names.merge_parts, folder)
+    return Original(state_dict, iteration, folder, adam)
 
 
 @contextmanager

@@ -16,11 +16,13 @@ class RotaryConfig(TransformerConfig):
     Attributes:
         qkv_bias, output_bias: whether the projections of attention have biases; a family may make options of them.
         norms_heads: whether query and key heads are normalised.
+        interleaved: whether the pairs of dimensions that are rotated are (2i, 2i + 1); else (i, i + R/2).
     """
 
     qkv_bias: ClassVar[bool] = False
     output_bias: ClassVar[bool] = False
     norms_heads: ClassVar[bool] = False
+    interleaved: ClassVar[bool] = False
 
     num_kv_heads: int | None = field(
         default=None,
@@ -110,6 +112,11 @@ class RotaryConfig(TransformerConfig):
         return super().head_size if self.head_dim is None else self.head_dim
 
     @property
+    def rotary_size(self) -> int:
+        """R: leading dimensions of a head that are rotated."""
+        return self.head_size
+
+    @property
     def rope_turns(self) -> tuple[float, float]:
         """`rope_low` and `rope_high`."""
         usual = 32.0 if self.rope_scaling == "yarn" else 4.0
@@ -128,8 +135,11 @@ class RotaryConfig(TransformerConfig):
             if self.num_attention_heads % self.kv_heads:
                 heads = f"num_attention_heads {self.num_attention_heads}"
                 yield f"num_kv_heads is {self.num_kv_heads}; it must divide {heads}"
-            elif self.head_size % 2:
-                yield f"the size of a head is {self.head_size}; rotary positions need an even one"
+            elif self.rotary_size % 2 or self.rotary_size < 2:
+                yield (
+                    f"{self.rotary_size} of the {self.head_size} dimensions of a head are rotated; "
+                    "rotary positions need an even number"
+                )
         low, high = self.rope_turns
         if self.rope_scaling in ("llama3", "yarn") and not 0.0 < low < high:
             yield f"rope_low is {low}; it must be above 0 and below rope_high {high}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
@@ -11,6 +11,7 @@ from ftk.models.rotary.config import RotaryConfig
 
 _LAYER = "model.layers.*."
 _HEADS = [f"{_LAYER}self_attn.{part}_proj" for part in "qkv"]
+PARTIAL = "partial_rotary_factor"  # of each head; newer files have it in `rope_parameters`
 USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means
     "vocab_size": ("vocab_size", 32000),
     "hidden_size": ("hidden_size", 4096),
@@ -25,7 +26,12 @@ USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence 
     "attention_dropout": ("attention_dropout", 0.0),
     "tie_word_embeddings": ("tie_embeddings", False),
 }
-FIXED: dict[str, Any] = {"hidden_act": "silu", "mlp_bias": (False, None), "rope_interleaved": (False, None)}
+FIXED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "mlp_bias": (False, None),
+    "rope_interleaved": (False, None),
+    PARTIAL: (1.0, None),
+}
 _ROPE = {  # rope type -> their key -> ours
     "default": {},
     "linear": {"factor": "rope_factor"},
@@ -80,8 +86,13 @@ class RotaryConverter(CausalConverter):
 
     def config_from(self, config: dict[str, Any]) -> RotaryConfig:
         theirs = {key: value for key, value in config.items() if key not in _ROPE_KEYS}
-        options = fields_from(theirs, self.used, self.fixed, self.ignored)
-        return self.config_class(**options, **_rope(config))
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if not isinstance(rope, dict):
+            raise UserError(f"config.json: rope_scaling is {rope!r:.60}; it must be a mapping")
+        rope = {"rope_theta": config.get("rope_theta", 10000.0), **rope}
+        if PARTIAL in rope:
+            theirs[PARTIAL] = rope.pop(PARTIAL)
+        return self.config_class(**fields_from(theirs, self.used, self.fixed, self.ignored), **_rope(rope))
 
     def config_to(self, config: RotaryConfig) -> dict[str, Any]:
         theirs = super().config_to(config)
@@ -119,13 +130,9 @@ class QwenConverter(RotaryConverter):
 _ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(given: dict[str, Any]) -> dict[str, Any]:
     """Our options of rotary positions: of `rope_parameters`, or of the older `rope_theta` and `rope_scaling`."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, dict):
-        raise UserError(f"config.json: rope_scaling is {given!r:.60}; it must be a mapping")
-    given = dict(given)
-    theta = given.pop("rope_theta", config.get("rope_theta", 10000.0))
+    theta = given.pop("rope_theta")
     kind, older = given.pop("rope_type", None), given.pop("type", None)
     kind = kind or older or "default"
     if not isinstance(kind, str) or kind not in _ROPE:

@@ -1,4 +1,4 @@
-"""A decoder with rotary positions: LLaMA (Touvron et al. 2023) and the families of its form."""
+"""Transformers with rotary positions: what GPT-J and LLaMA share, and LLaMA's form (Touvron et al. 2023)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ftk.models.rotary.config import RotaryConfig
+from ftk.models.config import TransformerConfig
 from ftk.models.transformer import Transformer
 from ftk.modules.attention import Attend, Attention
 from ftk.modules.feed_forward import GatedFeedForward
@@ -15,8 +15,8 @@ from ftk.modules.norms import RMSNorm
 from ftk.modules.rotary import Rope, RotaryAttention
 
 
-class RotaryDecoder(Transformer):
-    """A causal language model: pre-norm layers with RMS norms, grouped key heads and gated feed-forward networks.
+class RotaryTransformer(Transformer):
+    """A causal language model without tables of positions: queries and keys are rotated. A family gives `rope`.
 
     Inputs: `position_ids` (None: 0 to T - 1); `document_ids`, where given a token sees only tokens with its own number.
 
@@ -28,8 +28,24 @@ class RotaryDecoder(Transformer):
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "document_ids": "B T"}
     POSITION_TABLES = None
 
-    def __init__(self, config: RotaryConfig, seed: int | None = None) -> None:
+    rope: Rope
+
+    def __init__(self, config: TransformerConfig, seed: int | None = None) -> None:
         super().__init__(config, None, seed)
+
+    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """tokens [B, T] -> [B, T, H]; `position_ids` are for `around`."""
+        return self.embedding_dropout(self.token_embedding(tokens))
+
+    def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
+        """The rotation of queries and keys at their places, int64 [B, T]."""
+        rope = self.rope
+        cos, sin = rope.tables(position_ids)  # once for all layers
+        return lambda attend: RotaryAttention(attend, cos, sin, rope.interleaved)
+
+
+class RotaryDecoder(RotaryTransformer):
+    """LLaMA's form: RMS norms, grouped key heads and gated feed-forward networks."""
 
     def attention(self) -> nn.Module:
         config = self.config
@@ -50,17 +66,14 @@ class RotaryDecoder(Transformer):
     def norm(self) -> nn.Module:
         return RMSNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
 
-    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """tokens [B, T] -> [B, T, H]; `position_ids` are for `around`."""
-        return self.embedding_dropout(self.token_embedding(tokens))
-
-    def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
-        """The rotation of queries and keys at their places, int64 [B, T]."""
+    @property
+    def rope(self) -> Rope:  # type: ignore[override]
         config = self.config
         low, high = config.rope_turns
-        rope = Rope(
+        return Rope(
             config.rope_theta,
-            config.head_size,
+            config.rotary_size,
+            config.interleaved,
             scaling=config.rope_scaling,
             factor=config.rope_factor,
             original_positions=config.rope_original_positions or config.max_positions,
@@ -68,8 +81,6 @@ class RotaryDecoder(Transformer):
             high=high,
             attention_factor=config.rope_attention_factor,
         )
-        cos, sin = rope.tables(position_ids)  # once for all layers
-        return lambda attend: RotaryAttention(attend, cos, sin, rope.interleaved)
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:

@@ -82,3 +82,7 @@ class CausalDataset:
         if not config.end_loss:
             arrays["loss_mask"] = arrays["loss_mask"] & (arrays["targets"] != end)
         return SampleBatch({name: np.ascontiguousarray(array) for name, array in arrays.items()}, lengths)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        self.ring.check_files()

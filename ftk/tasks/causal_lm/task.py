@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ftk.batch import Batch
-from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
 from ftk.registry import register_task
@@ -56,10 +53,7 @@ class CausalLMTask(Task):
         vocab_size = self.tokenizer.vocab_size
         return CausalDataset(documents, vocab_size, end, self.config, seed, self.tokenizer.prompt_prefix)
 
-    def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
-        return Collater(self.tokenizer.special)
-
-    def unigram(self, split: str) -> Unigram:
+    def unigram(self, split: str) -> Unigram | None:
         return corpus_unigram(self, split)
 
     @classmethod

@@ -51,6 +51,8 @@ class GLMBlankTask(Task):
         return dataclasses.replace(config, vocab_size=vocab_size, block_positions=self.config.block_positions)
 
     def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
+        if not hasattr(self.corpus, "documents"):
+            return super().show(split, page=page, width=width, num_samples=num_samples, **which)
         from ftk.tasks.glm_blank.samples.show import samples_to_show, show
         from ftk.tasks.glm_blank.samples.show_html import show_html
 
@@ -60,7 +62,7 @@ class GLMBlankTask(Task):
         samples = samples_to_show(documents, self.tokenizer, self.config, num_samples=num_samples or 3, **which)
         return show_html(list(samples), self.tokenizer, page)
 
-    def unigram(self, split: str) -> Unigram:
+    def unigram(self, split: str) -> Unigram | None:
         return corpus_unigram(self, split)
 
     @classmethod

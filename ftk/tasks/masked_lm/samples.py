@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ftk.data.batches.collate import SampleBatch, padded
 from ftk.data.corpora.documents import Documents
 from ftk.data.corpora.ring import TokenRing
+from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
 from ftk.errors import UserError
 from ftk.tasks.masked_lm._masks import hide
@@ -228,3 +229,7 @@ class MaskedDataset:
             tokens.others,
         )
         return SampleBatch({**arrays, "targets": targets, "loss_mask": hidden, "lengths": lengths}, lengths)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        check_files(self.documents)

@@ -88,7 +88,7 @@ class MaskedLMTask(Task):
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return MaskedCollater(self.tokenizer.special)
 
-    def unigram(self, split: str) -> Unigram:
+    def unigram(self, split: str) -> Unigram | None:
         return corpus_unigram(self, split)
 
     def complete_model_config(self, config: Any) -> Any:

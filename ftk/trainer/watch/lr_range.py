@@ -15,7 +15,7 @@ import numpy as np
 from ftk.config import Chosen
 from ftk.errors import UserError, counted
 from ftk.files import write_whole
-from ftk.optim.schedules import GroupSchedules, LRScheduler, LRSchedulerConfig
+from ftk.optim.schedules import LRScheduler, LRSchedulerConfig
 from ftk.registry import LR_SCHEDULERS
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.dataloading import in_groups
@@ -109,7 +109,7 @@ def lr_range_test(trainer: Trainer) -> LRRange:
     run, options = trainer.run, trainer.run.config.lr_range
     num_updates, first = options.lr_range_updates, run.state.num_updates
     sweep = Sweep(options, first)
-    run.schedule = GroupSchedules(sweep)
+    run.schedule = sweep
     run.model.train()
     run.hooks.call("before_train", trainer.info)  # other methods of hooks may rely on it
     rates: list[float] = []

@@ -34,7 +34,7 @@ class Throughput(Hook):
     def before_train(self, step: StepInfo) -> None:
         if not isinstance(step.model, CountsFlops):
             return
-        found = peak_flops(self._option, step.device, step.config.training.precision)
+        found = peak_flops(self._option, step.device, step.config.compute_type)
         if found is not None:
             self._peak, source = found
             self._peak *= step.world.size

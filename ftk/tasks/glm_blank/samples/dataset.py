@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import DocumentPacker, Documents, sentence_end_ids
 from ftk.data.corpora.split import DocumentSubset
+from ftk.data.indexed.file_map import check_files
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.command_tokens import sentinels
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_blanks, max_sample_length
@@ -111,6 +112,10 @@ class GLMBlankDataset:
         made = SampleBatch(arrays, lengths)[0]
         made["context_length"], made["objective"] = int(made["context_length"]), int(made["objective"])
         return text, Blanks(made["objective"], spans, answer_order, append_end), Sample(**made)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        check_files(self.packer.documents)
 
     def _check_indices(self, indices: NDArray[np.integer]) -> None:
         wrong = indices[(indices < 0) | (indices >= len(self))]

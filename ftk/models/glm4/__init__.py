@@ -1,0 +1,59 @@
+"""GLM-4 and GLM-4-0414 (GLM team 2024) and their published sizes, registered here without importing torch.
+
+They are causal language models of LLaMA's form, and share no code with the original GLM, which fills blanks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ftk.models.config import register_family
+from ftk.models.rotary.config import RotaryConfig, register_rotary
+
+
+@dataclass(kw_only=True)
+class GLM4Config(RotaryConfig):
+    """The shape of a GLM-4."""
+
+    interleaved: ClassVar[bool] = True
+
+    attention_bias: bool = field(default=True, metadata={"help": "biases of queries, keys and values"})
+    rotary_share: float = field(
+        default=0.5, metadata={"min": 0, "max": 1, "help": "leading share of each head that is rotated"}
+    )
+
+    @property
+    def qkv_bias(self) -> bool:  # type: ignore[override]
+        """Of the joint projection."""
+        return self.attention_bias
+
+    @property
+    def rotary_size(self) -> int:
+        """R: leading dimensions of a head that are rotated."""
+        return int(self.head_size * self.rotary_share)
+
+
+@dataclass(kw_only=True)
+class GLM4x0414Config(GLM4Config):
+    """The shape of a GLM-4-0414."""
+
+
+_COMMON: dict[str, Any] = {"vocab_size": 151552, "head_dim": 128, "num_kv_heads": 2}
+_TINY: dict[str, Any] = {"head_dim": 16, "max_positions": 512}
+
+register_size = register_rotary("glm4", GLM4Config, max_positions=8192, layer_norm_eps=1.5625e-7, **_COMMON)
+register_size("glm4_tiny", 4, 64, 4, 172, **_TINY)  # not published: for tests and first tries
+register_size("glm4_9b", 40, 4096, 32, 13696)  # 9.40B parameters
+
+register_size_0414 = register_family(
+    "glm4_0414",
+    GLM4x0414Config,
+    "ftk.models.glm4.model:GLM4x0414",
+    max_positions=32768,
+    layer_norm_eps=1e-5,
+    **_COMMON,
+)
+register_size_0414("glm4_0414_tiny", 4, 64, 4, 172, **_TINY)  # not published: for tests and first tries
+register_size_0414("glm4_0414_9b", 40, 4096, 32, 13696)  # 9.40B
+register_size_0414("glm4_0414_32b", 61, 6144, 48, 23040, attention_bias=False)  # 32.6B

@@ -1,0 +1,37 @@
+"""GPT-J (Wang and Komatsuzaki 2021) and its published size, registered here without importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ftk.models.config import TransformerConfig, register_family
+
+
+@dataclass(kw_only=True)
+class GPTJConfig(TransformerConfig):
+    """The shape of a GPT-J and its dropout."""
+
+    tie_embeddings: ClassVar[bool] = False
+
+    rotary_dim: int = field(
+        default=64, metadata={"max": 10**5, "help": "leading dimensions of a head that are rotated; the others are not"}
+    )
+    embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the token embeddings, in [0, 1)"})
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
+    dropout: float = field(
+        default=0.0, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
+    )
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        if self.num_attention_heads >= 1 and (self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_size):
+            yield f"rotary_dim is {self.rotary_dim}; it must be even and from 2 to the size of a head, {self.head_size}"
+
+
+register_size = register_family("gptj", GPTJConfig, "ftk.models.gptj.model:GPTJ", vocab_size=50400, max_positions=2048)
+
+register_size("gptj_tiny", 4, 64, 4, rotary_dim=8, max_positions=512)  # not published: for tests and first tries
+register_size("gptj_6b", 28, 4096, 16)  # 6.05B parameters

@@ -1,0 +1,270 @@
+"""Checks of what plugins give, once at the start, on one sample: a mistake is answered by what the contract asks."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Mapping
+from numbers import Number
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from ftk.batch import Batch
+from ftk.data.batches.collate import Collater
+from ftk.data.sample_dataset import SampleDataset
+from ftk.errors import UserError
+from ftk.plugins import naming_mistakes
+from ftk.registry import is_plugin, named
+from ftk.tokenizers.base import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ftk.config import Chosen
+    from ftk.criterions.base import Criterion
+    from ftk.data.corpora.corpus import Corpus
+    from ftk.tasks.base import Task
+
+_ARRAYS = {"tokens": "int64 [T]", "targets": "int64 [T]", "loss_mask": "bool [T]"}
+
+
+def check_corpus(corpus: Corpus) -> None:
+    """Raises UserError if a plugin's dataset does not have what it must."""
+    if not is_plugin(corpus):
+        return
+    if not hasattr(corpus, "documents") and not hasattr(corpus, "samples"):
+        raise UserError(f"{named(corpus)} has neither 'documents' nor 'samples'; a dataset has one of them")
+    if not isinstance(corpus.tokenizer(), Tokenizer):
+        _refuse(named(corpus), "what tokenizer() returns", corpus.tokenizer(), "an ftk.tokenizers.base.Tokenizer")
+
+
+def check_documents(documents: Any, corpus: Corpus) -> None:
+    """Raises UserError if the documents of a plugin's dataset are none."""
+    if not is_plugin(corpus):
+        return
+    if missing := [name for name in ("__len__", "__getitem__", "sizes") if not hasattr(documents, name)]:
+        raise UserError(
+            f"{named(corpus)}: what documents(split) returns has no {missing[0]!r}; documents have __len__, "
+            f"__getitem__ (token ids of one, an array [T]) and sizes (tokens of each, int32 [D]), as "
+            f"ftk.data.corpora.documents.DocumentList does"
+        )
+
+
+def complete_model_config(task: Task, chosen: Chosen) -> Any:
+    """The options of the model, with those that the task derives.
+
+    Raises:
+        UserError: as `Task.complete_model_config`; it returns something else, or too small a vocabulary.
+    """
+    config, kind = task.complete_model_config(chosen.config), chosen.entry.config
+    who = f"{named(task)}: complete_model_config"
+    if kind is not None and not isinstance(config, kind):
+        _refuse(named(task), "what complete_model_config returns", config, f"the options of the model, {named(kind)}")
+    vocab_size = getattr(config, "vocab_size", None)
+    if isinstance(vocab_size, int) and vocab_size < task.tokenizer.vocab_size:
+        raise UserError(
+            f"{who} leaves the model a vocab_size of {vocab_size}, but the tokenizer has {task.tokenizer.vocab_size} "
+            f"tokens; it must return the config with a vocab_size that holds them"
+        )
+    return config
+
+
+def load_samples(task: Task, split: str) -> SampleDataset:
+    """The samples of a split; where a plugin makes them, the first one is checked.
+
+    Raises:
+        UserError: as `Task.load_split`; what a plugin gives is no dataset of samples.
+    """
+    of_plugin = is_plugin(task) or is_plugin(task.corpus)
+    mistakes = naming_mistakes(f"{named(task)} cannot make the samples of {split}")
+    with mistakes if of_plugin else contextlib.nullcontext():
+        dataset = task.load_split(split)
+    if of_plugin:
+        _check_dataset(dataset, split, task)
+    return dataset
+
+
+def check_parts(task: Task, dataset: SampleDataset, model: nn.Module, criterion: Criterion) -> None:
+    """Take one sample through collater, model and loss, where one of them is a plugin's.
+
+    Args:
+        task, dataset, criterion: as built.
+        model: on the CPU; one on the meta device is not called.
+
+    Raises:
+        UserError: one of them raises an error, or does not return what it must.
+    """
+    if not any(map(is_plugin, (task, task.corpus, dataset, model, criterion))):
+        return
+    import torch
+
+    from ftk.modules.evaluation_mode import evaluation_mode
+
+    who = f"the collater of {named(task)}"
+    collater = task.collater()
+    if not callable(collater):
+        _refuse(named(task), "what collater() returns", collater, "a function from a list of samples to a Batch")
+    with naming_mistakes(f"{who} fails on the first sample"):
+        batch = collater([dataset.sample(1, 0)])
+    _check_batch(batch, who)
+    _check_inputs(batch, model, task)
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        with evaluation_mode(model), torch.random.fork_rng(devices=[]):
+            _check_criterion(batch, model, criterion)
+
+
+def _check_dataset(dataset: Any, split: str, task: Task) -> None:
+    who = named(dataset)
+    if missing := [name for name in ("__len__", "sizes", "sample") if not hasattr(dataset, name)]:
+        found = "None" if dataset is None else f"{who}, which has no {missing[0]!r}"
+        raise UserError(
+            f"the samples of {named(task)} are {found}; a dataset of samples has __len__, sizes(epoch) and "
+            f"sample(epoch, index)"
+        )
+    with naming_mistakes(f"{who} fails"):
+        count, sizes = len(dataset), np.asarray(dataset.sizes(1))
+        if count == 0:
+            raise UserError(f"{who} has no sample of {split}: its length is 0")
+        sample = dataset.sample(1, 0)
+    if sizes.shape != (count,) or sizes.dtype.kind not in "iu":
+        _refuse(who, "sizes(1)", sizes, f"int32 [{count}], the most tokens of each sample")
+    if not isinstance(sample, Mapping):
+        _refuse(who, "sample(1, 0)", sample, "a dictionary of NumPy arrays and numbers")
+    if isinstance(task.collater(), Collater):
+        _check_sample(who, sample, int(sizes[0]))
+
+
+def _check_sample(who: str, sample: Mapping[str, Any], size: int) -> None:
+    """Refuses a sample that `Collater` cannot make a batch of."""
+    for name, value in sample.items():
+        if not isinstance(value, np.ndarray | Number):
+            _refuse(who, f"sample(1, 0)[{name!r}]", value, "a NumPy array or a number")
+    for name, form in _ARRAYS.items():
+        if name not in sample:
+            forms = ", ".join(f"{name} {form}" for name, form in _ARRAYS.items())
+            raise UserError(f"{who}: sample(1, 0) has no {name!r}; the task's collater needs {forms}")
+        if np.ndim(sample[name]) != 1 or sample[name].dtype != form.split()[0]:
+            _refuse(who, f"sample(1, 0)[{name!r}]", sample[name], form)
+    num_tokens = len(sample["tokens"])
+    for name, value in sample.items():
+        if np.ndim(value) and np.shape(value)[-1] != num_tokens:
+            _refuse(who, f"sample(1, 0)[{name!r}]", value, f"as long as the tokens, [..., {num_tokens}]")
+    if num_tokens > size:
+        raise UserError(f"{who}: sample(1, 0) has {num_tokens} tokens, but sizes(1)[0] is {size}; it must be the most")
+
+
+def _check_batch(batch: Any, who: str) -> None:
+    import torch
+
+    if not isinstance(batch, Batch):
+        _refuse(who, "what it returns", batch, "an ftk.batch.Batch")
+    places = batch.places
+    tokens: Any = batch.inputs.get("tokens")
+    for name, value, form in (("inputs['tokens']", tokens, "int64 [B, T]"), ("places", places, "int64 [N]")):
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or value.ndim != form.count(",") + 1:
+            _refuse(who, f"the batch's {name}", value, form)
+    for name, value in (("targets", batch.targets), ("weights", batch.weights)):
+        if name == "weights" and value is None:
+            continue
+        if not isinstance(value, torch.Tensor) or not value.ndim or len(value) != len(places):
+            _refuse(who, f"the batch's {name}", value, f"one for each of the {len(places)} places, [N]")
+    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < tokens.numel():
+        raise UserError(
+            f"{who}: the batch's places are from {int(places.min())} to {int(places.max())}; they must be from 0 to "
+            f"{tokens.numel() - 1}, places in the flattened tokens"
+        )
+
+
+def _check_inputs(batch: Batch, model: Any, task: Task) -> None:
+    """Refuses a batch whose inputs are not those that the model takes."""
+    from ftk.models.base import Backbone
+
+    inputs, axes = batch.inputs, getattr(model, "INPUTS", None)
+    given = f"the batches of {named(task)} have {', '.join(inputs)}"
+    if axes is None:
+        if isinstance(model, Backbone):
+            raise UserError(f"{named(model)} has no 'INPUTS', the names of its inputs and their axes; {given}")
+        function = getattr(model, "hidden_states", model.forward)
+        try:
+            inspect.signature(function).bind(**inputs)
+        except TypeError as error:
+            what = f"{function.__name__}{inspect.signature(function)}"
+            raise UserError(f"{named(model)}: {what}: {error}; {given}") from None
+        return
+    for name in inputs:
+        if name not in axes:
+            raise UserError(f"{named(model)} does not take {name!r}: its INPUTS are {', '.join(axes)}; {given}")
+    for part in (model.embed, model.attend):
+        for name, parameter in inspect.signature(part).parameters.items():
+            if parameter.default is parameter.empty and name not in inputs:
+                raise UserError(f"{named(model)} needs {name!r} ('{part.__name__}' has no default for it); {given}")
+    known = dict(zip("BT", inputs["tokens"].shape, strict=True))
+    for name, value in inputs.items():
+        wanted = [known.get(axis, int(axis) if axis.isdecimal() else None) for axis in axes[name].split()]
+        shape = [*getattr(value, "shape", ())]
+        if len(shape) != len(wanted) or any(a not in (None, b) for a, b in zip(wanted, shape, strict=True)):
+            _refuse(named(model), f"{name!r} of the batches of {named(task)}", value, f"[{axes[name]}] (INPUTS)")
+
+
+def _check_criterion(batch: Batch, model: Any, criterion: Criterion) -> None:
+    """Refuses a model that returns no hidden states, and a criterion that returns no loss of them."""
+    import torch
+
+    from ftk.criterions.base import LossOutput, trunk_and_head
+
+    hidden = _hidden_states(batch, model).flatten(0, 1).index_select(0, batch.places)  # [N, H]
+    _, head = trunk_and_head(model)
+    with torch.no_grad(), naming_mistakes(f"the head of {named(model)} fails on the hidden states {[*hidden.shape]}"):
+        head(hidden)
+    who = named(criterion)
+    with naming_mistakes(f"{who} fails on the first sample"):
+        if criterion.is_single_pass():
+            output = criterion.loss(head, hidden.requires_grad_(), batch)
+        else:
+            output = criterion(model, batch)
+        count = criterion.count(batch)
+    if not isinstance(output, LossOutput):
+        _refuse(who, "what it returns", output, "an ftk.criterions.base.LossOutput(loss, num_targets, meters)")
+    for name, value in (("loss", output.loss), ("num_targets", output.num_targets)):
+        if not isinstance(value, torch.Tensor) or value.ndim:
+            _refuse(who, f"the {name} that it returns", value, "a sum over the targets, a tensor of shape []")
+    if not output.loss.requires_grad:
+        raise UserError(f"{who}: the loss that it returns has no gradient; it must depend on the hidden states")
+    if abs(float(output.num_targets) - count) > 1e-3 * max(1.0, count):
+        raise UserError(
+            f"{who}: num_targets is {float(output.num_targets):g}, but count(batch) is {count:g}; they must be equal"
+        )
+    for name, meter in output.meters.items():
+        if not isinstance(meter, tuple) or len(meter) != 2 or any(getattr(each, "ndim", 1) for each in meter):
+            _refuse(who, f"the meter {name!r}", meter, "(sum, count), two tensors of shape []")
+
+
+def _hidden_states(batch: Batch, model: Any) -> Any:
+    """[B, T, H] of a batch, or the scores [B, T, V] of a model without a head."""
+    import torch
+
+    from ftk.criterions.base import trunk_and_head
+
+    tokens, who = batch.inputs["tokens"], named(model)
+    if hasattr(model, "hidden_states") and not hasattr(model, "head"):
+        raise UserError(f"{who} has 'hidden_states' but no 'head', which makes scores [N, V] of them")
+    reads = f"{tokens.size(1)} tokens from {int(tokens.min())} to {int(tokens.max())}"
+    with torch.no_grad(), naming_mistakes(f"{who} fails on the first sample, {reads}"):
+        hidden = trunk_and_head(model)[0](**batch.inputs)
+    is_floats = isinstance(hidden, torch.Tensor) and hidden.is_floating_point()
+    if not is_floats or hidden.ndim != 3 or hidden.shape[:2] != tokens.shape:
+        what, last = ("hidden_states", "H") if hasattr(model, "hidden_states") else ("forward", "V")
+        _refuse(
+            who, f"what {what} returns", hidden, f"one tensor of floats [B, T, {last}] for tokens {[*tokens.shape]}"
+        )
+    return hidden
+
+
+def _refuse(who: str, what: str, value: Any, form: str) -> NoReturn:
+    """Raises UserError: `what` is not of the form that it must have."""
+    if hasattr(value, "dtype"):
+        found = f"{str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
+    else:
+        found = "None" if value is None else f"of type {type(value).__name__}"
+    raise UserError(f"{who}: {what} is {found}; it must be {form}")

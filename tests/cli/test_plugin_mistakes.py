@@ -1,0 +1,351 @@
+"""A plugin that breaks a contract is answered in a line: the class, its file, and what the contract asks."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftk import registry
+from ftk.registry import Registry
+from ftk_cli import generate, train
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plugin" / "language_model.py"
+GOOD = EXAMPLE.read_text(encoding="utf-8")
+REGISTRIES = [value for value in vars(registry).values() if isinstance(value, Registry)]
+
+CRITERION = """
+from ftk.criterions.base import Criterion, LossOutput
+from ftk.registry import register_criterion
+
+
+@register_criterion("mine")
+class Mine(Criterion):
+    def loss(self, head, hidden, batch):
+        loss = head(hidden).logsumexp(-1).sum()
+        count = batch.targets.new_full((), len(batch.targets))
+        return LossOutput(loss, count, {})
+"""
+BACKBONE = """
+from ftk.models.base import Backbone
+from ftk.models.config import TransformerConfig
+
+
+@register_model("trunk", config=TransformerConfig, task="next_token")
+class Trunk(Backbone):
+    INPUTS = {"tokens": "B T"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.token_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList()
+        self.head = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def embed(self, tokens):
+        return self.token_embedding(tokens)
+
+    def attend(self, tokens):
+        return None
+
+    def finish(self, hidden):
+        return hidden
+
+
+@register_architecture("trunk_tiny", model="trunk")
+def trunk_tiny():
+    return TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2)
+"""
+DATASET = """
+from ftk.data.corpora.documents import DocumentList
+from ftk.registry import register_dataset
+from ftk.tokenizers import load_tokenizer
+
+
+@dataclass(kw_only=True)
+class OwnConfig:
+    data: str = field(metadata={"positional": True, "metavar": "DATA"})
+
+
+@register_dataset("own", config=OwnConfig)
+class Own:
+    def __init__(self, config):
+        self.tokenizer_folder = config.data + "/tokenizer"
+
+    def splits(self):
+        return ["train"]
+
+    def tokenizer(self):
+        return load_tokenizer(self.tokenizer_folder)
+
+    def documents(self, split):
+        return DocumentList([[1, 2, 3] * 20])
+"""
+SAMPLE = 'return {"tokens": piece[:-1], "targets": piece[1:], "loss_mask": np.ones(len(piece) - 1, dtype=bool)}'
+MAKE = "return Windows(documents, self.config.window, self.tokenizer.special.eos)"
+STATES = "return self.lstm(self.embedding(tokens))[0]"
+IN_TASK = '    special_tokens = "with_end"\n'
+ARCHITECTURE = "return LSTMConfig(hidden_size=32, num_layers=1)"
+
+# What is replaced in the plugin, by what, and the message; CLASS is a class with its file and line.
+MISTAKES: list[tuple[str, str, str]] = [
+    # samples
+    (SAMPLE, "return None", "CLASS Windows: sample(1, 0) is None; it must be a dictionary of NumPy arrays and numbers"),
+    (
+        SAMPLE,
+        "return {}",
+        "CLASS Windows: sample(1, 0) has no 'tokens'; the task's collater needs tokens int64 [T], tar",
+    ),
+    (
+        "piece[:-1]",
+        "piece[:-1].astype(float)",
+        "CLASS Windows: sample(1, 0)['tokens'] is float64 [16]; it must be int64 [T]",
+    ),
+    ("piece[:-1]", "piece[:-1][None]", "CLASS Windows: sample(1, 0)['tokens'] is int64 [1, 16]; it must be int64 [T]"),
+    ("piece[1:]", "piece[2:]", "['targets'] is int64 [15]; it must be as long as the tokens, [..., 16]"),
+    (
+        "piece[1:]",
+        "[1, 2]",
+        "CLASS Windows: sample(1, 0)['targets'] is of type list; it must be a NumPy array or a number",
+    ),
+    ("piece[1:]", "piece[1]['x']", "CLASS Windows fails: IndexError: "),
+    ("self.window, dtype=np.int32)", "3, dtype=np.int32)", "has 16 tokens, but sizes(1)[0] is 3; it must be the most"),
+    ("np.full(len(self), self.window, dtype=np.int32)", "[1.5]", "sizes(1) is float64 [1]; it must be int32 ["),
+    (
+        "def sizes",
+        "def size",
+        "CLASS NextToken are CLASS Windows, which has no 'sizes'; a dataset of samples has __len__, si",
+    ),
+    (
+        "return max(1, (len(self.text) - 1) // self.window)",
+        "return 0",
+        "CLASS Windows has no sample of train: its length",
+    ),
+    # the task
+    (MAKE, "return None", "the samples of CLASS NextToken are None; a dataset of samples has"),
+    (
+        MAKE,
+        "return Window(documents)",
+        "CLASS NextToken cannot make the samples of train: NameError: name 'Window' is not",
+    ),
+    (
+        "def make_samples",
+        "def make_sample",
+        "CLASS NextToken has no 'make_samples'; a task has that, or else 'load_split'",
+    ),
+    (
+        "class NextToken(Task)",
+        "class NextToken",
+        "CLASS NextToken cannot be built as NextToken(config, corpus=..., seed=...): ",
+    ),
+    (
+        IN_TASK,
+        "    def complete_model_config(self, config): return config\n",
+        "a vocab_size of 1, but the tokenizer has ",
+    ),
+    (
+        IN_TASK,
+        "    def complete_model_config(self, config): ...\n",
+        "CLASS NextToken: what complete_model_config returns is ",
+    ),
+    (
+        IN_TASK,
+        "    def collater(self): return list\n",
+        "the collater of CLASS NextToken: what it returns is of type list; it",
+    ),
+    (
+        IN_TASK,
+        "    def collater(self): return None\n",
+        "what collater() returns is None; it must be a function from a list",
+    ),
+    # the model
+    (
+        STATES,
+        STATES[:-3],
+        "CLASS LSTM: what hidden_states returns is of type tuple; it must be one tensor of floats [B, T, H]",
+    ),
+    (STATES, f"{STATES}.mean(1)", "what hidden_states returns is float32 [1, 32]; it must be one tensor of floats"),
+    (STATES, "return self.lstm(self.embed(tokens))", "CLASS LSTM fails on the first sample, 16 tokens from "),
+    (
+        "def hidden_states(self, tokens)",
+        "def hidden_states(self, tokens, mask)",
+        "missing a required argument: 'mask'; the ",
+    ),
+    ("self.head", "self.output", "CLASS LSTM has 'hidden_states' but no 'head', which makes scores [N, V] of them"),
+    ("class LSTM(nn.Module)", "class LSTM", "CLASS LSTM has no 'named_parameters'; a model, a `torch.nn.Module`, has"),
+    (
+        "        super().__init__()\n        self.embedding",
+        "        self.embedding",
+        "AttributeError: cannot assign module ",
+    ),
+    ("nn.Embedding(config.vocab_size", "nn.Embedding(3", "CLASS LSTM fails on the first sample, 16 tokens from "),
+    # options and names
+    ("@dataclass(kw_only=True)\nclass LSTMConfig", "class LSTMConfig", "CLASS LSTM: config must be a dataclass, got "),
+    (
+        "num_layers: int",
+        "num_layers: dict",
+        "CLASS LSTMConfig: model.num_layers: <class 'dict'> is not an option type; ",
+    ),
+    ("num_layers: int", "num_layers: 'Int'", "CLASS LSTMConfig: name 'Int' is not defined"),
+    (
+        ARCHITECTURE,
+        "return {}",
+        "architecture 'lstm_tiny', CLASS lstm_tiny: it must return the model's LSTMConfig, got {}",
+    ),
+    ('model="lstm_lm"', 'model="lstm"', "architecture 'lstm_tiny', CLASS lstm_tiny: model 'lstm' is not registered"),
+    (', task="next_token"', ', task="next"', "model 'lstm_lm', CLASS LSTM: task 'next' is not registered"),
+    ('register_task("next_token"', 'register_task("causal_lm"', "'causal_lm' is registered twice: "),
+    (
+        "import numpy as np",
+        "import numpy as np\nx = 1 / 0",
+        "failed to import: ZeroDivisionError: division by zero (at ",
+    ),
+    (
+        "import numpy as np",
+        "import numpy as np\ndef f(:",
+        "failed to import: SyntaxError: invalid syntax (broken.py, line 6)",
+    ),
+]
+OF_CRITERIONS: list[tuple[str, str, str]] = [
+    (
+        "return LossOutput(loss, count, {})",
+        "return loss",
+        "CLASS Mine: what it returns is float32 []; it must be an ftk.c",
+    ),
+    (
+        ".logsumexp(-1).sum()",
+        ".logsumexp(-1)",
+        "CLASS Mine: the loss that it returns is float32 [16]; it must be a sum ",
+    ),
+    (".sum()", ".sum().detach()", "CLASS Mine: the loss that it returns has no gradient; it must depend on the hidden"),
+    (
+        "new_full((), len(batch.targets))",
+        "new_full((), 1)",
+        "num_targets is 1, but count(batch) is 16; they must be equal",
+    ),
+    (
+        "count, {})",
+        "count, {'nll_loss': loss})",
+        "CLASS Mine: the meter 'nll_loss' is float32 []; it must be (sum, count)",
+    ),
+    (
+        "def loss",
+        "def losses",
+        "CLASS Mine cannot be built as Mine(): TypeError: Can't instantiate abstract class Mine",
+    ),
+    ("class Mine(Criterion)", "class Mine", "CLASS Mine has no 'count'; a criterion, an `ftk.criterions.base.C"),
+    (
+        "batch.targets.new_full",
+        "batch.labels.new_full",
+        "CLASS Mine fails on the first sample: AttributeError: 'Batch' obj",
+    ),
+]
+OF_BACKBONES: list[tuple[str, str, str]] = [
+    (
+        '    INPUTS = {"tokens": "B T"}\n',
+        "",
+        "CLASS Trunk has no 'INPUTS', the names of its inputs and their axes; the bat",
+    ),
+    ("def finish", "def finished", "CLASS Trunk has no 'finish'; a Backbone has INPUTS, layers, embed, attend, finish"),
+    (
+        "def attend(self, tokens)",
+        "def attend(self, tokens, mask)",
+        "INPUTS names tokens, but embed and attend take tokens, mask",
+    ),
+    (
+        'INPUTS = {"tokens": "B T"}\n\n    def __init__(self, config):',
+        'INPUTS = {"tokens": "B T", "mask": "B T"}\n\n    def around(self, mask): ...\n    def __init__(self, config):',
+        "INPUTS names tokens, mask, but embed and attend take tokens; they must be the same",
+    ),
+    ("        self.layers = nn.ModuleList()\n", "", "'Trunk' object has no attribute 'layers'"),
+]
+OF_DATASETS: list[tuple[str, str, str]] = [
+    ("def documents", "def document", "CLASS Own has neither 'documents' nor 'samples'; a dataset has one of them"),
+    ("return DocumentList([[1, 2, 3] * 20])", "return [[1, 2, 3]]", "what documents(split) returns has no 'sizes'; "),
+    (
+        "return load_tokenizer(self.tokenizer_folder)",
+        "return None",
+        "CLASS Own: what tokenizer() returns is None; it must",
+    ),
+    ("def splits", "def split", "CLASS Own has no 'splits'; a dataset, besides "),
+]
+CASES = [
+    *((GOOD, "", *case) for case in MISTAKES),
+    *((GOOD + CRITERION, "--criterion mine", *case) for case in OF_CRITERIONS),
+    *((GOOD + BACKBONE, "--arch trunk_tiny", *case) for case in OF_BACKBONES),
+    *((GOOD + DATASET, "--dataset own", *case) for case in OF_DATASETS),
+]
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """Writes a plugin; what the one before registered is forgotten, and what this one does afterwards."""
+
+    def write(text: str) -> None:
+        forget()
+        (tmp_path / "broken.py").write_text(text, encoding="utf-8")
+
+    yield write
+    forget()
+
+
+def forget() -> None:
+    for one in REGISTRIES:
+        for name in [name for name, entry in one._entries.items() if entry.target.__module__ == "broken"]:
+            del one._entries[name]
+    sys.modules.pop("broken", None)
+    linecache.clearcache()
+
+
+def train_it(place: Path, folder: Path, options: str) -> int:
+    arch = "" if "--arch" in options else "--arch lstm_tiny"
+    window = "" if "--task" in options else "--window 16"
+    run = f"--max-update 1 --batch-size 2 {window} --valid-subset none --save-dir {folder / 'run'}"
+    return train.main(f"{place / 'data-bin'} --user-dir {folder / 'broken.py'} {arch} {run} {options}".split())
+
+
+@pytest.mark.parametrize(("text", "options", "old", "new", "message"), CASES, ids=[case[-1][:60] for case in CASES])
+def test_a_mistake_is_answered_in_the_words_of_the_contract(
+    plugin, place, tmp_path, capsys, text, options, old, new, message
+):
+    assert old in text
+    plugin(text.replace(old, new))
+    assert train_it(place, tmp_path, options) == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ftk-train: ")]
+    assert "broken.py" in said
+    assert message in re.sub(r"(\w+) \([^()]*broken\.py:\d+\)", r"CLASS \1", said)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+OWN_SAMPLES = DATASET.replace(
+    "def documents(self, split):\n        return DocumentList([[1, 2, 3] * 20])",
+    "def samples(self, split, make_samples, seed):\n        return make_samples(DocumentList([[1, 2, 3] * 20]), seed)",
+)
+RIGHT = {
+    "criterion": (CRITERION, "--criterion mine"),
+    "backbone": (BACKBONE, "--arch trunk_tiny"),
+    "documents": (DATASET, "--dataset own"),
+    "samples": (OWN_SAMPLES, "--dataset own"),
+    "samples of ftk's task": (OWN_SAMPLES, "--dataset own --arch gpt2_tiny --task causal_lm"),
+}
+
+
+@pytest.mark.parametrize(("more", "options"), RIGHT.values(), ids=RIGHT)
+def test_without_a_mistake_it_trains(plugin, place, tmp_path, more, options):
+    plugin(GOOD + more)
+    assert train_it(place, tmp_path, options) == 0
+
+
+def test_a_model_that_cannot_generate_is_refused(plugin, place, tmp_path, capsys):
+    plugin(GOOD)
+    assert train_it(place, tmp_path, "") == 0
+    asked = ["--path", str(tmp_path / "run"), "--user-dir", str(tmp_path / "broken.py"), "--input", str(place / "text")]
+    assert generate.main(asked) == 2
+    assert "was trained for NextToken, which does not generate; use ftk.load_model" in capsys.readouterr().err
+    continuation = "from ftk.generation.engine.continuation import Continuation\n        return Continuation([2], None)"
+    framing = f"    @classmethod\n    def framing(cls, tokenizer, model_config):\n        {continuation}\n"
+    plugin(GOOD.replace(IN_TASK, IN_TASK + framing))
+    assert generate.main(asked) == 2
+    assert "cannot generate: it is no ftk.models.base.Backbone, whose layers take a cache" in capsys.readouterr().err
