@@ -166,6 +166,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "hf_model": {
         "bert": "ftk.models.bert.convert",
+        "glm": "ftk.models.glm.huggingface",
         "glm4": "ftk.models.glm4.convert",
         "glm4_0414": "ftk.models.glm4.convert",
         "gpt2": "ftk.models.gpt2.convert",

@@ -81,3 +81,24 @@ def visible(text: str, keep: str = "\t\n") -> str:
         else character.encode("unicode_escape", "surrogatepass").decode("ascii")
         for character in text
     )
+
+
+def download_hint(name: str, kind: str) -> str:
+    """For messages about a path that is missing: what to do if it names something on the Hugging Face hub; else "".
+
+    Args:
+        name: the path as given.
+        kind: "dataset" or "model", for names that do not say it.
+    """
+    scheme, separator, rest = name.partition("://")
+    kind = "dataset" if rest.startswith("datasets/") else "model" if separator else kind
+    words = (rest if separator else name).removeprefix("datasets/").split("/")
+    is_hub_name = len(words) > 1 and all(re.fullmatch(r"\w[\w.-]*", word) for word in words[:2])
+    is_file = not separator and (len(words) > 2 or re.search(r"\.[a-z]\w*$", name) is not None)
+    if separator and (scheme != "hf" or not is_hub_name):
+        return "; only files on this machine are read, download it first"
+    if not is_hub_name or is_file:
+        return ""
+    option = " --repo-type dataset" if kind == "dataset" else ""
+    download = f"hf download {words[0]}/{words[1]}{option} --local-dir {words[1]}"
+    return f"; to read a {kind} of the Hugging Face hub, download it ({download}) and give the folder {words[1]}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, slot
 from ftk.config.build import as_mapping, build
-from ftk.errors import UserError, did_you_mean
+from ftk.errors import UserError, did_you_mean, download_hint
 from ftk.plugins import import_plugins, naming_plugin
 from ftk.registry import ARCHITECTURES, MODELS, is_plugin, named
 
@@ -44,7 +44,8 @@ def load_model(
     """The model of a checkpoint, in evaluation mode.
 
     Args:
-        path: a checkpoint folder, or a run's folder (its best checkpoint, else its last).
+        path: a checkpoint folder, a run's folder (its best checkpoint, else its last), or a Hugging Face folder of a
+            family that ftk has (config.json and weights), which is read as it is.
         device: where to put it: "auto" (a GPU if there is one), or as for `torch.device`.
         ema: with the moving average of its weights, which training kept with them (`ema_decay`).
         dtype: of its weights and of what is computed, e.g. torch.bfloat16; as they were saved if None (ftk saves
@@ -59,23 +60,22 @@ def load_model(
             processes cannot share; a dtype that is no floating point type.
         BrokenCheckpoint: a file of it is damaged.
     """
-    from ftk.checkpoint import load_model_state, read_config, resolve_checkpoint
+    from ftk.checkpoint import load_model_state, read_config, resolve_model
     from ftk.checkpoint.bounded import bounded_by
-    from ftk.checkpoint.index import read_index
-    from ftk.checkpoint.layout import MODEL
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
+    from ftk.checkpoint.weights import weights_of
     from ftk.model_parallel.world import resolve_device
     from ftk.modules.few_rows import prepare
 
     _check_dtype(dtype)
     device = resolve_device(device)
-    folder = resolve_checkpoint(path)
-    tree = read_config(folder)
+    folder = resolve_model(path)
     import_plugins(user_dir)
-    chosen = _chosen_model(tree)
+    tree = read_config(folder)
+    chosen, weights = _chosen_model(tree), weights_of(folder)
 
     def build_model() -> nn.Module:
-        with bounded_by(read_index(folder / MODEL).tensors, folder):
+        with bounded_by(weights.tensors, folder):
             model: nn.Module = chosen.build()
         prepare(model)
         return model
@@ -86,12 +86,12 @@ def load_model(
         refuse_quantized(folder, "sharing by several processes")
 
         def load(part: nn.Module) -> None:
-            load_model_state(folder, part, ema=ema, world=world)
+            load_model_state(folder, part, ema=ema, world=world, weights=weights)
 
         return distribute_for_inference(build_model, world, load).to(dtype=dtype)
     model = build_model()
     prepare_for(tree, model)
-    load_model_state(folder, model, ema=ema)
+    load_model_state(folder, model, ema=ema, weights=weights)
     return model.to(device, dtype).eval()
 
 
@@ -107,7 +107,7 @@ def _chosen_model(tree: dict[str, Any]) -> Chosen:
 
 
 def load_tokenizer(path: str | Path, *, user_dir: str | Path | None = None) -> Tokenizer:
-    """The tokenizer of a checkpoint, of a run, or of a folder written by ftk-preprocess.
+    """The tokenizer of a checkpoint, of a run, of a folder written by ftk-preprocess, or of a Hugging Face folder.
 
     Args:
         path: one of these folders.
@@ -116,14 +116,13 @@ def load_tokenizer(path: str | Path, *, user_dir: str | Path | None = None) -> T
     Raises:
         UserError: there is none, or it is unknown.
     """
-    from ftk import tokenizers
-    from ftk.checkpoint import is_checkpoint, numbered_checkpoints, resolve_checkpoint
+    from ftk.checkpoint import is_checkpoint, numbered_checkpoints, resolve_checkpoint, tokenizer_of
 
     import_plugins(user_dir)
     folder = Path(path)
     if not (folder / "tokenizer").is_dir() and not is_checkpoint(folder) and numbered_checkpoints(folder):
         folder = resolve_checkpoint(folder)
-    return tokenizers.load_tokenizer(folder)
+    return tokenizer_of(folder)
 
 
 def load_generator(
@@ -163,15 +162,15 @@ def load_generator(
         UserError: as `load_model`; the checkpoint has no tokenizer, or a task that does not generate; an unknown
             option; models with other tokenizers; answers of `max_len` tokens, which a model's positions do not reach.
     """
-    from ftk.checkpoint import read_config, resolve_checkpoint
+    from ftk.checkpoint import read_config, resolve_model
     from ftk.generation.config import checked_config
     from ftk.generation.processors import ProcessorConfig
     from ftk.generation.processors.steering import Steering
 
     # Resolved once: a run that saves meanwhile may change its links.
-    folders = [resolve_checkpoint(one) for one in checkpoint_paths(path)]
-    folder = folders[0]
     import_plugins(user_dir)
+    folders = [resolve_model(one) for one in checkpoint_paths(path)]
+    folder = folders[0]
     task = task_of(folder)
     generator = task.text_generator()
     steered = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
@@ -198,7 +197,7 @@ def load_generator(
     _check_config(generator, config, folders)
     language_model = None
     if lm_paths is not None:
-        lm_folders = [resolve_checkpoint(one) for one in lm_paths]
+        lm_folders = [resolve_model(one) for one in lm_paths]
         _check_config(generator, config, lm_folders, "language model: ")
         _check_tokenizers(lm_folders, folder, tokenizer, "a language model must have that of the model")
         language_model = _load_together(lm_folders, device, dtype=dtype, world=world)
@@ -278,6 +277,8 @@ def checkpoint_paths(path: str | Path | Sequence[str | Path]) -> list[str | Path
     """The checkpoints that a path names: those between its colons, unless something of that very name exists."""
     if not isinstance(path, (str, Path)):
         parts = list(path)
+    elif "://" in str(path):
+        raise UserError(f"{path}: no such folder{download_hint(str(path), 'model')}")
     elif Path(path).exists() or ":" not in str(path):
         return [path]
     else:

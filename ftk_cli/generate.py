@@ -45,9 +45,10 @@ SCORED_AT_ONCE = 256
 
 PROG = "ftk-generate"
 DESCRIPTION = """Answers prompts with a trained model: those that its task makes of a subset of DATA, or your own,
-one per line. Prints S- source, T- reference, H- score and tokens, D- score and text, P- log-probabilities,
-A- alternatives, I- steps, N- score of a text, L- log-probability of known answers, F- text with its answers,
-E- what is wrong with a prompt. With --path, --help all also shows the options of the model's task.
+one per line. Prints the texts with their answers. With --output-format fairseq: S- source, T- reference, H- score and
+tokens, D- score and text, P- log-probabilities, A- alternatives, I- steps, N- score of a text, L- log-probability of
+known answers, F- text with its answers, E- what is wrong with a prompt; 0.3 is the fourth answer to prompt 0.
+With --path, --help all also shows the options of the model's task.
 Examples: ftk-generate data-bin --path run --gen-subset valid;
 echo "Once upon a time" | ftk-generate --path run --input -"""
 
@@ -66,8 +67,8 @@ class GenerateConfig:
     path: str = field(
         metadata={
             "daily": True,
-            "help": "checkpoint, or a run's folder (its best checkpoint, else its last); several with colons between "
-            "are an ensemble",
+            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder; "
+            "several with colons between are an ensemble",
             "metavar": "PATH",
         }
     )
@@ -92,7 +93,11 @@ class GenerateConfig:
     )
     output_format: str = field(
         default="text",
-        metadata={"daily": True, "help": "fairseq's lines, or one JSON object a line", "choices": ("text", "json")},
+        metadata={
+            "daily": True,
+            "help": "the texts with their answers; fairseq's lines, with all figures; or one JSON object per line",
+            "choices": ("text", "fairseq", "json"),
+        },
     )
     scoring: list[str] = field(
         default_factory=list,
@@ -152,7 +157,8 @@ class GenerateConfig:
 
     def prints_texts(self) -> bool:
         """Whether texts with their answers are printed, which can be coloured."""
-        return self.input is not None and self.output_format == "text" and not self.score_reference
+        of_prompts = self.input is not None and self.output_format == "fairseq"
+        return (of_prompts or self.output_format == "text") and not self.score_reference
 
     def is_colored(self) -> bool:
         """Whether texts with their answers are printed in colours."""
@@ -180,7 +186,7 @@ class GenerateConfig:
         if self.score_reference and self.print_step:
             yield "score_reference takes no steps; print_step does not go with it"
         if self.color == "always" and not self.prints_texts():
-            yield "color is always; it goes with text lines of --input that are printed"
+            yield "color is always, but no texts with their answers are printed"
         for name in self.scoring:
             if name not in SCORERS:
                 yield f"scoring is {name!r}; there are: {', '.join(SCORERS.names())}"
@@ -244,7 +250,8 @@ def body(argv: list[str]) -> int:
         generator = open_generator(checkpoints, root.common, generation, root.processors, world)
         as_json, printed = options.output_format == "json", results is None
         shows_terminal = printed and is_terminal()
-        records = Records(generator.tokenizer, as_json, options.print_step, shows_terminal, options.is_colored())
+        form, colored = options.output_format, options.is_colored()
+        records = Records(generator.tokenizer, form, options.print_step, shows_terminal, colored)
         answer: Callable[..., list[Any]] = generator.score_encoded if scoring else generator.generate_encoded
         remarks = Remarks()
         meter.begin()
@@ -283,7 +290,7 @@ def body(argv: list[str]) -> int:
 
 def _same_checkpoints(root: GenerateRoot, world: World) -> Checkpoints:
     """The checkpoints; all ranks must see the same files."""
-    from ftk.checkpoint.layout import MANIFEST
+    from ftk.checkpoint.weights import identity_file
     from ftk.model_parallel.collective import check_same_files
 
     options = root.generate
@@ -291,7 +298,7 @@ def _same_checkpoints(root: GenerateRoot, world: World) -> Checkpoints:
         raise UserError("--input - cannot be read by several processes; write the prompts to a file")
     checkpoints = find_checkpoints(options.path, root.generation.lm_path, world)
     files = {"--path": checkpoints.model, "--lm-path": checkpoints.language_model or []}
-    check_same_files(world, {name: [folder / MANIFEST for folder in folders] for name, folders in files.items()})
+    check_same_files(world, {name: list(map(identity_file, folders)) for name, folders in files.items()})
     if options.input is not None:
         check_same_files(world, {"--input": [Path(options.input)]})
     return checkpoints

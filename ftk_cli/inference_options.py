@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -78,13 +78,13 @@ def find_checkpoints(path: str, lm_path: str | None, world: World | None = None)
     Raises:
         UserError: there is none.
     """
-    from ftk.checkpoint import resolve_checkpoint
+    from ftk.checkpoint import resolve_model
     from ftk.hub import checkpoint_paths
     from ftk.model_parallel.collective import on_main
 
     def find() -> list[list[str] | None]:
         return [
-            None if one is None else [os.fspath(resolve_checkpoint(part)) for part in checkpoint_paths(one)]
+            None if one is None else [os.fspath(resolve_model(part)) for part in checkpoint_paths(one)]
             for one in (path, lm_path)
         ]
 
@@ -107,9 +107,27 @@ def given_flags(section: str, config: Any, without: Collection[str] = ()) -> lis
 
 
 def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
-    """The root with the options of generation of the task of the checkpoint that `--path` names.
+    """The root with the options of generation of the task of the checkpoint that `--path` names."""
 
-    Plugins are imported first: the task may be theirs. Without `--path`, the root is as it was.
+    def sections(folder: Path) -> list[tuple[str, type, Any]]:
+        from ftk.hub import task_of
+
+        return [("generation", task_of(folder).text_generator().config_class, section("how to search"))]
+
+    return with_sections_of_checkpoint(root, argv, sections)
+
+
+def with_sections_of_checkpoint(
+    root: type[R], argv: Sequence[str], sections: Callable[[Path], list[tuple[str, type, Any]]]
+) -> type[R]:
+    """The root with sections that depend on the checkpoint that `--path` names; without `--path`, as it was.
+
+    Plugins are imported first: the checkpoint's task may be theirs.
+
+    Args:
+        root: root dataclass of the command.
+        argv: the arguments.
+        sections: gives key, config dataclass and `section(...)` of each, for the folder of a checkpoint.
 
     Raises:
         UserError: there is no such checkpoint, and --help is not given.
@@ -117,18 +135,17 @@ def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
     path, user_dir = value_of(argv, "--path"), value_of(argv, "--user-dir")
     if path is None:
         return root
-    from ftk.checkpoint import resolve_checkpoint
-    from ftk.hub import checkpoint_paths, task_of
+    from ftk.checkpoint import resolve_model
+    from ftk.hub import checkpoint_paths
 
     try:
         import_plugins(None if user_dir is None or user_dir.lower() in NONE else user_dir)
-        config = task_of(resolve_checkpoint(checkpoint_paths(path)[0])).text_generator().config_class
+        own = sections(resolve_model(checkpoint_paths(path)[0]))
     except UserError:
         if {"-h", "--help", "--version"} & set(argv):
             return root
         raise
-    own = ("generation", config, section("how to search"))
-    return make_dataclass(root.__name__, [own], bases=(root,), kw_only=True)
+    return make_dataclass(root.__name__, own, bases=(root,), kw_only=True)
 
 
 def open_generator(

@@ -46,7 +46,7 @@ class InteractiveConfig:
     path: str = field(
         metadata={
             "daily": True,
-            "help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
+            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder",
             "metavar": "PATH",
         }
     )
@@ -213,24 +213,19 @@ def _shown(generator: TextGenerator, result: TextResult) -> Iterator[str]:
 
 
 def _shown_answers(generator: TextGenerator, result: TextResult) -> Iterator[str]:
+    from ftk_cli.records import likeliest_tokens
+
     if result.score is not None:
         yield f"  all: score {result.score:.4f}"
     for number, answer in enumerate(result.answers, start=1):
         name = "".join(f"{one} = " for one in answer.named.values())
         yield f"  {number}. {name}{_described(answer)}"
-        yield from _likeliest(generator, answer)
+        yield from likeliest_tokens(answer, generator.tokenizer)
         for other in answer.others:
             yield f"     or {_described(other)}"
-            yield from _likeliest(generator, other)
+            yield from likeliest_tokens(other, generator.tokenizer)
 
 
 def _described(answer: TextAnswer) -> str:
     tokens = " ".join(f"{math.exp(one):.3f}" for one in answer.token_logprobs)
     return f"{answer.text!r}  p = {answer.probability:.3g}  (each: {tokens})"
-
-
-def _likeliest(generator: TextGenerator, answer: TextAnswer) -> Iterator[str]:
-    """Of each place the likeliest tokens, if they were asked for."""
-    for number, place in enumerate(answer.alternatives, start=1):
-        tokens = "  ".join(f"{generator.tokenizer.token_text(token)!r} {math.exp(value):.3f}" for token, value in place)
-        yield f"       token {number}: {tokens}"

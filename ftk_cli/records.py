@@ -1,4 +1,4 @@
-"""How answers are printed: fairseq's S-, T-, H-, D- and P- lines, or one JSON object per line."""
+"""How answers are printed: as texts, as fairseq's S-, T-, H-, D- and P- lines, or as one JSON object per line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftk.errors import visible
+from ftk.errors import counted, visible
 from ftk_cli.colors import color_legend, colored_text
 
 if TYPE_CHECKING:
@@ -21,25 +21,26 @@ _NOTE = (
     "NOTE: scores are natural logarithms; H and D carry the sum of an answer's log-probabilities divided by "
     "length ** {length_penalty:g}, P one log-probability per token, the end token's included"
 )
+_GREY = "\033[90m{}\033[0m"
 _ESCAPES = {ord(one): repr(one)[1:-1] for one in "\\\n\r\t\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
 _JSON_ESCAPES = {ord(one): f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}  # those that JSON itself leaves
 
 
 @dataclass
 class Records:
-    """Makes the record of each prompt: an object for JSON, from which the lines of text are made.
+    """Makes the record of each prompt.
 
     Attributes:
         tokenizer: names the tokens.
-        as_json: one JSON object, else lines of text.
+        form: "text": for reading; "fairseq": its lines; "json": one object per line.
         print_step: say how many steps were taken.
-        terminal: what is in a record must not steer a terminal.
-        color: the text with its answers is coloured.
+        terminal: what is in a record must not steer a terminal; texts come with their scores.
+        color: the text with its answers is coloured, and has scores.
         several_ways: set where a record has held several ways to answer a prompt as a whole.
     """
 
     tokenizer: Tokenizer
-    as_json: bool
+    form: str
     print_step: bool = False
     terminal: bool = False
     color: bool = False
@@ -51,8 +52,10 @@ class Records:
         Args:
             index: number of the prompt.
             result: prompt, text and answers.
-            references: one per answer, if known; then the text is not repeated.
+            references: one per answer, if known; then only the form "text" has the text.
         """
+        if self.form == "text":
+            return list(self._texts(result, references or ()))
 
         def described(way: TextResult) -> dict[str, Any]:
             answers = [{**answer.named, **self._answer(answer)} for answer in way.answers]
@@ -77,8 +80,11 @@ class Records:
             source: the prompt.
             candidates: answers of each.
         """
-        names = ("text", "tokens", "logprob", "score", "token_logprobs")
         totals = [total_logprob(answers) for answers in candidates]
+        if self.form == "text":
+            given = (", ".join(repr(one.text) for one in answers) for answers in candidates)
+            return [self._clean(source), *(f"  {total:.4f}  {one}" for total, one in zip(totals, given, strict=True))]
+        names = ("text", "tokens", "logprob", "score", "token_logprobs")
         described = [
             {
                 "logprob": total,
@@ -91,17 +97,52 @@ class Records:
 
     def refused(self, index: int, message: str) -> list[str]:
         """The lines of a prompt without an answer, with the number of its line, counted from 1."""
+        if self.form == "text":  # an empty line in its place: which line it is, and why, stands on stderr
+            return [""]
         return self._written({"id": index, "line": index + 1, "error": message})
 
     def notes(self, config: GenerationConfig, scoring: bool) -> list[str]:
-        """What the numbers in lines of text mean, and the colours."""
+        """What the numbers in fairseq's lines mean, and the colours."""
+        colors = [f"NOTE: {color_legend()}"] if self.color else []
+        if self.form != "fairseq":
+            return colors
         note = _NOTE.format(length_penalty=config.length_penalty)
         if scoring:
             return [f"{note}, L the sum over all answers"]
         fused = f"; in H and D those of the language model are added {config.lm_weight:g} times"
         note += fused * (config.lm_path is not None)
         note += "; N the same for all answers to a text together" * self.several_ways
-        return [note, *([f"NOTE: {color_legend()}"] if self.color else [])]
+        return [note, *colors]
+
+    def _texts(self, result: TextResult, references: Sequence[str]) -> Iterator[str]:
+        """The text with its answers; indented below it, what was asked for besides: references, n best, alternatives.
+
+        Numbers in grey where they are read at once, on a terminal; further ways to answer the prompt begin with "or".
+        """
+        for way in (result, *result.others):
+            details = list(self._details(way, references if way is result else ()))
+            scores = [answer.score for answer in way.answers] if way.score is None else [way.score]
+            text = colored_text(way, self.tokenizer, self._clean) if self.color else self._clean(way.text)
+            yield f"{'' if way is result else 'or '}{text}{'' if details else self._scores(scores)}"
+            yield from details
+        if self.print_step:
+            yield f"  {counted(num_steps(result.answers), 'step')}"
+
+    def _details(self, way: TextResult, references: Sequence[str]) -> Iterator[str]:
+        for number, answer in enumerate(way.answers):
+            if references or answer.others or answer.alternatives:
+                reference = f"  (reference: {references[number]!r})" if references else ""
+                yield f"  {number + 1}. {answer.text!r}{reference}{self._scores([answer.score])}"
+                yield from likeliest_tokens(answer, self.tokenizer)
+                for other in answer.others:
+                    yield f"     or {other.text!r}{self._scores([other.score])}"
+                    yield from likeliest_tokens(other, self.tokenizer)
+
+    def _scores(self, scores: Sequence[float]) -> str:
+        text = " ".join(f"{score:.4f}" for score in scores)
+        if self.color:
+            return f"  {_GREY.format(text)}"
+        return f"  {text}" if self.terminal else ""
 
     def _answer(self, answer: TextAnswer) -> dict[str, Any]:
         """An answer, with the others of the n best, where there are any."""
@@ -127,7 +168,7 @@ class Records:
         return record
 
     def _written(self, record: dict[str, Any], colored: str | None = None) -> list[str]:
-        return [json_record(record, self.terminal)] if self.as_json else list(self._lines(record, colored))
+        return [json_record(record, self.terminal)] if self.form == "json" else list(self._lines(record, colored))
 
     def _lines(self, record: dict[str, Any], colored: str | None) -> Iterator[str]:
         """`E-` what is wrong; or `S-` source, for each way to answer it `N-` score and text, its answers, `L-` sum of
@@ -140,8 +181,9 @@ class Records:
         for way in record.get("candidates") or [record, *record.get("others", ())]:
             if "score" in way:
                 yield f"N-{index}\t{way['score']:.4f}" + (f"\t{self._clean(way['text'])}" if "text" in way else "")
-            for answer in way["answers"]:
-                yield from self._answer_lines(index, answer)
+            for number, answer in enumerate(way["answers"]):
+                place = str(index) if len(way["answers"]) == 1 else f"{index}.{number}"
+                yield from self._answer_lines(place, answer)
             if "logprob" in way:
                 yield f"L-{index}\t{way['logprob']:.4f}"
         if "steps" in record:
@@ -149,18 +191,18 @@ class Records:
         if "text" in record:
             yield f"F-{index}\t{self._clean(record['text']) if colored is None else colored}"
 
-    def _answer_lines(self, index: int, answer: dict[str, Any]) -> Iterator[str]:
+    def _answer_lines(self, place: str, answer: dict[str, Any]) -> Iterator[str]:
         """`T-` reference; of each of the n best answers, best first, `H-` score and tokens, `D-` score and text, `P-`
-        log-probabilities, `A-` the likeliest tokens at one place."""
+        log-probabilities, `A-` the likeliest tokens for one of them. `place`: "0", or "0.3" for the fourth answer."""
         if "reference" in answer:
-            yield f"T-{index}\t{self._clean(answer['reference'])}"
+            yield f"T-{place}\t{self._clean(answer['reference'])}"
         for one in (answer, *answer.get("others", ())):
-            tokens = " ".join(self._name(self.tokenizer.token_text(token)) for token in one["tokens"])
-            yield f"H-{index}\t{one['score']:.4f}\t{tokens}"
-            yield f"D-{index}\t{one['score']:.4f}\t{self._clean(one['text'])}"
-            yield f"P-{index}\t{' '.join(f'{value:.4f}' for value in one['token_logprobs'])}"
-            for place in one.get("alternatives", ()):
-                yield f"A-{index}\t" + "\t".join(f"{self._name(t['text'])} {t['logprob']:.4f}" for t in place)
+            names = " ".join(self._name(self.tokenizer.token_text(token)) for token in one["tokens"])
+            yield f"H-{place}\t{one['score']:.4f}\t{names}"
+            yield f"D-{place}\t{one['score']:.4f}\t{self._clean(one['text'])}"
+            yield f"P-{place}\t{' '.join(f'{value:.4f}' for value in one['token_logprobs'])}"
+            for tokens in one.get("alternatives", ()):
+                yield f"A-{place}\t" + "\t".join(f"{self._name(t['text'])} {t['logprob']:.4f}" for t in tokens)
 
     def _clean(self, text: str) -> str:
         return terminal_line(text) if self.terminal else one_line(text)
@@ -168,6 +210,13 @@ class Records:
     def _name(self, token: str) -> str:
         """A token on one line and without spaces."""
         return self._clean(token).replace(" ", "▁")
+
+
+def likeliest_tokens(answer: TextAnswer, tokenizer: Tokenizer) -> Iterator[str]:
+    """For each place of an answer the likeliest tokens with their probabilities, if they were asked for."""
+    for number, place in enumerate(answer.alternatives, start=1):
+        tokens = "  ".join(f"{tokenizer.token_text(token)!r} {math.exp(value):.3f}" for token, value in place)
+        yield f"       token {number}: {tokens}"
 
 
 def num_steps(answers: Sequence[TextAnswer]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import hashlib
 import io
 import itertools
 import json
@@ -284,17 +283,16 @@ def _likeliest(record: dict[str, Any]) -> tuple[float, int] | None:
 def settings_of(root: GenerateRoot, checkpoints: Checkpoints) -> dict[str, Any]:
     """Everything that decides the answers of a command: its options, and folders and contents of its checkpoints."""
     from ftk.checkpoint import read_config
-    from ftk.checkpoint.layout import MANIFEST
     from ftk.checkpoint.quantize import quantization_of
+    from ftk.checkpoint.weights import digest
 
     options, settings = root.generate, dataclasses.asdict(root.generation)
     del settings["lm_path"]  # its identity is more precise
     rounded = root.common.precision != "fp32"
     for prefix, folders in (("", checkpoints.model), ("lm_", checkpoints.language_model)):
         if folders is not None:
-            digests = [hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest() for folder in folders]
             settings[f"{prefix}checkpoint"] = [os.fspath(folder) for folder in folders]
-            settings[f"{prefix}checkpoint_digest"] = digests
+            settings[f"{prefix}checkpoint_digest"] = list(map(digest, folders))
             rounded = rounded or any(quantization_of(read_config(folder)) is not None for folder in folders)
     if not rounded:
         for only_speed in dataclasses.fields(BatchConfig):  # no answer depends on it

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ftk.config import compose, section
+from ftk.config import Chosen, compose, section
+from ftk.config.flags import shown_default
+from ftk.config.options import options_of
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk_cli.command import report_errors, run
-from ftk_cli.inference_options import DeviceConfig
+from ftk_cli.inference_options import DeviceConfig, with_sections_of_checkpoint
 from ftk_cli.launch import launch
 
 if TYPE_CHECKING:
@@ -22,12 +25,16 @@ if TYPE_CHECKING:
 
     from ftk.criterions.base import Criterion
     from ftk.model_parallel.world import World
+    from ftk.tasks.base import Task
+    from ftk.tasks.restore import RestoredParts
     from ftk.trainer.step import Runner
 
 DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
-perplexity, and the same for each objective. Several processes (--launch, torchrun) share the batches, and the model
-if it is given sizes.
+perplexity, and the same for each objective; above them the settings that they depend on. Options of the task and the
+criterion are the checkpoint's unless you give them (--path PATH --help all shows them). Several processes (--launch,
+torchrun) share the batches, and the model if it is given sizes.
 Examples: ftk-validate data-bin --path run;
+ftk-validate data-bin --path run --seq-length 256;
 ftk-validate data-bin --path run --launch 4 --tensor-parallel-size 2"""
 
 
@@ -39,7 +46,7 @@ class ValidateConfig:
     path: str = field(
         metadata={
             "daily": True,
-            "help": "checkpoint, or a run's folder (its best checkpoint, else its last)",
+            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder",
             "metavar": "PATH",
         }
     )
@@ -60,6 +67,10 @@ class ValidateConfig:
             "unit": "samples",
         },
     )
+    seed: int | None = field(
+        default=None,
+        metadata={"min": 0, "max": 2**63 - 1, "help": "of all that is random in the samples; default: the run's"},
+    )
     precision: str = field(
         default="fp32", metadata={"daily": True, "help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")}
     )
@@ -75,7 +86,7 @@ class ValidateConfig:
     )
     output_format: str = field(
         default="text",
-        metadata={"daily": True, "help": "a table, or one JSON object per split", "choices": ("text", "json")},
+        metadata={"daily": True, "help": "tables, or one JSON object per split", "choices": ("text", "json")},
     )
 
 
@@ -93,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int:
     if (code := launch("validate", argv)) is not None:
         return code
-    root = compose(ValidateRoot, "ftk-validate", DESCRIPTION, argv)
+    root = compose(with_sections_of_checkpoint(ValidateRoot, argv, _sections), "ftk-validate", DESCRIPTION, argv)
     import torch
 
     from ftk.model_parallel.config import ParallelConfig
@@ -112,12 +123,35 @@ def body(argv: list[str]) -> int:
         return evaluate(root, world)
 
 
+def _sections(folder: Path) -> list[tuple[str, type, Any]]:
+    """Sections for the options of a checkpoint's task and criterion, whose defaults are the checkpoint's values."""
+    from ftk.tasks.restore import restore_objective
+
+    parts = {"task": (objective := restore_objective(folder)).task, "criterion": objective.criterion}
+    return [
+        (key, _with_defaults(part.config), section(f"{key}: {part.name}; defaults are the checkpoint's values"))
+        for key, part in parts.items()
+        if part.config is not None
+    ]
+
+
+def _with_defaults(config: Any) -> type:
+    """The dataclass of `config`, with the values of `config` as its defaults."""
+    kind, hints = type(config), get_type_hints(type(config))
+    options = [
+        (one.name, hints[one.name], field(default_factory=partial(getattr, config, one.name), metadata=one.metadata))
+        for one in fields(config)
+        if one.init
+    ]
+    return make_dataclass(kind.__name__, options, bases=(kind,), kw_only=True)
+
+
 def evaluate(root: ValidateRoot, world: World) -> int:
     """The work of one process: the processes of a data rank share one model and take its share of the batches."""
     from tqdm import tqdm
 
-    from ftk.checkpoint import resolve_checkpoint
-    from ftk.checkpoint.layout import MANIFEST
+    from ftk.checkpoint import resolve_model
+    from ftk.checkpoint.weights import identity_file
     from ftk.model_parallel.collective import check_same_files, collective, on_main
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
@@ -126,9 +160,12 @@ def evaluate(root: ValidateRoot, world: World) -> int:
 
     options, device = root.validation, world.device
     # Found once: a run that saves meanwhile moves its links.
-    options.path = on_main(world, lambda: str(resolve_checkpoint(options.path)))
-    task, parts = collective(world, lambda: restore_task(options.path, options.data))
-    check_same_files(world, {"--path": [Path(options.path) / MANIFEST]})
+    options.path = on_main(world, lambda: str(resolve_model(options.path)))
+    changes = {key: asdict(getattr(root, key)) for key in ("task", "criterion") if hasattr(root, key)}
+    changes["common"] = {} if options.seed is None else {"seed": options.seed}
+    task, parts = collective(world, lambda: restore_task(options.path, options.data, changes))
+    task.complete_model_config(parts.model.config)  # refuses samples that are longer than the model's positions
+    check_same_files(world, {"--path": [identity_file(Path(options.path))]})
     criterion = parts.criterion.build()
     model, runner = load(root, world, criterion)
     loading = DataloaderConfig(
@@ -141,6 +178,9 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     check_same_data(task, split_names(loading) if options.unigram else valid_names(loading), world)
     unigram = task.unigram(options.train_subset) if options.unigram and "loss" in criterion.nats else None
     iterators = valid_iterators(loading, root.common, task, rank=world.data_rank, ranks=world.sizes.data)
+    settings = _settings(root, task, parts)
+    if world.is_main and options.output_format == "text":
+        _print_table({name: _shown(name, value, parts) for name, value in settings.items() if value})
     for split, iterator in iterators.items():
         num_batches = iterator.batches_of_all_ranks()
         shown = None if world.is_main else True  # where there is a terminal; not at all
@@ -152,7 +192,12 @@ def evaluate(root: ValidateRoot, world: World) -> int:
             continue
         if "num_batches" in figures:
             figures["num_batches"] = num_batches
-        _print({"subset": split, **figures}, options.output_format)
+        figures = {"subset": split, **figures}
+        if options.output_format == "json":
+            print(json.dumps({**figures, "settings": settings}))
+        else:
+            print()
+            _print_table({name: f"{one:.4f}" if isinstance(one, float) else str(one) for name, one in figures.items()})
     return 0
 
 
@@ -171,14 +216,36 @@ def load(root: ValidateRoot, world: World, criterion: Criterion) -> tuple[nn.Mod
     return model, SequentialRunner(StepModule(model, criterion), device, precision)
 
 
-def _print(figures: dict[str, Any], output_format: str) -> None:
-    if output_format == "json":
-        print(json.dumps(figures))
-        return
-    width = max(map(len, figures))
-    for name, value in figures.items():
-        text = f"{value:.4f}" if isinstance(value, float) else visible(str(value))
-        print(f"{name:<{width}}  {text}")
+def _settings(root: ValidateRoot, task: Task, parts: RestoredParts) -> dict[str, Any]:
+    """All that the figures depend on but for the data: as sections, with the name of the part under `_name`."""
+    chosen = {"task": parts.task, "criterion": parts.criterion, "dataset": parts.dataset}
+    return {
+        "path": root.validation.path,
+        **{
+            key: {"_name": part.name, **({} if part.config is None else asdict(part.config))}
+            for key, part in chosen.items()
+        },
+        "seed": task.seed,
+        "max_valid_samples": root.validation.max_valid_samples,
+        "precision": root.validation.precision,
+        "ema": root.common.ema,
+    }
+
+
+def _shown(name: str, value: Any, parts: RestoredParts) -> str:
+    """A setting in the table; of a part the options that are used daily or differ from their defaults."""
+    if not isinstance(value, dict):
+        return shown_default(value)
+    part: Chosen = getattr(parts, name)
+    options = [] if part.config is None else options_of(name, type(part.config))
+    told = [one for one in options if one.daily or one.positional or value[one.name] != one.default]
+    return ", ".join([part.name, *(f"{one.name} {shown_default(value[one.name])}" for one in told)])
+
+
+def _print_table(rows: dict[str, str]) -> None:
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        print(f"{name:<{width}}  {visible(text)}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from ftk.checkpoint.layout import (
     point_to,
     remove_checkpoint,
     resolve_checkpoint,
+    resolve_model,
 )
 from ftk.checkpoint.load import (
     extra_tensor_names,
@@ -26,6 +27,7 @@ from ftk.checkpoint.load import (
 from ftk.checkpoint.load_optimizer import load_optimizer_state
 from ftk.checkpoint.save import save_checkpoint
 from ftk.checkpoint.transfer import transfer_weights
+from ftk.checkpoint.weights import tokenizer_of
 
 __all__ = [
     "BEST",
@@ -46,7 +48,9 @@ __all__ = [
     "read_trainer_state",
     "remove_checkpoint",
     "resolve_checkpoint",
+    "resolve_model",
     "save_checkpoint",
+    "tokenizer_of",
     "transfer_weights",
     "verify",
 ]

@@ -11,17 +11,14 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ftk.checkpoint import layout
 from ftk.checkpoint.adam import checkpoint_part, read_checkpoint_part
-from ftk.checkpoint.bounded import bounded_by
 from ftk.checkpoint.checking import check_files
-from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.load import lazy_model_tensors, read_config, read_trainer_state
 from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.save import refuse_to_replace, write_snapshot
 from ftk.checkpoint.snapshot import TensorPart, take_snapshot
+from ftk.checkpoint.weights import check_tensors, finite, sections
 from ftk.config.build import build_options
 from ftk.errors import UserError
 from ftk.files import put_in_place, sync_tree, temporary_folder
@@ -64,22 +61,15 @@ def convert_from(
     refuse_to_replace(output, overwrite=overwrite)
     contents = form.read(Path(source))
     source = contents.place or Path(source)
-    _check_tensors(contents, source)
+    check_tensors(contents, source)
     task = contents.task.get("_name") or MODELS.get(contents.model).task
     if tokenizer is not None:
         if task is not None:
             task_class: Any = TASKS.get(task).target
             tokenizer = task_class.add_special_tokens(tokenizer)
         _check_vocabulary(tokenizer, contents.config, source)
-    tokenizer = tokenizer or contents.own_tokenizer
-    tensors = contents.tensors
-
-    def read(name: str) -> torch.Tensor:
-        tensor = tensors.read(name)
-        refuse_non_finite({name: tensor}, source)
-        return tensor
-
-    model = {"_name": contents.model} | ({"arch": contents.arch} if contents.arch is not None else {})
+    elif contents.own_tokenizer is not None:
+        tokenizer = contents.own_tokenizer()
     output.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(output.with_name(f"{output.name}.tokenizer")) as extra:
         folders = {}
@@ -94,9 +84,10 @@ def convert_from(
         snapshot = take_snapshot(
             model={},
             trainer_state={"num_updates": contents.num_updates, "converted_from": str(source)},
-            config={"task": dict(contents.task), "model": model | dataclasses.asdict(contents.config)},
+            config=sections(contents),
         )
-        parts = {layout.MODEL: TensorPart(tensors.described, {"aliases": {}}, read)}
+        tensors = finite(contents.tensors, source)
+        parts = {layout.MODEL: TensorPart(tensors.described, {"aliases": {}}, tensors.read)}
         if contents.adam is not None:
             parts[layout.OPTIMIZER] = checkpoint_part(contents.adam)
         snapshot = dataclasses.replace(snapshot, parts=parts, folders=folders)
@@ -131,7 +122,7 @@ def convert_to(
             raise UserError(f"{output}: exists and is no checkpoint as `to` {name} writes it; it is not replaced")
     refuse_quantized(source, f"`to` {name}")
     contents = _read_checkpoint(source, ema)
-    _check_tensors(contents, source)
+    check_tensors(contents, source)
     output.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(output) as temporary, _errors_naming(output, temporary):
         written = form.write(temporary, contents)
@@ -160,20 +151,6 @@ def _read_checkpoint(folder: Path, ema: bool) -> Contents:
         source_files={path.name: path.read_bytes() for path in sorted(source_files.glob("*")) if path.is_file()},
         tokenizer=tokenizer if tokenizer.is_dir() else None,
     )
-
-
-def _check_tensors(contents: Contents, source: Path) -> None:
-    """Check names and shapes against the model, built on the meta device."""
-    described, entry = contents.tensors.described, MODELS.get(contents.model)
-    with bounded_by(described, source), torch.device("meta"):
-        expected = entry.target(contents.config).state_dict()
-    for name in [*expected, *described]:
-        if name not in described or name not in expected:
-            where = "is missing" if name not in described else "is not in the model"
-            raise UserError(f"{source}: the weight that ftk calls {name} {where}")
-        if described[name].shape != expected[name].shape:
-            found, wanted = list(described[name].shape), list(expected[name].shape)
-            raise UserError(f"{source}: the weight that ftk calls {name} is {found}; {wanted} fits the others")
 
 
 def _check_vocabulary(tokenizer: Tokenizer, config: Any, source: Path) -> None:

@@ -24,7 +24,7 @@ from ftk.checkpoint.index import DTYPES, open_safetensors, safetensors_header, t
 from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
 from ftk.config.build import build_options
-from ftk.errors import UserError
+from ftk.errors import UserError, download_hint
 from ftk.files import naming, read_bytes, read_json
 from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors, renamed
 from ftk.models.torch_file import read_tensor_file
@@ -71,20 +71,37 @@ class HuggingFace:
     def recognises(folder: Path) -> bool:
         return (folder / CONFIG).is_file()
 
-    def read(self, source: Path) -> Contents:
+    @staticmethod
+    def config_file(source: Path) -> Path:
+        return source / CONFIG
+
+    def describe(self, source: Path) -> Contents:
         config = _config(source)
         name = next((each for each in HF_MODELS if _converter(each).matches(config)), None)
         if name is None:
             what = f"model_type {config.get('model_type')!r:.40}"
             raise UserError(f"{source / CONFIG}: {what} is of an unknown family; supported are {', '.join(HF_MODELS)}")
         converter = _converter(name)
-        stored = _stored(source)
         try:
             options = converter.config_from(config)
             options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
-            tied = converter.tied(options)
-            options = converter.fitted(options, _full_names(stored.tensors.described, converter, tied).values())
-            tensors = renamed(_whole(stored.tensors, converter, tied), converter.renames, options)
+            options = converter.fitted(options, lambda: _names(source, converter, options))
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from error
+        return Contents(
+            model=name,
+            config=options,
+            task=converter.task(options),
+            place=source,
+            own_tokenizer=(lambda: build_tokenizer("hf", path=source)) if (source / TOKENIZER).is_file() else None,
+        )
+
+    def read(self, source: Path) -> Contents:
+        contents = self.describe(source)
+        converter, stored = _converter(contents.model), _stored(source)
+        tied = converter.tied(contents.config)
+        try:
+            tensors = renamed(_whole(stored.tensors, converter, tied), converter.renames, contents.config)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
         # Pickles and buffers are not written back; then the files differ, and their index is not copied.
@@ -98,15 +115,7 @@ class HuggingFace:
         }
         if comes_back:
             kept[_NAMES] = json.dumps(stored.files).encode()
-        return Contents(
-            model=name,
-            config=options,
-            tensors=tensors,
-            task=converter.task(options),
-            place=source,
-            source_files=kept,
-            own_tokenizer=build_tokenizer("hf", path=source) if (source / TOKENIZER).is_file() else None,
-        )
+        return dataclasses.replace(contents, tensors=tensors, source_files=kept)
 
     def write(self, folder: Path, contents: Contents) -> Path:
         converter = _converter(contents.model)
@@ -180,6 +189,11 @@ class _Stored:
     files: dict[str, Any]
 
 
+def _names(source: Path, converter: Converter, options: Any) -> Collection[str]:
+    """Full names of the tensors of a folder."""
+    return _full_names(_stored(source).tensors.described, converter, converter.tied(options)).values()
+
+
 def _converter(model: str) -> Converter:
     converter: Converter = HF_MODELS.get(model).target()
     return converter
@@ -188,7 +202,8 @@ def _converter(model: str) -> Converter:
 def _config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
-        raise UserError(f"{folder}: {what}; give a Hugging Face folder with {CONFIG} and weights")
+        hint = "" if folder.exists() else download_hint(str(folder), "model")
+        raise UserError(f"{folder}: {what}; give a Hugging Face folder with {CONFIG} and weights{hint}")
     config = read_part(folder / CONFIG, read_json)
     if not isinstance(config, dict):
         raise UserError(f"{folder / CONFIG}: is not a mapping")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from ftk.errors import UserError
+from ftk.errors import UserError, download_hint
 from ftk.files import reason, remove_leftovers, sync_folder, temporary_folder
 from ftk.registry import CONVERTERS
 
@@ -62,6 +62,19 @@ def is_remains(folder: Path) -> bool:
     return not is_checkpoint(folder) and (folder / MODEL).is_dir()
 
 
+def form_of(folder: Path) -> str | None:
+    """The registered form of another program's folder that is opened as it is; None if it is none, or ftk's own."""
+    if is_checkpoint(folder):
+        return None
+    return next((name for name in _forms_of(folder) if hasattr(CONVERTERS.get(name).target, "describe")), None)
+
+
+def resolve_model(path: str | Path) -> Path:
+    """As `resolve_checkpoint`, for what only reads a model: also a folder of another program, opened as it is."""
+    path = Path(path)
+    return path.resolve() if _holds_no_checkpoint(path) and form_of(path) is not None else resolve_checkpoint(path)
+
+
 def resolve_checkpoint(path: str | Path) -> Path:
     """Return the checkpoint folder that `path` refers to.
 
@@ -81,23 +94,39 @@ def resolve_checkpoint(path: str | Path) -> Path:
         return path.resolve()
     if not path.exists():
         what = "a link to a folder that is gone" if path.is_symlink() else "no such folder"
-        raise UserError(f"{path}: {what}; give a checkpoint folder or a run's folder")
+        hint = download_hint(str(path), "model")
+        raise UserError(f"{path}: {what}; give a checkpoint folder or a run's folder{hint}")
     if not path.is_dir():
         raise UserError(f"{path}: is a file; a checkpoint is a folder (with {MANIFEST} in it)")
-    for candidate in [path / BEST, path / LAST, *numbered_checkpoints(path)]:
+    for candidate in _candidates(path):
         if is_checkpoint(candidate):
             return candidate.resolve()
         if is_remains(candidate):
             raise BrokenCheckpoint(f"{candidate}: has no {MANIFEST}; it is not whole, name another checkpoint")
-    for name in CONVERTERS:
-        if CONVERTERS.get(name).target.recognises(path):  # type: ignore[attr-defined]
-            raise UserError(
-                f"{path}: is a checkpoint of another program; make an ftk checkpoint of it with"
-                f" ftk-checkpoint convert --from {name} {path} DST"
-            )
+    for name in _forms_of(path):
+        raise UserError(
+            f"{path}: is a checkpoint of another program; make an ftk checkpoint of it with"
+            f" ftk-checkpoint convert --from {name} {path} DST"
+        )
     if is_remains(path):
         raise BrokenCheckpoint(f"{path}: has no {MANIFEST}; it is not a whole checkpoint")
     raise UserError(f"{path}: holds no checkpoint (no {MANIFEST}, no {LAST}, no {checkpoint_name(0)[:-1]}N)")
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """Where the checkpoint of a run may be, the one to take first."""
+    return [folder / BEST, folder / LAST, *numbered_checkpoints(folder)]
+
+
+def _holds_no_checkpoint(folder: Path) -> bool:
+    return not any(is_checkpoint(one) or is_remains(one) for one in [folder, *_candidates(folder)])
+
+
+def _forms_of(folder: Path) -> Iterator[str]:
+    """The registered forms of other programs that a folder has."""
+    for name in CONVERTERS:
+        if CONVERTERS.get(name).target.recognises(folder):  # type: ignore[attr-defined]
+            yield name
 
 
 def point_to(run_folder: str | Path, name: str, folder: str | Path) -> None:

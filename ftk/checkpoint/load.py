@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ftk.checkpoint.index import read_index
 from ftk.checkpoint.manifest import index_folders, read_manifest
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.storage import read_tensors
+from ftk.checkpoint.weights import Weights, foreign_config, weights_of
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
 from ftk.model_parallel.world import World
@@ -32,18 +34,20 @@ def load_model_state(
     ema: bool = False,
     check_hashes: bool = True,
     world: World | None = None,
+    weights: Weights | None = None,
 ) -> None:
     """Fill a model's parameters and buffers in place from a checkpoint, in the device and dtype they have.
 
     Sharded tensors (DTensors) take their shards, whatever shards the checkpoint was written in.
 
     Args:
-        folder: a checkpoint, or a path that `resolve_checkpoint` accepts.
+        folder: a checkpoint, another program's folder, or a path that `resolve_model` accepts.
         model: not on the meta device.
         ema: load the averaged weights of trained parameters, and the plain weights of all others.
         check_hashes: off if the checkpoint was verified just now.
         world: ranks that load at the same time from one file system, each with its part of the model: each checks
             some of the files, and a failure on one fails on all. None: this process alone.
+        weights: those of the folder, where they have been opened already.
 
     Raises:
         BrokenCheckpoint: before any weight is changed.
@@ -51,13 +55,13 @@ def load_model_state(
     """
     world = world or World.single()
     source, known = find_weights(folder, model, ema=ema, check_hashes=check_hashes, world=world)
-    collective(world, lambda: _fill(source, model, known, ema=ema))
+    collective(world, lambda: _fill(source, weights or weights_of(source), model, known, ema=ema))
 
 
 def find_weights(
     path: str | Path, model: nn.Module, *, ema: bool = False, check_hashes: bool = True, world: World
 ) -> tuple[Path, set[str]]:
-    """Check the files of a checkpoint's weights.
+    """Check the files of a checkpoint's weights; another program's are checked when they are opened.
 
     Args:
         path, model, ema, check_hashes, world: as of `load_model_state`.
@@ -66,24 +70,25 @@ def find_weights(
         The checkpoint's folder; and the names, on all ranks, of the model's tensors.
     """
     known = names_on_all_ranks({name for names in names_of_tensors(model).values() for name in names}, world)
-    source = collective(world, lambda: layout.resolve_checkpoint(path))
-    check_files(source, prefix=f"{layout.MODEL}/", hashes=check_hashes, world=world)
+    source = collective(world, lambda: layout.resolve_model(path))
+    if layout.is_checkpoint(source):
+        check_files(source, prefix=f"{layout.MODEL}/", hashes=check_hashes, world=world)
     if ema:
         check_ema(source, check_hashes, world)
     return source, known
 
 
-def _fill(folder: Path, model: nn.Module, known: set[str], *, ema: bool) -> None:
+def _fill(folder: Path, weights: Weights, model: nn.Module, known: set[str], *, ema: bool) -> None:
     """Read this rank's part of a model.
 
     Args:
-        folder: a checkpoint whose files are whole.
+        folder: a checkpoint whose files are whole, or another program's folder.
+        weights: those of the folder.
         model, ema: as of `load_model_state`.
         known: the names of all ranks' parts.
     """
     wanted, _ = model_tensors(model)
-    index = read_index(folder / layout.MODEL)
-    stored_names = index.names
+    stored_names = weights.names
     sources: dict[str, str] = {}  # name in the model -> the name it is stored under
     missing, wrong = [], []
     for name, names in names_of_tensors(model).items():
@@ -94,27 +99,30 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, ema: bool) -> None
             missing.append(name)
             continue
         sources[name] = stored_names[found[0]]
-        stored, shape = index.tensors[sources[name]].shape, tuple(wanted[name].shape)
+        stored, shape = tuple(weights.tensors[sources[name]].shape), tuple(wanted[name].shape)
         if stored != shape:
             wrong.append(f"{found[0]} is {list(stored)} in the checkpoint, {list(shape)} in the model")
         if len({stored_names[other] for other in found}) > 1:
             wrong.append(f"{' and '.join(names)} are one tensor in the model and not in the checkpoint")
     present = {stored_names[name] for name in known & stored_names.keys()}
-    unexpected = sorted(index.tensors.keys() - present)
+    unexpected = sorted(weights.tensors.keys() - present)
     if wrong or missing or unexpected:
         raise UserError(f"{folder}: does not fit the model: {mismatch(missing, unexpected, wrong)}")
     averaged = read_index(folder / layout.EMA).tensors if ema else {}
-    read_named(folder / layout.MODEL, wanted, {name: kept for name, kept in sources.items() if kept not in averaged})
+    read_named(weights.fill, wanted, {name: kept for name, kept in sources.items() if kept not in averaged})
     if ema:
-        read_named(folder / layout.EMA, wanted, {name: kept for name, kept in sources.items() if kept in averaged})
+        averages = partial(read_tensors, folder / layout.EMA)
+        read_named(averages, wanted, {name: kept for name, kept in sources.items() if kept in averaged})
 
 
-def read_named(folder: Path, targets: Mapping[str, torch.Tensor], sources: Mapping[str, str]) -> None:
+def read_named(
+    fill: Callable[[Mapping[str, torch.Tensor]], None], targets: Mapping[str, torch.Tensor], sources: Mapping[str, str]
+) -> None:
     """Fill `targets[name]` with the tensor that is stored as `sources[name]`, for each name in `sources`."""
     left = dict(sources)
     while left:  # one turn, unless the checkpoint ties tensors that are not tied here
         turn = {stored: name for name, stored in reversed(left.items())}
-        read_tensors(folder, {stored: targets[name] for stored, name in turn.items()})
+        fill({stored: targets[name] for stored, name in turn.items()})
         left = {name: stored for name, stored in left.items() if turn[stored] != name}
 
 
@@ -214,22 +222,28 @@ def extra_tensor_names(folder: str | Path) -> list[str]:
 
 
 def check_ema(folder: Path, hashes: bool = True, world: World | None = None) -> None:
-    if f"{layout.EMA}/index.json" not in check_files(folder, prefix=f"{layout.EMA}/", hashes=hashes, world=world):
+    prefix = f"{layout.EMA}/"
+    files = check_files(folder, prefix=prefix, hashes=hashes, world=world) if layout.is_checkpoint(folder) else ()
+    if f"{prefix}index.json" not in files:
         raise UserError(
             f"{folder}: has no averaged weights (its run had no `ema_decay`); load the trained ones, without `ema`"
         )
 
 
 def read_trainer_state(folder: str | Path) -> dict[str, Any]:
-    """Return the `trainer_state` of a checkpoint."""
-    folder = layout.resolve_checkpoint(folder)
+    """Return the `trainer_state` of a checkpoint; of another program's folder nothing."""
+    folder = layout.resolve_model(folder)
+    if not layout.is_checkpoint(folder):
+        return {}
     check_files(folder, prefix=layout.TRAINER_STATE)
     return trainer_state_of(folder)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Return the configuration of a checkpoint, as plain dicts."""
-    folder = layout.resolve_checkpoint(folder)
+    """Return the configuration of a checkpoint, or what that of another program's folder would be, as plain dicts."""
+    folder = layout.resolve_model(folder)
+    if not layout.is_checkpoint(folder):
+        return foreign_config(folder)
     check_files(folder, prefix=layout.CONFIG)
     return config_of(folder)
 

@@ -10,15 +10,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ftk.checkpoint import layout
-from ftk.checkpoint.index import read_index
 from ftk.checkpoint.load import find_weights, names_of_tensors, read_named, some_names
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.quantize import refuse_quantized
-from ftk.checkpoint.storage import read_tensors
+from ftk.checkpoint.weights import copy_rows, weights_of
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
-from ftk.model_parallel.shards import local, own_pieces
 from ftk.model_parallel.world import World
 
 
@@ -52,7 +49,7 @@ def transfer_weights(
     Sharded tensors take their shards; at most one tensor at a time is read whole, if only rows of it are loaded.
 
     Args:
-        folder: a checkpoint, or a path that `resolve_checkpoint` accepts.
+        folder: a checkpoint, another program's folder, or a path that `resolve_model` accepts.
         model: not on the meta device.
         skip: patterns (`head.*`, `*.bias`) of names that are not loaded.
         common_rows: if the number of rows (the vocabulary) of a tensor differs, load those that both have.
@@ -77,8 +74,8 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
         known: the names of all ranks' parts.
     """
     wanted, _ = model_tensors(model)
-    index = read_index(folder / layout.MODEL)
-    stored_names = index.names
+    weights = weights_of(folder)
+    stored_names = weights.names
 
     def is_skipped(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
@@ -95,7 +92,7 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
             missing.append(name)
         else:
             sources[name] = stored_names[found]
-            theirs, ours = index.tensors[stored_names[found]].shape, tuple(wanted[name].shape)
+            theirs, ours = tuple(weights.tensors[stored_names[found]].shape), tuple(wanted[name].shape)
             if theirs == ours:
                 continue
             if common_rows and ours and theirs and theirs[1:] == ours[1:]:
@@ -109,22 +106,13 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
     unmatched = [pattern for pattern in skip if not _matches(pattern, [*stored_names, *known])]
     _refuse(folder, missing, unexpected, wrong, only_rows_differ, unmatched)
 
-    read_named(folder / layout.MODEL, wanted, {name: stored for name, stored in sources.items() if name not in rows})
+    read_named(weights.fill, wanted, {name: stored for name, stored in sources.items() if name not in rows})
     for name, (count, _) in rows.items():
-        stored = index.tensors[sources[name]]
+        stored = weights.tensors[sources[name]]
         source = torch.empty(stored.shape, dtype=stored.dtype)
-        read_tensors(folder / layout.MODEL, {sources[name]: source})
-        _copy_rows(wanted[name], source[:count])
+        weights.fill({sources[name]: source})
+        copy_rows(wanted[name], source[:count])
     return Transfer(list(sources), rows, skipped, unused)
-
-
-@torch.no_grad()
-def _copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy into the first rows of a tensor; of a sharded one, into this rank's rows and columns."""
-    shard = local(target)
-    for here, there in own_pieces(target):
-        part = source[there]  # a slice ends where the source does
-        shard[here][: len(part)] = part.to(shard.dtype)
 
 
 def _refuse(

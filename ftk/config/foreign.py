@@ -160,8 +160,8 @@ FOREIGN: tuple[Foreign, ...] = (
         HF,
         at="ftk-train",
         model_name_or_path=(
-            "--arch NAME --finetune-from CHECKPOINT",
-            "which ftk-checkpoint convert --from hf makes of a folder",
+            "--arch NAME --finetune-from FOLDER",
+            "the Hugging Face folder, which is read as it is",
         ),
         config_name="--arch NAME",
         do_train=("nothing", "ftk-train always trains"),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftk.builtins import FORMER_NAMES
-from ftk.errors import UserError, shown
+from ftk.errors import UserError, download_hint, shown
 from ftk.files import expand_home
 from ftk.registry import named
 
@@ -103,6 +103,8 @@ class Option:
         return self._expand(item) if self.path else item
 
     def _expand(self, text: str) -> str:
+        if "hf://" in text:
+            raise ValueError(f"{self.key} is {shown(text)}{download_hint(text, 'model')}")
         try:
             first, *more = re.split("([,:=])", text)  # of several paths in one text
             return "".join([expand_home(first), *map(os.path.expanduser, more)])

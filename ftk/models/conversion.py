@@ -232,12 +232,12 @@ class Contents:
         source_files: name -> content of small files (configuration, tokenizer) that lay next to the weights: kept
             with the checkpoint, so that they are written back as they were.
         tokenizer: folder of the one in an ftk checkpoint.
-        own_tokenizer: the one that lay next to the weights, in a form that ftk reads.
+        own_tokenizer: makes the one that lay next to the weights, in a form that ftk reads.
     """
 
     model: str
     config: Any
-    tensors: LazyTensors
+    tensors: LazyTensors = field(default_factory=lambda: LazyTensors.of({}))
     task: Mapping[str, Any] = field(default_factory=dict)
     arch: str | None = None
     num_updates: int | None = None
@@ -245,7 +245,7 @@ class Contents:
     adam: AdamState | None = None
     source_files: Mapping[str, bytes] = field(default_factory=dict)
     tokenizer: Path | None = None
-    own_tokenizer: Any = None
+    own_tokenizer: Callable[[], Any] | None = None
 
 
 class FileFormat(Protocol):
@@ -271,6 +271,16 @@ class FileFormat(Protocol):
         Raises:
             UserError: the model has no such form.
         """
+
+
+class OpenableFormat(FileFormat, Protocol):
+    """A form whose folders are opened as they are, too: they say themselves what their model is."""
+
+    def describe(self, source: Path) -> Contents:
+        """What `read` gives, without its tensors and files: nothing large is read."""
+
+    def config_file(self, source: Path) -> Path:
+        """The file that says what the model is."""
 
 
 class Converter(Protocol):
@@ -302,8 +312,8 @@ class Converter(Protocol):
             UserError: a value that would change the model's answers and that ours cannot follow.
         """
 
-    def fitted(self, config: Any, names: Collection[str]) -> Any:
-        """Our options, those among them that depend on which tensors there are: names as of `renames`."""
+    def fitted(self, config: Any, names: Callable[[], Collection[str]]) -> Any:
+        """Our options, those among them that depend on which tensors there are; `names` gives them as in `renames`."""
 
     def config_to(self, config: Any) -> dict[str, Any]:
         """A config.json of our options."""
@@ -344,7 +354,7 @@ class CausalConverter:
     def config_from(self, config: dict[str, Any]) -> Any:
         return self.config_class(**fields_from(config, self.used, self.fixed, self.ignored))
 
-    def fitted(self, config: Any, names: Collection[str]) -> Any:
+    def fitted(self, config: Any, names: Callable[[], Collection[str]]) -> Any:
         return config
 
     def config_to(self, config: Any) -> dict[str, Any]:

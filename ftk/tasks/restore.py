@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftk.checkpoint import read_config, resolve_checkpoint
+from ftk.checkpoint import is_checkpoint, read_config, resolve_model, tokenizer_of
 from ftk.config import Chosen, slot
 from ftk.config.build import as_mapping, build, build_options
 from ftk.config.common import CommonConfig
@@ -15,7 +15,6 @@ from ftk.errors import UserError
 from ftk.plugins import naming_plugin
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, MODELS, TASKS
 from ftk.tasks.base import Task
-from ftk.tokenizers import load_tokenizer
 
 
 @dataclass(kw_only=True)
@@ -27,27 +26,43 @@ class RestoredTask:
 
 
 @dataclass(kw_only=True)
-class RestoredParts(RestoredTask):
-    """All sections of a checkpoint's config.yaml that make its task."""
+class RestoredObjective(RestoredTask):
+    """The sections that say what was learned."""
 
-    dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed")
     criterion: Chosen = slot(CRITERIONS, flag="--criterion", default_from="task")
 
 
-def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
+@dataclass(kw_only=True)
+class RestoredParts(RestoredObjective):
+    """All sections of a checkpoint's config.yaml that make its task."""
+
+    dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed")
+
+
+def restore_objective(folder: Path) -> RestoredObjective:
+    """The task and the criterion that a checkpoint was trained with; their plugin has been imported."""
+    tree = read_config(folder)
+    with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
+        return build(RestoredObjective, _sections(tree, "model", "task", "criterion"))
+
+
+def restore_task(path: str | Path, data: str, changes: Tree | None = None) -> tuple[Task, RestoredParts]:
     """The checkpoint's task on the folder `data`. Its plugin, if it has one, must have been imported.
 
     Args:
-        path: a checkpoint, or a run's folder.
+        path: a checkpoint, a run's folder, or another program's folder that is opened as it is.
         data: folder to take the splits from instead of the one it was trained on.
+        changes: section -> options that are not as in the checkpoint, e.g. {"task": {"seq_length": 64}}.
 
     Raises:
         UserError: no checkpoint or no data there, or the data was made with another tokenizer.
     """
-    folder = resolve_checkpoint(path)
+    folder = resolve_model(path)
     tree = read_config(folder)
-    common = as_mapping("common", tree.get("common"))
-    sections = {key: as_mapping(key, tree.get(key)) for key in ("model", "task", "dataset", "criterion")}
+    common = as_mapping("common", tree.get("common")) | (changes or {}).get("common", {})
+    sections = _sections(tree, "model", "task", "dataset", "criterion")
+    for key in ("task", "criterion"):
+        sections[key] |= (changes or {}).get(key, {})
     with naming_plugin(common.get("user_dir")):
         kept = {key: value for key, value in sections["dataset"].items() if key != "data_weights"}  # of other corpora
         sections["dataset"] = {**kept, _place_of_data(sections["dataset"]): data}
@@ -56,14 +71,19 @@ def restore_task(path: str | Path, data: str) -> tuple[Task, RestoredParts]:
         parts = build(RestoredParts, sections)
         seed = build_options("common", CommonConfig, {"seed": common["seed"]} if "seed" in common else {}).seed
     task: Task = parts.task.build(corpus=parts.dataset.build(), seed=seed)
-    trained_with = load_tokenizer(folder)
+    trained_with = tokenizer_of(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:
         raise UserError(
             f"{data} was made with another tokenizer ({task.tokenizer.name}, {task.tokenizer.vocab_size} tokens) than "
             f"{path} ({trained_with.name}, {trained_with.vocab_size} tokens); preprocess the text again by "
-            f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path {folder}/tokenizer ..."
+            f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path "
+            f"{folder / 'tokenizer' if is_checkpoint(folder) else folder} ..."
         )
     return task, parts
+
+
+def _sections(tree: Tree, *keys: str) -> dict[str, Tree]:
+    return {key: as_mapping(key, tree.get(key)) for key in keys}
 
 
 def _place_of_data(section: Tree) -> str:

@@ -27,6 +27,7 @@ from ftk.checkpoint import (
     read_trainer_state,
     remove_checkpoint,
     resolve_checkpoint,
+    resolve_model,
     transfer_weights,
     verify,
 )
@@ -252,7 +253,7 @@ class Checkpoints:
             UserError: it was trained with another tokenizer, and `finetune_vocabulary` is not common.
         """
         assert self.config.finetune_from is not None
-        folder = resolve_checkpoint(self.config.finetune_from)
+        folder = resolve_model(self.config.finetune_from)
         common = self.config.finetune_vocabulary == "common"
         if read_trainer_state(folder).get("tokenizer") not in (None, tokenizer):
             if not common:

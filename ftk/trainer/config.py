@@ -201,7 +201,7 @@ class CheckpointConfig:
         default=None,
         metadata={
             "daily": True,
-            "help": "checkpoint or run folder from which a new run loads only the weights",
+            "help": "checkpoint, run folder or Hugging Face folder from which a new run loads only the weights",
             "metavar": "PATH",
         },
     )

@@ -29,8 +29,13 @@ def test_prompts_are_continued_in_both_formats(ask, run):
         assert answer["tokens"] == list(result.answers[0].tokens)
         assert [one["text"] for one in answer["others"]] == [one.text for one in result.answers[0].others]
         assert set(answer) == {"text", "tokens", "score", "token_logprobs", "others"}
-    _, out, _ = ask(*command, stdin=STDIN)
+    _, out, _ = ask(*command, "--output-format", "fairseq", stdin=STDIN)
     assert [line for line in out if line[0] == "F"] == [f"F-{n}\t{one.text}" for n, one in enumerate(expected)]
+    assert sum(line.startswith("H-0\t") for line in out) == 2  # one answer: no number of its own
+    _, out, _ = ask(*command, stdin=STDIN)
+    assert [line for line in out if line[0] != " "] == [one.text for one in expected]
+    shown = [f"     or {other.text!r}" for one in expected for other in one.answers[0].others]
+    assert [line for line in out if line.startswith("     or ")] == shown
     _, out, err = ask(interactive.main, *command[1:3], *command[5:], "--color", "always", stdin=STDIN)
     assert err == []
     assert sum(line.startswith("  1. '") for line in out) == len(PROMPTS)

@@ -29,7 +29,7 @@ def test_two_checkpoints_answer_together(ask, place, second):
     assert sorted(first_logprobs)[1] == first_logprobs[1]
     code, out, _ = ask(generate.main, "data-bin", "--path", "run:second", "--max-samples", "2", "--max-len", "3")
     assert code == 0
-    assert out[0].startswith("S-0")
+    assert out[1].startswith("  1. '")
 
 
 @pytest.mark.parametrize(

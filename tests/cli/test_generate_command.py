@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.small_run import LINES, SHAPE, save_run
 
 
 def test_a_subset_is_printed_in_fairseqs_lines(ask):
-    command = "data-bin --path run --max-samples 5 --max-len 4 --scoring exact_match,token_f1"
+    command = "data-bin --path run --max-samples 5 --max-len 4 --scoring exact_match,token_f1 --output-format fairseq"
     code, out, _ = ask(generate.main, *command.split())
     assert code == 0
     notes, scores = [line for line in out if line.startswith("NOTE")], out[-2:]
@@ -23,10 +24,13 @@ def test_a_subset_is_printed_in_fairseqs_lines(ask):
     lines = [line.split("\t") for line in out[:-3]]
     assert {line[0] for line in lines if line[0].startswith("S-")} == {f"S-{index}" for index in range(5)}
     for index in range(5):
-        own = [line for line in lines if line[0].split("-")[1] == str(index)]
+        own = [line for line in lines if line[0].split("-")[1].split(".")[0] == str(index)]
         kinds = "".join(line[0][0] for line in own)
         assert kinds == "S" + "THDP" * (len(kinds) // 4)
-        assert own[0][1].count("MASK]") == len(kinds) // 4
+        blanks = own[0][1].count("MASK]")
+        assert blanks == len(kinds) // 4
+        places = [str(index)] if blanks == 1 else [f"{index}.{blank}" for blank in range(blanks)]
+        assert [line[0][2:] for line in own[1:]] == [place for place in places for _ in range(4)]
         for reference, tokens, text, logprobs in zip(own[1::4], own[2::4], own[3::4], own[4::4], strict=True):
             assert reference[1]
             assert float(tokens[1]) == float(text[1])
@@ -37,19 +41,35 @@ def test_a_subset_is_printed_in_fairseqs_lines(ask):
 
 def test_json_holds_the_same_as_text_and_only_json_is_on_stdout(ask):
     command = ["data-bin", "--path", "run", "--max-samples", "4", "--beam", "3"]
-    _, text, _ = ask(generate.main, *command)
+    _, text, _ = ask(generate.main, *command, "--output-format", "fairseq")
     code, out, err = ask(generate.main, *command, "--output-format", "json", "--scoring", "token_f1")
     assert code == 0
     records = [json.loads(line) for line in out]
     assert [record["id"] for record in records] == [0, 1, 2, 3]
     assert [f"S-{record['id']}\t{record['source']}" for record in records] == [one for one in text if one[0] == "S"]
-    shown = [
-        f"D-{record['id']}\t{answer['score']:.4f}\t{answer['text']}"
-        for record in records
-        for answer in record["answers"]
-    ]
-    assert shown == [line for line in text if line[0] == "D"]
+    shown = [f"{answer['score']:.4f}\t{answer['text']}" for record in records for answer in record["answers"]]
+    assert shown == [line.split("\t", 1)[1] for line in text if line[0] == "D"]
     assert any("token_f1 = " in line for line in err)
+
+
+def test_samples_are_shown_as_texts_with_their_answers_and_what_stood_there(ask):
+    command = ["data-bin", "--path", "run", "--max-samples", "6", "--max-len", "3"]
+    records = [json.loads(line) for line in ask(generate.main, *command, "--output-format", "json")[1]]
+    code, out, _ = ask(generate.main, *command, "--color", "always")
+    assert code == 0
+    assert out.pop().startswith("NOTE: colours are the probabilities of tokens")
+    plain, texts = ask(generate.main, *command)[1], []
+    for record in records:
+        answers = record["answers"]
+        texts.append(out[0])
+        for number, (answer, line, unscored) in enumerate(zip(answers, out[1:], plain[1:], strict=False), start=1):
+            told = f"  {number}. {answer['text']!r}  (reference: {answer['reference']!r})"
+            assert (line, unscored) == (f"{told}  \x1b[90m{answer['score']:.4f}\x1b[0m", told)
+        assert texts[-1].count("\x1b[4;3") >= sum(bool(answer["text"].strip()) for answer in answers)
+        before = re.escape(record["source"].split(answers[0]["blank"])[0])
+        assert re.match(before, plain[0])
+        del out[: len(answers) + 1], plain[: len(answers) + 1]
+    assert (out, plain) == ([], [])
 
 
 def test_references_are_what_the_documents_hold(ask):
@@ -84,7 +104,8 @@ def test_rows_of_a_task_file_are_answered_as_the_text_they_are_or_named(ask, tes
         pytest.skip(f"{source} is missing")
     rows = source.read_text(encoding="utf-8").splitlines()
     code, out, err = ask(
-        generate.main, "--path", "run", "--input", str(source), "--input-format", "text", "--max-len", "3"
+        *(generate.main, "--path", "run", "--input", str(source), "--input-format", "text", "--max-len", "3"),
+        *("--output-format", "fairseq"),
     )
     named = {number for number in range(len(rows)) for line in err if f"{source}:{number + 1}: the prompt is" in line}
     answered = {int(line.split("\t")[0][2:]) for line in out if line.startswith("S-")}
@@ -105,11 +126,15 @@ def test_bad_lines_are_named_by_number_and_the_others_answered(ask):
         b"a\0b [sMASK] [MASK]",
         b"   ",
     ]
-    code, out, err = ask(generate.main, "--path", "run", "--input", "-", "--max-len", "3", stdin=b"\n".join(lines))
+    command = (generate.main, "--path", "run", "--input", "-", "--max-len", "3")
+    _, texts, _ = ask(*command, stdin=b"\n".join(lines))
+    code, out, err = ask(*command, "--output-format", "fairseq", stdin=b"\n".join(lines))
     assert code == 1
     assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0", "E-1", "E-2", "S-3", "E-4", "S-5", "E-6"]
     assert next(line for line in out if line[0] == "E").startswith("E-1\tline 2: the prompt is empty")
-    assert [line.split("\t")[0] for line in out if line[0] == "F"] == ["F-0", "F-3", "F-5"]
+    filled = dict(line.split("\t", 1) for line in out if line[0] == "F")
+    assert list(filled) == ["F-0", "F-3", "F-5"]
+    assert texts == [filled.get(f"F-{number}", "") for number in range(7)]  # line n is of prompt n
     problems = [line.split("standard input:")[1] for line in err if "standard input:" in line]
     assert problems[0].startswith("2: the prompt is empty")
     assert problems[1].startswith("3: not UTF-8 at byte 1")

@@ -9,6 +9,7 @@ import pytest
 
 from ftk import hub
 from ftk_cli import generate, interactive
+from ftk_cli.records import one_line
 
 PROMPTS = "the quick [MASK] fox jumps [MASK]\na lazy dog [MASK] long letters\n"
 OPTIONS = ("--beam", "3", "--nbest", "3", "--nbest-over", "text", "--max-len", "4")
@@ -54,20 +55,23 @@ def test_json(ask, expected):
 
 
 def test_lines(ask, expected):
-    code, out, _ = ask(generate.main, "--path", "run", "--input", "-", *OPTIONS, stdin=PROMPTS.encode())
+    command = ("--path", "run", "--input", "-", *OPTIONS)
+    code, out, _ = ask(generate.main, *command, "--output-format", "fairseq", stdin=PROMPTS.encode())
     assert code == 0
     assert out[-1].endswith("; N the same for all answers to a text together")
     for index, result in enumerate(expected):
-        own = [line.split("\t") for line in out if re.match(rf"[A-Z]-{index}\t", line)]
+        own = [line.split("\t") for line in out if re.match(rf"[A-Z]-{index}(\.\d)?\t", line)]
         blanks = ["H", "D", "P"] * len(result.answers)
         assert [parts[0][0] for parts in own] == ["S", *["N", *blanks] * 3, "F"]
         found = [parts[1:] for parts in own if parts[0][0] == "N"]
         assert found == [[f"{way.score:.4f}", way.text] for way in ways(result)]
+    _, out, _ = ask(generate.main, *command, stdin=PROMPTS.encode())
+    assert out == [f"{'or ' * (way is not result)}{one_line(way.text)}" for result in expected for way in ways(result)]
 
 
 def test_a_subset_and_its_scores(ask, expected):
     command = ("data-bin", "--path", "run", "--max-samples", "3", *OPTIONS)
-    code, out, _ = ask(generate.main, *command, "--scoring", "exact_match")
+    code, out, _ = ask(generate.main, *command, "--scoring", "exact_match", "--output-format", "fairseq")
     assert code == 0
     assert sum(line.startswith("N-") for line in out) == 9
     samples = {line[2:].split("\t")[0] for line in out if line.startswith("S-")}

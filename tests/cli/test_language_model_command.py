@@ -58,7 +58,8 @@ def test_a_subset_with_a_language_model(ask, second):
 
 
 def test_the_note_says_what_counts(ask, second):
-    code, out, _ = ask(generate.main, "--path", "run", *JSON[:4], "--lm-path", second, stdin=PROMPTS)
+    command = ("--path", "run", *JSON[:4], "--output-format", "fairseq", "--lm-path", second)
+    code, out, _ = ask(generate.main, *command, stdin=PROMPTS)
     assert code == 0
     assert out[-1].endswith("; in H and D those of the language model are added 0.2 times")
 

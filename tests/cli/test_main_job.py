@@ -94,10 +94,11 @@ def test_validate_agrees_with_training(run_folder, data_bin, command):
 
 
 def test_generate_prints_fairseqs_lines_and_json(run_folder, data_bin, command):
-    text = command("ftk-generate", data_bin, "--path", run_folder, "--gen-subset", "valid", "--max-samples", 2)
+    samples = ("ftk-generate", data_bin, "--path", run_folder, "--max-samples", 2, "--output-format")
+    text = command(*samples, "fairseq", "--gen-subset", "valid")
     assert text.returncode == 0, text.stderr
     assert {line.split("-")[0] for line in text.stdout.splitlines() if "\t" in line} >= {"S", "T", "H", "D", "P"}
-    rows = command("ftk-generate", data_bin, "--path", run_folder, "--max-samples", 2, "--output-format", "json")
+    rows = command(*samples, "json")
     assert len([json.loads(line) for line in rows.stdout.splitlines()]) == 2
 
 

@@ -22,7 +22,8 @@ from ftk_cli.records import one_line
 
 def test_errors_stop_if_wanted_behind_the_answers_before_them(ask):
     prompts = b"the [MASK] fox\nshe reads\n\nold [MASK]\n"
-    code, out, err = ask(generate.main, "--path", "run", "--input", "-", "--on-error", "stop", stdin=prompts)
+    command = (generate.main, "--path", "run", "--input", "-", "--on-error", "stop", "--output-format", "fairseq")
+    code, out, err = ask(*command, stdin=prompts)
     assert code == 2
     assert err[-1].startswith("ftk-generate: standard input:3: the prompt is empty")
     assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0", "S-1"]
@@ -44,9 +45,10 @@ def test_errors_in_json_and_lines_that_are_no_prompts(ask):
 
 def test_steps_are_the_tokens_of_the_best_answers(ask):
     command = (generate.main, "--path", "run", "--input", "-", "--max-len", "3", "--print-step")
-    _, out, _ = ask(*command, stdin=b"the [MASK] fox [MASK]\n")
+    _, out, _ = ask(*command, "--output-format", "fairseq", stdin=b"the [MASK] fox [MASK]\n")
     steps = sum(len(line.split("\t")[1].split()) for line in out if line.startswith("P-"))
     assert [line for line in out if line.startswith("I-")] == [f"I-0\t{steps}"]
+    assert ask(*command, stdin=b"the [MASK] fox [MASK]\n")[1][1:] == [f"  {steps} steps"]
     _, out, _ = ask(*command, "--output-format", "json", stdin=b"the [MASK] fox [MASK]\n")
     assert json.loads(out[0])["steps"] == steps
 
@@ -75,7 +77,8 @@ def test_a_line_without_an_end_is_named_and_not_kept(monkeypatch):
 
 def test_alternatives_in_both_formats(ask):
     command = (generate.main, "--path", "run", "--input", "-", "--max-len", "3", "--alternatives", "2")
-    _, text, _ = ask(*command, "--beam", "3", "--nbest", "2", stdin=b"the [MASK] fox [MASK]\n")
+    nbest = (*command, "--beam", "3", "--nbest", "2")
+    _, text, _ = ask(*nbest, "--output-format", "fairseq", stdin=b"the [MASK] fox [MASK]\n")
     _, out, _ = ask(*command, "--beam", "3", "--nbest", "2", "--output-format", "json", stdin=b"the [MASK] fox [MASK]")
     answers = [one for answer in json.loads(out[0])["answers"] for one in (answer, *answer["others"])]
     assert len(answers) == 4
@@ -85,11 +88,17 @@ def test_alternatives_in_both_formats(ask):
             assert len(there) == 2
             assert there[0]["logprob"] >= max(there[1]["logprob"], logprob)
     shown = [
-        "A-0\t" + "\t".join(f"{one['text'].replace(' ', '▁')} {one['logprob']:.4f}" for one in there)
+        "\t".join(f"{one['text'].replace(' ', '▁')} {one['logprob']:.4f}" for one in there)
         for answer in answers
         for there in answer["alternatives"]
     ]
-    assert shown == [line for line in text if line.startswith("A-")]
+    assert shown == [line.split("\t", 1)[1] for line in text if line.startswith("A-")]
+    lines = ask(*nbest, stdin=b"the [MASK] fox [MASK]")[1]
+    places = iter(len(answer["alternatives"]) for answer in answers)
+    expected = [[start, *["       token "] * next(places)] for start in ("  1. ", "     or ", "  2. ", "     or ")]
+    assert len(lines) == 1 + sum(map(len, expected))
+    for line, start in zip(lines[1:], (one for lines_of_answer in expected for one in lines_of_answer), strict=True):
+        assert line.startswith(start)
 
 
 class WORDS:
@@ -103,7 +112,8 @@ class WORDS:
 
 
 def test_colors_where_they_are_wanted_and_never_in_a_pipe(ask, monkeypatch):
-    command = (generate.main, "--path", "run", "--input", "-", "--max-len", "3", "--min-len", "1", "--color")
+    command = (generate.main, "--path", "run", "--input", "-", "--output-format", "fairseq")
+    command = (*command, "--max-len", "3", "--min-len", "1", "--color")
     prompt = b"the [MASK] fox\n"
     plain = [line for line in ask(*command, "never", stdin=prompt)[1] if line[0] == "F"]
     assert "\x1b" not in plain[0]

@@ -173,12 +173,12 @@ def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, plac
         (["--on-error", "ignore"], "on-error"),
         (
             ["--results-path", "results"],
-            "results_path holds JSON Lines, from which a later run can continue",
+            "--results-path holds JSON Lines, from which a later run can continue",
         ),
         (["--color", "red"], "color"),
         (["--alternatives", "-1"], "alternatives is -1"),
         (["--alternatives", "2", "--score-reference"], "does not use --batch-size, --max-len, --alternatives; leave"),
-        (["--color", "always", "--output-format", "json"], "--color is always; it goes with text lines"),
+        (["--color", "always", "--output-format", "json"], "--color is always, but no texts with"),
     ],
 )
 def test_options_that_do_not_fit(ask, arguments, message):

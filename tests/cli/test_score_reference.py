@@ -22,6 +22,7 @@ from ftk_cli import generate
 from tests.checkpoint.conftest import forge_manifest
 
 SCORE = ["--path", "run", "--score-reference"]
+FAIRSEQ = [*SCORE, "--input", "-", "--output-format", "fairseq"]
 
 
 def test_the_sum_over_a_subset_is_the_training_loss(ask, place):
@@ -63,7 +64,7 @@ def test_answers_beside_prompts_as_tabs_and_as_json(ask, place):
     assert values[second["best"]] == max(values)
     assert third["candidates"][0]["answers"][0]["blank"] == "[gMASK]"
 
-    code, text, _ = ask(generate.main, *SCORE, "--input", "-", stdin=stdin)
+    code, text, _ = ask(generate.main, *FAIRSEQ, stdin=stdin)
     kinds = "".join(line[0] for line in text)
     assert kinds == "S" + "HDP" * 2 + "L" + "S" + "HDPL" * 3 + "SHDPL" + "N"
     shown = [float(line.split("\t")[1]) for line in text if line.startswith("L-1\t")]
@@ -100,7 +101,7 @@ def test_bad_lines_are_named_and_the_others_scored(ask):
         "the " * 300 + "\tdog",
         "the \0 [MASK]\t\U0001f469",
     ]
-    code, out, err = ask(generate.main, *SCORE, "--input", "-", stdin="\n".join(lines).encode())
+    code, out, err = ask(generate.main, *FAIRSEQ, stdin="\n".join(lines).encode())
     assert code == 1
     assert [line.split("\t")[0] for line in out if line[0] == "S"] == ["S-0", "S-10"]
     problems = [line.split("standard input:")[1] for line in err if "standard input:" in line]
@@ -235,9 +236,9 @@ def test_a_line_that_cannot_be_scored_is_named_in_its_place_or_stops(ask):
     ]
     assert json.loads(out[1])["line"] == 2
     assert json.loads(out[4])["error"].startswith("the line is longer than 1048576 bytes")
-    code, out, _ = ask(generate.main, *SCORE, "--input", "-", stdin=stdin)
+    code, out, _ = ask(generate.main, *FAIRSEQ, stdin=stdin)
     assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0", "E-1", "S-2", "S-3", "E-4", "S-5"]
-    code, out, err = ask(generate.main, *SCORE, "--input", "-", "--on-error", "stop", stdin=stdin)
+    code, out, err = ask(generate.main, *FAIRSEQ, "--on-error", "stop", stdin=stdin)
     assert code == 2
     assert err[-1].startswith("ftk-generate: standard input:2: there is no answer")
     assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0"]
@@ -305,7 +306,7 @@ TOGETHER_WITH = {
 def test_what_scoring_uses_may_be_given(ask):
     line = b"the lazy [MASK] while\tdog"
     used = "--length-penalty 0 --truncate left --misspelt-blanks text --on-error stop --max-samples 3 --num-threads 1"
-    code, out, err = ask(generate.main, *SCORE, "--input", "-", *used.split(), stdin=line)
+    code, out, err = ask(generate.main, *FAIRSEQ, *used.split(), stdin=line)
     assert code == 0, err
     score, total = (next(line for line in out if line[0] == kind).split("\t")[1] for kind in "HL")
     assert score == total  # with --length-penalty 0

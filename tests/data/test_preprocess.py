@@ -154,7 +154,7 @@ TRAINED = ["--trainpref", "a.txt", "--vocab-size", "300"]
 USER_ERRORS = {
     "nothing to do": ([], "give at least one"),
     "missing file": (["--trainpref", "nowhere.txt", "--vocab-size", "280"], "nowhere.txt: no such file"),
-    "folder": (["--trainpref", ".", "--vocab-size", "280"], ".: a folder, not a file"),
+    "pattern": (["--trainpref", "*.none", "--vocab-size", "280"], "*.none: no file matches"),
     "no vocabulary": (TEXT, "give --tokenizer-path (a vocabulary), or --vocab-size"),
     "both": ([*ENCODED, "--vocab-size", "9"], "leave out one of the two"),
     "other tokenizer": ([*TEXT, "--tokenizer", "gpt2_bpe"], "--tokenizer-path is missing"),
@@ -166,15 +166,15 @@ USER_ERRORS = {
     "bad vocabulary": ([*TEXT, "--tokenizer-path", "a.txt"], "a.txt"),
     "file as destination": ([*TRAINED, "--destdir", "a.txt"], "a file, not"),
     "file as parent": ([*TRAINED, "--destdir", "a.txt/b"], "is a file, not"),
-    "ratio of all": ([*ENCODED, "--valid-ratio", "1"], "valid_ratio is 1.0; it must be at least 0 and below 1"),
-    "ratios of all": ([*ENCODED, "--valid-ratio", "0.5", "--test-ratio", "0.5"], "valid_ratio + test_ratio is 1.0"),
+    "ratio of all": ([*ENCODED, "--valid-ratio", "1"], "--valid-ratio is 1.0; it must be at least 0 and below 1"),
+    "ratios of all": ([*ENCODED, "--valid-ratio", "0.5", "--test-ratio", "0.5"], "--valid-ratio + --test-ratio is 1.0"),
     "two sources": ([*ENCODED, "--validpref", "a.txt", "--valid-ratio", "0.1"], "both make the split"),
     "ratio without text": (
         ["--validpref", "a.txt", "--tokenizer-path", MODEL, "--test-ratio", "0.1"],
-        "test_ratio is 0.1, but there is no trainpref to take documents from",
+        "--test-ratio is 0.1, but there is no trainpref to take documents from",
     ),
-    "limits": ([*ENCODED, "--min-tokens", "5", "--max-tokens-per-document", "4"], "max_tokens_per_document is 4"),
-    "no tokens": ([*ENCODED, "--min-tokens", "0"], "min_tokens is 0; it must be at least 1"),
+    "limits": ([*ENCODED, "--min-tokens", "5", "--max-tokens-per-document", "4"], "--max-tokens-per-document is 4"),
+    "no tokens": ([*ENCODED, "--min-tokens", "0"], "--min-tokens is 0; it must be at least 1"),
     "normal form": ([*ENCODED, "--normalize", "nfd"], "must be one of none, nfc, nfkc"),
     "too small": (
         [*ENCODED, "--valid-ratio", "0.0001"],
@@ -184,7 +184,7 @@ USER_ERRORS = {
     "no end token": ([*ENCODED, "--append-eos"], "--append-eos: the tokenizer sentencepiece has no end token"),
     "no fields": (
         [*ENCODED, "--text-key", "body"],
-        "text_key is 'body', but no input is read as JSON lines; give --format jsonl, or leave --text-key out",
+        "text_key is 'body', but no input is read as JSON lines or as a table; give --format jsonl, or leave",
     ),
 }
 

@@ -82,6 +82,50 @@ def test_a_document_is_a_file(tmp_path):
     ]
 
 
+@pytest.fixture
+def many(tmp_path):
+    """A folder of files of which most hold no documents."""
+    names = ["b.txt", "a/z.jsonl.gz", "a/y.PARQUET", "c.arrow", "a/code.py", "README.md"]
+    hidden = [".hidden.txt", ".git/a.txt", "a/.b/c.txt"]
+    for name in (*names, *hidden, "state.json", "a/dataset_info.json", "cache-1f.arrow", "dataset_dict.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path, "a", name)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "expected"),
+    [
+        ("", {}, ["a/y.PARQUET", "a/z.jsonl.gz", "b.txt", "c.arrow"]),
+        ("", {"format": "text"}, ["README.md", "a/code.py", "a/y.PARQUET", "a/z.jsonl.gz", "b.txt", "c.arrow"]),
+        ("a", {"separator": "file"}, ["a/code.py", "a/y.PARQUET", "a/z.jsonl.gz"]),
+        ("**/*.py", {}, ["a/code.py"]),
+        ("?.*", {}, ["b.txt", "c.arrow"]),
+        ("*.json", {}, None),
+        ("*.none", {}, None),
+        ("a/.b", {}, ["a/.b/c.txt"]),
+    ],
+)
+def test_folders_and_patterns_stand_for_files_by_their_names(many, caplog, given, options, expected):
+    if expected is None:
+        with pytest.raises(UserError, match="no file matches this pattern"):
+            expand_paths(f"{many}/{given}", **options)
+        return
+    with caplog.at_level("INFO"):
+        found = expand_paths(f"{many}/{given}", **options)
+    assert found == [f"{many}/{name}" for name in expected]
+    assert f"{many}/{given}: reading {len(expected)} file" in caplog.text
+    others = "6 others not taken (README.md, code.py, dataset_info.json ...)"
+    assert (others in caplog.text) == (given == "" and not options)
+
+
+def test_a_folder_without_documents_is_refused(many):
+    (many / "a" / "code").mkdir()
+    write(many, "a", "a/code/x.py")
+    with pytest.raises(UserError, match=r"code: no file to read \(1 other file\); names must end in \.txt, "):
+        expand_paths(f"{many}/a/code")
+
+
 @pytest.mark.parametrize("separator", ["line", "blank-line", "file"])
 @given(
     content=st.lists(st.sampled_from(["a", "bc", "\n", "\n\n", " ", "\r\n", "\n \n", "é"]), max_size=30).map("".join)
@@ -294,6 +338,9 @@ def test_any_json_text_comes_back(tmp_path_factory, strings):
         ("a.txt.gz", "auto", "line"),
         ("jsonl", "auto", "line"),
         ("a.jsonl", "text", "line"),
+        ("a.Parquet", "auto", "rows"),
+        ("a.arrow", "auto", "rows"),
+        ("a.arrow", "jsonl", "jsonl"),
         ("a.txt", "jsonl", "jsonl"),
     ],
 )
@@ -306,7 +353,5 @@ def test_missing_files_and_folders_are_refused(tmp_path):
     assert expand_paths(f"{present}, {present}") == [present, present]
     with pytest.raises(UserError, match=r"nothing\.txt: no such file"):
         expand_paths(f"{present},nothing.txt")
-    with pytest.raises(UserError, match="a folder, not a file"):
-        expand_paths(str(tmp_path))
     with pytest.raises(UserError, match="names no file"):
         expand_paths(",")

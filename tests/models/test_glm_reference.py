@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+import ftk
+from ftk.checkpoint import save_checkpoint
+from ftk.checkpoint.convert import convert_from, convert_to
+from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
+from ftk.errors import UserError
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import config_from_original, from_original, to_original
 from ftk.models.glm.model import GLM
 
 
 def plain_forward(
-    weights: dict[str, Tensor], num_heads: int, tokens: Tensor, position_ids: Tensor, context_length: Tensor
+    weights: dict[str, Tensor],
+    num_heads: int,
+    tokens: Tensor,
+    position_ids: Tensor,
+    context_length: Tensor,
+    gelu: str = "tanh",
 ) -> Tensor:
     """The published computation step by step; position_ids [B, 2, T], or [B, T] without block positions."""
 
@@ -44,7 +59,7 @@ def plain_forward(
         mixed = scores.masked_fill(~seen[:, None], -65504.0).softmax(-1) @ value
         hidden = hidden + linear(torch.cat(mixed.unbind(1), dim=-1), f"{layer}.attention.dense")
         inner = linear(norm(hidden, f"{layer}.post_attention_layernorm"), f"{layer}.mlp.dense_h_to_4h")
-        hidden = hidden + linear(F.gelu(inner, approximate="tanh"), f"{layer}.mlp.dense_4h_to_h")
+        hidden = hidden + linear(F.gelu(inner, approximate=gelu), f"{layer}.mlp.dense_4h_to_h")
     return norm(hidden, "transformer.final_layernorm") @ weights["word_embeddings.weight"].T
 
 
@@ -90,3 +105,62 @@ def test_any_shape_computes_what_the_plain_forward_computes(shape: dict[str, int
     again = GLM(config_from_original(weights, config.num_attention_heads)).eval()
     again.load_state_dict(from_original(weights, config))
     assert torch.equal(again(tokens, position_ids=position_ids, context_length=context_length), computed)
+
+
+@pytest.mark.parametrize("block_positions", [True, False])
+@pytest.mark.parametrize(("activation", "gelu"), [(None, "none"), ("gelu", "none"), ("gelu_tanh", "tanh")])
+def test_the_form_of_hugging_face_computes_the_exact_gelu_and_comes_back(
+    tmp_path: Path, block_positions: bool, activation: str | None, gelu: str
+) -> None:
+    shape = GLMConfig(
+        num_layers=2, hidden_size=16, num_attention_heads=2, vocab_size=77, max_positions=20,
+        block_positions=block_positions,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    own = GLM(shape, seed=0).state_dict()
+    weights = to_original({name: torch.randn(value.shape, generator=generator) for name, value in own.items()}, shape)
+    published = tmp_path / "published"
+    published.mkdir()
+    named = {f"glm.{name}": value.contiguous() for name, value in weights.items()}
+    save_file(named, published / "model.safetensors", {"format": "pt"})
+    config: dict[str, object] = {"model_type": "glm", "vocab_size": 77, "hidden_size": 16, "num_layers": 2}
+    config |= {"num_attention_heads": 2, "max_sequence_length": 20, "block_position_encoding": block_positions}
+    config |= {"attention_scale": 8.0} if activation is None else {"activation": activation}
+    (published / "config.json").write_text(json.dumps(config))
+
+    form = HuggingFace(HuggingFaceConfig())
+    model = ftk.load_model(convert_from(form, published, tmp_path / "ours"))
+    tokens = torch.randint(77, (3, 12), generator=generator)
+    position_ids = torch.randint(20, (3, 2, 12), generator=generator)
+    context_length = torch.tensor([0, 5, 12])
+    theirs = position_ids if block_positions else position_ids[:, 0]
+    with torch.no_grad():
+        found = model(tokens, position_ids=position_ids, context_length=context_length)
+    expected = plain_forward(weights, 2, tokens, theirs, context_length, gelu)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+    convert_to(form, "hf", tmp_path / "ours", tmp_path / "back")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "back" / name).read_bytes() == (published / name).read_bytes()
+    save_checkpoint(
+        tmp_path / "trained", model=model, trainer_state={}, config={"model": {"_name": "glm", **asdict(model.config)}}
+    )
+    convert_to(form, "hf", tmp_path / "trained", tmp_path / "anew")
+    again = ftk.load_model(convert_from(form, tmp_path / "anew", tmp_path / "again"))
+    assert again.config == model.config
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("relative_encoding", True, "relative_encoding is True; ftk's model has False"),
+        ("spell_length", 3, "spell_length is 3; ftk's model has None"),
+        ("activation", "relu", "activation is 'relu'"),
+    ],
+)
+def test_another_glm_of_hugging_face_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "glm", "max_sequence_length": 8, key: value}))
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=message):
+        convert_from(HuggingFace(HuggingFaceConfig()), tmp_path, tmp_path / "ours")

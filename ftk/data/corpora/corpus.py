@@ -17,7 +17,7 @@ from ftk.data.indexed.check import forget_pages
 from ftk.data.indexed.dataset import IndexedDataset
 from ftk.data.indexed.folder_layout import NoSplit, find_splits
 from ftk.data.indexed.output_folder import RECORD, read_record
-from ftk.errors import UserError
+from ftk.errors import UserError, download_hint
 from ftk.files import reason
 from ftk.registry import register_dataset
 from ftk.tokenizers import build_tokenizer, find_description, load_tokenizer
@@ -116,7 +116,8 @@ class IndexedFolder:
         self.config = config
         self.folder = Path(config.data)
         if not self.folder.exists():
-            raise UserError(f"{self.folder}: no such data folder; make one with ftk-preprocess --destdir {self.folder}")
+            hint = download_hint(config.data, "dataset") or f"; make one with ftk-preprocess --destdir {self.folder}"
+            raise UserError(f"{self.folder}: no such data folder{hint}")
         self.files = find_splits(self.folder) if self.folder.is_dir() else {}
         if not self.files:
             raise UserError(f"{self.folder} holds no .idx file; give a folder written by ftk-preprocess")

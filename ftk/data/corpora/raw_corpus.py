@@ -18,7 +18,7 @@ from ftk.data.indexed._index import flatten
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.data.indexed.output_folder import RECORD
-from ftk.data.text.files import FORMATS, Problem, compressed_suffix
+from ftk.data.text.files import FORMATS, TABLE_SUFFIXES, TEXT_SUFFIXES, Problem, compressed_suffix
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.data.text.records import read_documents
 from ftk.errors import UserError, counted
@@ -29,7 +29,6 @@ from ftk.tokenizers.base import Tokenizer
 logger = logging.getLogger(__name__)
 
 _BATCH = 1000  # documents encoded at a time
-_SUFFIXES = (".txt", ".text", ".jsonl", ".ndjson", ".json")
 
 
 @dataclass(kw_only=True)
@@ -49,7 +48,10 @@ class RawCorpusConfig(TextConfig):
     )
     text_format: str = field(
         default="auto",
-        metadata={"help": "auto takes .jsonl, .ndjson and .json for JSONL, others for text", "choices": FORMATS},
+        metadata={
+            "help": "auto takes .jsonl, .ndjson and .json for JSONL, .parquet and .arrow for tables, others for text",
+            "choices": FORMATS,
+        },
     )
     raw_limit: int = field(
         default=100,
@@ -158,7 +160,7 @@ def find_raw_files(data: str) -> dict[str, list[str]]:
     if folder.is_dir():
         for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name != RECORD):
             plain = Path(path.name.removesuffix(path.suffix) if compressed_suffix(path.name) else path.name)
-            if plain.suffix.lower() in _SUFFIXES:
+            if plain.suffix.lower() in (*TEXT_SUFFIXES, *TABLE_SUFFIXES):
                 splits.setdefault(plain.stem, []).append(str(path))
         for split, paths in splits.items():
             if len(paths) > 1:

@@ -1,4 +1,4 @@
-"""Text files as blocks of whole documents, decompressed by name, without holding a file in memory.
+"""Files of documents as blocks of whole ones, decompressed by name, without holding a file in memory.
 
 A line ends at "\\n" and nowhere else. A byte order mark at the start of a file is dropped.
 What the documents of a block are is the subject of `records`.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import bz2
 import errno
+import fnmatch
+import glob
 import gzip
 import io
 import logging
@@ -16,12 +18,16 @@ import os
 import re
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ftk.errors import UserError
+import numpy as np
+import numpy.typing as npt
+
+from ftk.errors import UserError, counted, download_hint
 from ftk.files import FileState, shortened, state_of
 
 logger = logging.getLogger(__name__)
@@ -33,8 +39,14 @@ MAX_DOCUMENT_BYTES = 1 << 26
 TOO_LARGE = "too_large"
 SEPARATORS = ("line", "blank-line", "file")
 FORMATS = ("auto", "text", "jsonl")
+ROWS = "rows"
+"""The kind of files that are tables: a document is what a row holds in one column."""
+TABLE_SUFFIXES = (".parquet", ".arrow")
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+TEXT_SUFFIXES = (".txt", ".text", *_JSONL_SUFFIXES)
 _COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+_NO_DOCUMENTS = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "cache-*.arrow")
+"""Files that the library `datasets` writes beside its data, or makes of it."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACES = b" \t\r\f\v"
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
@@ -44,6 +56,8 @@ _FOREIGN_STARTS = {
     b"BZh91AY&SY": ("compressed", "bzip2 data; rename the file to end in .bz2"),
     b"\xfd7zXZ\x00": ("compressed", "xz data; rename the file to end in .xz"),
     b"\x28\xb5\x2f\xfd": ("compressed", "Zstandard data; rename the file to end in .zst"),
+    b"PAR1": ("table", "Parquet data; rename the file to end in .parquet, and read it with `format` auto"),
+    b"ARROW1": ("table", "Arrow data; rename the file to end in .arrow, and read it with `format` auto"),
     b"PK\x03\x04": ("compressed", "a zip archive; unpack it"),
     b"\xff\xfe": ("utf16", "UTF-16 text; convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("utf16", "UTF-16 text; convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
@@ -55,17 +69,20 @@ class Problem(NamedTuple):
 
     Attributes:
         reason: a short name to count by, e.g. "invalid_utf8".
-        source, line, offset: file as given, line from 1, byte offset in the (decompressed) file.
+        source, line, offset: file as given, line from 1, byte offset in the (decompressed) file; of a table the row
+            from 1, and no offset.
         message: what is wrong and how to correct it.
     """
 
     reason: str
     source: str
     line: int
-    offset: int
+    offset: int | None
     message: str
 
     def __str__(self) -> str:
+        if self.offset is None:
+            return f"{self.source}: row {self.line}: {self.message}"
         return f"{self.source}:{self.line}: (byte {self.offset}) {self.message}"
 
 
@@ -75,11 +92,13 @@ class Block:
 
     Attributes:
         source: the file, as given.
-        kind: how documents are told apart: a separator ("line", "blank-line", "file") or "jsonl".
-        line, offset: line number (from 1) and byte offset of the first byte of `data`.
-        data: the bytes.
+        kind: how documents are told apart: a separator ("line", "blank-line", "file"), "jsonl" or `ROWS`.
+        line, offset: line number (from 1) and byte offset of the first byte of `data`; of a table the number of the
+            first row (from 1), and 0.
+        data: the bytes; of a table those of all rows back to back.
         disk_bytes: bytes of the file on disk read so far, for progress.
         problem: what cannot be read after `data`: a document that is too large, or the file as a whole.
+        sizes: bytes of each row, int64 [rows], -1 where it holds null; None unless `kind` is `ROWS`.
     """
 
     source: str
@@ -89,6 +108,7 @@ class Block:
     data: bytes
     disk_bytes: int
     problem: Problem | None = None
+    sizes: npt.NDArray[np.int64] | None = None
 
     @property
     def num_lines(self) -> int:
@@ -121,33 +141,75 @@ class Part:
         return self.stop
 
 
-def expand_paths(files: str, separator: str = "line") -> list[str]:
-    """The files that a comma-separated list names; with separator "file", folders mean the files in them.
+def expand_paths(files: str, separator: str = "line", format: str = "auto") -> list[str]:
+    """The files that a comma-separated list of files, folders and patterns (`*`, `?`, `[...]`, `**`) names.
+
+    A folder stands for the files in it and below it whose names end as those of text, JSONL or tables do, or for all of
+    them with separator "file" or a `format` other than "auto"; a pattern for the files that it matches. They come in
+    the order of their names; hidden ones, and what the library `datasets` notes beside its data, are left out.
 
     Raises:
-        UserError: a file is missing, or a folder where a file is meant.
+        UserError: a file is missing, or a folder or pattern stands for none.
     """
     paths: list[str] = []
     for name in filter(None, (part.strip() for part in files.split(","))):
-        path = Path(name)
-        if not os.path.exists(name):  # unlike Path.exists, not an error where the name is too long
-            raise UserError(f"{name}: no such file")
-        if not path.is_dir():
+        if os.path.isdir(name):
+            paths += _files_in(name, any_name=separator == "file" or format != "auto")
+        elif os.path.exists(name):  # unlike Path.exists, not an error where the name is too long
             paths.append(name)
-        elif separator == "file":
-            paths += sorted(str(file) for file in path.rglob("*") if file.is_file())
+        elif glob.has_magic(name):
+            matches = [path for path in sorted(glob.glob(name, recursive=True)) if os.path.isfile(path)]
+            matches = [path for path in matches if not _is_note(os.path.basename(path))]
+            if not matches:
+                raise UserError(f"{name}: no file matches this pattern (hidden files never do)")
+            _say_taken(name, matches, [])
+            paths += matches
         else:
-            raise UserError(
-                f"{name}: a folder, not a file; name its files, separated by commas, "
-                "or make each file in it a document with `document_separator` file"
-            )
+            raise UserError(f"{name}: no such file or folder{download_hint(name, 'dataset')}")
     if not paths:
         raise UserError(f"{files!r} names no file")
     return paths
 
 
+def _files_in(folder: str, *, any_name: bool) -> list[str]:
+    taken: list[str] = []
+    left: list[str] = []
+    for path in sorted(Path(folder).rglob("*"), key=str):
+        name, hidden = path.name, any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if hidden or not path.is_file():
+            continue
+        stem = name[: -len(suffix)] if (suffix := compressed_suffix(name)) else name
+        is_text = stem.lower().endswith(TEXT_SUFFIXES) or name.lower().endswith(TABLE_SUFFIXES)
+        (taken if (any_name or is_text) and not _is_note(name) else left).append(str(path))
+    if not taken:
+        ends = ", ".join((*TEXT_SUFFIXES, *TABLE_SUFFIXES))
+        raise UserError(
+            f"{folder}: no file to read ({counted(len(left), 'other file')}); names must end in {ends} (behind text "
+            "and JSONL also .gz, .bz2, .xz or .zst); name other files by a pattern (*)"
+        )
+    _say_taken(folder, taken, left)
+    return taken
+
+
+def _is_note(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _NO_DOCUMENTS)
+
+
+def _say_taken(name: str, taken: list[str], left: list[str]) -> None:
+    """Logs which files a folder or a pattern stands for, by the ends of their names."""
+    ends = Counter("".join(Path(path).suffixes[-1 - bool(compressed_suffix(path)) :]) or "no ending" for path in taken)
+    kinds = ", ".join(f"{count:,} {end}" for end, count in sorted(ends.items()))
+    others = ", ".join(map(os.path.basename, left[:3])) + (" ..." if len(left) > 3 else "")
+    not_taken = f"; {counted(len(left), 'other', ',')} not taken ({others})" if left else ""
+    logger.info(
+        "%s: reading %s (%s), the first %s%s", name, counted(len(taken), "file", ","), kinds, taken[0], not_taken
+    )
+
+
 def kind_of(path: str, format: str = "auto", separator: str = "line") -> str:
-    """How the documents of a file are told apart: "jsonl" by format or name, else the separator."""
+    """How the documents of a file are told apart: "jsonl" or `ROWS` by format or name, else the separator."""
+    if format == "auto" and path.lower().endswith(TABLE_SUFFIXES):
+        return ROWS
     stem = path[: -len(suffix)] if (suffix := compressed_suffix(path)) else path
     if format == "jsonl" or (format == "auto" and stem.lower().endswith(_JSONL_SUFFIXES)):
         return "jsonl"
@@ -161,7 +223,12 @@ def compressed_suffix(path: str) -> str:
 
 
 def read_blocks(
-    path: str, kind: str, block_bytes: int = BLOCK_BYTES, max_document_bytes: int = MAX_DOCUMENT_BYTES
+    path: str,
+    kind: str,
+    block_bytes: int = BLOCK_BYTES,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    *,
+    column: str = "text",
 ) -> Iterator[Block]:
     """Reads a file as blocks of about `block_bytes` that end where a document ends.
 
@@ -171,12 +238,18 @@ def read_blocks(
         path: file; decompressed if its name ends in .gz, .bz2, .xz or .zst.
         kind: from `kind_of`.
         block_bytes: bytes read at a time.
-        max_document_bytes: a longer document is skipped, and a block's `problem` says so.
+        max_document_bytes: a longer document is skipped, and a block's `problem` says so; not of a table.
+        column: of a table, with the documents.
 
     Raises:
-        UserError: compressed data is broken or its library is missing.
+        UserError: compressed data or a table is broken, its library or the column is missing.
         OSError: the file cannot be read, or is written to meanwhile.
     """
+    if kind == ROWS:
+        from ftk.data.text.tables import read_table
+
+        yield from read_table(path, column, block_bytes)
+        return
     line, offset, pending, parts_searched = 1, 0, bytearray(), 0
     disk_bytes, skipping = 0, False
     for first, (chunk, disk_bytes) in enumerate(_read_chunks(path, block_bytes)):
@@ -212,27 +285,32 @@ def read_blocks(
 
 
 def cut_file(
-    path: str, kind: str, part_bytes: int = PART_BYTES, max_document_bytes: int = MAX_DOCUMENT_BYTES
+    path: str,
+    kind: str,
+    part_bytes: int = PART_BYTES,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    *,
+    column: str = "text",
 ) -> Iterator[Part | Block]:
     """A file as parts that many processes can read, or as blocks where only one can.
 
-    Only one can read compressed files (their bytes are not the text), pipes (which cannot be read twice) and documents
-    that end at blank lines.
+    Only one can read compressed files and tables (their bytes are not the text), pipes (which cannot be read twice) and
+    documents that end at blank lines.
 
     Args:
         path: file.
         kind: from `kind_of`.
         part_bytes: bytes of a part; with kind "file", a part is the whole file.
-        max_document_bytes: as of `read_blocks`.
+        max_document_bytes, column: as of `read_blocks`.
     """
-    whole = compressed_suffix(path) == "" and stat.S_ISREG(os.stat(path).st_mode) and kind != "blank-line"
+    whole = compressed_suffix(path) == "" and stat.S_ISREG(os.stat(path).st_mode) and kind not in ("blank-line", ROWS)
     if whole:  # a pipe is opened once, by its reader: closed in between, it would end its writer
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             state = state_of(file.fileno())
             start = file.read(8)
     if not whole or _sniff(path, start) is not None:
-        yield from read_blocks(path, kind, max_document_bytes=max_document_bytes)
+        yield from read_blocks(path, kind, max_document_bytes=max_document_bytes, column=column)
         return
     first = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
     step = part_bytes if kind != "file" else max(size, 1)
@@ -274,11 +352,11 @@ def read_part(part: Part, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Block
                 data = data[:last]
             else:
                 data += rest
-        _check_unchanged(file, part.source, part.state, warn=part.is_last)
+        check_unchanged(file, part.source, part.state, warn=part.is_last)
     return Block(part.source, part.kind, 1, offset, data[begin:], part.stop, problem)
 
 
-def too_large(source: str, line: int, offset: int, max_document_bytes: int) -> Problem:
+def too_large(source: str, line: int, offset: int | None, max_document_bytes: int) -> Problem:
     """The problem of a document that is too large to be read."""
     message = (
         f"a document of more than {max_document_bytes:,} bytes; cut it, raise `max_document_bytes`, "
@@ -310,7 +388,7 @@ def _read_exactly(file: IO[bytes], size: int, part: Part) -> bytes:
     return data
 
 
-def _check_unchanged(file: IO[bytes], source: str, before: FileState, warn: bool = True) -> None:
+def check_unchanged(file: IO[bytes], source: str, before: FileState, warn: bool = True) -> None:
     """Raises OSError if a file has changed; if it only grew, logs how much of it was read."""
     now = state_of(file.fileno())
     if now == before:
@@ -396,7 +474,7 @@ class _Source(io.RawIOBase):
     def check(self) -> None:
         """Raises OSError if the file has changed."""
         if self._is_regular:
-            _check_unchanged(self._file, self._path, self._state)
+            check_unchanged(self._file, self._path, self._state)
 
     def close(self) -> None:
         self._file.close()
@@ -418,7 +496,7 @@ def _read_chunks(path: str, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
                 except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
                     if not suffix or (isinstance(error, OSError) and error.errno is not None):
                         raise
-                    raise _broken(path, suffix, error) from error
+                    raise broken(path, suffix, error) from error
                 if not chunk:
                     break
                 yield chunk, source.position
@@ -439,15 +517,16 @@ def _read_zstd(path: str, raw: _Source) -> Iterator[tuple[bytes, int]]:
             try:
                 chunk = frame.decompress(data)
             except zstandard.ZstdError as error:
-                raise _broken(path, ".zst", error) from error
+                raise broken(path, ".zst", error) from error
             if chunk:
                 yield chunk, raw.position
             data = frame.unused_data if frame.eof else b""
             if frame.eof:
                 frame = None
     if frame is not None:
-        raise _broken(path, ".zst", EOFError("the file ends inside a frame"))
+        raise broken(path, ".zst", EOFError("the file ends inside a frame"))
 
 
-def _broken(path: str, suffix: str, error: BaseException) -> UserError:
-    return UserError(f"{path}: not whole {suffix} data ({error}); the file is truncated, altered or misnamed")
+def broken(path: str, suffix: str, error: BaseException) -> UserError:
+    what = " ".join(str(error).split())
+    return UserError(f"{path}: not whole {suffix} data ({what}); the file is truncated, altered or misnamed")

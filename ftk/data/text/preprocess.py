@@ -17,15 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ftk.builtins import FIRST_ARCHITECTURE, FIRST_ARCHITECTURES
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.indexed.output_folder import RECORD, describe_files, whole_folder, write_record
 from ftk.data.text.child_process import call_in_child
 from ftk.data.text.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_texts, normalized
-from ftk.data.text.files import PART_BYTES, Block, Part, Problem, cut_file, expand_paths, kind_of
+from ftk.data.text.files import PART_BYTES, ROWS, Block, Part, Problem, cut_file, expand_paths, kind_of
 from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.data.text.preprocess_progress import ReadingProgress
 from ftk.data.text.records import read_documents
@@ -109,7 +107,9 @@ def preprocess(
         UserError: a file, a document (unless those are skipped), an option or the destination is wrong.
     """
     documents = documents or DocumentConfig()
-    files = {split: expand_paths(names, inputs.document_separator) for split, names in inputs.files().items()}
+    files = {
+        split: expand_paths(names, inputs.document_separator, inputs.format) for split, names in inputs.files().items()
+    }
     _check_text_key(inputs, itertools.chain.from_iterable(files.values()))
     destination = Path(output.destdir)
     try:
@@ -138,9 +138,7 @@ def preprocess(
                     reports |= _write_split(split, paths, inputs, pool, writer)
                     checksums |= writer.checksums()
             reports = {split: reports[split] for split in SPLITS if split in reports}
-            record = _record(inputs, documents, tokenizer, settings.dtype, reports)
-            record["files"] = describe_files(folder, checksums)
-            write_record(folder, record)
+            write_record_of(folder, _settings(inputs, documents), tokenizer, reports, checksums)
     except OSError as error:
         if error.errno in _DISK_FULL and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
@@ -151,9 +149,9 @@ def preprocess(
 def _check_text_key(inputs: InputConfig, paths: Iterable[str]) -> None:
     """Refuses a `text_key` where no file has fields."""
     is_default = inputs.text_key == InputConfig.text_key
-    if not is_default and all(kind_of(path, inputs.format) != "jsonl" for path in paths):
+    if not is_default and not any(kind_of(path, inputs.format) in ("jsonl", ROWS) for path in paths):
         raise UserError(
-            f"text_key is {inputs.text_key!r}, but no input is read as JSON lines; give `format` jsonl, "
+            f"text_key is {inputs.text_key!r}, but no input is read as JSON lines or as a table; give `format` jsonl, "
             "or leave `text_key` out"
         )
 
@@ -236,7 +234,7 @@ def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]
     num_bytes = 0
     for path in paths:
         kind = kind_of(path, inputs.format, inputs.document_separator)
-        for item in cut_file(path, kind, max_document_bytes=inputs.max_document_bytes):
+        for item in cut_file(path, kind, max_document_bytes=inputs.max_document_bytes, column=inputs.text_key):
             is_whole = isinstance(item, Part) and item.is_first and item.is_last
             if small and (not is_whole or num_bytes + item.disk_bytes > PART_BYTES or len(small) == _MOST_FILES):
                 yield small
@@ -252,35 +250,50 @@ def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]
         yield small
 
 
-def _record(
-    inputs: InputConfig,
-    documents: DocumentConfig,
-    tokenizer: Tokenizer,
-    dtype: np.dtype[Any],
-    reports: dict[str, SplitReport],
-) -> dict[str, Any]:
+def _settings(inputs: InputConfig, documents: DocumentConfig) -> dict[str, Any]:
     normalized_by = {} if documents.normalize == "none" else {"unicode_version": unicodedata.unidata_version}
     return {
+        "format": inputs.format,
+        "document_separator": inputs.document_separator,
+        "text_key": inputs.text_key,
+        "max_document_bytes": inputs.max_document_bytes,
+        "on_error": inputs.on_error,
+        "valid_ratio": inputs.valid_ratio,
+        "test_ratio": inputs.test_ratio,
+        **dataclasses.asdict(documents),
+        **normalized_by,
+    }
+
+
+def write_record_of(
+    folder: Path,
+    settings: dict[str, Any],
+    tokenizer: Tokenizer,
+    reports: dict[str, SplitReport],
+    checksums: dict[str, str],
+) -> None:
+    """Writes the preprocess.json of a folder that is complete but for it.
+
+    Args:
+        folder: with everything else in it.
+        settings: options that decided what was written.
+        tokenizer: of the data.
+        reports: by split.
+        checksums: file -> sha256, of files that need not be read for it.
+    """
+    record = {
         "ftk_version": __version__,
-        "settings": {
-            "format": inputs.format,
-            "document_separator": inputs.document_separator,
-            "text_key": inputs.text_key,
-            "max_document_bytes": inputs.max_document_bytes,
-            "on_error": inputs.on_error,
-            "valid_ratio": inputs.valid_ratio,
-            "test_ratio": inputs.test_ratio,
-            **dataclasses.asdict(documents),
-            **normalized_by,
-        },
+        "settings": settings,
         "tokenizer": {
             "name": tokenizer.name,
             "fingerprint": tokenizer.fingerprint,
             "vocab_size": tokenizer.vocab_size,
         },
-        "dtype": dtype.name,
+        "dtype": optimal_dtype(tokenizer.vocab_size).name,
         "splits": {split: report.record() for split, report in reports.items()},
+        "files": describe_files(folder, checksums),
     }
+    write_record(folder, record)
 
 
 def _table(reports: dict[str, SplitReport], destination: Path, tokenizer: Tokenizer) -> str:

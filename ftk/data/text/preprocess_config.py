@@ -13,7 +13,7 @@ NORMAL_FORMS = ("none", "nfc", "nfkc")
 
 @dataclass(kw_only=True)
 class TextConfig:
-    """How documents are read from text files, by ftk-preprocess and by `dataset` raw."""
+    """How documents are read from files, by ftk-preprocess and by `dataset` raw."""
 
     document_separator: str = field(
         default="line",
@@ -23,7 +23,8 @@ class TextConfig:
         },
     )
     text_key: str = field(
-        default="text", metadata={"daily": True, "help": "field of each JSON object that holds the text"}
+        default="text",
+        metadata={"daily": True, "help": "field of each JSON object, or column of a table, that holds the text"},
     )
     max_document_bytes: int = field(
         default=MAX_DOCUMENT_BYTES,
@@ -50,7 +51,7 @@ class InputConfig(TextConfig):
         default=None,
         metadata={
             "daily": True,
-            "help": "training text; .gz, .bz2, .xz and .zst are unpacked",
+            "help": "training text: files, folders or patterns; .gz, .bz2, .xz and .zst are unpacked",
             "metavar": "F[,F...]",
             "path": True,
         },
@@ -70,7 +71,7 @@ class InputConfig(TextConfig):
     format: str = field(
         default="auto",
         metadata={
-            "help": "auto takes .jsonl, .ndjson and .json for JSONL, others for text",
+            "help": "auto takes .jsonl, .ndjson and .json for JSONL, .parquet and .arrow for tables, others for text",
             "choices": FORMATS,
         },
     )

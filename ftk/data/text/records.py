@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
-from ftk.data.text.files import MAX_DOCUMENT_BYTES, Block, Problem, kind_of, read_blocks, too_large
+from ftk.data.text.files import MAX_DOCUMENT_BYTES, ROWS, Block, Problem, kind_of, read_blocks, too_large
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.errors import UserError
 
@@ -23,12 +24,12 @@ _DECODER = json.JSONDecoder(parse_int=float)
 
 
 class Document(NamedTuple):
-    """One document and its place: line from 1, byte offset in the (decompressed) file."""
+    """One document and its place: line from 1, byte offset in the (decompressed) file; or row from 1, no offset."""
 
     text: str
     source: str
     line: int
-    offset: int
+    offset: int | None
 
 
 def read_documents(
@@ -40,7 +41,7 @@ def read_documents(
     """Reads the documents of text files one after another; empty ones are left out.
 
     Args:
-        paths: files; see `files.expand_paths`.
+        paths: of text, or tables; see `files.expand_paths`.
         options: what a document is, and whether one that cannot be read is an error.
         format: "auto" (JSONL by the name), "text" or "jsonl".
         on_problem: called with each document that is skipped because it cannot be read.
@@ -51,7 +52,7 @@ def read_documents(
     most = options.max_document_bytes
     for path in paths:
         kind = kind_of(path, format, options.document_separator)
-        for block in read_blocks(path, kind, max_document_bytes=most):
+        for block in read_blocks(path, kind, max_document_bytes=most, column=options.text_key):
             for record in parse_block(block, options.text_key, most):
                 if isinstance(record, Problem):
                     if options.on_error == "raise":
@@ -70,11 +71,16 @@ def parse_block(
     block: Block, text_key: str = "text", max_document_bytes: int = MAX_DOCUMENT_BYTES
 ) -> Iterator[Document | Problem]:
     """The documents of a block in their order, empty ones included; a `Problem` where one cannot be read."""
+    if block.sizes is not None:
+        yield from _parse_rows(block, block.sizes.tolist(), text_key, max_document_bytes)
+        return
     for line, start, data in _cut(block) if block.data else ():
         if len(data) > max_document_bytes:
             yield too_large(block.source, line, block.offset + start, max_document_bytes)
             continue
         text = _decode(block.source, line, block.offset + start, data)
+        if isinstance(text, str) and "\r" in text:
+            text = text.replace("\r\n", "\n").removesuffix("\r")
         if isinstance(text, str) and block.kind == "jsonl" and not is_empty(text):
             text = _text_of_json(text, text_key, block.source, line, block.offset + start)
         if isinstance(text, Problem):
@@ -91,8 +97,10 @@ def clean_texts(block: Block, text_key: str = "text", max_document_bytes: int = 
     Returns:
         the texts, or None where `parse_block` is needed: something cannot be read, or documents are not lines.
     """
-    if block.problem is not None or block.kind not in ("line", "jsonl") or b"\0" in block.data:
+    if block.problem is not None or block.kind not in ("line", "jsonl", ROWS) or b"\0" in block.data:
         return None
+    if block.sizes is not None:
+        return _clean_rows(block, block.sizes.tolist(), max_document_bytes)
     if len(block.data) > max_document_bytes < max(map(len, block.data.split(b"\n"))):
         return None
     try:
@@ -108,6 +116,33 @@ def clean_texts(block: Block, text_key: str = "text", max_document_bytes: int = 
         return lines
     texts = [_clean_json_text(line, text_key) for line in lines]
     return None if None in texts else cast("list[str]", texts)
+
+
+def _clean_rows(block: Block, sizes: list[int], max_document_bytes: int) -> list[str] | None:
+    if not 0 <= min(sizes, default=0) <= max(sizes, default=0) <= max_document_bytes:
+        return None
+    ends = list(itertools.accumulate(sizes, initial=0))
+    try:
+        return [block.data[start:end].decode("utf-8") for start, end in itertools.pairwise(ends)]
+    except UnicodeDecodeError:
+        return None
+
+
+def _parse_rows(block: Block, sizes: list[int], column: str, max_document_bytes: int) -> Iterator[Document | Problem]:
+    start = 0
+    for row, size in enumerate(sizes, start=block.line):
+        text: str | Problem
+        if size < 0:
+            text = Problem("null", block.source, row, None, f'the column "{column}" is null; fill it, {_SKIP}')
+        elif size > max_document_bytes:
+            text = too_large(block.source, row, None, max_document_bytes)
+        else:
+            text = _decode(block.source, row, 0, block.data[start : start + size])
+        if isinstance(text, Problem):
+            yield text._replace(line=row, offset=None)
+        else:
+            yield Document(text, block.source, row, None)
+        start += max(size, 0)
 
 
 def _clean_json_text(line: str, key: str) -> str | None:
@@ -168,7 +203,7 @@ def _decode(source: str, line: int, offset: int, data: bytes) -> str | Problem:
         what = f"invalid UTF-8 (0x{data[error.start]:02X}: {error.reason})"
         message = f"{what}; convert the file to UTF-8, e.g. with iconv, {_SKIP}"
         return Problem("invalid_utf8", source, line, offset + error.start, message)
-    return text.replace("\r\n", "\n").removesuffix("\r") if "\r" in text else text
+    return text
 
 
 def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int) -> str | Problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 from ftk.models.bert import BertConfig
@@ -35,8 +35,8 @@ class BertConverter(EncoderConverter):
     }
     buffers = ("bert.embeddings.position_ids",)  # of older files
 
-    def fitted(self, config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
-        return dataclasses.replace(config, next_sentence="cls.seq_relationship.weight" in names)
+    def fitted(self, config: EncoderConfig, names: Callable[[], Collection[str]]) -> EncoderConfig:
+        return dataclasses.replace(config, next_sentence="cls.seq_relationship.weight" in names())
 
     def config_to(self, config: EncoderConfig) -> dict[str, Any]:
         architecture = "BertForPreTraining" if config.next_sentence else self.architecture

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 class GLMConfig(TransformerConfig):
     """The shape of a GLM and its dropout. `vocab_size` counts the padded vocabulary."""
 
+    activation: str = field(  # type: ignore[misc]
+        default="gelu_tanh",
+        metadata={
+            "help": "GELU of the feed-forward network: gelu_tanh (the original's) or gelu (exact; models from Hugging "
+            "Face)",
+            "choices": ("gelu_tanh", "gelu"),
+        },
+    )
     block_positions: bool = field(
         default=True,
         metadata={

@@ -5,6 +5,7 @@ They are causal language models of LLaMA's form, and share no code with the orig
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -32,6 +33,13 @@ class GLM4Config(RotaryConfig):
     def rotary_size(self) -> int:
         """R: leading dimensions of a head that are rotated."""
         return int(self.head_size * self.rotary_share)
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        if self.num_attention_heads >= 1 and (self.rotary_size % 2 or self.rotary_size < 2):
+            size = f"of the {self.head_size} dimensions of a head"
+            yield f"rotary_share is {self.rotary_share}; {self.rotary_size} {size} are no even number, 2 or more"
 
 
 @dataclass(kw_only=True)

@@ -135,11 +135,8 @@ class RotaryConfig(TransformerConfig):
             if self.num_attention_heads % self.kv_heads:
                 heads = f"num_attention_heads {self.num_attention_heads}"
                 yield f"num_kv_heads is {self.num_kv_heads}; it must divide {heads}"
-            elif self.rotary_size % 2 or self.rotary_size < 2:
-                yield (
-                    f"{self.rotary_size} of the {self.head_size} dimensions of a head are rotated; "
-                    "rotary positions need an even number"
-                )
+            elif self.head_size % 2:
+                yield f"the size of a head is {self.head_size}; rotary positions need an even one"
         low, high = self.rope_turns
         if self.rope_scaling in ("llama3", "yarn") and not 0.0 < low < high:
             yield f"rope_low is {low}; it must be above 0 and below rope_high {high}"

@@ -15,6 +15,7 @@ from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
 from ftk.generation.results import TextAnswer, TextResult
 from ftk.generation.search import Answer
 from ftk.generation.text import TextGenerator, as_lists, check_lists, check_text, each_prompt, is_single
+from ftk.generation.token_text import text_behind
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
 from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer
@@ -201,6 +202,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
             request,
             candidates=[given_answers(self.framing, request, targets, question.order, end=False)],
             references=[self.tokenizer.decode(reference).strip() for reference in question.references],
+            pieces=self._pieces(question.context),
         )
 
     def events(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[Event, None, None]:
@@ -211,7 +213,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         return PromptStream(self, number, prompt)
 
     def result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> TextResult:
-        """A prompt with its answers, from left to right; of a sample, which has no `pieces`, without a text."""
+        """A prompt with its answers, from left to right."""
         if self.config.nbest_over == "blank":
             return self._result(prompt, answers)
         ways = fillings_of(answers, self.config.length_penalty)
@@ -238,12 +240,23 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
 
     def source_text(self, context: Sequence[int]) -> str:
         """A context as one would write it: blanks by name, no [CLS] in front, no end of text behind."""
+        return self.tokenizer.decode(self._unframed(context))
+
+    def _unframed(self, context: Sequence[int]) -> list[int]:
         ids, special = list(context), self.tokenizer.special
         if ids and ids[0] == special.cls:
             ids = ids[1:]
         if ids and ids[-1] == special.eos:
             ids = ids[:-1]
-        return self.tokenizer.decode(ids)
+        return ids
+
+    def _pieces(self, context: Sequence[int]) -> list[str]:
+        """The text before, between and behind the blanks of a context, as `source_text` has it."""
+        ids, start, pieces = self._unframed(context), 0, []
+        for end in (*(place for place, one in enumerate(ids) if one in self.framing.masks), len(ids)):
+            pieces.append(text_behind(self.tokenizer.decode, ids[:start], ids[start:end]))
+            start = end + 1
+        return pieces
 
     def _split(self, text: str) -> tuple[list[str], list[int]]:
         """The text before, between and behind the blanks; all of it as ids, with a blank at the end if it has none."""
@@ -270,8 +283,6 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
 
     def _result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> TextResult:
         described = self._all_described(prompt, answers)
-        if not prompt.pieces:
-            return TextResult(prompt.prompt, "", described)
         filled = FilledText(self.tokenizer, self.framing.masks, prompt)
         for answer in answers:
             filled.fill(answer.tokens)

@@ -14,8 +14,7 @@ class EncodedPrompt(EncodedText):
     """A prompt with blanks.
 
     Attributes:
-        pieces: the text before, between and behind the blanks: one more than there are blanks; of a training sample,
-            whose text is not known, none.
+        pieces: the text before, between and behind the blanks: one more than there are blanks.
     """
 
     pieces: Sequence[str] = ()

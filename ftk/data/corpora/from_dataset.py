@@ -1,0 +1,179 @@
+"""A `datasets.Dataset`, or any other rows in Python, as a corpus: in memory, or as a data folder."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ftk.data.corpora.corpus import Corpus, IndexedCorpus, IndexedCorpusConfig
+from ftk.data.corpora.documents import TokenizedDocuments
+from ftk.data.indexed.dataset import optimal_dtype
+from ftk.data.indexed.folder_layout import NoSplit
+from ftk.data.indexed.output_folder import whole_folder
+from ftk.data.text.encoding import EncodedBlock, EncodingSettings, encode_blocks
+from ftk.data.text.files import ROWS, Block
+from ftk.data.text.preprocess import SplitReport, write_record_of
+from ftk.data.text.preprocess_config import TextConfig
+from ftk.data.text.split_writer import SplitWriter
+from ftk.errors import UserError
+from ftk.tokenizers import load_tokenizer
+from ftk.tokenizers.base import Tokenizer
+
+_BATCH = 1000  # rows encoded at a time
+
+
+def from_dataset(
+    dataset: Any,
+    tokenizer: Tokenizer | str | Path,
+    *,
+    column: str = "text",
+    destdir: str | Path | None = None,
+    overwrite: bool = False,
+    on_error: str = "raise",
+) -> Corpus:
+    """What ftk's tasks read, made of rows: each is a document.
+
+        corpus = ftk.data.from_dataset(dataset, "data-bin", column="body")
+        task = CausalLMTask(CausalLMConfig(seq_length=128), corpus=corpus, seed=1)
+
+    Args:
+        dataset: a `datasets.Dataset`, or anything that gives rows as mappings (a list of dictionaries): the split
+            "train"; or a mapping from names of splits to such rows (`datasets.DatasetDict`).
+        tokenizer: or a folder that ftk wrote one to (a data folder, a checkpoint).
+        column: key of the text in a row.
+        destdir: data folder to write, as ftk-preprocess does; None: the documents stay in memory.
+        overwrite: replace such a folder.
+        on_error: "raise" at the first row that cannot be read, or "skip" such rows.
+
+    Returns:
+        a corpus in memory, or the one of the folder `destdir`.
+
+    Raises:
+        UserError: there is no such column, a row holds no text, no document is left, or the folder cannot be written.
+    """
+    if isinstance(dataset, (str, Path)):
+        raise UserError(f"{dataset}: a name, not rows; give what datasets.load_dataset({str(dataset)!r}) returns")
+    if not isinstance(tokenizer, Tokenizer):
+        tokenizer = load_tokenizer(tokenizer)
+    options = TextConfig(text_key=column, on_error=on_error)
+    splits: dict[str, Any] = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
+    if destdir is None:
+        return TokenizedCorpus(
+            {name: _documents(name, rows, tokenizer, options) for name, rows in splits.items()}, tokenizer
+        )
+    with whole_folder(Path(destdir), overwrite) as folder:
+        tokenizer.save(folder / "tokenizer")
+        reports: dict[str, SplitReport] = {}
+        checksums: dict[str, str] = {}
+        for name, rows in splits.items():
+            reports[name] = report = SplitReport({})
+            with SplitWriter(folder, name, {}, optimal_dtype(tokenizer.vocab_size)) as writer:
+                for block in _encoded(name, rows, tokenizer, options):
+                    writer.add(block)
+                    report.add(block, block.problems)
+            report.documents, report.tokens = writer.documents[name], writer.tokens[name]
+            checksums |= writer.checksums()
+        write_record_of(folder, {"text_key": column, "on_error": on_error}, tokenizer, reports, checksums)
+    return IndexedCorpus(IndexedCorpusConfig(data=str(destdir)))
+
+
+class TokenizedCorpus:
+    """Documents in memory.
+
+    Args:
+        documents: by split.
+        tokenizer: the one that made their ids.
+    """
+
+    def __init__(self, documents: dict[str, TokenizedDocuments], tokenizer: Tokenizer) -> None:
+        self._documents = documents
+        self._tokenizer = tokenizer
+
+    def splits(self) -> Sequence[str]:
+        return sorted(self._documents)
+
+    def documents(self, split: str) -> TokenizedDocuments:
+        if split not in self._documents:
+            raise NoSplit(f"the dataset has no split {split!r}; there are: {', '.join(self.splits())}")
+        return self._documents[split]
+
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @cached_property
+    def tokenizer_folder(self) -> Path:
+        self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")  # removed with this corpus
+        self._tokenizer.save(self._scratch.name)
+        return Path(self._scratch.name)
+
+
+def _documents(split: str, rows: Any, tokenizer: Tokenizer, options: TextConfig) -> TokenizedDocuments:
+    blocks = list(_encoded(split, rows, tokenizer, options))
+    return TokenizedDocuments(
+        np.concatenate([block.tokens for block in blocks]), np.concatenate([block.lengths for block in blocks])
+    )
+
+
+def _encoded(split: str, rows: Any, tokenizer: Tokenizer, options: TextConfig) -> Iterator[EncodedBlock]:
+    """The documents of a split. UserError: there is none, or one cannot be read and is not to be skipped."""
+    settings = EncodingSettings(Path(), optimal_dtype(tokenizer.vocab_size), options)
+    first, found = 1, False
+    for texts in _batches(split, rows, options.text_key):
+        block = encode_blocks([_block(split, texts, first)], tokenizer, settings)
+        if block.problems and options.on_error == "raise":
+            raise UserError(str(block.problems[0]))
+        first, found = first + len(texts), found or len(block.lengths) > 0
+        yield block
+    if not found:
+        raise UserError(f"{split}: no documents in {first - 1} rows of the dataset")
+
+
+def _batches(split: str, rows: Any, column: str) -> Iterator[list[str | None]]:
+    """The values of the column, many at a time; a `datasets.Dataset` gives them without making its other columns."""
+    if hasattr(rows, "with_format"):
+        rows = rows.with_format(None)  # else it may give tensors
+    if column not in (names := getattr(rows, "column_names", None) or [column]):
+        raise _no_column(split, column, names)
+    if hasattr(rows, "select_columns"):
+        rows = rows.select_columns([column])
+    if hasattr(rows, "iter"):
+        batches: Iterable[Any] = (batch[column] for batch in rows.iter(batch_size=_BATCH))
+    else:
+        values = (_value(split, number, row, column) for number, row in enumerate(rows, start=1))
+        batches = iter(lambda: list(itertools.islice(values, _BATCH)), [])
+    first = 1
+    for batch in batches:
+        for number, text in enumerate(batch, start=first):
+            if not isinstance(text, (str, type(None))):
+                kind = type(text).__name__
+                raise UserError(
+                    f'{split}: row {number}: "{column}" holds a value of type {kind}, not text; choose another `column`'
+                )
+        first += len(batch)
+        yield batch
+
+
+def _value(split: str, number: int, row: Any, column: str) -> Any:
+    if not isinstance(row, Mapping):
+        raise UserError(
+            f"{split}: row {number} is of type {type(row).__name__}; rows must be mappings, as {{'{column}': '...'}}"
+        )
+    if column not in row:
+        raise _no_column(f"{split}: row {number}", column, row)
+    return row[column]
+
+
+def _no_column(where: str, column: str, names: Iterable[str]) -> UserError:
+    return UserError(f'{where}: no column "{column}" (columns: {", ".join(map(str, names))}); choose one with `column`')
+
+
+def _block(split: str, texts: list[str | None], first: int) -> Block:
+    encoded = [b"" if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
+    sizes = [-1 if text is None else len(data) for text, data in zip(texts, encoded, strict=True)]
+    return Block(split, ROWS, first, 0, b"".join(encoded), 0, sizes=np.array(sizes, dtype=np.int64))

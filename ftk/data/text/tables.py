@@ -1,0 +1,142 @@
+"""Parquet and Arrow files: one column of text, in blocks of rows; the package pyarrow reads them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from ftk.data.text.files import BLOCK_BYTES, ROWS, Block, broken, check_unchanged
+from ftk.errors import UserError
+from ftk.files import state_of
+
+_MOST_ROWS = 1024  # decoded at a time
+_BUFFER_BYTES = 1 << 20  # read at a time
+
+
+def read_table(path: str, column: str, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+    """The rows of one column, in blocks of about `block_bytes`.
+
+    Of Parquet only the pages of the column are read, and at most 1,024 rows are in memory; of Arrow one record batch,
+    as its writer has made it.
+
+    Args:
+        path: file; Arrow in either form, stream or file.
+        column: its name.
+        block_bytes: text of a block; a longer row is a block of its own.
+
+    Raises:
+        UserError: pyarrow or the column is missing, the column holds no text, or the file is not whole.
+        OSError: the file cannot be read, or is written to meanwhile.
+    """
+    try:
+        import pyarrow
+    except ImportError:
+        raise UserError(
+            f"{path}: reading Parquet and Arrow files needs one more package; pip install 'ftk[data]'"
+        ) from None
+    with open(path, "rb") as file:
+        state = state_of(file.fileno())
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UserError(f"{path}: a table is read from a regular file, not from a pipe")
+        is_parquet = path.lower().endswith(".parquet")
+        row = 1
+        try:
+            for array, share in (_parquet if is_parquet else _arrow)(path, file, column, state[2]):
+                step = max(1, len(array) * block_bytes // max(array.nbytes, 1))
+                for first in range(0, len(array), step):
+                    part = array.slice(first, step)
+                    yield block_of(path, part, row, int(share * state[2]))
+                    row += len(part)
+        except (pyarrow.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            check_unchanged(file, path, state)
+            raise broken(path, ".parquet" if is_parquet else ".arrow", error) from error
+        check_unchanged(file, path, state)
+
+
+def block_of(source: str, array: Any, row: int, disk_bytes: int) -> Block:
+    """Rows of an Arrow array of strings as a block; `row` is the number of the first, from 1."""
+    import pyarrow
+
+    nulls = array.is_null().to_numpy(zero_copy_only=False)  # [rows] bool
+    binary = array.cast(pyarrow.large_binary()).fill_null(b"")
+    _, offsets, data = binary.buffers()
+    ends = np.frombuffer(offsets, np.int64, count=len(binary) + 1, offset=8 * binary.offset)  # [rows + 1]
+    content = b"" if data is None else data[int(ends[0]) : int(ends[-1])].to_pybytes()
+    return Block(source, ROWS, row, 0, content, disk_bytes, sizes=np.where(nulls, -1, np.diff(ends)))
+
+
+def _parquet(path: str, file: IO[bytes], column: str, size: int) -> Iterator[tuple[Any, float]]:
+    """Arrays of the column, and the share of the file that is read with each."""
+    import pyarrow.parquet
+
+    # No `memory_map`: a file that becomes shorter would end the process by SIGBUS.
+    table = pyarrow.parquet.ParquetFile(
+        file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+    )
+    _check_column(path, table.schema_arrow, column)
+    metadata, done = table.metadata, 0
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    text_bytes = sum(
+        chunk.total_uncompressed_size
+        for group in groups
+        for chunk in map(group.column, range(group.num_columns))
+        if chunk.path_in_schema == column
+    )
+    rows = min(_MOST_ROWS, max(1, _BUFFER_BYTES * metadata.num_rows // max(text_bytes, 1)))
+    for batch in table.iter_batches(batch_size=rows, columns=[column], use_threads=False):
+        done += batch.num_rows
+        yield _plain(batch.column(0)), done / max(metadata.num_rows, 1)
+
+
+def _arrow(path: str, file: IO[bytes], column: str, size: int) -> Iterator[tuple[Any, float]]:
+    """Arrays of the column, and the share of the file that is read with each."""
+    from pyarrow import ipc
+
+    is_stream = file.read(6) != b"ARROW1"
+    if is_stream:
+        file.seek(max(0, size - 4))
+        if file.read(4) != bytes(4):  # the length 0 of a next message; without it the reader takes any part for all
+            raise broken(path, ".arrow", EOFError("it does not end as an Arrow stream does"))
+    file.seek(0)
+    schema = ipc.open_stream(file).schema if is_stream else ipc.open_file(file).schema
+    number = _check_column(path, schema, column)
+    file.seek(0)
+    options = ipc.IpcReadOptions(included_fields=[number], use_threads=False)
+    if is_stream:
+        for batch in ipc.open_stream(file, options=options):
+            yield _plain(batch.column(0)), file.tell() / max(size, 1)
+        return
+    reader = ipc.open_file(file, options=options)
+    for batch_number in range(reader.num_record_batches):
+        yield _plain(reader.get_batch(batch_number).column(0)), (batch_number + 1) / reader.num_record_batches
+
+
+def _check_column(path: str, schema: Any, column: str) -> int:
+    """The number of the column.
+
+    Raises:
+        UserError: there is none of that name, or it holds no text.
+    """
+    from pyarrow import types
+
+    if schema.names.count(column) != 1:
+        names = ", ".join(f'"{name}"' for name in schema.names[:8]) or "none"
+        several = "several columns" if column in schema.names else "no column"
+        raise UserError(f'{path}: {several} "{column}" (columns: {names}); choose one with `text_key`')
+    kind = schema.field(column).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise UserError(f'{path}: the column "{column}" holds {kind}, not text; choose one with `text_key`')
+    number: int = schema.names.index(column)
+    return number
+
+
+def _plain(array: Any) -> Any:
+    """An array of strings itself, or with the strings in place of numbers."""
+    return array.dictionary_decode() if hasattr(array, "dictionary_decode") else array
