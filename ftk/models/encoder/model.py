@@ -81,6 +81,8 @@ class Encoder(Transformer):
             **super().tensor_parallel_plan,
             "type_embedding": {"style": "sequence", "scatter_input": True},
             "embedding_norm": "sequence",
+            "hidden_token_head": "replicated",
+            "hidden_token_head.*": "replicated",
         }
 
 
