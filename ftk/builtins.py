@@ -74,6 +74,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "llama3_1_405b": "ftk.models.llama",
         "llama3_2_1b": "ftk.models.llama",
         "llama3_2_3b": "ftk.models.llama",
+        "mistral_7b_v0_1": "ftk.models.mistral",
         "mistral_7b": "ftk.models.mistral",
         "mistral_7b_v0_3": "ftk.models.mistral",
         "opt_tiny": "ftk.models.opt",

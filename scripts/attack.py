@@ -10,13 +10,13 @@ The cases are in `attacks/`, a file for each subject, which has `add_cases(chanc
 decorator `case` for single ones (`harness.py` shows how; `mutations.py` and `options.py` make the tables). A case that
 belongs to a hole that was found once has its number behind the room, so that `--only "/5 "` finds it:
 
-     1 chunks of a checkpoint's tensors     8 sizes beyond the tensors        15 signals to training
-     2 texts that change as they are read   9 ranks that differ               16 lines without an end
-     3 the index cache                     10 weights that are not finite     17 tokens and data that do not fit
+     1 chunks of a checkpoint's tensors     9 ranks that differ               16 lines without an end
+     2 texts that change as they are read  10 weights that are not finite     17 tokens and data that do not fit
      4 links in the place of own names     11 Hydra's flags                   18 full disks, limits, variables
      5 processes of killed commands        12 no home                         19 ~ in paths, numbers (also options/)
      6 what killed commands left           13 control characters              20 long input, files of results
      7 plugins of strangers                14 damaged JSON and YAML, devices
+     8 sizes beyond the tensors            15 signals to training
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def make_workspace(folder: Path) -> None:
     from ftk_cli.train import main as train
 
     files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if len(line) > 20]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if len(line) > 20 and line.isascii()]
     (folder / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")
     (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
     data = [f"--trainpref={folder / 'train.txt'}", f"--validpref={folder / 'valid.txt'}"]

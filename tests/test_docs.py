@@ -36,7 +36,7 @@ SMALLER = [
     (r"--lr-range-test\b", "--lr-range-test --lr-range-updates 12"),
     (r"--vocab-size \d+", "--vocab-size 500"),
     (r"--gen-subset valid\b", "--gen-subset valid --max-samples 2"),
-    (r"ftk-validate data-bin", "ftk-validate data-bin --max-valid-samples 4"),
+    (r"ftk-(train|validate) data-bin ", r"ftk-\1 data-bin --max-valid-samples 4 "),
     (r"ftk-hydra-train(.*--config-name glm_tiny)", r"ftk-hydra-train\1 training.max_update=2 task.seq_length=64"),
     (
         r"ftk-checkpoint convert (?:\\\n|.)*?--arch glm_\w+ (?:\\\n|.)*",
@@ -211,6 +211,8 @@ def test_a_chinese_page_has_the_blocks_of_the_english_one(chinese):
     assert blocks(chinese) == blocks(english)
     assert indented(chinese) == indented(english)
     assert len(headings(chinese)) == len(headings(english))
+    assert f"[English]({english.name})" in chinese.read_text(encoding="utf-8")
+    assert f"[中文]({chinese.name})" in english.read_text(encoding="utf-8")
 
 
 def test_every_how_to_page_is_in_chinese_too():

@@ -19,7 +19,9 @@ class SampleDataset(Protocol):
       Indices in it may go beyond 0 .. len - 1;
     - `check_files()`: raises OSError if a file that samples are made of has become shorter (`file_map`); called
       after each batch;
-    - `lengths`: the numbers of samples of successive epochs, repeating, where they differ.
+    - `lengths`: the numbers of samples of successive epochs, repeating, where they differ;
+    - `shortened(share)`: the same dataset with texts of at most a share of their length, for a curriculum; None if
+      its texts are not packed to one length.
     """
 
     def __len__(self) -> int:
@@ -38,6 +40,17 @@ def samples_of(dataset: SampleDataset, epoch: int, indices: NDArray[np.int64]) -
     if make_many is not None:
         return make_many(epoch, indices)
     return [dataset.sample(epoch, int(index)) for index in indices]
+
+
+def shortened(dataset: SampleDataset, share: float) -> SampleDataset | None:
+    """The dataset with texts of at most a share of their length; None if it has no such form."""
+    make = getattr(dataset, "shortened", None)
+    return None if make is None else make(share)
+
+
+def shortened_length(length: int, share: float) -> int:
+    """A share of a length: a multiple of 8, so that there are few shapes, and at least 16 if the length is."""
+    return min(length, max(16, int(share * length) // 8 * 8))
 
 
 def lengths_of(dataset: SampleDataset) -> NDArray[np.int64]:

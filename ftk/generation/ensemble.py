@@ -26,7 +26,7 @@ class Ensemble(nn.Module):
         models: two or more that read the same tokens. Depth and hidden size may differ.
 
     Raises:
-        UserError: they differ in vocabulary or number of attention heads.
+        UserError: they differ in vocabulary, number of attention heads or window.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
@@ -36,7 +36,7 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(models)
         configs: list[Any] = [model.config for model in models]
         # The decoder writes the keys of all layers to the same places, which depend on the number of heads.
-        for name in ("vocab_size", "num_attention_heads", "num_kv_heads"):
+        for name in ("vocab_size", "num_attention_heads", "num_kv_heads", "sliding_window"):
             check_alike(configs, name)
         max_positions = min(config.max_positions for config in configs)
         self.config = SimpleNamespace(**{**vars(configs[0]), "max_positions": max_positions}, members=configs)

@@ -17,10 +17,12 @@ class TransformerConfig:
     Attributes:
         tie_embeddings: whether the token embedding is the output layer too; a family may make an option of it.
         activation: of the feed-forward network (`ftk.modules.feed_forward.ACTIVATIONS`); the same holds.
+        sliding_window: tokens that a token sees up to itself, itself included; None: no limit; the same holds.
     """
 
     tie_embeddings: ClassVar[bool] = True
     activation: ClassVar[str] = "gelu_tanh"
+    sliding_window: ClassVar[int | None] = None
 
     vocab_size: int = field(
         default=30592,

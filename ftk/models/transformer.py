@@ -83,7 +83,7 @@ class Transformer(Backbone):
 
     def attend(self, tokens: Tensor, document_ids: Tensor | None = None) -> Attend:
         """The attention of a whole sequence: tokens [B, T], document_ids [B, T] or None."""
-        return self.sequence_attend(tokens, Visibility(documents=document_ids))
+        return self.sequence_attend(tokens, Visibility(documents=document_ids, window=self.config.sliding_window))
 
     def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """tokens [B, T], position_ids in the shape of `INPUTS`, or None for `default_positions` -> [B, T, H]

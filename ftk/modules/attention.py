@@ -225,6 +225,9 @@ def sequence_attention(
         dropout: of attention weights, 0 outside training and for "flex".
         dtype: of the scores.
     """
+    # An exported program takes any number of tokens: there the window always counts.
+    if visibility.window is not None and not torch.compiler.is_exporting() and num_tokens <= visibility.window:
+        visibility = visibility._replace(window=None)
     attend: Attend = ATTENTIONS.get(form).target(visibility, num_tokens, device, dropout, dtype)
     return attend
 

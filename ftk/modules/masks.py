@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 class Visibility(NamedTuple):
     """Which keys a query may see, both numbered by their places in a sequence:
 
-        (key < prefix  or  causal and branch)  and  document  and  key < length
+        (key < prefix  or  causal and branch)  and  document  and  key < length  and  within the window
 
     Attributes:
         prefix: int64 [B], leading tokens that all tokens see (Du et al. 2022, 2.1; 0: none); None: none.
@@ -21,6 +21,8 @@ class Visibility(NamedTuple):
             do, those of number 0; None: all are of one branch.
         documents: int64 [B, S], a token sees only those of its own number; None: all are of one document.
         length: int64 [B], number of valid keys: later ones are masked; None: all are valid.
+        window: tokens that a token sees up to itself, itself included (Beltagy et al. 2020); None: no limit.
+        positions: int64 [B, S], by which the window counts; None: by places.
     """
 
     prefix: Tensor | None = None
@@ -28,6 +30,8 @@ class Visibility(NamedTuple):
     branches: Tensor | None = None
     documents: Tensor | None = None
     length: Tensor | None = None
+    window: int | None = None
+    positions: Tensor | None = None
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether a query sees a key: bool; row, query's place and key's place, int64, of any shapes that broadcast."""
@@ -41,12 +45,16 @@ class Visibility(NamedTuple):
             seen = seen & (self.documents[batch, query] == self.documents[batch, key])
         if self.length is not None:
             seen = seen & (key < self.length[batch])
+        if self.window is not None:
+            if self.positions is not None:
+                query, key = self.positions[batch, query], self.positions[batch, key]
+            seen = seen & (query - key < self.window)
         return seen
 
     @property
     def is_causal_alone(self) -> bool:
         """Whether this is the lower triangle, for which there are kernels without a mask."""
-        return self.causal and self._given is None
+        return self.causal and self._given is None and self.window is None
 
     def boolean(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The mask, True where a query may see a key.
@@ -87,5 +95,5 @@ class Visibility(NamedTuple):
     @property
     def _given(self) -> Tensor | None:
         """One of the tensors, which all have a row for each sequence."""
-        given = (self.prefix, self.branches, self.documents, self.length)
+        given = (self.prefix, self.branches, self.documents, self.length, self.positions)
         return next((tensor for tensor in given if tensor is not None), None)

@@ -48,6 +48,8 @@ class HuggingFaceTokenizer(Tokenizer):
         roles: dict[str, str] = {}
         for text, other in beside:
             roles = _roles(text, other) | roles
+        # GPT-2's published folders name no end token: `transformers` knows it by the tokenizer's class.
+        roles.setdefault("eos", "<|endoftext|>")
         command_tokens = list(_command_tokens(self._backend, roles))
         vocab = self._backend.get_vocab(with_added_tokens=True)
         super().__init__(

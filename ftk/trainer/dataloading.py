@@ -13,7 +13,7 @@ from ftk.batch import Batch
 from ftk.config.common import CommonConfig
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.data.batches.iterator import EpochBatchIterator
-from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of
+from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of, shortened
 from ftk.tasks.base import Task
 from ftk.tasks.contract import load_samples
 from ftk.trainer.config import TrainingConfig
@@ -28,13 +28,16 @@ def train_iterator(
 ) -> EpochBatchIterator:
     """Shuffled batches of the training split, epoch after epoch; those of one of `ranks` data-parallel ranks."""
     dataset = load_samples(task, config.train_subset)
-    if config.bucket_window or config.curriculum_updates:
+    grows = config.curriculum_updates and shortened(dataset, 1.0) is not None
+    if grows:
+        logger.info("`curriculum_updates` %d: packed texts grow to their length", config.curriculum_updates)
+    if config.bucket_window or (config.curriculum_updates and not grows):
         sizes = dataset.sizes(1)
         if len(sizes) and sizes.min() == sizes.max():
             logger.warning(
-                "all samples count as %d tokens: `bucket_window` and `curriculum_updates` have no effect "
-                "(packed samples all fill `seq_length`; with `sample_one_document` they are as long as documents)",
+                "all samples count as %d tokens: `%s` has no effect (packed samples all fill `seq_length`)",
                 sizes[0],
+                "bucket_window" if config.bucket_window else "curriculum_updates",
             )
     return batch_iterator(config, common, task, dataset, shuffle=True, update_freq=update_freq, rank=rank, ranks=ranks)
 

@@ -54,7 +54,7 @@ def mutated(tree: Any, chance: random.Random) -> Any:
         holder, key = chance.choice(places)
         action = chance.random()
         if action < 0.75:
-            holder[key] = chance.choice(HOSTILE)
+            holder[key] = copy.deepcopy(chance.choice(HOSTILE))  # the next round may change it
         elif action < 0.85:
             del holder[key]
         elif isinstance(holder, dict):

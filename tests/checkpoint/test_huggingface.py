@@ -127,9 +127,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Llama", tie_word_embeddings=True, attention_bias=True, rope_parameters=LLAMA3
     ),
     "mistral": decoder("Mistral", sliding_window=None),
+    "mistral window": decoder("Mistral", sliding_window=7),
     "opt": opt(),
     "opt post-norm, projections": opt(do_layer_norm_before=False, word_embed_proj_dim=20),
     "qwen2": decoder("Qwen2", rope_parameters=YARN),
+    "qwen2 window": decoder("Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=0),
     "qwen3": decoder("Qwen3", head_dim=12, tie_word_embeddings=True),
     "roberta": encoder("Roberta", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5),
 }
@@ -422,7 +424,7 @@ OWN_MISTAKES = [
     (
         "glm4",
         edited(rope_parameters=ROPE | {"partial_rotary_factor": 0.4}),
-        "3 of the 8 dimensions of a head are rotated",
+        "3 of the 8 dimensions of a head are no even number",
     ),
     ("glm4", edited(rope_parameters=ROPE | {"partial_rotary_factor": 2.0}), "rotary_share is 2.0"),
     ("llama", edited(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; ftk's model has 1.0"),
@@ -437,10 +439,16 @@ OWN_MISTAKES = [
     ("llama", edited(rope_parameters=[1]), "rope_scaling is [1]; it must be a mapping"),
     ("llama", edited(rope_parameters=ROPE | {"rope_type": ["x"]}), "rope_type is ['x']; ftk's models have"),
     ("llama", edited(rope_parameters=LLAMA3 | {"low_freq_factor": 0.0}), "rope_low is 0.0; it must be above 0"),
-    ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'; it must be a whole number"),
+    ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'"),
+    ("mistral", edited(sliding_window=0), "sliding_window is 0"),
     ("opt", edited(activation_function="gelu"), "activation_function is 'gelu'; ftk's model has 'relu'"),
     ("opt", edited(enable_bias=False), "enable_bias is False; ftk's model has True"),
-    ("qwen2", edited(use_sliding_window=True), "use_sliding_window is True; ftk's model has False"),
+    (
+        "qwen2",
+        edited(use_sliding_window=True, layer_types=["full_attention", "sliding_attention"]),
+        "some layers have a window, others none; ftk's models have it in all or in none",
+    ),
+    ("qwen2", edited(use_sliding_window=True, layer_types="none"), "layer_types must be a list or null"),
 ]
 
 
@@ -659,15 +667,18 @@ def test_an_older_config_is_of_the_same_model(publish, family, change, tmp_path)
     assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
 
 
-def test_a_window_of_mistral_is_as_many_positions(publish, tmp_path) -> None:
-    """Up to there its tokens see all that stands before them."""
-    shutil.copytree(publish("mistral"), tmp_path / "source")
-    edited(sliding_window=40)(tmp_path / "source")
-    model = ftk.load_model(convert(tmp_path / "source", tmp_path / "ours"))
-    assert model.config.max_positions == 40
-    with torch.no_grad():
-        expected = drawn("mistral")(tokens()).logits
-        assert (model(tokens()) - expected).abs().max() <= 1e-5 * expected.abs().max()
+@pytest.mark.parametrize("family", ["mistral window"], scope="module")
+def test_scores_behind_one_prompt_keep_to_the_window(theirs, ours) -> None:
+    """Continuations stand side by side there; each is scored as if it were alone."""
+    prompt, continuations = tokens()[0, :30].tolist(), [tokens()[row, :11].tolist() for row in (1, 2)]
+    requests = [Request(prompt, GenerationConfig(max_len=20))]
+    engine = engine_for(ftk.load_model(ours), Continuation([0], 64), requests, batch_size=1)
+    (found,) = engine.score(requests, [continuations])
+    for continuation, scored in zip(continuations, found, strict=True):
+        with torch.no_grad():
+            logits = theirs(torch.tensor([prompt + continuation])).logits[0, 29:-1]  # [11, V]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(continuation)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(scored.logprobs), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_folder_with_its_tokenizer_answers_in_words(publish, tmp_path) -> None:

@@ -33,6 +33,35 @@ class Named:
         return {"id": (self.name, epoch, index), "size": int(self.sizes(epoch)[index])}
 
 
+class Packed(Named):
+    """Samples that say also how much of them there is."""
+
+    share = 1.0
+
+    def shortened(self, share):
+        made = Packed(self.name, self.count, self.spread)
+        made.share = share
+        return made
+
+    def sample(self, epoch, index):
+        return super().sample(epoch, index) | {"share": self.share}
+
+
+def test_a_blend_and_its_shards_are_shortened_together_or_not_at_all():
+    shards = ShardedDataset([Packed("b", 6), Packed("c", 4)])
+    parts = [Part("a", 9, Packed("a", 9)), Part("bc", 10, shards)]
+    made = BlendedDataset(parts, [1, 1], 1)
+    short = made.shortened(0.25)
+    for epoch in (1, 2):
+        indices, _ = made.epoch_order(epoch)
+        found = short.samples(epoch, indices)
+        assert [{**sample, "share": 1.0} for sample in found] == made.samples(epoch, indices)
+        assert {sample["share"] for sample in found} == {0.25}
+    mixed = ShardedDataset([Packed("b", 6), Named("c", 4)])
+    assert mixed.shortened(0.25) is None
+    assert BlendedDataset([parts[0], Part("bc", 10, mixed)], [1, 1], 1).shortened(0.25) is None
+
+
 def blend(counts, weights=None, seed=1):
     parts = [Part(str(number), count * 3, Named(number, count, 5)) for number, count in enumerate(counts)]
     return BlendedDataset(parts, counts if weights is None else weights, seed)

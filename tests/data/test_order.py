@@ -124,6 +124,76 @@ def test_the_curriculum_begins_with_short_samples_and_ends_with_the_first_epoch(
     assert (np.diff(dataset.sizes(1)[sum(whole, [])]) >= 0).all()
 
 
+class Packed(Lengths):
+    """Samples of one length; each says how much of it there is."""
+
+    share = 1.0
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.lengths_of_samples[:] = 100
+
+    def shortened(self, share):
+        made = Packed(len(self))
+        made.share = share
+        return made
+
+    def sample(self, epoch, index):
+        return {"id": index, "share": self.share}
+
+
+def collate_shares(samples):
+    batch = collate(samples)
+    batch.weights = torch.tensor([sample["share"] for sample in samples])
+    return batch
+
+
+def packed(world_size=1, rank=0, **options):
+    given = {"batch_size": 5, "short_first": 20, **options}
+    return EpochBatchIterator(Packed(403), collate_shares, seed=3, world_size=world_size, rank=rank, **given)
+
+
+def share_expected(place, first=200):
+    """Of the text of a sample: an eighth at the start of the epoch, all of it behind the first samples."""
+    return min(1.0, 1 / 8 + 7 / 8 * place / first)
+
+
+@pytest.mark.parametrize("options", [{}, {"bucket_window": 20}, {"num_workers": 1}])
+def test_packed_texts_grow_in_the_curriculum_and_their_order_is_that_without(options):
+    made = [packed(2, rank, **options) for rank in (0, 1)]
+    rounds = list(zip(*(iterator.batches() for iterator in made), strict=True))
+    seen = []
+    for number, batches in enumerate(rounds):
+        for batch in batches:
+            assert torch.allclose(batch.weights, torch.tensor(share_expected(10 * number)))
+            seen += batch.inputs["tokens"][:, 0].tolist()
+    plain = packed(short_first=0)
+    expected = sum(epoch_of(plain), [])
+    assert seen[:200] == expected[:200]  # 20 rounds of two batches of 5
+    assert sorted(seen[:403]) == sorted(expected)
+    assert all((batch.weights == 1.0).all() for batch in made[0].batches())
+    whole = packed(short_first=-1)
+    assert [batch.weights[0].item() for batch in whole.batches()][80] == pytest.approx(share_expected(400, 403))
+    for iterator in (*made, plain, whole):
+        iterator.close()
+
+
+@pytest.mark.parametrize("stop", [3, 11, 25])
+def test_a_curriculum_of_packed_texts_is_resumed_with_other_ranks(stop):
+    whole = list(packed(2).batches())
+    first = packed(2)
+    for _ in zip(range(stop), first.batches(), strict=False):
+        pass
+    same, other = packed(2), packed(3, batch_size=4)
+    for iterator in (same, other):
+        iterator.load_state_dict(first.state_dict())
+    for batch, expected in zip(same.batches(), whole[stop:], strict=True):
+        assert torch.equal(batch.weights, expected.weights)
+        assert torch.equal(batch.inputs["tokens"], expected.inputs["tokens"])
+    for number, batch in enumerate(other.batches()):
+        assert torch.allclose(batch.weights, torch.tensor(share_expected(10 * stop + 12 * number)))
+
+
 def test_long_samples_are_refused_or_dropped_and_counted(caplog):
     dataset = Lengths(300)
     long = int((dataset.sizes(1) > 80).sum())

@@ -70,7 +70,9 @@ FAMILIES = {
     "opt": Family(  # post-norm, and a token embedding that is projected
         "opt_tiny", OPTConverter.renames, {"norm_first": False, "word_embedding_size": 40}
     ),
-    "qwen2": Family("qwen2_tiny", LlamaConverter.renames),  # biases of queries, keys and values alone
+    "qwen2": Family(  # biases of queries, keys and values alone, and a window
+        "qwen2_tiny", LlamaConverter.renames, {"sliding_window": 16}
+    ),
     "qwen3": Family("qwen3_tiny", LlamaConverter.renames),  # norms of heads, which together are not as wide as H
 }
 

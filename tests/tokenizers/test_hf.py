@@ -99,6 +99,16 @@ def test_mistakes_name_the_file(tmp_path, change, message) -> None:
         build_tokenizer("hf", path=tmp_path)
 
 
+def test_gpt2s_published_folders_name_no_end_token(tmp_path) -> None:
+    byte_level()["tokenizer_object"].save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1024}')
+    found = build_tokenizer("hf", path=tmp_path)
+    assert found.token_text(found.special.eos) == "<|endoftext|>"
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "a"}')
+    other = build_tokenizer("hf", path=tmp_path)
+    assert other.token_text(other.special.eos) == "a"
+
+
 def test_a_layout_of_special_tokens_is_refused(folder) -> None:
     with pytest.raises(UserError, match="`special_tokens` with_end: the tokenizer hf has those of its file"):
         build_tokenizer("hf", path=folder, special_tokens="with_end")

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ftk_cli.train import main
 
 
 def run_all(jobs: list[list[str]]) -> int:
     speaks = os.environ.get("RANK", "0") == "0"
-    nn.Module.compile = functools.partialmethod(nn.Module.compile, backend="aot_eager")
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
     for number, job in enumerate(jobs):
         if speaks:
             print(json.dumps({"job": number}), flush=True)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
+
 import pytest
 
+from ftk.config import compose
+from ftk.tasks.glm_blank.config import max_sample_length
+from ftk.trainer import build_run
+from ftk.trainer.config import TrainConfig
 from tests.trainer.test_glm_runs import glm_trainer
 from tests.trainer.toy import assert_same
 
@@ -17,6 +24,7 @@ SORTED = {"dataloader__bucket_window": 12, "dataloader__curriculum_updates": 2, 
         ("{0},{0}", {"dataset__data_weights": [3.0, 1.0]}),
         ("{0}:{0},{0}", {"dataset__data_temperature": 3.0, **SORTED}),
         ("{0}:{0}", {"dataloader__num_workers": 1}),
+        ("{0},{0}", {"dataloader__curriculum_updates": 9}),
     ],
 )
 def test_an_interrupted_run_on_composed_data_ends_with_the_same_bits(
@@ -33,3 +41,22 @@ def test_an_interrupted_run_on_composed_data_ends_with_the_same_bits(
     resumed.train()
     assert resumed.state.num_updates == 12
     assert_same(resumed, whole)
+
+
+@pytest.mark.parametrize("task", ["--arch glm_tiny", "--task causal_lm --arch gpt2_tiny"])
+def test_the_texts_of_an_update_are_as_long_as_the_curriculum_allows(tmp_path, data_bin, task):
+    flags = (
+        "--seq-length 64 --batch-size 2 --update-freq 2 --curriculum-updates 10 --max-epoch 1 --device cpu --no-save"
+    )
+    argv = [str(data_bin), "--save-dir", str(tmp_path / "run"), *shlex.split(f"{task} {flags}")]
+    run = build_run(compose(TrainConfig, "ftk-train", "", argv))
+    found = []
+    for number, batch in enumerate(run.train_iterator.batches()):
+        update = number // 2
+        longest = max(16, min(64, 64 * (1 + 7 * (update + 1) / 10) // 8))
+        if task == "--arch glm_tiny":  # the text, and its answers a second time
+            longest = max_sample_length(dataclasses.replace(run.config.task.config, seq_length=int(longest)))
+        found.append(batch.inputs["tokens"].shape[1])
+        assert found[-1] <= longest, update
+    assert max(found[:4]) < max(found[4:12]) < max(found[20:])
+    assert len(found) > 30

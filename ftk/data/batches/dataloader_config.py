@@ -50,7 +50,7 @@ class DataloaderConfig:
         default=0,
         metadata={
             "help": "short samples first: those of about the first N updates of the first epoch are sorted by length; "
-            "-1: all of the first epoch; 0: no curriculum",
+            "packed texts grow instead, from an eighth of `seq_length`; -1: all of the first epoch; 0: no curriculum",
             "unit": "updates",
         },
     )

@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from ftk.batch import Batch
 from ftk.data.batches.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
 from ftk.data.indexed.file_map import check_files, guard_again
-from ftk.data.sample_dataset import SampleDataset, samples_of
+from ftk.data.sample_dataset import SampleDataset, samples_of, shortened
 from ftk.data.text.child_process import end_with_parent
 from ftk.errors import UserError
 
@@ -50,7 +50,8 @@ class EpochBatchIterator:
         seed: of the order.
         shuffle: whether the order is random; otherwise it is 0, 1, 2, ...
         bucket_window: number of samples that are sorted by length and cut into batches, which are shuffled; 0: none.
-        short_first: number of rounds at the first epoch's start with the shortest samples first; -1: all of them.
+        short_first: number of rounds at the first epoch's start with the shortest samples first, or with packed texts
+            that grow to their length; -1: all of them.
         drop_long: leave out samples that are longer than max_tokens; otherwise they are an error.
         num_workers: processes that prepare batches; 0: this one.
         rank, world_size: number of this rank, and of ranks: which share of the batches to give.
@@ -324,13 +325,15 @@ class _BatchSource(torch.utils.data.Dataset):
 
     def __getitem__(self, request: Request) -> Batch | _Refusal | _Failed:
         worker = torch.utils.data.get_worker_info()
+        dataset = self.dataset if request.share == 1.0 else shortened(self.dataset, request.share)
+        assert dataset is not None, "only of a dataset with a shorter form a share is asked"
         try:
-            batch = self.collater(samples_of(self.dataset, request.epoch, request.indices))
+            batch = self.collater(samples_of(dataset, request.epoch, request.indices))
             check_files(self.dataset)
         except (UserError, OSError) as error:
             return _Refusal(error)
         except Exception:
-            what = self._failing_sample(request)
+            what = _failing_sample(dataset, request)
             if worker is not None:
                 return _Failed(what, ExceptionWrapper(where="in a data worker"))
             logger.error("%s", what)
@@ -342,14 +345,15 @@ class _BatchSource(torch.utils.data.Dataset):
         # through a server thread in the worker, which complains when the run stops.
         return batch if worker is None else batch.map(torch.Tensor.numpy)
 
-    def _failing_sample(self, request: Request) -> str:
-        """Which sample of a batch fails, found by making one after the other."""
-        for index in request.indices:
-            try:
-                self.dataset.sample(request.epoch, int(index))
-            except Exception:
-                return f"sample {index} of epoch {request.epoch} cannot be made"
-        return f"no batch can be made of samples {_named(request)}"
+
+def _failing_sample(dataset: SampleDataset, request: Request) -> str:
+    """Which sample of a batch fails, found by making one after the other."""
+    for index in request.indices:
+        try:
+            dataset.sample(request.epoch, int(index))
+        except Exception:
+            return f"sample {index} of epoch {request.epoch} cannot be made"
+    return f"no batch can be made of samples {_named(request)}"
 
 
 def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[..., Batch]) -> _BatchSource:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ftk.data.batches.batching import batch_by_size
 from ftk.data.random import SampleRandom, hash_uniform
-from ftk.data.sample_dataset import SampleDataset
+from ftk.data.sample_dataset import SampleDataset, shortened
 
 _ORDER_STREAM = -1  # the index of the stream that orders an epoch; samples have 0, 1, ...
 _BATCH_STREAM = -(1 << 40)  # of the stream that shuffles the batches of a window
@@ -40,7 +40,8 @@ class Ordering:
     Attributes:
         limits: of the batches that are shuffled, and of the samples that are dropped.
         window: samples that are sorted by length together; 0: none are.
-        short_first: number of batches at the start with the shortest samples first; -1: all of the epoch.
+        short_first: number of batches at the start with the shortest samples first, or, where samples are packed to one
+            length, with texts that grow to it; -1: all of the epoch.
         drop_long: whether samples beyond limits.max_tokens are left out.
     """
 
@@ -73,19 +74,22 @@ class EpochOrder:
         sizes: integers [N].
         bounds: int64 [batches + 1], places in the order, where it was made of batches.
         dropped: samples that were left out.
+        growing: samples at the start whose texts grow to their whole length.
     """
 
     indices: NDArray[np.int64]
     sizes: NDArray[np.integer]
     bounds: NDArray[np.int64] | None = None
     dropped: int = 0
+    growing: int = 0
 
 
 def order_epoch(dataset: SampleDataset, seed: int, epoch: int, shuffle: bool, ordering: Ordering) -> EpochOrder:
     """The order of an epoch.
 
     Shuffled (or as the dataset orders itself), without what is to be dropped; then, of the samples of the first
-    `short_first` batches, the shortest first; then in windows: sorted by length, cut into batches, batches shuffled.
+    `short_first` batches, the shortest first, unless they are packed; then in windows: sorted by length, cut into
+    batches, batches shuffled.
     Sorting moves no sample out of its window, so that what holds for the shuffled order (a blend's proportions) holds
     at the windows' ends.
     """
@@ -104,21 +108,28 @@ def order_epoch(dataset: SampleDataset, seed: int, epoch: int, shuffle: bool, or
         dropped = len(kept) - int(kept.sum())
         if dropped:
             indices, sizes = indices[kept], sizes[kept]
-    if ordering.window or ordering.short_first:
-        places, bounds = _sorted_places(sizes, seed, epoch, ordering)
+    start = 0
+    if ordering.short_first:
+        cut = ordering.limits.cut(sizes)
+        start = int(cut[-1 if ordering.short_first < 0 else min(ordering.short_first, len(cut) - 1)])
+    grows = start > 0 and shortened(dataset, 1.0) is not None
+    if ordering.window or (start and not grows):
+        places, bounds = _sorted_places(sizes, seed, epoch, ordering, start, sorts_start=not grows)
         indices, sizes = indices[places], sizes[places]
-    return EpochOrder(indices, sizes, bounds, dropped)
+    return EpochOrder(indices, sizes, bounds, dropped, start if grows else 0)
 
 
 def _sorted_places(
-    sizes: NDArray[np.integer], seed: int, epoch: int, ordering: Ordering
+    sizes: NDArray[np.integer], seed: int, epoch: int, ordering: Ordering, start: int, *, sorts_start: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """The places of an order in their new order, int64 [N], and the bounds of shuffled batches."""
-    total, start = len(sizes), 0
+    """The places of an order in their new order, int64 [N], and the bounds of shuffled batches.
+
+    Args:
+        start: samples at the start that belong to no window; `sorts_start`: the shortest of them come first.
+    """
+    total = len(sizes)
     places = np.arange(total, dtype=np.int64)
-    if ordering.short_first:
-        bounds = ordering.limits.cut(sizes)
-        start = int(bounds[-1 if ordering.short_first < 0 else min(ordering.short_first, len(bounds) - 1)])
+    if sorts_start:
         places[:start] = sort_windows(sizes[:start], start)
     if not ordering.window or start == total:
         return places, None
@@ -170,6 +181,7 @@ class Request:
     epoch: int
     indices: NDArray[np.int64]  # [B]
     is_filler: bool = False
+    share: float = 1.0  # of the length of packed texts
 
 
 class Plan:
@@ -181,16 +193,24 @@ class Plan:
         bounds: int64 [batches + 1], places in the order.
         world_size: batches in a round.
         dropped: samples of the epoch that were left out.
+        growing: samples at the epoch's start whose texts grow to their whole length.
     """
 
     def __init__(
-        self, epoch: int, indices: NDArray[np.int64], bounds: NDArray[np.int64], world_size: int, dropped: int = 0
+        self,
+        epoch: int,
+        indices: NDArray[np.int64],
+        bounds: NDArray[np.int64],
+        world_size: int,
+        dropped: int = 0,
+        growing: int = 0,
     ) -> None:
         self.epoch = epoch
         self.indices = indices
         self.bounds = bounds
         self.world_size = world_size
         self.dropped = dropped
+        self.growing = growing
         rounds = -(-(len(bounds) - 1) // world_size)
         ends = np.minimum(np.arange(1, rounds + 1) * world_size, len(bounds) - 1)
         self.places = np.concatenate([bounds[:1], bounds[ends]])  # [rounds + 1], where rounds begin and end
@@ -212,12 +232,23 @@ class Plan:
         """The batches of one rank from a place on."""
         for number in range(int(np.searchsorted(self.places, place)), len(self.places) - 1):
             bounds = self.bounds[number * self.world_size : (number + 1) * self.world_size + 1].tolist()
+            share = share_of_text(bounds[0], self.growing)
             while len(bounds) <= self.world_size and _halve_largest(bounds):
                 pass
             if rank + 1 < len(bounds):
-                yield Request(self.epoch, self.indices[bounds[rank] : bounds[rank + 1]])
+                yield Request(self.epoch, self.indices[bounds[rank] : bounds[rank + 1]], share=share)
             else:
-                yield Request(self.epoch, self.indices[bounds[0] : bounds[0] + 1], is_filler=True)
+                yield Request(self.epoch, self.indices[bounds[0] : bounds[0] + 1], is_filler=True, share=share)
+
+
+def share_of_text(place: int, growing: int) -> float:
+    """How much of their length packed texts have, from an eighth on in even steps (Li et al. 2022, arXiv 2108.06084).
+
+    Args:
+        place: of the first sample of a round in its epoch.
+        growing: the place from which on they have all of it.
+    """
+    return 1.0 if place >= growing else 0.125 + 0.875 * place / growing
 
 
 def make_plan(epoch: int, order: EpochOrder, ordering: Ordering, limits: Limits, place: int, world_size: int) -> Plan:
@@ -228,8 +259,9 @@ def make_plan(epoch: int, order: EpochOrder, ordering: Ordering, limits: Limits,
     if order.bounds is not None and limits == ordering.limits:
         found = int(np.searchsorted(order.bounds, place))
         if order.bounds[found] == place:
-            return Plan(epoch, order.indices, order.bounds[found:], world_size, order.dropped)
-    return Plan(epoch, order.indices, place + limits.cut(order.sizes[place:]), world_size, order.dropped)
+            return Plan(epoch, order.indices, order.bounds[found:], world_size, order.dropped, order.growing)
+    bounds = place + limits.cut(order.sizes[place:])
+    return Plan(epoch, order.indices, bounds, world_size, order.dropped, order.growing)
 
 
 def _halve_largest(bounds: list[int]) -> bool:

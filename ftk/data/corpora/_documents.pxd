@@ -46,7 +46,8 @@ cdef class TextPacker(DocumentReader):
     cdef bint one_document
 
     cdef Py_ssize_t pack_into(
-        self, RandomState* state, int64_t* text, int64_t* starts, int64_t* num_starts, int64_t* window, void* keeper
+        self, RandomState* state, int64_t* text, int64_t* starts, int64_t* num_starts, int64_t* window,
+        Py_ssize_t longest, void* keeper
     ) except -1 nogil
     cdef int fetch_text(self, Py_ssize_t number, Document* document, void* keeper) except -1 nogil
     cdef Py_ssize_t random_start(

@@ -159,11 +159,12 @@ cdef class TextPacker(DocumentReader):
         keeper = [None]
         cdef void* kept = <void*>keeper
         with nogil:
-            size = self.pack_into(&rng.state, &out[0], &starts[0], &num_starts, &window[0], kept)
+            size = self.pack_into(&rng.state, &out[0], &starts[0], &num_starts, &window[0], self.seq_length, kept)
         return text[:size]
 
     cdef Py_ssize_t pack_into(
-        self, RandomState* state, int64_t* text, int64_t* starts, int64_t* num_starts, int64_t* window, void* keeper
+        self, RandomState* state, int64_t* text, int64_t* starts, int64_t* num_starts, int64_t* window,
+        Py_ssize_t longest, void* keeper
     ) except -1 nogil:
         """Writes one text; returns its length.
 
@@ -173,14 +174,15 @@ cdef class TextPacker(DocumentReader):
             starts: [most_documents(seq_length)], set to where in the text each document begins.
             num_starts: set to their number.
             window: [seq_length + 2] of scratch.
+            longest: tokens of the text at most, 2 to seq_length.
             keeper: a list of one element, which holds what is being read.
         """
         cdef Document document
         cdef Py_ssize_t number = find_document(self.cumulative, self.num_documents, next_uniform(state))
-        cdef Py_ssize_t room = self.seq_length, used = 0, count = 0, shortest, start, length, free, end
+        cdef Py_ssize_t room = longest, used = 0, count = 0, shortest, start, length, free, end
         if self.short_seq_prob > 0.0 and next_uniform(state) < self.short_seq_prob:
-            shortest = min(SHORTEST_CUT, self.seq_length // 2)
-            room = shortest + next_below(state, self.seq_length - shortest)
+            shortest = min(SHORTEST_CUT, longest // 2)
+            room = shortest + next_below(state, longest - shortest)
         while True:
             self.fetch_text(number, &document, keeper)
             free = room - used

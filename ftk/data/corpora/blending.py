@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from ftk.data.corpora._blending import blend_corpora
 from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
-from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of
+from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of, shortened
 
 _PASS_STREAM = -2  # minus the corpus's number: the stream that orders its passes
 
@@ -102,6 +104,17 @@ class BlendedDataset:
                 made[row] = sample
         return made
 
+    def shortened(self, share: float) -> BlendedDataset | None:
+        """See `SampleDataset`; None if one corpus has no such form."""
+        made = copy.copy(self)
+        datasets = [shortened(part.dataset, share) for part in self.parts]
+        made.parts = tuple(
+            dataclasses.replace(part, dataset=dataset)
+            for part, dataset in zip(self.parts, datasets, strict=True)
+            if dataset is not None
+        )
+        return made if len(made.parts) == len(self.parts) else None
+
     def check_files(self) -> None:
         """Raises OSError if a file of a corpus has become shorter."""
         check_files(*(part.dataset for part in self.parts))
@@ -190,6 +203,11 @@ class ShardedDataset:
 
     def samples(self, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, Any]]:
         return samples_of(self._shard(epoch), epoch, indices)
+
+    def shortened(self, share: float) -> ShardedDataset | None:
+        """See `SampleDataset`."""
+        made = [dataset for shard in self.shards if (dataset := shortened(shard, share)) is not None]
+        return ShardedDataset(made) if len(made) == len(self.shards) else None
 
     def check_files(self) -> None:
         """Raises OSError if a file of a shard has become shorter."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from ftk.data.corpora._ring import RingReader
 from ftk.data.corpora.documents import Documents
 from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
+from ftk.data.sample_dataset import shortened_length
 from ftk.errors import UserError
 
 
@@ -34,6 +36,7 @@ class TokenRing:
         self, documents: Documents, vocab_size: int, length: int, end: int, prefix: Sequence[int], seed: int
     ) -> None:
         self.documents, self.length, self.end, self.seed = documents, length, end, seed
+        self._longest = length  # of a piece; less in a curriculum
         cumulative = np.cumsum(documents.sizes, dtype=np.int64)
         if not len(cumulative) or cumulative[-1] == 0:
             raise UserError("the data has no tokens")
@@ -48,6 +51,12 @@ class TokenRing:
         sizes = np.full(len(self), self.length, dtype=np.int32)
         sizes[-1] = self.reader.total - (len(self) - 1) * self.length
         return sizes
+
+    def shortened(self, share: float) -> TokenRing:
+        """Pieces that begin as these do, and end at a share of the length."""
+        made = copy.copy(self)
+        made._longest = shortened_length(self.length, share)
+        return made
 
     def pieces(
         self, epoch: int, indices: NDArray[np.integer], pad: int, more: int = 0
@@ -67,7 +76,7 @@ class TokenRing:
             raise IndexError(f"sample {wrong[0]} of {len(self)}")
         total = self.reader.total
         first = SampleRandom(self.seed, epoch, 0).below(total)
-        lengths = np.minimum(self.length, total - numbers * self.length)
+        lengths = np.minimum(self._longest, total - numbers * self.length)
         return *self.reader.read((first + numbers * self.length) % total, lengths + more, pad), lengths
 
     def check_files(self) -> None:

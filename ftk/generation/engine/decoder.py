@@ -90,6 +90,11 @@ def wraps_of(model: Any, inputs: Mapping[str, Any]) -> Callable[[Attend], Attend
     return (lambda attend: attend) if around is None else around(position_ids=inputs.get("position_ids"))
 
 
+def window_of(model: Any) -> int | None:
+    """How many tokens a token of this model sees, see `ftk.modules.masks.Visibility`; None: all before it."""
+    return getattr(getattr(model, "config", None), "sliding_window", None)
+
+
 class CachedDecoder:
     """Decodes requests, W hypotheses of each, without ever reading a token twice.
 
@@ -129,6 +134,7 @@ class CachedDecoder:
         self.capacity = prefix_capacity + width * branch_capacity
         self.device: torch.device = next(model.parameters()).device
         self.observer = observer
+        self.window = window_of(model)
         self.caches = self._new_caches()
         # Of each row, on the host: nothing here waits for the device.
         self.prefixes = np.zeros(num_rows, dtype=np.int64)  # leading tokens that all its tokens see
@@ -155,7 +161,7 @@ class CachedDecoder:
         if self.observer is not None and new:
             self.observer.clear(new)
         where = Where(index, self.prefix_lengths[index], self.prefixes[index])
-        reading = read_packed(frames, where, self.device)
+        reading = read_packed(frames, where, self.device, self.window)
         hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
         around = wraps_of(self.model, reading.inputs)
         for layer, cache in zip(self.model.layers, self.caches, strict=True):
@@ -184,8 +190,14 @@ class CachedDecoder:
         mask: Tensor | None = None
         if self._mask is not None:
             self._mask.view(-1).index_fill_(0, pointers.marks, 0.0)
-            if self.width > 1 or (lengths < length).any():
+            if self.width > 1 or self.window is not None or (lengths < length).any():
                 mask = self._mask[:num_rows, None, :, :length]  # [R, 1, W, S]
+            if self.window is not None:
+                assert mask is not None
+                assert pointers.key_positions is not None
+                first_seen = pointers.inputs["position_ids"] - self.window + 1  # [R, W]
+                too_early = pointers.key_positions[:, None, None, :length] < first_seen[:, None, :, None]
+                mask = mask.masked_fill(too_early, float("-inf"))
         hidden = self.model.embed(tokens, **pointers.inputs)  # [R, W, H]
         around = wraps_of(self.model, pointers.inputs)
         for layer, cache in zip(self.model.layers, self.caches, strict=True):
@@ -281,6 +293,11 @@ class CachedDecoder:
         places = self.caches[0].step_index(self._to_device(slots)) if self.caches else None
         steps = np.repeat(live[:, None], width, axis=1)  # [R, W]
         num_heads = 1 if places is None else places.numel() // slots.size
+        key_positions = None
+        if self.window is not None:
+            settled, all_slots = self.prefix_lengths[:num_rows, None], np.arange(self.capacity)
+            behind = settled + (all_slots - settled) // width  # [R, capacity]
+            key_positions = self._to_device(np.where(all_slots < settled, all_slots, behind))
         inputs, strides = {}, {}
         for name, stride in self.strides.items():
             shape = (num_rows, *[1] * (stride.ndim - 1))
@@ -297,6 +314,7 @@ class CachedDecoder:
             self._to_device(np.repeat(steps[:, None] * width, num_heads, axis=1).flatten()),
             self._to_device(steps.flatten() * width),
             strides,
+            key_positions,
         )
 
     def _to_device(self, array: np.ndarray) -> Tensor:
@@ -315,6 +333,7 @@ class _Pointers:
     places_step: Tensor  # [R A W]
     marks_step: Tensor  # [R W]
     strides: dict[str, Tensor]  # [R, .., W]
+    key_positions: Tensor | None  # [R, capacity]: of the token in each slot; None for a model without a window
 
     def advance(self) -> None:
         """On to the next step, in place."""

@@ -53,8 +53,8 @@ class Reading(NamedTuple):
     attend: Callable[[KeyValueCache], PackedAttention]
 
 
-def read_packed(frames: Sequence[Frame], where: Where, device: torch.device) -> Reading:
-    """Frames one behind the other."""
+def read_packed(frames: Sequence[Frame], where: Where, device: torch.device, window: int | None = None) -> Reading:
+    """Frames one behind the other; `window` as of `Visibility`."""
     rows, starts, prefixes = where
     lengths = np.array([len(frame.tokens) for frame in frames], dtype=np.int64)
     ends = np.cumsum(lengths)
@@ -67,7 +67,8 @@ def read_packed(frames: Sequence[Frame], where: Where, device: torch.device) -> 
     own_prefixes = to_device(prefixes, device)[:, None]  # [n, 1]
     for number, (row, start, length, end) in enumerate(zip(rows, starts, lengths, ends, strict=True)):
         keys = torch.arange(int(start + length), device=device)  # [S]
-        mask = Visibility(prefix=own_prefixes[number]).boolean(keys[int(start) :], keys)  # [1, 1, length, S]
+        visibility = Visibility(prefix=own_prefixes[number], window=window)
+        mask = visibility.boolean(keys[int(start) :], keys)  # [1, 1, length, S]
         spans.append(_Span(int(row), slice(int(end - length), int(end)), mask))
     inputs = {name: np.concatenate([frame.inputs[name] for frame in frames], axis=-1) for name in frames[0].inputs}
     return Reading(

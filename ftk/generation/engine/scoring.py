@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.generation.engine.decoder import wraps_of
+from ftk.generation.engine.decoder import window_of, wraps_of
 from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids
 from ftk.generation.search import not_finite
@@ -176,8 +176,10 @@ def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], lis
                 targets.append(branch.targets[place])
             start += len(branch.tokens)
     prefix = np.array([row.frame.prefix for row in rows])
-    visibility = Visibility(prefix=to_device(prefix, device), branches=to_device(owners, device))
     on_device = {name: to_device(array, device) for name, array in inputs.items()}
+    visibility = Visibility(prefix=to_device(prefix, device), branches=to_device(owners, device))
+    if (window := window_of(model)) is not None:  # branches stand side by side: their places are not their positions
+        visibility = visibility._replace(window=window, positions=on_device["position_ids"])
     hidden = _read(model, to_device(tokens, device), on_device, visibility).flatten(0, 1)  # [B T, H]
     hidden = hidden[to_device(np.array(places, np.int64), device)]
     ids = to_device(np.array(targets, np.int64), device)

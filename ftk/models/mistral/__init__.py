@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftk.models.rotary.config import RotaryConfig, register_rotary
+from ftk.models.rotary.config import WindowedRotaryConfig, register_rotary
 
 
 @dataclass(kw_only=True)
-class MistralConfig(RotaryConfig):
+class MistralConfig(WindowedRotaryConfig):
     """The shape of a Mistral."""
 
 
@@ -16,5 +16,6 @@ register_size = register_rotary(
     "mistral", MistralConfig, vocab_size=32000, num_kv_heads=8, layer_norm_eps=1e-5, max_positions=32768
 )
 
-register_size("mistral_7b", 32, 4096, 32, 14336, rope_theta=1e6)  # v0.2: 7.24B parameters
+register_size("mistral_7b_v0_1", 32, 4096, 32, 14336, sliding_window=4096)  # 7.24B parameters
+register_size("mistral_7b", 32, 4096, 32, 14336, rope_theta=1e6)  # v0.2
 register_size("mistral_7b_v0_3", 32, 4096, 32, 14336, rope_theta=1e6, vocab_size=32768)

@@ -161,6 +161,21 @@ class BiasedRotaryConfig(RotaryConfig):
         return self.attention_bias
 
 
+@dataclass(kw_only=True)
+class WindowedRotaryConfig(RotaryConfig):
+    """The same where tokens may see those of a window alone."""
+
+    sliding_window: int | None = field(  # type: ignore[misc]
+        default=None,
+        metadata={
+            "min": 1,
+            "max": 10**8,
+            "help": "tokens that a token sees up to itself, itself included; all if not given",
+            "unit": "tokens",
+        },
+    )
+
+
 def register_rotary(name: str, config_type: type[RotaryConfig], **common: Any) -> Callable[..., None]:
     """`register_family` for a `RotaryDecoder`."""
     return register_family(name, config_type, "ftk.models.rotary.model:RotaryDecoder", **common)

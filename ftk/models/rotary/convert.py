@@ -115,18 +115,41 @@ class RotaryConverter(CausalConverter):
 
 
 class QwenConverter(RotaryConverter):
-    """What Qwen2's and Qwen3's files have in common: windows are refused, and the keys that belong to them ignored."""
+    """What Qwen2's and Qwen3's files have in common: their windows are those of layers from `max_window_layers` on."""
 
     used: ClassVar[dict[str, tuple[str, Any]]] = USED | {
         "vocab_size": ("vocab_size", 151936),
         "intermediate_size": ("ffn_hidden_size", 22016),
         "num_key_value_heads": ("num_kv_heads", 32),
         "max_position_embeddings": ("max_positions", 32768),
+        "sliding_window": ("sliding_window", 4096),
     }
-    fixed: ClassVar[dict[str, Any]] = FIXED | {"use_sliding_window": False}
-    ignored = ("pretraining_tp", "sliding_window", "max_window_layers", "layer_types")
+
+    def config_from(self, config: dict[str, Any]) -> RotaryConfig:
+        """Windows of all layers or of none are followed."""
+        theirs = {key: value for key, value in config.items() if key not in _WINDOW_KEYS}
+        uses, first, kinds = (config.get(key, default) for key, default in _WINDOW_KEYS.items())
+        if not uses:
+            return super().config_from(theirs | {"sliding_window": None})
+        if not isinstance(kinds, list | None) or not isinstance(first, int):
+            raise UserError("config.json: layer_types must be a list or null, and max_window_layers a whole number")
+        if kinds is None:
+            full, windowed = first > 0, first < config.get("num_hidden_layers", 32)
+        else:
+            full, windowed = "full_attention" in kinds, "sliding_attention" in kinds
+        if full and windowed:
+            raise UserError(
+                "config.json: some layers have a window, others none; ftk's models have it in all or in none"
+            )
+        return super().config_from(theirs if windowed else theirs | {"sliding_window": None})
+
+    def config_to(self, config: RotaryConfig) -> dict[str, Any]:
+        uses = config.sliding_window is not None
+        windows = {"use_sliding_window": uses, "max_window_layers": 0 if uses else config.num_layers}
+        return {**super().config_to(config), **windows}
 
 
+_WINDOW_KEYS: dict[str, Any] = {"use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
 _ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,12 @@ class CausalDataset:
     def sizes(self, epoch: int) -> NDArray[np.int32]:
         """Tokens of each sample, int32 [len]."""
         return self.ring.sizes()
+
+    def shortened(self, share: float) -> CausalDataset:
+        """Samples that begin as these do, and end at a share of `seq_length`."""
+        made = copy.copy(self)
+        made.ring = self.ring.shortened(share)
+        return made
 
     def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
         """One sample, as `samples` makes it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -96,6 +97,12 @@ class Pieces:
     def sizes(self) -> NDArray[np.int32]:
         """Tokens of each text at most, int32 [len]."""
         return self.ring.sizes() + np.int32(2)
+
+    def shortened(self, share: float) -> Pieces:
+        """Texts that begin as these do, and end at a share of the length."""
+        made = copy.copy(self)
+        made.ring = self.ring.shortened(share)
+        return made
 
     def texts(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
         """Several texts: tokens int64 [T] each."""
@@ -196,6 +203,14 @@ class MaskedDataset:
     def sizes(self, epoch: int) -> NDArray[np.int32]:
         """Tokens of each sample at most, int32 [len]."""
         return self.texts.sizes()
+
+    def shortened(self, share: float) -> MaskedDataset | None:
+        """The same with texts of a share of their length, for a curriculum; None for pairs."""
+        if isinstance(self.texts, Pairs):
+            return None
+        made = copy.copy(self)
+        made.texts = self.texts.shortened(share)
+        return made
 
     def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
         """One sample, as `samples` makes it."""

@@ -56,6 +56,17 @@ def test_documents_are_kept_apart(seq_length: int) -> None:
             assert sample["loss_mask"][at] == (inside and RING[following] != END)
 
 
+@pytest.mark.parametrize(("share", "length"), [(0.125, 16), (0.5, 16), (0.61, 24), (0.999, 40)])
+def test_shortened_samples_begin_as_the_whole_ones(share: float, length: int) -> None:
+    data = dataset(47, [list(range(1, 900))], restart_positions=True)
+    short = data.shortened(share)
+    assert len(short) == len(data)
+    for index in range(len(data)):
+        whole, part = data.sample(2, index), short.sample(2, index)
+        assert len(part["tokens"]) == min(length, len(whole["tokens"]))
+        assert all(np.array_equal(part[name], whole[name][:length]) for name in whole)
+
+
 def plain_place(data: CausalDataset, token: int) -> int:
     """Where a token stands in the first epoch."""
     return int(np.concatenate([data.sample(1, index)["tokens"] for index in range(len(data))]).tolist().index(token))

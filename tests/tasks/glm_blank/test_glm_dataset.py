@@ -103,6 +103,22 @@ def test_samples_keep_within_their_limits(options):
     assert checked > 0.95 * min(len(made), 250)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"short_seq_prob": 0.5}, {"non_sentence_start": 1.0, "document_mask": True}], ids=str
+)
+@pytest.mark.parametrize(("share", "length"), [(0.125, 16), (0.6, 72), (0.9999, 120)])
+def test_shortened_samples_are_those_of_a_shorter_seq_length(options, share, length):
+    short, expected = dataset(**options).shortened(share), dataset(seq_length=length, **options)
+    indices = np.arange(len(short))
+    made = short.samples(2, indices)
+    assert all(same(one, expected.sample(2, index)) for index, one in enumerate(made))
+    assert short.sizes(2).max() >= expected.sizes(2).max() >= made.lengths.max()
+
+
+def test_samples_of_one_document_are_not_shortened():
+    assert dataset(sample_one_document=True).shortened(0.5) is None
+
+
 def test_each_objective_has_its_mask_and_its_share():
     made = dataset(lengths=[3000] * 40, bert_prob=0.5, gap_sentence_prob=0.3)
     counts = np.zeros(3)

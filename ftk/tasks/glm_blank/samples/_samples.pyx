@@ -101,19 +101,20 @@ cdef class SampleMaker:
     def __reduce__(self):
         return SampleMaker, self.arguments
 
-    def samples(self, seed, epoch, indices):
+    def samples(self, seed, epoch, indices, Py_ssize_t longest):
         """The samples of some numbers, padded to the longest of them.
 
         Args:
             seed, epoch: of the random streams.
             indices: int64 [B], their numbers.
+            longest: tokens of a text at most, seq_length or fewer.
 
         Returns:
             the arrays of a batch: tokens, targets int64 [B, T], loss_mask bool [B, T], position_ids int64
             [B, 2, T], context_length, objective int64 [B], with a document mask document_ids int64 [B, T]; and
             the length of each sample, int64 [B].
         """
-        return self.lay_out(self.draw(seed, epoch, indices))
+        return self.lay_out(self.draw(seed, epoch, indices, longest))
 
     def explain(self, seed, epoch, index):
         """One sample with what it was made of.
@@ -122,7 +123,7 @@ cdef class SampleMaker:
             text int64 [N], spans int64 [K, 2], order of the answers int64 [K], whether an end token follows each
             answer; and what `samples` returns for it.
         """
-        drafts = self.draw(seed, epoch, [index])
+        drafts = self.draw(seed, epoch, [index], self.seq_length)
         cdef int64_t[:, ::1] rows = drafts
         cdef Head* head = <Head*>&rows[0, 0]
         made = (
@@ -133,8 +134,10 @@ cdef class SampleMaker:
         )
         return *made, *self.lay_out(drafts)
 
-    cdef draw(self, seed, epoch, indices):
+    cdef draw(self, seed, epoch, indices, Py_ssize_t longest):
         """Everything random but hidden tokens: a draft of each sample, [B, stride]."""
+        if not 2 <= longest <= self.seq_length:
+            raise ValueError(f"longest is {longest}; it must be in 2 to {self.seq_length}")
         cdef const int64_t[::1] numbers = np.ascontiguousarray(indices, dtype=np.int64)
         cdef Py_ssize_t total = numbers.shape[0], row
         drafts = np.empty((total, self.stride), dtype=np.int64)
@@ -146,15 +149,15 @@ cdef class SampleMaker:
         with nogil:
             for row in range(total):
                 start_stream(&(<Head*>&rows[row, 0]).state, seed_word, epoch_word, <uint64_t>numbers[row])
-                self.draw_one(&rows[row, 0], &scratch[0], kept)
+                self.draw_one(&rows[row, 0], &scratch[0], longest, kept)
         return drafts
 
-    cdef int draw_one(self, int64_t* draft, int64_t* scratch, void* keeper) except -1 nogil:
+    cdef int draw_one(self, int64_t* draft, int64_t* scratch, Py_ssize_t longest, void* keeper) except -1 nogil:
         cdef Head* head = <Head*>draft
         cdef Span* spans = <Span*>(draft + self.spans_at)
         cdef Drawn drawn
         head.size = self.packer.pack_into(
-            &head.state, draft + self.text_at, draft + self.starts_at, &head.num_documents, scratch, keeper
+            &head.state, draft + self.text_at, draft + self.starts_at, &head.num_documents, scratch, longest, keeper
         )
         drawn = self.drawer.draw(
             &head.state, draft + self.text_at, head.size, scratch, spans, draft + self.order_at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import DocumentPacker, Documents, sentence_end_ids
 from ftk.data.corpora.split import DocumentSubset
 from ftk.data.indexed.file_map import check_files
+from ftk.data.sample_dataset import shortened_length
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.command_tokens import sentinels
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_blanks, max_sample_length
@@ -64,6 +66,7 @@ class GLMBlankDataset:
             one_document=config.sample_one_document,
         )
         self.sentinels = sentinels(self.special) if config.sentinel_tokens else ()
+        self._longest = config.seq_length  # tokens of a text; fewer in a curriculum
         self._length = max(1, math.ceil(self.packer.total_tokens / config.seq_length))
         self._maker = self._build_maker(sentence_ends)
 
@@ -86,6 +89,14 @@ class GLMBlankDataset:
                 blanks = np.maximum(blanks, (ratio * text).astype(np.int64))
         return (text + 2 * blanks).astype(np.int32)
 
+    def shortened(self, share: float) -> GLMBlankDataset | None:
+        """Samples of texts that are packed to a share of `seq_length`; None where each holds one document."""
+        if self.config.sample_one_document:
+            return None
+        made = copy.copy(self)
+        made._longest = shortened_length(self.config.seq_length, share)
+        return made
+
     def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
         """One sample as arrays.
 
@@ -103,7 +114,7 @@ class GLMBlankDataset:
             indices: integers [B].
         """
         self._check_indices(indices)
-        return SampleBatch(*self._maker.samples(self.seed, epoch, indices))
+        return SampleBatch(*self._maker.samples(self.seed, epoch, indices, self._longest))
 
     def explain(self, epoch: int, index: int) -> tuple[NDArray[np.int64], Blanks, Sample]:
         """One sample with what it was made of: the packed text, int64 [N], and its blanks."""
