@@ -15,6 +15,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "model": {
         "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
+        "chatglm2": "ftk.models.glm4",
         "glm4": "ftk.models.glm4",
         "glm4_0414": "ftk.models.glm4",
         "gpt2": "ftk.models.gpt2",
@@ -49,6 +50,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_10b_chinese": "ftk.models.glm",
         "glm4_tiny": "ftk.models.glm4",
         "glm4_9b": "ftk.models.glm4",
+        "chatglm2_6b": "ftk.models.glm4",
         "glm4_0414_tiny": "ftk.models.glm4",
         "glm4_0414_9b": "ftk.models.glm4",
         "glm4_0414_32b": "ftk.models.glm4",
@@ -168,6 +170,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "hf_model": {
         "bert": "ftk.models.bert.convert",
         "glm": "ftk.models.glm.huggingface",
+        "chatglm2": "ftk.models.glm4.convert",
         "glm4": "ftk.models.glm4.convert",
         "glm4_0414": "ftk.models.glm4.convert",
         "gpt2": "ftk.models.gpt2.convert",

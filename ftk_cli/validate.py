@@ -180,7 +180,8 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     iterators = valid_iterators(loading, root.common, task, rank=world.data_rank, ranks=world.sizes.data)
     settings = _settings(root, task, parts)
     if world.is_main and options.output_format == "text":
-        _print_table({name: _shown(name, value, parts) for name, value in settings.items() if value})
+        given = {name: value for name, value in settings.items() if value is not None and value is not False}
+        _print_table({"path": options.path, **{name: _shown(name, value, parts) for name, value in given.items()}})
     for split, iterator in iterators.items():
         num_batches = iterator.batches_of_all_ranks()
         shown = None if world.is_main else True  # where there is a terminal; not at all
@@ -194,7 +195,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
             figures["num_batches"] = num_batches
         figures = {"subset": split, **figures}
         if options.output_format == "json":
-            print(json.dumps({**figures, "settings": settings}))
+            print(json.dumps({**figures, "path": options.path, "settings": settings}))
         else:
             print()
             _print_table({name: f"{one:.4f}" if isinstance(one, float) else str(one) for name, one in figures.items()})
@@ -217,10 +218,9 @@ def load(root: ValidateRoot, world: World, criterion: Criterion) -> tuple[nn.Mod
 
 
 def _settings(root: ValidateRoot, task: Task, parts: RestoredParts) -> dict[str, Any]:
-    """All that the figures depend on but for the data: as sections, with the name of the part under `_name`."""
+    """All that the figures depend on, but for weights and data; of a part the name under `_name`, and its options."""
     chosen = {"task": parts.task, "criterion": parts.criterion, "dataset": parts.dataset}
     return {
-        "path": root.validation.path,
         **{
             key: {"_name": part.name, **({} if part.config is None else asdict(part.config))}
             for key, part in chosen.items()

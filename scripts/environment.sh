@@ -1,4 +1,5 @@
-# Sourced by the other scripts: makes or reuses a virtual environment with ftk installed in it, and activates it.
+# Sourced by the other scripts: makes or reuses a virtual environment with ftk installed in it, and activates it;
+# warns where the machine is busy.
 
 # ftk_environment [EXTRA]: $FTK_VENV (default .venv), ftk editable with the optional dependencies EXTRA.
 # A stamp remembers what was installed, so that a second call takes no time.
@@ -19,5 +20,16 @@ ftk_environment() {
         python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
             --editable ".${extra:+[$extra]}"
         echo "$wanted" > "$stamp"
+    fi
+}
+
+# warn_if_busy NAME: one line where other processes hold more than half of the cores, so that slow is not taken for hung.
+warn_if_busy() {
+    local load cores
+    [ -r /proc/loadavg ] || return 0
+    read -r load _ < /proc/loadavg
+    cores="$(env -u OMP_NUM_THREADS nproc)"  # nproc counts those that OpenMP may use
+    if awk -v load="$load" -v cores="$cores" 'BEGIN { exit !(load > cores / 2) }'; then
+        echo "$1: other processes hold this machine's $cores cores (load average $load): all takes longer" >&2
     fi
 }

@@ -1,23 +1,19 @@
 #!/usr/bin/env bash
 # The main job, end to end, on two CPU cores in a few minutes: environment, text, tokenizer, training, blanks filled.
 #   bash scripts/quickstart.sh [FILE_OR_FOLDER]
-# Without an argument the text is Python's own documentation. Everything is written to quickstart/
+# Without an argument the text is the source of Python's own library. Everything is written to quickstart/
 # ($FTK_QUICKSTART_DIR); a second call starts afresh there. $FTK_QUICKSTART_UPDATES: length of the training.
 set -euo pipefail
 text="${1:+$(realpath -m "$1")}"  # relative to where the user stands, not to the project
 out="${FTK_QUICKSTART_DIR:+$(realpath -m "$FTK_QUICKSTART_DIR")}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out="${out:-quickstart}"
-updates="${FTK_QUICKSTART_UPDATES:-3000}"
+updates="${FTK_QUICKSTART_UPDATES:-3600}"
 trap 'echo "quickstart: stopped; nothing is broken, run it again to start afresh" >&2; exit 1' INT TERM
 
 source scripts/environment.sh
 ftk_environment
-
-read -r load _ < /proc/loadavg
-if awk -v load="$load" -v cores="$(nproc)" 'BEGIN { exit !(load > cores / 2) }'; then
-    echo "quickstart: other processes hold this machine's $(nproc) cores (load average $load): all takes longer" >&2
-fi
+warn_if_busy quickstart
 
 echo "== 1. text"
 if [ -e "$out" ] && [ ! -e "$out/.ftk-quickstart" ]; then
@@ -34,7 +30,7 @@ echo "== 2. tokenizer and data"
 ftk-preprocess --trainpref "$out/text/train.jsonl" --validpref "$out/text/valid.jsonl" --text-key text \
     --tokenizer sentencepiece --vocab-size "$(cat "$out/text/vocab_size")" --destdir "$out/data-bin" --workers 2
 
-echo "== 3. training ($updates updates of a GLM of 3 layers)"
+echo "== 3. training ($updates updates of a GLM of 2 layers)"
 ftk-train "$out/data-bin" --config configs/quickstart.yaml --max-update "$updates" --save-dir "$out/run"
 
 echo "== 4. validation"

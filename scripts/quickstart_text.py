@@ -1,10 +1,11 @@
-"""Text for the quickstart: Python's own documentation, or the user's files; and the score at its end.
+"""Text for the quickstart: the source of Python's own library, or the user's files; and the score at its end.
 
     python scripts/quickstart_text.py OUT [FILE_OR_FOLDER]
 
-writes OUT/train.jsonl and OUT/valid.jsonl ({"text": ...} a line), OUT/blanks.txt (held-out sentences with one or two
-words replaced by [MASK]), OUT/words.txt (more of them, with one word replaced each), OUT/words.json (these words) and
-OUT/vocab_size (for SentencePiece; a Chinese text needs room for its characters).
+writes OUT/train.jsonl and OUT/valid.jsonl ({"text": ...} per line: one line of source, or one sentence),
+OUT/blanks.txt (held-out lines with one or two words replaced by [MASK]), OUT/words.txt (more of them, with one word
+replaced each), OUT/words.json (these words) and OUT/vocab_size (for SentencePiece; a Chinese text needs room for its
+characters). Parts of some 4000 characters are held out, and of these the lines that do not occur in the training text.
 
     python scripts/quickstart_text.py --score OUT < ANSWERS
 
@@ -13,7 +14,6 @@ prints how many words of OUT/words.txt are filled in exactly; ANSWERS: what ftk-
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import random
@@ -24,13 +24,15 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-VALID_SHARE = 0.06
+VALID_SHARE = 0.08
 COVERED = 0.9995  # SentencePiece's default character coverage; the rest is spelled in bytes
 NUM_BYTES = 260  # pieces for the bytes
-MAX_WORDS, CHARACTERS_PER_WORD = 4500, 300  # vocabulary for whole words: at most this, and one per 300 characters
+MAX_WORDS, CHARACTERS_PER_WORD = 3600, 300  # vocabulary for whole words: at most this, and one per 300 characters
 NUM_BLANKED = 8
-NUM_SCORED = 300
+NUM_SCORED = 1000
 CHUNK = 4000  # characters; a long file becomes several documents, so that some can be held out
+MAX_SOURCE = 4_500_000  # characters of Python's library; more of it a training of minutes does not see
+LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data", "distutils"}
 
 
 def main() -> int:
@@ -41,28 +43,30 @@ def main() -> int:
         return 2
     out = Path(sys.argv[1])
     try:
-        documents = list(user_documents(Path(sys.argv[2])) if len(sys.argv) == 3 else python_documentation())
+        documents = list(user_documents(Path(sys.argv[2])) if len(sys.argv) == 3 else python_source())
     except (OSError, UnicodeDecodeError) as error:
         print(f"quickstart: cannot read the text: {error}", file=sys.stderr)
         return 2
     documents = sorted(set(documents), key=fingerprint)  # the same order and split on every machine
-    num_valid = max(1, round(VALID_SHARE * len(documents)))
     if len(documents) < 10:
         print(f"quickstart: only {len(documents)} documents of text found; at least 10 are needed", file=sys.stderr)
         return 2
+    num_valid = max(1, round(VALID_SHARE * len(documents)))
+    train = list(dict.fromkeys(line for document in documents[num_valid:] for line in lines_of(document)))
+    seen = set(train)
+    valid = [line for document in documents[:num_valid] for line in lines_of(document)]
+    valid = [line for line in dict.fromkeys(valid) if line not in seen]
     out.mkdir(parents=True, exist_ok=True)
-    write(out / "valid.jsonl", documents[:num_valid])
-    write(out / "train.jsonl", documents[num_valid:])
-    (out / "blanks.txt").write_text("\n".join(blanked(documents[:num_valid])) + "\n", encoding="utf-8")
-    whole_words = Counter(word for d in documents[num_valid:] for word in d.split() if is_word(word))
-    one_word = list(one_word_blanks(documents[:num_valid]))
-    (out / "words.txt").write_text("".join(f"{prompt}\n" for prompt, _ in one_word), encoding="utf-8")
-    facts = {"words": [word for _, word in one_word], "frequent": (whole_words.most_common(1) or [("", 0)])[0][0]}
-    (out / "words.json").write_text(json.dumps(facts, ensure_ascii=False), encoding="utf-8")
-    characters = Counter("".join(documents[num_valid:]))
+    write(out / "train.jsonl", train)
+    write(out / "valid.jsonl", valid)
+    (out / "blanks.txt").write_text("\n".join(blanked(valid)) + "\n", encoding="utf-8")
+    scored = list(one_word_blanks(valid))
+    (out / "words.txt").write_text("".join(f"{prompt}\n" for prompt, _ in scored), encoding="utf-8")
+    (out / "words.json").write_text(json.dumps([word for _, word in scored]), encoding="utf-8")
+    characters = Counter("".join(train))
     num_words = min(MAX_WORDS, characters.total() // CHARACTERS_PER_WORD)
     (out / "vocab_size").write_text(f"{num_covering(characters) + NUM_BYTES + num_words}\n")
-    print(f"{len(documents)} documents, {characters.total():,} characters, {num_valid} documents held out")
+    print(f"{len(train):,} lines of {characters.total():,} characters to train on; {len(valid):,} others held out")
     return 0
 
 
@@ -76,28 +80,20 @@ def num_covering(characters: Counter[str]) -> int:
     return len(characters)
 
 
-def python_documentation() -> Iterator[str]:
-    """The language reference and the docstrings of the standard library, as every Python carries them."""
-    from pydoc_data.topics import topics
-
-    for topic in topics.values():
-        yield from chunks(plain(topic))
-    library, seen = Path(sysconfig.get_paths()["stdlib"]), set()
-    for file in sorted(library.rglob("*.py")):
-        if {"site-packages", "test", "tests", "idlelib", "lib2to3"}.isdisjoint(file.parts):
-            new = [docstring for docstring in docstrings(file) if docstring not in seen]
-            seen.update(new)
-            yield from chunks("\n".join(map(plain, new)))
-
-
-def docstrings(file: Path) -> list[str]:
-    """The docstrings of a module, its classes and functions; none where it cannot be read."""
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return []
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    return [text for node in ast.walk(tree) if isinstance(node, documented) and (text := ast.get_docstring(node))]
+def python_source() -> Iterator[str]:
+    """The standard library: code, comments and docstrings, with spaces around words, parts of names too."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    files = [file for file in library.rglob("*.py") if LEFT_OUT.isdisjoint(file.parts)]
+    size = 0
+    for file in sorted(files, key=lambda file: fingerprint(file.relative_to(library).as_posix())):
+        words = (
+            re.findall(r"[^\W\d_]+|\d+|_+|[^\w\s]+", line)
+            for line in file.read_text("utf-8", errors="ignore").split("\n")
+        )
+        kept = [" ".join(line) for line in words if 5 <= len(line) <= 32 and sum(map(is_word, line)) >= 3]
+        size += sum(map(len, kept))
+        if size <= MAX_SOURCE:
+            yield from chunks("\n".join(kept))
 
 
 def user_documents(path: Path) -> Iterator[str]:
@@ -125,59 +121,63 @@ def chunks(text: str) -> Iterator[str]:
         yield "\n".join(lines).strip()
 
 
-def plain(topic: str) -> str:
-    """reStructuredText as running text: paragraphs unwrapped, underlines and markup dropped."""
-    text = re.sub(r"^[*=~\-^\"]{3,}$", "", topic, flags=re.MULTILINE)
-    text = re.sub(r"[*`]", "", text)
-    paragraphs = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text)]
-    return "\n".join(paragraph for paragraph in paragraphs if paragraph)
-
-
-def blanked(documents: list[str]) -> Iterator[str]:
-    """Held-out sentences with a blank or two."""
-    rng = random.Random(1)
-    sentences = [s.strip() for d in documents for s in re.split(r"(?<=[.!?])\s+|(?<=[。！？])|\n", d)]
-    spaced = [s for s in sentences if 50 <= len(s) <= 160 and s.count(" ") >= 8 and "|" not in s]
-    dense = [s for s in sentences if 10 <= len(s) <= 80 and " " not in s]  # Chinese: no spaces between words
-    chosen = spaced if len(spaced) >= NUM_BLANKED else spaced + dense
-    rng.shuffle(chosen)
-    for number, sentence in enumerate(chosen[:NUM_BLANKED]):
-        if " " not in sentence:
-            at = rng.randrange(2, len(sentence) - 4)
-            yield f"{sentence[:at]}[MASK]{sentence[at + 2 :]}"
-            continue
-        words = sentence.split(" ")
-        for place in rng.sample(range(1, len(words) - 1), 1 + number % 2):
-            words[place] = "[MASK]"
-        yield " ".join(words)
+def lines_of(document: str) -> list[str]:
+    """A document's lines, cut into sentences where they are prose."""
+    parts = re.split(r"(?<=[.!?])\s+(?=[A-Z])|(?<=[。！？])|\n", document)
+    return [part.strip() for part in parts if part.strip()]
 
 
 def is_word(text: str) -> bool:
     return text.isascii() and text.isalpha()
 
 
-def one_word_blanks(documents: list[str]) -> Iterator[tuple[str, str]]:
-    """Held-out sentences with a word replaced by [MASK], and the word."""
+def with_hidden(line: str, count: int, rng: random.Random) -> tuple[str, list[str]] | None:
+    """The line with `count` of its words replaced by [MASK], and these words; None where it has too few."""
+    words = line.split(" ")
+    places = [place for place, word in enumerate(words) if is_word(word)]
+    if len(places) <= count or "[MASK]" in line:
+        return None
+    hidden = sorted(rng.sample(places, count))
+    answers = [words[place] for place in hidden]
+    for place in hidden:
+        words[place] = "[MASK]"
+    return " ".join(words), answers
+
+
+def blanked(lines: list[str]) -> Iterator[str]:
+    """Held-out lines with a blank or two, for a look at the answers."""
+    rng = random.Random(1)
+    spaced = [line for line in lines if 50 <= len(line) <= 160 and sum(map(is_word, line.split(" "))) >= 8]
+    dense = [line for line in lines if 10 <= len(line) <= 80 and " " not in line]  # Chinese: no spaces between words
+    chosen = spaced if len(spaced) >= NUM_BLANKED else spaced + dense
+    for number, line in enumerate(rng.sample(chosen, min(NUM_BLANKED, len(chosen)))):
+        if " " in line:
+            if (hidden := with_hidden(line, 1 + number % 2, rng)) is not None:
+                yield hidden[0]
+        else:
+            at = rng.randrange(2, len(line) - 4)
+            yield f"{line[:at]}[MASK]{line[at + 2 :]}"
+
+
+def one_word_blanks(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Held-out lines with a word replaced by [MASK], and the word."""
     rng = random.Random(2)
-    sentences = [s.strip() for d in documents for s in re.split(r"(?<=[.!?])\s+|\n", d)]
-    chosen = [s for s in sentences if 50 <= len(s) <= 160 and s.count(" ") >= 8 and "|" not in s and "[" not in s]
-    rng.shuffle(chosen)
-    for sentence in chosen[:NUM_SCORED]:
-        words = sentence.split(" ")
-        if places := [place for place in range(1, len(words) - 1) if is_word(words[place])]:
-            place = rng.choice(places)
-            yield " ".join([*words[:place], "[MASK]", *words[place + 1 :]]), words[place]
+    blanks = [with_hidden(line, 1, rng) for line in lines if 20 <= len(line) <= 160]
+    found = [(prompt, word) for prompt, (word,) in filter(None, blanks)]
+    yield from rng.sample(found, min(NUM_SCORED, len(found)))
 
 
 def score(out: Path) -> int:
     """Prints the share of words that are filled in exactly, beside that of the most frequent word."""
-    facts = json.loads((out / "words.json").read_text(encoding="utf-8"))
+    words = json.loads((out / "words.json").read_text(encoding="utf-8"))
     answers = [json.loads(line)["answers"][0]["text"].strip() for line in sys.stdin]
-    words, frequent = facts["words"], facts["frequent"]
-    right = sum(answer == word for answer, word in zip(answers, words, strict=True)) / len(words)
-    usual = words.count(frequent) / len(words)
-    print(f"{len(words)} held-out sentences with one word blanked out, filled in exactly: {right:.1%}")
-    print(f"always answering with the most frequent word, {frequent!r}: {usual:.1%}")
+    right = sum(answer == word for answer, word in zip(answers, words, strict=True))
+    frequent, usual = Counter(words).most_common(1)[0]
+    print(
+        f"Of {len(words)} held-out lines with one word hidden, the model fills {right} exactly "
+        f"({right / len(words):.1%}); the most frequent of these words, {frequent!r}, would be right in "
+        f"{usual} ({usual / len(words):.1%})."
+    )
     if right <= usual:
         print(
             "The model is no better than that: train longer, with FTK_QUICKSTART_UPDATES above the updates of step 3."

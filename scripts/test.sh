@@ -11,6 +11,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 ftk_environment test
+warn_if_busy test
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 arguments=()
 tier=(-m "not slow")

@@ -93,6 +93,17 @@ class SeparateHeads:
         return [part.flatten(0, 1) for part in rows.split([rows.size(1) - 2 * size, size, size], dim=1)]
 
 
+class JointGroups(SeparateHeads):
+    """One joint projection, whose rows are [q | k | v] in their tensor, [K, A/K + 2, D] in ours."""
+
+    def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        sizes = [heads * config.head_size for heads in (config.num_attention_heads, config.kv_heads, config.kv_heads)]
+        return super().join(theirs[0].split(sizes), config)
+
+    def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        return [torch.cat(list(super().split(ours, config)))]
+
+
 class Halves:
     """One matrix of theirs whose halves of the rows are two of ours."""
 

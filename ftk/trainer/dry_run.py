@@ -54,6 +54,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     assert updates is not None, "validated"
     weights, activations = memory_bytes(config, trained, parameters, batch, int(lengths.max()))
     state = "weights, gradients, optimizer state" + (", moving average" if config.ema.ema_decay else "")
+    on_host = " on the host" if config.parallel.cpu_offload else ""
     rows = [
         *_process_rows(sizes),
         ("parameters", f"{parameters:,} ({trained:,} trained)"),
@@ -62,7 +63,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
         ("tokens per update", f"about {per_update:,}"),
         ("updates per epoch", f"{per_epoch:,}"),
         ("updates in total", f"{updates:,}"),
-        ("memory, weights", f"{weights / GIB:.2f} GiB ({state}{_shared(sizes)})"),
+        ("memory, weights", f"{weights / GIB:.2f} GiB{on_host} ({state}{_shared(sizes)})"),
         (
             "memory, activations",
             f"about {activations / GIB:.2f} GiB (estimate for one batch)"

@@ -566,6 +566,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50, "temperature": 1.0}},
         **{"tie_word_embeddings": False, "tokenizer_class": "GPT2Tokenizer", "use_cache": True, "vocab_size": 50400},
     },
+    "chatglm2_6b": {
+        **{"add_bias_linear": False, "add_qkv_bias": True, "apply_query_key_layer_scaling": True},
+        **{"apply_residual_connection_post_layernorm": False, "architectures": ["ChatGLMModel"]},
+        **{"attention_dropout": 0.0, "attention_softmax_in_fp32": True, "auto_map": {"AutoModel": "modeling_chatglm"}},
+        **{"bias_dropout_fusion": True, "ffn_hidden_size": 13696, "fp32_residual_connection": False},
+        **{"hidden_dropout": 0.0, "hidden_size": 4096, "kv_channels": 128, "layernorm_epsilon": 1e-05},
+        **{"model_type": "chatglm", "multi_query_attention": True, "multi_query_group_num": 2},
+        **{"num_attention_heads": 32, "num_layers": 28, "original_rope": True, "padded_vocab_size": 65024},
+        **{"post_layer_norm": True, "quantization_bit": 0, "rmsnorm": True, "seq_length": 32768},
+        **{"tie_word_embeddings": False, "use_cache": True},
+    },
     "glm4_9b": {
         **{"architectures": ["GlmForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "head_dim": 128},
         **{"hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 13696},
@@ -605,6 +616,50 @@ def test_norms_in_bfloat16_are_those_of_transformers_bit_for_bit(module, name) -
         ours.weight.copy_(theirs.weight)
     hidden = 3 * torch.randn(50, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
     assert torch.equal(ours.bfloat16()(hidden), theirs.bfloat16()(hidden))
+
+
+def as_chatglm2(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a GLM-4, which is the same network, as ChatGLM2's own code names and joins them."""
+    names = {
+        "model.embed_tokens": "transformer.embedding.word_embeddings",
+        "model.layers.": "transformer.encoder.layers.",
+        "model.norm": "transformer.encoder.final_layernorm",
+        "self_attn.o_proj": "self_attention.dense",
+        "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+        "mlp.down_proj": "mlp.dense_4h_to_h",
+        "lm_head": "transformer.output_layer",
+    }
+    found = {}
+    for name, tensor in tensors.items():
+        if "q_proj" in name:
+            parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            name, tensor = name.replace("self_attn.q_proj", "self_attention.query_key_value"), torch.cat(parts)
+        elif "k_proj" in name or "v_proj" in name:
+            continue
+        for theirs, own in names.items():
+            name = name.replace(theirs, own)
+        found[name] = tensor
+    return found
+
+
+def test_chatglm2_is_glm4_with_other_names(publish, tmp_path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = as_chatglm2(load_file(publish("glm4") / "model.safetensors"))
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    config = {**PUBLISHED["chatglm2_6b"], "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+    config |= {"kv_channels": 8, "ffn_hidden_size": 48, "padded_vocab_size": 99, "seq_length": 64, "rope_ratio": 1}
+    (source / "config.json").write_text(json.dumps(config | {"layernorm_epsilon": 1.5625e-7}))
+    ours = convert(source, tmp_path / "ours")
+    with torch.no_grad():
+        found, expected = ftk.load_model(ours)(tokens()), drawn("glm4")(tokens()).logits
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert contents(convert_back(ours, tmp_path / "back")) == contents(source)
+    converter, options = HF_MODELS.get("chatglm2").target(), ftk.load_model(ours).config
+    assert converter.config_from(converter.config_to(options)) == options
+    edited(rmsnorm=False)(source)
+    with pytest.raises(UserError, match="rmsnorm is False; ftk's model has True"):
+        convert(source, tmp_path / "refused")
 
 
 OLD_SPELLINGS = {

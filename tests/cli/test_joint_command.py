@@ -111,8 +111,8 @@ def test_on_the_screen(ask, expected):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "nbest_over is text, but greedy search does not use it"),
-        (("--beam", "2", "--blank-order", "confident"), "name the blank_order"),
+        ((), "--nbest-over is text, but greedy search does not use it"),
+        (("--beam", "2", "--blank-order", "confident"), "name the --blank-order"),
     ],
 )
 def test_what_does_not_fit_is_named(ask, options, message):

@@ -32,6 +32,7 @@ PARAMETERS = {
     "bert_base_multilingual": 177_974_523,
     "bert_large": 335_174_458,
     "bert_large_cased": 333_610_308,
+    "chatglm2_6b": 6_243_584_000,
     "glm4_9b": 9_399_951_360,
     "glm4_0414_9b": 9_400_279_040,
     "glm4_0414_32b": 32_566_081_536,

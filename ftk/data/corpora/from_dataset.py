@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -122,14 +122,19 @@ def _documents(split: str, rows: Any, tokenizer: Tokenizer, options: TextConfig)
 
 def _encoded(split: str, rows: Any, tokenizer: Tokenizer, options: TextConfig) -> Iterator[EncodedBlock]:
     """The documents of a split. UserError: there is none, or one cannot be read and is not to be skipped."""
+    from tqdm import tqdm
+
     settings = EncodingSettings(Path(), optimal_dtype(tokenizer.vocab_size), options)
     first, found = 1, False
-    for texts in _batches(split, rows, options.text_key):
-        block = encode_blocks([_block(split, texts, first)], tokenizer, settings)
-        if block.problems and options.on_error == "raise":
-            raise UserError(str(block.problems[0]))
-        first, found = first + len(texts), found or len(block.lengths) > 0
-        yield block
+    total = len(rows) if isinstance(rows, Sized) else None
+    with tqdm(total=total, desc=split, unit="row", disable=None) as bar:  # on a terminal
+        for texts in _batches(split, rows, options.text_key):
+            block = encode_blocks([_block(split, texts, first)], tokenizer, settings)
+            if block.problems and options.on_error == "raise":
+                raise UserError(str(block.problems[0]))
+            first, found = first + len(texts), found or len(block.lengths) > 0
+            bar.update(len(texts))
+            yield block
     if not found:
         raise UserError(f"{split}: no documents in {first - 1} rows of the dataset")
 

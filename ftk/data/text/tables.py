@@ -45,11 +45,11 @@ def read_table(path: str, column: str, block_bytes: int = BLOCK_BYTES) -> Iterat
         is_parquet = path.lower().endswith(".parquet")
         row = 1
         try:
-            for array, share in (_parquet if is_parquet else _arrow)(path, file, column, state[2]):
+            for array, share in (_parquet if is_parquet else _arrow)(path, file, column):
                 step = max(1, len(array) * block_bytes // max(array.nbytes, 1))
                 for first in range(0, len(array), step):
                     part = array.slice(first, step)
-                    yield block_of(path, part, row, int(share * state[2]))
+                    yield _block(path, part, row, int(share * state[2]))
                     row += len(part)
         except (pyarrow.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -59,8 +59,8 @@ def read_table(path: str, column: str, block_bytes: int = BLOCK_BYTES) -> Iterat
         check_unchanged(file, path, state)
 
 
-def block_of(source: str, array: Any, row: int, disk_bytes: int) -> Block:
-    """Rows of an Arrow array of strings as a block; `row` is the number of the first, from 1."""
+def _block(source: str, array: Any, row: int, disk_bytes: int) -> Block:
+    """Rows of an array of strings as a block; `row` is the number of the first, from 1."""
     import pyarrow
 
     nulls = array.is_null().to_numpy(zero_copy_only=False)  # [rows] bool
@@ -71,7 +71,7 @@ def block_of(source: str, array: Any, row: int, disk_bytes: int) -> Block:
     return Block(source, ROWS, row, 0, content, disk_bytes, sizes=np.where(nulls, -1, np.diff(ends)))
 
 
-def _parquet(path: str, file: IO[bytes], column: str, size: int) -> Iterator[tuple[Any, float]]:
+def _parquet(path: str, file: IO[bytes], column: str) -> Iterator[tuple[Any, float]]:
     """Arrays of the column, and the share of the file that is read with each."""
     import pyarrow.parquet
 
@@ -94,10 +94,11 @@ def _parquet(path: str, file: IO[bytes], column: str, size: int) -> Iterator[tup
         yield _plain(batch.column(0)), done / max(metadata.num_rows, 1)
 
 
-def _arrow(path: str, file: IO[bytes], column: str, size: int) -> Iterator[tuple[Any, float]]:
+def _arrow(path: str, file: IO[bytes], column: str) -> Iterator[tuple[Any, float]]:
     """Arrays of the column, and the share of the file that is read with each."""
     from pyarrow import ipc
 
+    size = os.fstat(file.fileno()).st_size
     is_stream = file.read(6) != b"ARROW1"
     if is_stream:
         file.seek(max(0, size - 4))
