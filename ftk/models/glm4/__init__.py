@@ -1,4 +1,4 @@
-"""GLM-4 and GLM-4-0414 (GLM team 2024) and their published sizes, registered here without importing torch.
+"""ChatGLM2 and 3, GLM-4 and GLM-4-0414 (GLM team 2024) and their sizes, registered here without importing torch.
 
 They are causal language models of LLaMA's form, and share no code with the original GLM, which fills blanks.
 """
@@ -43,6 +43,11 @@ class GLM4Config(RotaryConfig):
 
 
 @dataclass(kw_only=True)
+class ChatGLM2Config(GLM4Config):
+    """The shape of a ChatGLM2 or 3: the same network, with other names in published files."""
+
+
+@dataclass(kw_only=True)
 class GLM4x0414Config(GLM4Config):
     """The shape of a GLM-4-0414."""
 
@@ -53,6 +58,11 @@ _TINY: dict[str, Any] = {"head_dim": 16, "max_positions": 512}
 register_size = register_rotary("glm4", GLM4Config, max_positions=8192, layer_norm_eps=1.5625e-7, **_COMMON)
 register_size("glm4_tiny", 4, 64, 4, 172, **_TINY)  # not published: for tests and first tries
 register_size("glm4_9b", 40, 4096, 32, 13696)  # 9.40B parameters
+
+register_size_chat = register_rotary(
+    "chatglm2", ChatGLM2Config, max_positions=32768, layer_norm_eps=1e-5, **{**_COMMON, "vocab_size": 65024}
+)
+register_size_chat("chatglm2_6b", 28, 4096, 32, 13696)  # 6.24B; of ChatGLM3, too
 
 register_size_0414 = register_family(
     "glm4_0414",

@@ -1,11 +1,12 @@
-"""GLM-4 and GLM-4-0414 in Hugging Face's form, which calls them "glm" and "glm4"."""
+"""GLM-4 and GLM-4-0414 in Hugging Face's form, there "glm" and "glm4"; ChatGLM2 in the form of its own code."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftk.models.conversion import HALVES, Rename
-from ftk.models.glm4 import GLM4Config, GLM4x0414Config
+from ftk.errors import UserError
+from ftk.models.conversion import HALVES, CausalConverter, JointGroups, Rename, fields_from, weight_and_bias
+from ftk.models.glm4 import ChatGLM2Config, GLM4Config, GLM4x0414Config
 from ftk.models.rotary.convert import FIXED, PARTIAL, USED, RotaryConverter
 from ftk.registry import register_hf_model
 
@@ -58,3 +59,85 @@ class GLM4x0414Converter(GLM4Converter):
         Rename(("layers.*.attention_output_norm.weight",), (f"{_LAYER}post_self_attn_layernorm.weight",)),
         Rename(("layers.*.feed_forward_output_norm.weight",), (f"{_LAYER}post_mlp_layernorm.weight",)),
     )
+
+
+_CHAT_LAYER = "transformer.encoder.layers.*."
+
+
+@register_hf_model("chatglm2")
+class ChatGLM2Converter(CausalConverter):
+    """Of ChatGLM2, ChatGLM3 and the first files of GLM-4, whose code comes with them."""
+
+    model_type = "chatglm"
+    architecture = "ChatGLMForConditionalGeneration"
+    config_class = ChatGLM2Config
+    used: ClassVar[dict[str, tuple[str, Any]]] = {
+        "padded_vocab_size": ("vocab_size", 65024),
+        "num_layers": ("num_layers", 28),
+        "hidden_size": ("hidden_size", 4096),
+        "num_attention_heads": ("num_attention_heads", 32),
+        "multi_query_group_num": ("num_kv_heads", 1),
+        "kv_channels": ("head_dim", 128),
+        "ffn_hidden_size": ("ffn_hidden_size", 13696),
+        "seq_length": ("max_positions", 2048),
+        "layernorm_epsilon": ("layer_norm_eps", 1e-5),
+        "add_qkv_bias": ("attention_bias", False),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "hidden_dropout": ("dropout", 0.0),
+    }
+    fixed: ClassVar[dict[str, Any]] = {
+        "add_bias_linear": False,
+        "apply_residual_connection_post_layernorm": False,
+        "original_rope": True,
+        "post_layer_norm": True,
+        "rmsnorm": True,
+        "tie_word_embeddings": False,
+        "pre_seq_len": None,
+        "quantization_bit": (0, None),
+    }
+    ignored = (
+        *("apply_query_key_layer_scaling", "attention_softmax_in_fp32", "bias_dropout_fusion", "classifier_dropout"),
+        *("fp32_residual_connection", "interleaved_qkv", "prefix_projection", "vocab_size"),
+    )
+    embedding = "transformer.embedding.word_embeddings.weight"
+    prefix = "transformer."
+    renames = (
+        Rename(("token_embedding.weight",), (embedding,)),
+        Rename(("layers.*.attention_norm.weight",), (f"{_CHAT_LAYER}input_layernorm.weight",)),
+        *weight_and_bias(
+            "layers.*.attention.qkv", f"{_CHAT_LAYER}self_attention.query_key_value", JointGroups(), JointGroups()
+        ),
+        Rename(("layers.*.attention.output.weight",), (f"{_CHAT_LAYER}self_attention.dense.weight",)),
+        Rename(("layers.*.feed_forward_norm.weight",), (f"{_CHAT_LAYER}post_attention_layernorm.weight",)),
+        Rename(
+            ("layers.*.feed_forward.gate.weight", "layers.*.feed_forward.inner.weight"),
+            (f"{_CHAT_LAYER}mlp.dense_h_to_4h.weight",),
+            HALVES,
+        ),
+        Rename(("layers.*.feed_forward.output.weight",), (f"{_CHAT_LAYER}mlp.dense_4h_to_h.weight",)),
+        Rename(("final_norm.weight",), ("transformer.encoder.final_layernorm.weight",)),
+        Rename(("head.weight",), ("transformer.output_layer.weight",)),
+    )
+    buffers = ("transformer.rotary_pos_emb.inv_freq",)
+
+    def matches(self, config: dict[str, Any]) -> bool:
+        """The first ChatGLM has the same `model_type`, and no such key."""
+        return super().matches(config) and "padded_vocab_size" in config
+
+    def config_from(self, config: dict[str, Any]) -> ChatGLM2Config:
+        theirs = {key: value for key, value in config.items() if key not in ("rope_ratio", "multi_query_attention")}
+        if not config.get("multi_query_attention", False):
+            theirs["multi_query_group_num"] = None
+        ratio = config.get("rope_ratio", 1)
+        if not isinstance(ratio, int | float):
+            raise UserError(f"config.json: rope_ratio is {ratio!r:.40}; it must be a number")
+        return ChatGLM2Config(**fields_from(theirs, self.used, self.fixed, self.ignored), rope_theta=10000.0 * ratio)
+
+    def config_to(self, config: ChatGLM2Config) -> dict[str, Any]:
+        if config.rotary_share != 0.5 or config.rope_scaling != "none" or config.tie_embeddings:
+            raise UserError(
+                "the form of ChatGLM2 has no place for `rope_scaling`, `tie_embeddings` or a `rotary_share` besides 0.5"
+            )
+        widths = {"kv_channels": config.head_size, "ffn_hidden_size": config.inner_size}
+        groups = {"multi_query_attention": True, "multi_query_group_num": config.kv_heads}
+        return {**super().config_to(config), **widths, **groups, "rope_ratio": config.rope_theta / 10000.0}
