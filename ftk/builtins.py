@@ -10,8 +10,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "task": {
         "causal_lm": "ftk.tasks.causal_lm.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
+        "masked_lm": "ftk.tasks.masked_lm.task",
     },
     "model": {
+        "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
         "chatglm2": "ftk.models.glm4",
         "glm4": "ftk.models.glm4",
@@ -23,8 +25,19 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "opt": "ftk.models.opt",
         "qwen2": "ftk.models.qwen2",
         "qwen3": "ftk.models.qwen3",
+        "roberta": "ftk.models.roberta",
     },
     "architecture": {
+        "bert_tiny": "ftk.models.bert",
+        "bert_base": "ftk.models.bert",
+        "bert_large": "ftk.models.bert",
+        "bert_base_cased": "ftk.models.bert",
+        "bert_large_cased": "ftk.models.bert",
+        "bert_base_chinese": "ftk.models.bert",
+        "bert_base_multilingual": "ftk.models.bert",
+        "roberta_tiny": "ftk.models.roberta",
+        "roberta_base": "ftk.models.roberta",
+        "roberta_large": "ftk.models.roberta",
         "glm_tiny": "ftk.models.glm",
         "glm_base": "ftk.models.glm",
         "glm_large": "ftk.models.glm",
@@ -99,6 +112,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "criterion": {
         "cross_entropy": "ftk.criterions.cross_entropy",
+        "masked_lm": "ftk.tasks.masked_lm.criterion",
     },
     "optimizer": {
         "adafactor": "ftk.optim.optimizers",
@@ -136,6 +150,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm": "ftk.tasks.glm_blank.command_tokens",
         "plain": "ftk.tokenizers.special_tokens",
         "with_end": "ftk.tokenizers.special_tokens",
+        "with_mask": "ftk.tokenizers.special_tokens",
     },
     "search": {
         "beam": "ftk.generation.search.beam",
@@ -153,6 +168,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "hf": "ftk.checkpoint.huggingface",
     },
     "hf_model": {
+        "bert": "ftk.models.bert.convert",
         "glm": "ftk.models.glm.huggingface",
         "chatglm2": "ftk.models.glm4.convert",
         "glm4": "ftk.models.glm4.convert",
@@ -164,6 +180,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "opt": "ftk.models.opt.convert",
         "qwen2": "ftk.models.qwen2.convert",
         "qwen3": "ftk.models.qwen3.convert",
+        "roberta": "ftk.models.roberta.convert",
     },
 }
 

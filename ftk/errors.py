@@ -48,8 +48,10 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def closest(name: str, known: Collection[str]) -> str | None:
-    """The known name that `name` is a misspelling of: about one letter in four may differ; None if none is so near."""
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None)
+    """The known name that `name` is a misspelling of, in about one letter of four, case apart; None without one."""
+    by_spelling = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name.lower(), by_spelling, n=1, cutoff=0.75)
+    return by_spelling[found[0]] if found else None
 
 
 def counted(number: int, noun: str, form: str = "") -> str:

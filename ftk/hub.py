@@ -177,8 +177,8 @@ def load_generator(
     lm_paths = None if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])
     if lm_paths is not None:
         options["lm_path"] = ":".join(map(str, lm_paths))
-    _check_names(options, [one.name for part in (generator.config_class, ProcessorConfig) for one in fields(part)])
-    config = checked_config(generator.config_class(), **options)
+    _check_names(options, [one.name for part in (task.generation_config, ProcessorConfig) for one in fields(part)])
+    config = checked_config(task.generation_config(), **options)
     if world is not None and world.sizes.pipeline > 1:
         _check_pipeline(config, len(folders))
     tokenizer = load_tokenizer(folder, user_dir=user_dir)

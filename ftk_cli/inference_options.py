@@ -13,6 +13,7 @@ from ftk.config.common import CommonConfig
 from ftk.config.options import NONE, options_of
 from ftk.errors import UserError
 from ftk.plugins import import_plugins
+from ftk.registry import TASKS
 from ftk_cli.command import value_of
 
 if TYPE_CHECKING:
@@ -112,9 +113,17 @@ def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
     def sections(folder: Path) -> list[tuple[str, type, Any]]:
         from ftk.hub import task_of
 
-        return [("generation", task_of(folder).text_generator().config_class, section("how to search"))]
+        return [("generation", task_of(folder).generation_config, section("how to search"))]
 
-    return with_sections_of_checkpoint(root, argv, sections)
+    made = with_sections_of_checkpoint(root, argv, sections)
+    elsewhere = {"elsewhere": staticmethod(_options_by_task)}
+    return make_dataclass(root.__name__, [], bases=(made,), namespace=elsewhere, kw_only=True)
+
+
+def _options_by_task() -> dict[str, type]:
+    """Whose options of generation -> their dataclass."""
+    tasks: dict[str, Any] = {name: TASKS.get(name).target for name in TASKS}
+    return {f"a model of the task {name}": task.generation_config for name, task in tasks.items()}
 
 
 def with_sections_of_checkpoint(

@@ -228,9 +228,8 @@ class ResultsFile:
         if self._overwrite or self._stream is None:
             return
         self._stream.seek(0)
-        reader = io.BufferedReader(self._stream)  # type: ignore[type-var]
         end = 0
-        try:
+        with open(self._stream.fileno(), "rb", closefd=False) as reader:
             for number in itertools.count():
                 line = reader.readline(MAX_JSON_BYTES)
                 if not line.endswith(b"\n"):
@@ -244,8 +243,6 @@ class ResultsFile:
                         "give another --results-path, or --overwrite-results to start over"
                     ) from None
                 yield end, record
-        finally:
-            reader.detach()  # the file stays open
 
 
 def _is_of(source: Source[T], item: T, recorded: str) -> bool:

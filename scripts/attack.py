@@ -11,7 +11,7 @@ decorator `case` for single ones (`harness.py` shows how; `mutations.py` and `op
 belongs to a hole that was found once has its number behind the room, so that `--only "/5 "` finds it:
 
      1 chunks of a checkpoint's tensors     9 ranks that differ               16 lines without an end
-     2 texts that change as they are read  10 weights that are not finite     17 tokens that do not fit
+     2 texts that change as they are read  10 weights that are not finite     17 tokens and data that do not fit
      4 links in the place of own names     11 Hydra's flags                   18 full disks, limits, variables
      5 processes of killed commands        12 no home                         19 ~ in paths, numbers (also options/)
      6 what killed commands left           13 control characters              20 long input, files of results

@@ -157,8 +157,9 @@ def _program(model: nn.Module) -> torch.export.ExportedProgram:
     if dataclasses.is_dataclass(config) and not isinstance(config, type) and hasattr(config, "attention"):
         model.config = dataclasses.replace(config, attention="sdpa")  # type: ignore[assignment,type-var]
     step = Step(model).eval()
-    # Lengths may exceed max_positions: the positions of answers behind a context repeat.
-    sizes = {"B": (2, torch.export.Dim("batch", min=1)), "T": (8, torch.export.Dim("length", min=1))}
+    # Lengths may exceed max_positions where positions are given: those of answers behind a context repeat.
+    most = None if "position_ids" in step.inputs else getattr(config, "max_positions", None)
+    sizes = {"B": (2, torch.export.Dim("batch", min=1)), "T": (8, torch.export.Dim("length", min=1, max=most))}
     example, shapes = [], []
     for axes in map(str.split, step.inputs.values()):
         example.append(

@@ -85,6 +85,7 @@ class HuggingFace:
         try:
             options = converter.config_from(config)
             options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
+            options = converter.fitted(options, lambda: _names(source, converter, options))
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
         return Contents(
@@ -136,7 +137,7 @@ class HuggingFace:
             # The defaults of their configuration belong to another vocabulary.
             begin = tokenizer.special.bos if tokenizer else None
             ends = {"bos_token_id": end if begin is None else begin, "eos_token_id": end, "pad_token_id": None}
-            kept.setdefault(CONFIG, _json(converter.config_to(contents.config) | ends | dtype))
+            kept.setdefault(CONFIG, _json(ends | converter.config_to(contents.config) | dtype))
             files, index = self._shards(theirs.described)
             kept |= index
         full = _first_names([name for content in files.values() for name in content["names"]], converter, tied)
@@ -186,6 +187,11 @@ class _Stored:
 
     tensors: LazyTensors
     files: dict[str, Any]
+
+
+def _names(source: Path, converter: Converter, options: Any) -> Collection[str]:
+    """Full names of the tensors of a folder."""
+    return _full_names(_stored(source).tensors.described, converter, converter.tied(options)).values()
 
 
 def _converter(model: str) -> Converter:
@@ -293,11 +299,17 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _full_names(names: Collection[str], converter: Converter, tied: Mapping[str, str]) -> dict[str, str]:
-    """Name in the files -> full name; a model without head omits the prefix."""
+    """Name in the files -> full name as it is spelt today; a model without head omits the prefix."""
+    full = {}
+    for name in names:
+        start, _, last = name.rpartition(".")
+        full[name] = f"{start}.{converter.older[last]}" if last in converter.older else name
     if any(name.startswith(converter.prefix) for name in names):
-        return {name: name for name in names}
+        return full
     known = {name for rename in converter.renames for name in rename.theirs}
-    return {name: name if name in tied or name in known else converter.prefix + name for name in names}
+    return {
+        name: today if today in tied or today in known else converter.prefix + today for name, today in full.items()
+    }
 
 
 def _first_names(names: Collection[str], converter: Converter, tied: Mapping[str, str]) -> dict[str, str]:

@@ -54,6 +54,7 @@ _NO_MINUTES = "hours, not minutes"
 _BOTH_BETAS = "both in one list"
 
 FOREIGN: tuple[Foreign, ...] = (
+    *_rows(FAIRSEQ, at="ftk-generate", fp16=("--precision bf16", "fp16 is for training")),
     *_rows(
         FAIRSEQ,
         HF,
@@ -86,6 +87,7 @@ FOREIGN: tuple[Foreign, ...] = (
         distributed_world_size=("--launch N", "on several machines torchrun"),
         ddp_backend=("--data-parallel-shard-size N", "for fully_sharded; without it DDP"),
         tensorboard_logdir="--tensorboard-dir",
+        no_progress_bar="--log-format simple",
         cpu="--device cpu",
         checkpoint_activations="--activation-checkpointing full",
         decoder_layers="--num-layers",
@@ -142,6 +144,7 @@ FOREIGN: tuple[Foreign, ...] = (
         label_smoothing_factor="--label-smoothing",
         gradient_checkpointing="--activation-checkpointing full",
         torch_compile="--compile block",
+        attn_implementation="--attention NAME",
         fsdp="--data-parallel-shard-size N",
         deepspeed="--data-parallel-shard-size N --zero-stage STAGE",
         ddp_find_unused_parameters="--find-unused-parameters",
@@ -170,6 +173,7 @@ FOREIGN: tuple[Foreign, ...] = (
         validation_file="ftk-preprocess --validpref FILE",
         tokenizer_name="ftk-preprocess --tokenizer NAME --tokenizer-path PATH",
     ),
+    *_rows(HF, at="ftk-preprocess", preprocessing_num_workers="--workers"),
     *_rows(
         MEGATRON,
         micro_batch_size="--batch-size",

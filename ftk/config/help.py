@@ -10,7 +10,7 @@ from typing import Any
 from ftk.config.flags import Parser, add_flags, add_option, add_slot, help_line, option_help, shown_default
 from ftk.config.foreign import names_for
 from ftk.config.options import MISSING, Option
-from ftk.config.parts import Group, options_by_part, owner, section_groups
+from ftk.config.parts import Group, options_by_part, options_elsewhere, owner, section_groups
 from ftk.config.root import Slot, slots_of
 from ftk.errors import UserError, with_flags
 
@@ -128,6 +128,13 @@ def _found(root: type, by_slot: dict[str, dict[str, list[Option]]], words: list[
                 options = [dataclasses.replace(option, default=None) for option in options]
             title = f"{key} (every {slot.flag})" if every else f"{key} ({owner(slot, list(parts))})"
             yield title, _shown(options, known | {option.name: option for option in by_part[parts[0]]})
+    yield from _elsewhere(root, words, known)
+
+
+def _elsewhere(root: type, words: list[str], known: dict[str, Option]) -> Iterator[Heading]:
+    for whose, options in options_elsewhere(root).items():
+        found = [option for option in options if _matches(option, words)]
+        yield f"options of {whose}", _shown(found, known | {option.name: option for option in options})
 
 
 def _by_owner(by_part: dict[str, list[Option]], words: list[str]) -> Iterator[tuple[tuple[str, ...], list[Option]]]:

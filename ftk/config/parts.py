@@ -57,6 +57,19 @@ def options_by_part(key: str, slot: Slot) -> dict[str, list[Option]]:
     return {entry.name: options_of(key, entry.config) for entry in entries if entry.config is not None}
 
 
+def options_elsewhere(root: type) -> dict[str, list[Option]]:
+    """Options that a command has with other inputs, by whose they are, where its root has an `elsewhere()`.
+
+    That returns whose options they are -> their dataclass: "a model of the task t" -> a `GenerationConfig`.
+    """
+    own = {option.flag for group in section_groups(root) for option in group.options}
+    configs: dict[str, type] = getattr(root, "elsewhere", dict)()
+    return {
+        whose: [option for option in options_of("generation", config) if option.flag not in own]
+        for whose, config in configs.items()
+    }
+
+
 def owner(slot: Slot, names: list[str]) -> str:
     """What to give for options that the parts of these names have: `--optimizer muon or sgd`."""
     chosen = " or ".join(names)

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ftk.config.foreign import names_for
-from ftk.config.parts import options_by_part, owner
+from ftk.config.parts import options_by_part, options_elsewhere, owner
 from ftk.config.root import slots_of
 from ftk.errors import closest
 
 _FLAG = re.compile(r"--?[A-Za-z]")
 _MOST_GUESSES = 3
+_LEAST_START = 4  # letters of a name that is taken for the beginning of another
 
 
 def unknown_arguments(arguments: Sequence[str], prog: str, root: type, known: Iterable[str]) -> list[str]:
@@ -31,7 +32,7 @@ def unknown_arguments(arguments: Sequence[str], prog: str, root: type, known: It
 
 
 def _owners(root: type) -> dict[str, str]:
-    """The flags of all parts that could be chosen -> what to choose for them."""
+    """The flags of all parts that could be chosen, and of other inputs -> whose they are."""
     found: dict[str, str] = {}
     for key, slot in slots_of(root).items():
         names: dict[str, list[str]] = {}
@@ -39,7 +40,9 @@ def _owners(root: type) -> dict[str, str]:
             for option in options:
                 if not option.derived:
                     names.setdefault(option.flag, []).append(name)
-        found |= {flag: owner(slot, parts) for flag, parts in names.items()}
+        found |= {flag: f"{owner(slot, parts)}; add that" for flag, parts in names.items()}
+    for whose, options in options_elsewhere(root).items():
+        found |= {option.flag: whose for option in options}
     return found
 
 
@@ -47,18 +50,37 @@ def _answer(flag: str, prog: str, owners: dict[str, str], known: list[str]) -> s
     """What is known of a flag that the command does not have: whose it is, ftk's name for it, or which one is near."""
     name = f"--{flag.lstrip('-').replace('_', '-')}"
     plain = name.replace("--no-", "--", 1)
+    if plain in known:
+        return f"unknown flag {flag}; did you mean {name}?"
     if plain in owners:
-        return f"{flag} belongs to {owners[plain]}; add that"
+        return f"{flag} belongs to {owners[plain]}"
     everything = {*known, *owners}
     for row in names_for(prog, everything):
         if row.theirs == name:
             return f"unknown flag {flag}; {row.answer()}"
-    if plain in known:
-        return f"unknown flag {flag}; did you mean {name}?"
-    longer = [each for each in known if each.startswith(f"{name}-")][:_MOST_GUESSES]
-    near = closest(name[2:], [each[2:] for each in everything])
-    if near is not None and f"--{near}" in owners and f"--{near}" not in known:
-        return f"unknown flag {flag}; did you mean --{near}? It belongs to {owners[f'--{near}']}"
-    guesses = longer or ([f"--{near}"] if near is not None else [])
+    guesses = _guesses(name, known)
+    if not guesses:
+        near = closest(name[2:], [each[2:] for each in everything])
+        if near is not None and f"--{near}" not in known:
+            whose = owners[f"--{near}"].partition(";")[0]
+            return f"unknown flag {flag}; did you mean --{near}? It belongs to {whose}"
+        guesses = [f"--{near}"] if near is not None else _with_words(name, known)
     hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"{prog} --help WORD searches all options for a word"
     return f"unknown flag {flag}; {hint}"
+
+
+def _guesses(name: str, known: list[str]) -> list[str]:
+    """Flags that a name is the beginning of, whatever its dashes, or else the longest that it begins or ends with."""
+    start = name.replace("-", "")
+    longer = [each for each in known if each.replace("-", "").startswith(start)]
+    if longer and len(start) >= _LEAST_START:
+        return longer[:_MOST_GUESSES]
+    parts = [each for each in known if name.startswith(f"{each}-") or name.endswith(each[1:])]
+    return sorted(parts, key=len)[-1:]
+
+
+def _with_words(name: str, known: list[str]) -> list[str]:
+    """Flags that have all the words of a name, the plural of one included."""
+    words = {word.removesuffix("s") for word in name.split("-") if word}
+    found = [each for each in known if words <= {word.removesuffix("s") for word in each.split("-")}]
+    return found[:_MOST_GUESSES]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, ove
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.engine import collect, engine_for
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.steering import PromptOptions, Steering
@@ -52,9 +51,6 @@ class TextGenerator(ABC, Generic[Encoded]):
     Raises:
         UserError: tokenizer and model do not fit each other.
     """
-
-    config_class: ClassVar[type[GenerationConfig]] = GenerationConfig
-    """The options that a generator of this kind has."""
 
     example: ClassVar[str] = "Once upon a time"
     """A prompt, for messages."""

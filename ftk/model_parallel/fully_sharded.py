@@ -31,6 +31,8 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
     gradients once, 2; stage 2 scatters those of every micro-batch, 1 + m; stage 3 also gathers for each forward and
     backward pass, 3 m, but what is in no block only once for both, 2 m.
 
+    On a mesh of one process nothing is sent: blocks are copied to the device, or to bf16, instead of gathered.
+
     Outside of forward and backward passes parameters are always the shares; a forward pass without gradients leaves
     nothing gathered behind.
 

@@ -136,14 +136,22 @@ def causal_recipe(hidden_size: int) -> Recipe:
 
 
 def register_family(
-    name: str, config_type: type[TransformerConfig], model_class: str, **common: Any
+    name: str,
+    config_type: type[TransformerConfig],
+    model_class: str,
+    *,
+    task: str = "causal_lm",
+    recipe: Callable[[int], Recipe] = causal_recipe,
+    **common: Any,
 ) -> Callable[..., None]:
-    """Registers a model whose usual task is causal language modeling; for a family's `__init__`, without torch.
+    """Registers a model; for a family's `__init__`, without importing torch.
 
     Args:
         name: of the model.
         config_type: its options.
         model_class: "module:class", imported when a model is built as `class(config, seed)`.
+        task: that it usually learns.
+        recipe: hidden_size -> what its training starts from.
         common: options of all its sizes.
 
     Returns:
@@ -167,8 +175,8 @@ def register_family(
             return config_type(**{**shape, "ffn_hidden_size": inner_size, **common, **options})
 
         preset.__module__ = config_type.__module__
-        register_architecture(architecture, model=name, recipe=causal_recipe(hidden_size))(preset)
+        register_architecture(architecture, model=name, recipe=recipe(hidden_size))(preset)
 
     build.__module__ = config_type.__module__  # it is the family that registers
-    register_model(name, config=config_type, task="causal_lm")(build)
+    register_model(name, config=config_type, task=task)(build)
     return register_size

@@ -9,7 +9,7 @@ and a family.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -302,11 +302,13 @@ class Converter(Protocol):
             `renames`, `tied` and `buffers` have it.
         renames: all parameters.
         buffers: names with `*` that are no parameters and are left out.
+        older: last part of a name in older files -> today's.
     """
 
     prefix: str
     renames: Sequence[Rename]
     buffers: Sequence[str]
+    older: Mapping[str, str]
 
     def tied(self, config: Any) -> Mapping[str, str]:
         """Name -> the one whose numbers it repeats, in files that keep both."""
@@ -320,6 +322,9 @@ class Converter(Protocol):
         Raises:
             UserError: a value that would change the model's answers and that ours cannot follow.
         """
+
+    def fitted(self, config: Any, names: Callable[[], Collection[str]]) -> Any:
+        """Our options, those among them that depend on which tensors there are; `names` gives them as in `renames`."""
 
     def config_to(self, config: Any) -> dict[str, Any]:
         """A config.json of our options."""
@@ -349,6 +354,7 @@ class CausalConverter:
     ignored: ClassVar[Sequence[str]] = ()
     embedding: ClassVar[str]
     buffers: Sequence[str] = ()
+    older: Mapping[str, str] = {}
 
     def tied(self, config: Any) -> Mapping[str, str]:
         return {"lm_head.weight": self.embedding} if config.tie_embeddings else {}
@@ -358,6 +364,9 @@ class CausalConverter:
 
     def config_from(self, config: dict[str, Any]) -> Any:
         return self.config_class(**fields_from(config, self.used, self.fixed, self.ignored))
+
+    def fitted(self, config: Any, names: Callable[[], Collection[str]]) -> Any:
+        return config
 
     def config_to(self, config: Any) -> dict[str, Any]:
         used = {theirs: getattr(config, name) for theirs, (name, _) in self.used.items()}

@@ -92,14 +92,18 @@ class Transformer(Backbone):
             UserError: without position_ids, if T is more than max_positions.
         """
         if position_ids is None:
-            num_tokens, max_positions = tokens.size(1), self.config.max_positions
-            if num_tokens > max_positions:
-                raise UserError(
-                    f"sequence of {num_tokens} tokens, but max_positions is {max_positions}; "
-                    "shorten the sequence or build the model with more positions"
-                )
+            self.check_length(tokens)
             position_ids = self.default_positions(tokens)
         return self.embedding_dropout(self.embed_tokens(tokens) + self.position_embedding(position_ids))
+
+    def check_length(self, tokens: Tensor) -> None:
+        """Raises UserError if T of [B, T] is more than max_positions."""
+        num_tokens, max_positions = tokens.size(1), self.config.max_positions
+        if num_tokens > max_positions:
+            raise UserError(
+                f"sequence of {num_tokens} tokens, but max_positions is {max_positions}; "
+                "shorten the sequence or build the model with more positions"
+            )
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """tokens [B, T] -> [B, T, H]"""

@@ -18,6 +18,7 @@ from ftk.data.corpora.corpus import Corpus
 from ftk.data.corpora.documents import Documents
 from ftk.data.sample_dataset import SampleDataset
 from ftk.errors import UserError
+from ftk.generation.config import GenerationConfig
 from ftk.registry import named
 from ftk.tasks.contract import check_corpus, check_documents, load_samples
 from ftk.tokenizers import with_special_tokens
@@ -37,6 +38,7 @@ class Task:
     Attributes:
         special_tokens: the layout of special tokens that the task adds to a tokenizer which has none but those of its
             vocabulary (`plain`); None: it needs no others.
+        generation_config: the options of `text_generator`, a dataclass.
 
     Args:
         config: instance of the dataclass the task was registered with.
@@ -45,6 +47,7 @@ class Task:
     """
 
     special_tokens: ClassVar[str | None] = None
+    generation_config: ClassVar[type[GenerationConfig]] = GenerationConfig
 
     def __init__(self, config: Any, *, corpus: Corpus, seed: int) -> None:
         self.config = config

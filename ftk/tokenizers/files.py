@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftk.errors import UserError
+from ftk.errors import UserError, download_hint
 from ftk.files import read_bytes, reason, write_whole
 from ftk.parsing import parse_json
 
@@ -38,7 +38,7 @@ def read_file(path: Path) -> tuple[bytes, VocabularyFile]:
     try:
         content = read_bytes(path, _MAX_BYTES)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        raise UserError(f"{path}: no such file{download_hint(str(path), 'model')}") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a directory; give a file") from None
     except (OSError, ValueError) as error:
@@ -66,7 +66,7 @@ def find_file(path: Path, suffix: str, what: str) -> Path:
         UserError: there is none, or there are several.
     """
     if not path.exists():
-        raise UserError(f"{path}: no such file or folder; give {what}")
+        raise UserError(f"{path}: no such file or folder; give {what}{download_hint(str(path), 'model')}")
     if not path.is_dir():
         return path
     candidates = sorted(entry for entry in path.iterdir() if entry.name.endswith(suffix))

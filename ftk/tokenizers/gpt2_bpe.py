@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 
 from ftk.config import Chosen
-from ftk.errors import UserError
+from ftk.errors import UserError, download_hint
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import as_text, read_file, the_only
@@ -62,7 +62,7 @@ def _find_files(path: Path) -> tuple[Path, Path]:
     """(vocabulary, merges) from a folder or from either file."""
     what = "a folder with vocab.json and merges.txt (or one of these files)"
     if not path.exists():
-        raise UserError(f"{path}: no such file or folder; give {what}")
+        raise UserError(f"{path}: no such file or folder; give {what}{download_hint(str(path), 'model')}")
     if path.is_dir():
         pairs = [pair for entry in sorted(path.iterdir()) for pair in _pairs_of(entry) if pair[0] == entry]
         whole = [vocab for vocab, merges in pairs if merges.is_file()]

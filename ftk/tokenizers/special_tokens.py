@@ -169,6 +169,17 @@ def layout_with_end(*, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
     return plain if has_end else Layout(last=(*plain.last, Row("eos", "<|endoftext|>")))
 
 
+@register_special_tokens("with_mask")
+def layout_with_mask(*, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
+    """Those of `plain`, and after the vocabulary those it lacks for texts some of whose tokens are hidden."""
+    found = {row.name: row for row in plain_layout(tokenizer=tokenizer, vocab=vocab).last}
+    if "pad" in found and found["pad"].text in {row.text for name, row in found.items() if name != "pad"}:
+        del found["pad"]
+    wanted = {"[PAD]": {"pad"}, "[CLS]": {"cls", "bos"}, "[SEP]": {"sep", "eos"}, "[MASK]": {"mask"}}
+    lacking = [text for text, roles in wanted.items() if roles.isdisjoint(found)]
+    return Layout(last=(*found.values(), *(Row(text.strip("[]").lower(), text) for text in lacking)))
+
+
 class CommandTokenSplitter:
     """Finds command tokens in a text by their literal names.
 

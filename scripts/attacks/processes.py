@@ -219,7 +219,7 @@ def _(place: Place) -> list[str]:
     return train(place, "--save-dir=~/x")
 
 
-# -- 17: data that does not fit ----------------------------------------------------------------------------------------
+# -- 17: data that does not fit or goes away --------------------------------------------------------------------------
 
 
 @case("processes/17 token ids beyond the vocabulary", codes=(1, 2), says="token")
@@ -227,6 +227,19 @@ def _(place: Place) -> list[str]:
     size = (place.data / "train.bin").stat().st_size
     (place.data / "train.bin").write_bytes(b"\xf0\xff" * (size // 2))
     return train(place, data=str(place.data))
+
+
+for _workers in (0, 1):
+
+    @case(f"processes/17 train.bin is cut under a run, {_workers} workers", codes=(1, 2), says="train.bin|short")
+    def _(place: Place, workers: int = _workers) -> list[str]:
+        def cut() -> None:
+            os.truncate(place.data / "train.bin", 0)
+
+        data = str(place.data)
+        meanwhile(place, (place.folder / "new" / "checkpoint_3").exists, cut)
+        more = ("--max-update=100000", "--save-interval-updates=3", "--keep-interval-updates=1")
+        return train(place, *more, f"--num-workers={workers}", data=data)
 
 
 @case("processes/a data worker is killed", codes=(1,), says="worker")

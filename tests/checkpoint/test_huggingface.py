@@ -92,6 +92,21 @@ def opt(**options: Any) -> Callable[[], Any]:
     return build
 
 
+def encoder(name: str, kind: str = "ForMaskedLM", **options: Any) -> Callable[[], Any]:
+    """Rows of padding have gradients like others, which `transformers` leaves out."""
+
+    def build() -> Any:
+        shape = {key: value for key, value in SMALL.items() if key not in ("num_key_value_heads", "bos_token_id")}
+        config = getattr(transformers, f"{name}Config")(**shape | options)
+        model = getattr(transformers, f"{name}{kind}")(config)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                module.padding_idx = None
+        return model
+
+    return build
+
+
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -103,6 +118,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 FAMILIES: dict[str, Callable[[], Any]] = {
+    "bert": encoder("Bert", pad_token_id=0),
     "glm4": decoder("Glm", head_dim=8, pad_token_id=None),
     "glm4_0414": decoder("Glm4", head_dim=12, attention_bias=False, pad_token_id=None),
     "gpt2": gpt2,
@@ -120,10 +136,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=0, rope_parameters=DYNAMIC
     ),
     "qwen3": decoder("Qwen3", head_dim=12, tie_word_embeddings=True),
+    "roberta": encoder("Roberta", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5),
 }
 """Model of ftk's -> a tiny one of `transformers` with weights of its own."""
 
-OTHERS = {"llama all heads": decoder("Llama", num_key_value_heads=4)}
+OTHERS = {
+    "bert pairs": encoder("Bert", "ForPreTraining", pad_token_id=0),
+    "llama all heads": decoder("Llama", num_key_value_heads=4),
+}
+ENCODERS = ("bert", "roberta")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -213,8 +234,18 @@ def test_gradients_are_those_of_transformers(theirs, ours, family) -> None:
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_answers_are_those_of_transformers(theirs, ours, beam) -> None:
-    """Greedy and beam search, with prompts of several lengths side by side."""
+def test_answers_are_those_of_transformers(theirs, ours, family, beam) -> None:
+    """Greedy and beam search, with prompts of several lengths side by side; encoders: texts of several lengths."""
+    if family in ENCODERS:
+        lengths = torch.tensor([40, 17, 1])
+        inside = torch.arange(40) < lengths[:, None]  # [B, T]
+        padded = tokens().masked_fill(~inside, theirs.config.pad_token_id)
+        types = tokens() % theirs.config.type_vocab_size
+        with torch.no_grad():
+            expected = theirs(padded, attention_mask=inside.long(), token_type_ids=types).logits[inside]
+            found = ftk.load_model(ours)(padded, lengths=lengths, token_types=types)[inside]
+        assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+        return
     prompts = [tokens()[row, : 3 + 4 * row].tolist() for row in range(3)]
     options = GenerationConfig(beam=beam, nbest=beam, max_len=20)
     requests = [Request(prompt, options) for prompt in prompts]
@@ -235,13 +266,16 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, 
 
 
 def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name if name.startswith("lm_head.") else name.split(".", 1)[1]: value for name, value in tensors.items()}
+    heads = ("lm_head.", "cls.")
+    return {name if name.startswith(heads) else name.split(".", 1)[1]: value for name, value in tensors.items()}
 
 
 def with_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """With the copy of the embedding, where there is no output layer."""
-    embedding = max(tensors.values(), key=lambda tensor: tensor.size(0) == 99)
-    return {"lm_head.weight": embedding.clone(), **tensors}
+    embedding = max(tensors.values(), key=lambda tensor: tensor.dim() > 1 and tensor.size(0) == 99)
+    head = "lm_head.decoder.weight" if "lm_head.dense.weight" in tensors else "lm_head.weight"
+    head = "cls.predictions.decoder.weight" if "cls.predictions.bias" in tensors else head
+    return {head: embedding.clone(), **tensors}
 
 
 def in_half(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -299,7 +333,7 @@ def test_masks_among_the_weights_are_left_out_of_what_is_written_back(published,
 
 
 @pytest.mark.parametrize("size", ["5GB", "20KB"])
-def test_a_model_of_ftk_is_one_of_transformers(ours, data_bin, tmp_path, size) -> None:
+def test_a_model_of_ftk_is_one_of_transformers(theirs, ours, data_bin, tmp_path, size) -> None:
     tokenizer = ftk.load_tokenizer(data_bin)
     config = {"model": read_config(ours)["model"] | {"vocab_size": tokenizer.padded_vocab_size()}}
     options = {name: value for name, value in config["model"].items() if name != "_name"}
@@ -312,7 +346,7 @@ def test_a_model_of_ftk_is_one_of_transformers(ours, data_bin, tmp_path, size) -
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] == tokenizer.special.eos
     for file in tokenizer.files:
         assert (folder / file.path.name).read_bytes() == file.path.read_bytes()
-    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    loaded, report = type(theirs).from_pretrained(folder, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         torch.testing.assert_close(loaded.eval()(tokens()).logits, model(tokens()))
@@ -383,6 +417,8 @@ MISTAKES = [
     (pickled, "holds Python objects besides tensors"),
 ]
 OWN_MISTAKES = [
+    ("bert", edited(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
+    ("bert", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
     ("gpt2", edited(tie_word_embeddings=False), "tie_word_embeddings is False; ftk's model has True"),
     ("gpt2", edited(n_head=5), "num_attention_heads is 5; it must divide hidden_size 32"),
     ("gpt2", edited(n_layer="many"), "num_layers is 'many'"),
@@ -643,6 +679,39 @@ OLD_SPELLINGS = {
         lambda config: {key: value for key, value in config.items() if key not in ("head_dim", "num_key_value_heads")},
     ),
 }
+
+
+def older_norms(folder: Path) -> None:
+    """As in the first files of BERT."""
+    last = {"weight": "gamma", "bias": "beta"}
+
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        names = {name: name.rpartition(".") for name in tensors}
+        older = {name: f"{start}.{last[end]}" for name, (start, _, end) in names.items() if start.endswith("LayerNorm")}
+        ids = {"bert.embeddings.position_ids": torch.arange(64)[None]}
+        return {older.get(name, name): value for name, value in tensors.items()} | ids
+
+    rewrite(folder, change)
+
+
+def test_older_names_and_the_output_for_pairs(publish, tmp_path) -> None:
+    shutil.copytree(publish("bert pairs"), tmp_path / "source")
+    plain = convert(tmp_path / "source", tmp_path / "plain")
+    older_norms(tmp_path / "source")
+    older = convert(tmp_path / "source", tmp_path / "older")
+    expected, found = load_model_tensors(plain), load_model_tensors(older)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    model, theirs = ftk.load_model(older), drawn("bert pairs")
+    with torch.no_grad():
+        hidden = model.hidden_states(tokens())
+        scores = theirs(tokens())
+        for ours, expected in (
+            (model.head(hidden), scores.prediction_logits),
+            (model.head.next_sentence(hidden[:, 0]), scores.seq_relationship_logits),
+        ):
+            assert (ours - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+    assert contents(convert_back(plain, tmp_path / "back")) == contents(publish("bert pairs"))
 
 
 @pytest.mark.parametrize(("family", "change"), OLD_SPELLINGS.values(), ids=OLD_SPELLINGS, scope="function")

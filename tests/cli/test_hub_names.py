@@ -27,6 +27,7 @@ DATA = "a dataset of the Hugging Face hub, download it (hf download org/name --r
             "--trainpref org/name --destdir o --vocab-size 300",
             f"no such file or folder; to read {DATA}",
         ),
+        (preprocess.main, "--trainpref text --destdir o --tokenizer hf --tokenizer-path org/name", MODEL),
         (preprocess.main, "--trainpref s3://a/b --destdir o --vocab-size 300", "only files on this machine are read"),
     ],
 )

@@ -24,6 +24,7 @@ from ftk.config.root import Chosen, sections_of, slots_of
 from ftk.errors import UserError
 from ftk.registry import ARCHITECTURES
 from ftk.trainer.config import TrainConfig
+from ftk_cli.inference_options import with_options_of_task
 from ftk_cli.validate import ValidateRoot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,6 +141,18 @@ def test_a_word_is_searched_in_all_parts_chosen_or_not(words, expected, missing,
     assert missing not in text
 
 
+def test_options_of_the_tasks_generators_are_searched_without_a_model(capsys):
+    text = help_of("generate", "--help", "blank", "order", capsys=capsys)
+    assert text.startswith("options of a model of the task glm_blank:\n  --blank-order TEXT")
+
+
+def test_an_option_of_another_tasks_generator_says_whose_it_is():
+    root = with_options_of_task(ROOTS["generate GenerateRoot"], [])
+    for flag, message in (("order", "^--blank-order belongs"), ("orde", r"did you mean --blank-order\? It belongs")):
+        with pytest.raises(UserError, match=f"{message} to a model of the task glm_blank$"):
+            compose(root, "ftk-generate", "", ["--path", "p", "--input", "f", f"--blank-{flag}", "left"])
+
+
 def test_a_word_that_is_nowhere_is_a_mistake():
     with pytest.raises(UserError, match="no option is about 'blurbx'; --help all shows every option"):
         compose(TrainConfig, "ftk-train", "", ["--help", "blurbx"])
@@ -163,6 +176,13 @@ TRAIN = ["data", "--arch", "glm_tiny", "--max-update", "1"]
         (["--bach-size", "3"], r"^unknown flag --bach-size; did you mean --batch-size\?$"),
         (["--momentun", "3"], r"did you mean --momentum\? It belongs to --optimizer muon or sgd$"),
         (["--warmup", "3"], r"did you mean --warmup-updates or --warmup-ratio or --warmup-init-lr\?$"),
+        (["--warm-up", "3"], r"did you mean --warmup-updates or --warmup-ratio or --warmup-init-lr\?$"),
+        (["--weight_decay", "3"], r"^unknown flag --weight_decay; did you mean --weight-decay\?$"),
+        (["--patience-epochs", "3"], r"did you mean --patience\?$"),
+        (["--eval-batch-size", "3"], r"did you mean --batch-size\?$"),
+        (["--num-epochs", "3"], "--help WORD searches all options for a word$"),
+        (["--epochs", "3"], r"did you mean --max-epoch\?$"),
+        (["--attn-implementation", "sdpa"], "in ftk: --attention NAME$"),
         (["--xyzzy"], "^unknown flag --xyzzy; ftk-train --help WORD searches all options for a word$"),
         (["--max-sentences", "8", "--fp16", "--lr", "1"], "(?s)^2 errors.*--max-sentences; .*--fp16; "),
         (["more"], "^unexpected argument 'more'; see ftk-train --help$"),
@@ -172,6 +192,12 @@ TRAIN = ["data", "--arch", "glm_tiny", "--max-update", "1"]
 def test_an_unknown_flag_is_answered_with_what_is_known_of_it(argv, message):
     with pytest.raises(UserError, match=message):
         compose(TrainConfig, "ftk-train", "", [*TRAIN, *argv])
+
+
+def test_ftk_generate_names_a_precision_that_it_has():
+    root = with_options_of_task(ROOTS["generate GenerateRoot"], [])
+    with pytest.raises(UserError, match=r"^unknown flag --fp16; in ftk: --precision bf16 \(fp16 is for training\)$"):
+        compose(root, "ftk-generate", "", ["--path", "p", "--input", "f", "--fp16"])
 
 
 def test_a_flag_that_an_option_had_is_still_read(capsys):

@@ -18,6 +18,7 @@ class NumberTokenizer:
 
     name = "numbers"
     vocab_size = VOCAB_SIZE
+    special_tokens = "glm"
 
     def __init__(self, sentinels=200, **changes):
         special = {

@@ -26,6 +26,12 @@ GLM = {
 }
 
 PARAMETERS = {
+    "bert_base": 109_514_298,
+    "bert_base_cased": 108_340_804,
+    "bert_base_chinese": 102_290_312,
+    "bert_base_multilingual": 177_974_523,
+    "bert_large": 335_174_458,
+    "bert_large_cased": 333_610_308,
     "chatglm2_6b": 6_243_584_000,
     "glm4_9b": 9_399_951_360,
     "glm4_0414_9b": 9_400_279_040,
@@ -61,6 +67,8 @@ PARAMETERS = {
     "opt_30b": 29_974_540_288,
     "opt_66b": 65_719_701_504,
     "opt_175b": 174_604_468_224,
+    "roberta_base": 124_697_433,
+    "roberta_large": 355_412_057,
     "qwen2_0_5b": 494_032_768,
     "qwen2_1_5b": 1_543_714_304,
     "qwen2_5_3b": 3_085_938_688,

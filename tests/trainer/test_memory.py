@@ -10,13 +10,14 @@ from torch.distributed.tensor import DTensor
 
 from ftk.checkpoint import read_config
 from ftk.checkpoint.storage import read_index
+from ftk.config.changes import find_changes
 from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.gradients import gradient_sync
 from ftk.model_parallel.world import open_world
 from tests.model_parallel.small_steps import micro_batches, small_glm, train
 from tests.tiers import slow_but
 from tests.trainer.test_glm_runs import glm_trainer
-from tests.trainer.toy import assert_same
+from tests.trainer.toy import assert_same, toy_config
 
 KINDS = {
     "offload": {"parallel__cpu_offload": True, "parallel__zero_stage": 1},
@@ -112,6 +113,14 @@ def test_updates_below_the_steps_of_bf16_are_kept(world):
     after = dict(module.model.named_parameters())[name].full_tensor()
     assert torch.equal(after, before[name] - 1e-5)
     assert torch.equal(after.bfloat16(), before[name].bfloat16())
+
+
+def test_a_configuration_that_says_gather_dtype_is_read(tmp_path):
+    old = {"gather_dtype": "bf16", "zero_stage": 3}
+    config = toy_config(tmp_path / "run", **{f"parallel__{name}": value for name, value in old.items()})
+    assert config.parallel == ParallelConfig(weights="bf16", zero_stage=3)
+    changes = find_changes({"parallel": old}, config)
+    assert [change.key for change in changes if change.key.startswith("parallel.")] == []
 
 
 BLOCKS = {"stage 3": {}, "stage 3, bf16": {"weights": "bf16"}, "stage 1": {"zero_stage": 1}}

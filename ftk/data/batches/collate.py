@@ -37,24 +37,28 @@ class Collater:
 
     def arrays(self, samples: Sequence[dict[str, NDArray]]) -> dict[str, NDArray]:
         """The arrays of a batch, [B, ...]; T is the longest sample's length. document_ids are -1 in padding."""
-        return samples.arrays if isinstance(samples, SampleBatch) else self._padded(samples)
+        return samples.arrays if isinstance(samples, SampleBatch) else padded(samples, self.pad)
 
-    def _padded(self, samples: Sequence[dict[str, NDArray]]) -> dict[str, NDArray]:
-        """The arrays of a batch, of samples that were made one by one."""
-        longest = max(len(sample["tokens"]) for sample in samples)
-        arrays: dict[str, NDArray] = {}
-        for name, first in samples[0].items():
-            shape = np.shape(first)
-            if not shape:
-                arrays[name] = np.array([sample[name] for sample in samples])
-                continue
-            arrays[name] = np.full((len(samples), *shape[:-1], longest), self._fill(name), dtype=first.dtype)
-            for row, sample in enumerate(samples):
-                arrays[name][row, ..., : sample[name].shape[-1]] = sample[name]
-        return arrays
 
-    def _fill(self, name: str) -> int:
-        return {"tokens": self.pad, "targets": self.pad, "document_ids": -1}.get(name, 0)
+def padded(samples: Sequence[dict[str, NDArray]], pad: int) -> dict[str, NDArray]:
+    """The arrays of samples that were made one by one; see `Collater`.
+
+    Args:
+        samples: at least one, each with `tokens`.
+        pad: fills tokens and targets.
+    """
+    fill = {"tokens": pad, "targets": pad, "document_ids": -1}
+    longest = max(len(sample["tokens"]) for sample in samples)
+    arrays: dict[str, NDArray] = {}
+    for name, first in samples[0].items():
+        shape = np.shape(first)
+        if not shape:
+            arrays[name] = np.array([sample[name] for sample in samples])
+            continue
+        arrays[name] = np.full((len(samples), *shape[:-1], longest), fill.get(name, 0), dtype=first.dtype)
+        for row, sample in enumerate(samples):
+            arrays[name][row, ..., : sample[name].shape[-1]] = sample[name]
+    return arrays
 
 
 def dense_batch(arrays: Mapping[str, NDArray], groups: Mapping[str, tuple[str, ...]] | None = None) -> Batch:

@@ -1,4 +1,4 @@
-"""Kernel of document packing: draws documents by their length and cuts them, at sentences, into one text."""
+"""Kernel of documents: reads them; draws them by their length and cuts them, at sentences, into one text."""
 
 import numpy as np
 
@@ -13,16 +13,107 @@ cdef Py_ssize_t LEAST_ROOM = 3  # [CLS], a token, end of document
 cdef Py_ssize_t SHORTEST_CUT = 32
 
 
-cdef class TextPacker:
+cdef class DocumentReader:
+    """Reads documents of a corpus.
+
+    Args:
+        documents: documents[number] is an array of integers. Where they have `tokens`, all documents back to back, or
+            `pool`, which holds document d from token `starts[d]` on, they are read from there, without Python.
+        cumulative: int64 [D], running sums of the documents' lengths; the last is above zero.
+        vocab_size: V. Other ids than 0 .. V - 1 in a document are an error.
+    """
+
+    def __init__(self, documents, cumulative, Py_ssize_t vocab_size):
+        self.documents = documents
+        self.cumulative_array = np.ascontiguousarray(cumulative, dtype=np.int64)
+        cdef const int64_t[::1] sums = self.cumulative_array
+        if sums.shape[0] == 0 or sums[sums.shape[0] - 1] <= 0:
+            raise ValueError(f"{sums.shape[0]} documents without a token")
+        self.cumulative = &sums[0]
+        self.num_documents, self.vocab_size = sums.shape[0], vocab_size
+        self.tokens, self.starts = NULL, NULL
+        tokens, pool = getattr(documents, "tokens", None), getattr(documents, "pool", None)
+        if _can_be_read(tokens) and len(tokens) == sums[sums.shape[0] - 1]:
+            self.read_from(tokens)
+        elif _can_be_read(pool):
+            self.read_from(pool)
+            self.place(np.ascontiguousarray(documents.starts, dtype=np.int64))
+
+    cdef read_from(self, tokens):
+        self.tokens_array = tokens
+        self.tokens = <const char*>address(tokens)
+        self.itemsize = tokens.dtype.itemsize
+        self.num_tokens = len(tokens)
+        self.kind = ord(_kind(tokens.dtype))
+
+    cdef place(self, starts_array):
+        cdef const int64_t[::1] starts = starts_array
+        sizes = np.diff(self.cumulative_array, prepend=0)
+        if len(starts_array) != len(sizes) or (starts_array < 0).any() or (
+            (starts_array + sizes > len(self.tokens_array)).any()
+        ):
+            raise ValueError("the documents do not lie within their pool")
+        self.starts_array = starts_array
+        self.starts = &starts[0]
+
+    cdef int fetch(self, Py_ssize_t number, Document* document, void* keeper) except -1 nogil:
+        cdef Py_ssize_t start
+        if self.tokens == NULL:
+            return self.fetch_object(number, document, keeper)
+        start = self.cumulative[number - 1] if number > 0 else 0
+        document.length = self.cumulative[number] - start
+        if self.starts != NULL:
+            start = self.starts[number]
+        if document.length < 0 or start < 0 or start > self.num_tokens - document.length:
+            self.refuse(number, "does not lie within the tokens; the index is altered")
+        document.tokens = self.tokens + start * self.itemsize
+        document.kind = self.kind
+        return 0
+
+    cdef int check(
+        self, Py_ssize_t number, const Document* document, Py_ssize_t first, Py_ssize_t count
+    ) except -1 nogil:
+        """Raises UserError if an id is outside of the vocabulary."""
+        cdef int64_t last = self.vocab_size - 1, token
+        cdef Py_ssize_t place
+        if is_within(document, first, count, last):
+            return 0
+        for place in range(first, first + count):
+            copy_tokens(&token, document, place, 1)
+            if not 0 <= token <= last:
+                break
+        with gil:
+            self.refuse(
+                number,
+                f"holds token {token}, outside the vocabulary of {last + 1}; another tokenizer made it, or it is "
+                "altered"
+            )
+        return 0
+
+    cdef int refuse(self, Py_ssize_t number, str what) except -1 with gil:
+        documents = self.documents
+        while hasattr(documents, "numbers"):  # some of others
+            number, documents = documents.numbers[number], documents.documents
+        name = getattr(getattr(documents, "dataset", documents), "prefix", None)
+        raise UserError(f"{'' if name is None else f'{name}.bin: '}document {number} {what}")
+
+    cdef int fetch_object(self, Py_ssize_t number, Document* document, void* keeper) except -1 with gil:
+        found = np.ascontiguousarray(self.documents[number])
+        if not _can_be_read(found):
+            found = found.astype(np.int64)
+        (<list>keeper)[0] = found
+        document.tokens = <const void*>address(found)
+        document.length = len(found)
+        document.kind = ord(_kind(found.dtype))
+        return 0
+
+
+cdef class TextPacker(DocumentReader):
     """Draws texts of at most seq_length tokens; see `ftk.data.corpora.documents.DocumentPacker`.
 
     Args:
-        documents: the corpus: documents[number] is an array of integers. Where it has `tokens`, all documents back
-            to back, or `pool`, which holds document d from token `starts[d]` on, they are read from there, without
-            Python.
-        cumulative: int64 [D], running sums of the documents' lengths; the last is above zero.
-        sentence_ends: [V], not zero for ids whose text ends a sentence. Other ids than 0 .. V - 1 in a document are
-            an error.
+        documents, cumulative: as of `DocumentReader`.
+        sentence_ends: [V], not zero for ids whose text ends a sentence.
         eos_id, cls_id: command tokens.
         seq_length, short_seq_prob, non_sentence_start, one_document: as of `DocumentPacker`.
     """
@@ -43,47 +134,19 @@ cdef class TextPacker:
             documents, cumulative, sentence_ends, eos_id, cls_id, seq_length, short_seq_prob, non_sentence_start,
             one_document,
         )
-        self.documents = documents
-        self.cumulative_array = np.ascontiguousarray(cumulative, dtype=np.int64)
+        super().__init__(documents, cumulative, len(sentence_ends))
+        if seq_length < 2:
+            raise ValueError(f"texts of {seq_length} tokens")
         self.ends_array = np.array(sentence_ends, dtype=np.uint8)
-        cdef const int64_t[::1] sums = self.cumulative_array
         cdef const uint8_t[::1] ends = self.ends_array
-        if sums.shape[0] == 0 or sums[sums.shape[0] - 1] <= 0 or seq_length < 2:
-            raise ValueError(f"{sums.shape[0]} documents without a token, or texts of {seq_length} tokens")
-        self.cumulative = &sums[0]
-        self.num_documents = sums.shape[0]
         self.ends = ends_of(ends)
         self.eos_id, self.cls_id = eos_id, cls_id
         self.seq_length = seq_length
         self.short_seq_prob, self.non_sentence_start = short_seq_prob, non_sentence_start
         self.one_document = one_document
-        self.tokens, self.starts = NULL, NULL
-        tokens, pool = getattr(documents, "tokens", None), getattr(documents, "pool", None)
-        if _can_be_read(tokens) and len(tokens) == sums[sums.shape[0] - 1]:
-            self.read_from(tokens)
-        elif _can_be_read(pool):
-            self.read_from(pool)
-            self.place(np.ascontiguousarray(documents.starts, dtype=np.int64))
 
     def __reduce__(self):
         return TextPacker, self.arguments
-
-    cdef read_from(self, tokens):
-        self.tokens_array = tokens
-        self.tokens = <const char*>address(tokens)
-        self.itemsize = tokens.dtype.itemsize
-        self.num_tokens = len(tokens)
-        self.kind = ord(_kind(tokens.dtype))
-
-    cdef place(self, starts_array):
-        cdef const int64_t[::1] starts = starts_array
-        sizes = np.diff(self.cumulative_array, prepend=0)
-        if len(starts_array) != len(sizes) or (starts_array < 0).any() or (
-            (starts_array + sizes > len(self.tokens_array)).any()
-        ):
-            raise ValueError("the documents do not lie within their pool")
-        self.starts_array = starts_array
-        self.starts = &starts[0]
 
     def pack(self, SampleRandom rng):
         """One text, int64 [N]."""
@@ -121,7 +184,7 @@ cdef class TextPacker:
             shortest = min(SHORTEST_CUT, longest // 2)
             room = shortest + next_below(state, longest - shortest)
         while True:
-            self.fetch(number, &document, keeper)
+            self.fetch_text(number, &document, keeper)
             free = room - used
             start = 0
             if used == 0 and document.length + 2 > free:
@@ -146,62 +209,14 @@ cdef class TextPacker:
         num_starts[0] = count
         return used
 
-    cdef int fetch(self, Py_ssize_t number, Document* document, void* keeper) except -1 nogil:
+    cdef int fetch_text(self, Py_ssize_t number, Document* document, void* keeper) except -1 nogil:
         """A document without the end-of-document token that preprocessing may have stored with it."""
-        cdef Py_ssize_t start
         cdef int64_t last
-        if self.tokens == NULL:
-            self.fetch_object(number, document, keeper)
-        else:
-            start = self.cumulative[number - 1] if number > 0 else 0
-            document.length = self.cumulative[number] - start
-            if self.starts != NULL:
-                start = self.starts[number]
-            if document.length < 0 or start < 0 or start > self.num_tokens - document.length:
-                self.refuse(number, "does not lie within the tokens; the index is altered")
-            document.tokens = self.tokens + start * self.itemsize
-            document.kind = self.kind
+        self.fetch(number, document, keeper)
         if document.length > 0:
             copy_tokens(&last, document, document.length - 1, 1)
             if last == self.eos_id:
                 document.length -= 1
-        return 0
-
-    cdef int check(
-        self, Py_ssize_t number, const Document* document, Py_ssize_t first, Py_ssize_t count
-    ) except -1 nogil:
-        """Raises UserError if an id is outside of the vocabulary."""
-        cdef int64_t last = self.ends.size - 1, token
-        cdef Py_ssize_t place
-        if is_within(document, first, count, last):
-            return 0
-        for place in range(first, first + count):
-            copy_tokens(&token, document, place, 1)
-            if not 0 <= token <= last:
-                break
-        with gil:
-            self.refuse(
-                number,
-                f"holds token {token}, outside the vocabulary of {last + 1}; another tokenizer made it, or it is "
-                "altered"
-            )
-        return 0
-
-    cdef int refuse(self, Py_ssize_t number, str what) except -1 with gil:
-        documents = self.documents
-        while hasattr(documents, "numbers"):  # some of others
-            number, documents = documents.numbers[number], documents.documents
-        name = getattr(getattr(documents, "dataset", documents), "prefix", None)
-        raise UserError(f"{'' if name is None else f'{name}.bin: '}document {number} {what}")
-
-    cdef int fetch_object(self, Py_ssize_t number, Document* document, void* keeper) except -1 with gil:
-        found = np.ascontiguousarray(self.documents[number])
-        if not _can_be_read(found):
-            found = found.astype(np.int64)
-        (<list>keeper)[0] = found
-        document.tokens = <const void*>address(found)
-        document.length = len(found)
-        document.kind = ord(_kind(found.dtype))
         return 0
 
     cdef Py_ssize_t random_start(

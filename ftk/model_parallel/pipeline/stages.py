@@ -125,7 +125,12 @@ def _ends(model: Any, parameters: dict[str, nn.Parameter]) -> tuple[set[str], se
     with _all_trainable(model), torch.enable_grad():
         embedded = model.embed(torch.zeros(1, 1, dtype=torch.int64, device=device))  # [1, 1, H]
         hidden = torch.zeros_like(embedded, requires_grad=True)
-        return used(embedded), used(model.head(model.finish(hidden))), embedded.size(-1)
+        first, last = used(embedded), used(model.head(model.finish(hidden)))
+    # An output layer may have outputs besides its scores.
+    parts = model.head if isinstance(model.head, tuple) else (model.head,)
+    of_head = {id(each) for part in parts if isinstance(part, nn.Module) for each in part.parameters()}
+    last |= {name for name, parameter in parameters.items() if id(parameter) in of_head}
+    return first, last, embedded.size(-1)
 
 
 @contextmanager

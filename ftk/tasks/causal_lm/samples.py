@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
 from ftk.data.corpora.ring import TokenRing
 
@@ -23,6 +24,7 @@ class CausalDataset:
 
     Args:
         documents: the corpus, with `.sizes`.
+        vocab_size: V. Other ids than 0 .. V - 1 in a document are an error.
         end: the token that closes a document.
         prefix: tokens that stand in front of each document, as of a prompt.
         config: of the task.
@@ -33,9 +35,15 @@ class CausalDataset:
     """
 
     def __init__(
-        self, documents: Documents, end: int, config: CausalLMConfig, seed: int, prefix: Sequence[int] = ()
+        self,
+        documents: Documents,
+        vocab_size: int,
+        end: int,
+        config: CausalLMConfig,
+        seed: int,
+        prefix: Sequence[int] = (),
     ) -> None:
-        self.ring = TokenRing(documents, config.seq_length, end, prefix, seed)
+        self.ring = TokenRing(documents, vocab_size, config.seq_length, end, prefix, seed)
         self.config = config
 
     def __len__(self) -> int:
@@ -52,25 +60,35 @@ class CausalDataset:
         return made
 
     def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
-        """One sample as arrays.
+        """One sample, as `samples` makes it."""
+        return self.samples(epoch, np.array([index]))[0]
+
+    def samples(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
+        """Several samples.
 
         Returns:
             tokens, targets, position_ids: int64 [T]; loss_mask: bool [T]; document_ids: int64 [T] with a document mask.
         """
-        text, numbers = self.ring.piece(epoch, index, more=1)  # [T + 1] each
-        length = len(text) - 1
-        same = numbers[1:] == numbers[:-1]  # [T]: the next token is of the same document
-        places = np.arange(length)
-        sample = {"tokens": text[:-1], "targets": text[1:], "loss_mask": np.ones(length, bool), "position_ids": places}
-        if self.config.restart_positions:
-            begins = np.append(True, ~same[:-1])
-            sample["position_ids"] = places - np.maximum.accumulate(np.where(begins, places, 0))
-        if self.config.document_mask:
-            sample["document_ids"] = numbers[:-1]
-            sample["loss_mask"] &= same
-        if not self.config.end_loss:
-            sample["loss_mask"] &= sample["targets"] != self.ring.end
-        return sample
+        end, config = self.ring.end, self.config
+        text, numbers, lengths = self.ring.pieces(epoch, indices, end, more=1)  # [B, T + 1] twice, [B]
+        same = numbers[:, 1:] == numbers[:, :-1]  # [B, T]: the next token is of the same document
+        places = np.arange(same.shape[1])
+        inside = places < lengths[:, None]
+        arrays = {
+            "tokens": text[:, :-1],
+            "targets": text[:, 1:],
+            "loss_mask": inside,
+            "position_ids": np.broadcast_to(places, inside.shape),
+        }
+        if config.restart_positions:
+            begins = np.pad(~same[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+            arrays["position_ids"] = places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+        if config.document_mask:
+            arrays["document_ids"] = np.where(inside, numbers[:, :-1], -1)
+            arrays["loss_mask"] = arrays["loss_mask"] & same
+        if not config.end_loss:
+            arrays["loss_mask"] = arrays["loss_mask"] & (arrays["targets"] != end)
+        return SampleBatch({name: np.ascontiguousarray(array) for name, array in arrays.items()}, lengths)
 
     def check_files(self) -> None:
         """Raises OSError if a file of the corpus has become shorter."""

@@ -50,7 +50,8 @@ class CausalLMTask(Task):
         end = self.tokenizer.special.eos
         if end is None:
             raise UserError(f"the tokenizer {self.tokenizer.name} has no end token, which closes documents")
-        return CausalDataset(documents, end, self.config, seed, self.tokenizer.prompt_prefix)
+        vocab_size = self.tokenizer.vocab_size
+        return CausalDataset(documents, vocab_size, end, self.config, seed, self.tokenizer.prompt_prefix)
 
     def unigram(self, split: str) -> Unigram | None:
         return corpus_unigram(self, split)

@@ -13,6 +13,7 @@ from ftk.data.corpora.documents import Documents
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
+from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
 from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
@@ -35,6 +36,7 @@ class GLMBlankTask(Task):
 
     config: GLMBlankConfig
     special_tokens = "glm"
+    generation_config = FillConfig
 
     def make_samples(self, documents: Documents, seed: int) -> GLMBlankDataset:
         return GLMBlankDataset(documents, self.tokenizer, self.config, seed)

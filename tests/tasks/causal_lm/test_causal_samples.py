@@ -17,7 +17,7 @@ NUMBERS = [number for number, document in enumerate(DOCUMENTS) for _ in [*docume
 
 
 def dataset(seq_length: int, documents: list = DOCUMENTS, **options: bool) -> CausalDataset:
-    return CausalDataset(DocumentList(documents), END, CausalLMConfig(seq_length=seq_length, **options), seed=5)
+    return CausalDataset(DocumentList(documents), 10**6, END, CausalLMConfig(seq_length=seq_length, **options), seed=5)
 
 
 @pytest.mark.parametrize("seq_length", [1, 4, 5, 18, 50])
@@ -73,7 +73,7 @@ def plain_place(data: CausalDataset, token: int) -> int:
 
 
 def test_a_prefix_stands_in_front_of_each_document() -> None:
-    data = CausalDataset(DocumentList(DOCUMENTS), END, CausalLMConfig(seq_length=4), seed=5, prefix=[8, 9])
+    data = CausalDataset(DocumentList(DOCUMENTS), 10**6, END, CausalLMConfig(seq_length=4), seed=5, prefix=[8, 9])
     ring = [token for document in DOCUMENTS for token in [8, 9, *document, END]]
     tokens = np.concatenate([data.sample(1, index)["tokens"] for index in range(len(data))]).tolist()
     assert tokens in [ring[place:] + ring[:place] for place in range(len(ring))]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.command_tokens import GLMTokensConfig, glm_layout, sentinels
+from ftk.tasks.glm_blank.samples.dataset import check_command_tokens
+from ftk.tasks.glm_blank.task import GLMBlankConfig
 from ftk.tokenizers.special_tokens import CommandToken, SpecialTokens, number
 
 BERT = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, "[MASK]": 103}
@@ -99,3 +103,16 @@ def test_roles_of_the_special_tokens() -> None:
 def test_what_belongs_to_another_kind_of_tokenizer_is_refused(vocabulary, options, message) -> None:
     with pytest.raises(UserError, match=message):
         tokens_of(*vocabulary, **options)
+
+
+@pytest.mark.parametrize(
+    ("layout", "advice"),
+    [
+        ("glm", "preprocess with `special_tokens` plain, or glm and `block_symbols`$"),
+        (None, "preprocess with another `tokenizer`, such as sentencepiece, or train another model, e.g. gpt2$"),
+    ],
+)
+def test_a_tokenizer_without_the_tokens_of_blanks_is_refused_with_advice_that_works_for_it(layout, advice):
+    tokenizer = SimpleNamespace(name="some", special=SpecialTokens(eos=1), special_tokens=layout)
+    with pytest.raises(UserError, match=f"^the tokenizer some has no cls, mask, sop, eop, which .*; {advice}"):
+        check_command_tokens(tokenizer, GLMBlankConfig())

@@ -54,7 +54,6 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         UserError: tokenizer and model do not fit each other.
     """
 
-    config_class: ClassVar[type[FillConfig]] = FillConfig
     example: ClassVar[str] = "the [MASK] fox"
     framing: Any
 

@@ -187,10 +187,11 @@ def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> 
     special = tokenizer.special
     missing = [name for name in ("cls", "mask", "sop", "eop") if getattr(special, name) is None]
     if missing:
-        raise UserError(
-            f"the tokenizer {tokenizer.name} has no {', '.join(missing)}, which blank infilling needs; "
-            f"preprocess with `special_tokens` plain, or glm and `block_symbols`"
-        )
+        way_out = "preprocess with `special_tokens` plain, or glm and `block_symbols`"
+        if tokenizer.special_tokens is None:  # it takes no layout
+            way_out = "preprocess with another `tokenizer`, such as sentencepiece, or train another model, e.g. gpt2"
+        lacking = f"the tokenizer {tokenizer.name} has no {', '.join(missing)}"
+        raise UserError(f"{lacking}, which blank infilling needs; {way_out}")
     if (config.block_mask_prob > 0.0 or config.context_mask_ratio > 0.0) and special.dblock is None:
         raise UserError(
             "`block_mask_prob` and `context_mask_ratio` need the command token [dBLOCK]; "

@@ -1,0 +1,43 @@
+"""BERT in Hugging Face's form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
+
+from ftk.models.bert import BertConfig
+from ftk.models.encoder.config import EncoderConfig
+from ftk.models.encoder.convert import EncoderConverter, renames
+from ftk.registry import register_hf_model
+
+
+@register_hf_model("bert")
+class BertConverter(EncoderConverter):
+    model_type = "bert"
+    architecture = "BertForMaskedLM"
+    config_class = BertConfig
+    own: ClassVar[dict[str, tuple[str, Any]]] = {"vocab_size": ("vocab_size", 30522)}
+    prefix = "bert."
+    renames = renames(
+        prefix,
+        {
+            "dense": "cls.predictions.transform.dense",
+            "norm": "cls.predictions.transform.LayerNorm",
+            "bias": "cls.predictions.bias",
+            "pooler": "bert.pooler.dense",
+            "next_sentence": "cls.seq_relationship",
+        },
+    )
+    tied_names: ClassVar[dict[str, str]] = {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+    buffers = ("bert.embeddings.position_ids",)  # of older files
+
+    def fitted(self, config: EncoderConfig, names: Callable[[], Collection[str]]) -> EncoderConfig:
+        return dataclasses.replace(config, next_sentence="cls.seq_relationship.weight" in names())
+
+    def config_to(self, config: EncoderConfig) -> dict[str, Any]:
+        architecture = "BertForPreTraining" if config.next_sentence else self.architecture
+        return {**super().config_to(config), "architectures": [architecture]}

@@ -1,0 +1,57 @@
+"""The options that encoders share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ftk.models.config import TransformerConfig, register_family
+from ftk.registry import Recipe
+
+
+@dataclass(kw_only=True)
+class EncoderConfig(TransformerConfig):
+    """The shape of an encoder with an output layer for hidden tokens.
+
+    Attributes:
+        pad_token: the token whose places are not counted, if there is one; places are counted from the number behind
+            it on, as in fairseq.
+    """
+
+    activation: ClassVar[str] = "gelu"
+    pad_token: ClassVar[int | None] = None
+
+    type_vocab_size: int = field(
+        default=2, metadata={"min": 1, "max": 10**6, "help": "kinds of text that tokens can be of (`token_types`)"}
+    )
+    next_sentence: bool = field(
+        default=False, metadata={"help": "an output that tells whether the second part of a text follows the first"}
+    )
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the table of positions."""
+        return self.max_positions + (0 if self.pad_token is None else self.pad_token + 1)
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        if self.pad_token is not None and not 0 <= self.pad_token < self.vocab_size:
+            yield f"pad_token is {self.pad_token}; it must be a token of the vocabulary of {self.vocab_size}"
+
+
+def register_encoder(name: str, config_type: type[EncoderConfig], **common: Any) -> Callable[..., None]:
+    """`ftk.models.config.register_family` for encoders, which learn hidden tokens."""
+    model = "ftk.models.encoder.model:Encoder"
+    return register_family(name, config_type, model, task="masked_lm", recipe=_recipe, **common)
+
+
+def _recipe(hidden_size: int) -> Recipe:
+    """RoBERTa's values (Liu et al. 2019, table 9); for width 64, of first tries, a larger rate and short samples."""
+    lr = 3e-3 if hidden_size <= 64 else 6e-4 if hidden_size <= 768 else 4e-4
+    return {
+        "optimizer": {"_name": "adamw", "lr": lr, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.01},
+        "lr_scheduler": {"_name": "linear", "warmup_ratio": 0.05},
+        **({"task": {"_name": "masked_lm", "seq_length": 128}} if hidden_size <= 64 else {}),
+    }

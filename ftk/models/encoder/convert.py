@@ -1,0 +1,102 @@
+"""Encoders in Hugging Face's form: what BERT's and RoBERTa's files have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ftk.models.conversion import CausalConverter, Rename, SeparateHeads, weight_and_bias
+from ftk.models.encoder.config import EncoderConfig
+
+_USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means
+    "hidden_size": ("hidden_size", 768),
+    "num_hidden_layers": ("num_layers", 12),
+    "num_attention_heads": ("num_attention_heads", 12),
+    "intermediate_size": ("ffn_hidden_size", 3072),
+    "max_position_embeddings": ("max_positions", 512),
+    "type_vocab_size": ("type_vocab_size", 2),
+    "hidden_dropout_prob": ("dropout", 0.1),
+    "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+    "initializer_range": ("init_std", 0.02),
+    "layer_norm_eps": ("layer_norm_eps", 1e-12),
+}
+_FIXED: dict[str, Any] = {
+    "hidden_act": "gelu",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+    "position_embedding_type": ("absolute", None),
+}
+
+
+def renames(trunk: str, head: Mapping[str, str]) -> tuple[Rename, ...]:
+    """All parameters of an encoder.
+
+    Args:
+        trunk: what stands before their names, "bert.".
+        head: part of `HiddenTokenHead` -> their name.
+    """
+    layer = f"{trunk}encoder.layer.*."
+    heads = [f"{layer}attention.self.{part}" for part in ("query", "key", "value")]
+    return (
+        *(
+            Rename((f"{ours}.weight",), (f"{trunk}embeddings.{theirs}_embeddings.weight",))
+            for ours, theirs in {
+                "token_embedding": "word",
+                "position_embedding": "position",
+                "type_embedding": "token_type",
+            }.items()
+        ),
+        *weight_and_bias("embedding_norm", f"{trunk}embeddings.LayerNorm"),
+        *(
+            Rename((f"layers.*.attention.qkv.{kind}",), tuple(f"{name}.{kind}" for name in heads), SeparateHeads())
+            for kind in ("weight", "bias")
+        ),
+        *weight_and_bias("layers.*.attention.output", f"{layer}attention.output.dense"),
+        *weight_and_bias("layers.*.attention_norm", f"{layer}attention.output.LayerNorm"),
+        *weight_and_bias("layers.*.feed_forward.inner", f"{layer}intermediate.dense"),
+        *weight_and_bias("layers.*.feed_forward.output", f"{layer}output.dense"),
+        *weight_and_bias("layers.*.feed_forward_norm", f"{layer}output.LayerNorm"),
+        *(
+            each
+            for part in ("dense", "norm", "pooler", "next_sentence")
+            if part in head
+            for each in weight_and_bias(f"hidden_token_head.{part}", head[part])
+        ),
+        Rename(("hidden_token_head.bias",), (head["bias"],)),
+    )
+
+
+class EncoderConverter(CausalConverter):
+    """One family. A subclass gives its names, and where its config.json differs the rest.
+
+    Attributes:
+        own: keys besides those of all encoders, as `used` of `CausalConverter`.
+        tied_names: name -> the one whose numbers it repeats.
+    """
+
+    own: ClassVar[dict[str, tuple[str, Any]]]
+    fixed = _FIXED
+    ignored = ("classifier_dropout",)
+    older: Mapping[str, str] = {"gamma": "weight", "beta": "bias"}
+    tied_names: ClassVar[dict[str, str]]
+
+    @property
+    def used(self) -> Mapping[str, tuple[str, Any]]:  # type: ignore[override]
+        return _USED | self.own
+
+    def tied(self, config: EncoderConfig) -> Mapping[str, str]:
+        return self.tied_names
+
+    def config_from(self, config: dict[str, Any]) -> EncoderConfig:
+        found = super().config_from(config)
+        positions = found.max_positions - (found.position_rows - found.max_positions)
+        return dataclasses.replace(found, embedding_dropout=found.dropout, max_positions=positions)
+
+    def config_to(self, config: EncoderConfig) -> dict[str, Any]:
+        sizes = {"intermediate_size": config.inner_size, "max_position_embeddings": config.position_rows}
+        return {**super().config_to(config), **sizes}
+
+    def task(self, config: EncoderConfig) -> dict[str, Any]:
+        return {"_name": "masked_lm", "seq_length": config.max_positions, "make_vocab_size_divisible_by": 1}

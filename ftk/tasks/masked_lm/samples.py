@@ -1,0 +1,250 @@
+"""Samples of masked language modeling: pieces of a corpus, or pairs of them, some of whose tokens are hidden."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftk.data.batches.collate import SampleBatch, padded
+from ftk.data.corpora.documents import Documents
+from ftk.data.corpora.ring import TokenRing
+from ftk.data.indexed.file_map import check_files
+from ftk.data.random import SampleRandom
+from ftk.errors import UserError
+from ftk.tasks.masked_lm._masks import hide
+
+if TYPE_CHECKING:
+    from ftk.tasks.masked_lm.task import MaskedLMConfig
+    from ftk.tokenizers.base import Tokenizer
+
+NEVER, BEGINS, CONTINUES = range(3)
+_MASKS = 0x6D61736B  # keeps the random numbers of the masks apart from those of the texts
+_MARKS = ("▁", "Ġ")  # of SentencePiece and of byte-level BPE, in front of a word
+
+
+class Tokens(NamedTuple):
+    """What a tokenizer says of its tokens.
+
+    Attributes:
+        first, last: close a text in, and one part of it off the next; a corpus' documents too.
+        mask: hides a token.
+        pad: fills short texts.
+        kind: uint8 [V], of each token NEVER, BEGINS or CONTINUES (a word), for `hide`.
+        others: int64 [W], those that may stand for a hidden one.
+    """
+
+    first: int
+    last: int
+    mask: int
+    pad: int
+    kind: NDArray[np.uint8]
+    others: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, config: MaskedLMConfig) -> Tokens:
+        """The tokens of a tokenizer.
+
+        Raises:
+            UserError: one of these is missing.
+        """
+        special = tokenizer.special
+        first = special.bos if special.cls is None else special.cls
+        last = special.eos if special.sep is None else special.sep
+        for role, token in {"cls": first, "sep": last, "mask": special.mask, "pad": special.pad}.items():
+            if token is None:
+                raise UserError(f"the tokenizer {tokenizer.name} has no {role} token, which masked_lm needs")
+        ids = np.arange(tokenizer.vocab_size)
+        reserved = np.isin(ids, list(special.roles.values()))
+        kind = np.full(len(ids), BEGINS, dtype=np.uint8)
+        if config.mask_whole_words:
+            kind[_continues([tokenizer.token_text(int(id_)) for id_ in ids])] = CONTINUES
+            kind[reserved] = BEGINS
+        if config.pairs:  # as BERT; RoBERTa hides and asks for these too (fairseq: MaskTokensDataset)
+            kind[np.array([first, last], dtype=np.int64)] = NEVER
+        return cls(first, last, special.mask, special.pad, kind, ids if config.pairs else ids[~reserved])  # type: ignore[arg-type]
+
+
+def _continues(spellings: Sequence[str]) -> NDArray[np.bool_]:
+    """bool [V], whether a piece belongs to the word of the piece before it."""
+    if any(text.startswith("##") for text in spellings):
+        return np.array([text.startswith("##") for text in spellings])
+    # Chinese is written without spaces: each of its characters is a word.
+    return np.array([not text.startswith(_MARKS) and not "\u2e80" <= text[:1] <= "\u9fff" for text in spellings])
+
+
+class Pieces:
+    """Texts of `seq_length` tokens, across documents, between the tokens of beginning and end.
+
+    Args:
+        documents: the corpus, with `.sizes`.
+        tokens: of the tokenizer.
+        seq_length: of a text, these two counted.
+        seed: of where an epoch begins.
+    """
+
+    def __init__(self, documents: Documents, tokens: Tokens, seq_length: int, seed: int) -> None:
+        self.tokens = tokens
+        self.ring = TokenRing(documents, len(tokens.kind), seq_length - 2, tokens.last, (), seed)
+
+    def __len__(self) -> int:
+        return len(self.ring)
+
+    def sizes(self) -> NDArray[np.int32]:
+        """Tokens of each text at most, int32 [len]."""
+        return self.ring.sizes() + np.int32(2)
+
+    def shortened(self, share: float) -> Pieces:
+        """Texts that begin as these do, and end at a share of the length."""
+        made = copy.copy(self)
+        made.ring = self.ring.shortened(share)
+        return made
+
+    def texts(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
+        """Several texts: tokens int64 [T] each."""
+        pieces, _, lengths = self.ring.pieces(epoch, indices, self.tokens.pad)
+        texts = np.full((len(pieces), pieces.shape[1] + 2), self.tokens.pad, dtype=np.int64)
+        texts[:, 0] = self.tokens.first
+        texts[:, 1:-1] = pieces
+        texts[np.arange(len(texts)), lengths + 1] = self.tokens.last
+        return SampleBatch({"tokens": texts}, lengths + 2)
+
+
+class Pairs:
+    """Two parts of a document, or a part of one and a part of another, one half of the time each (Devlin et al. 2019).
+
+    Args:
+        documents: the corpus, with `.sizes`.
+        tokens: of the tokenizer.
+        config: of the task.
+        seed: of what is drawn.
+
+    Raises:
+        UserError: there is no document of two tokens.
+    """
+
+    def __init__(self, documents: Documents, tokens: Tokens, config: MaskedLMConfig, seed: int) -> None:
+        self.documents, self.tokens, self.config, self.seed = documents, tokens, config, seed
+        self.room = config.seq_length - 3
+        document_sizes = np.asarray(documents.sizes, dtype=np.int64)
+        self.used = np.flatnonzero(document_sizes >= 2)  # [D], numbers of the documents that can be parted
+        if not len(self.used):
+            raise UserError("`pairs`: the data has no document of two tokens")
+        # Texts up to each of these documents, [D]; a rest of one token, which cannot be parted, is left out.
+        self.ends = np.cumsum(np.maximum(1, (document_sizes[self.used] + self.room - 2) // self.room))
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def sizes(self) -> NDArray[np.int32]:
+        """Tokens of each text at most, int32 [len]: a second part from elsewhere may fill the room that is left."""
+        return np.full(len(self), self.config.seq_length, dtype=np.int32)
+
+    def texts(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
+        """Several pairs, see `text`."""
+        found = [self.text(epoch, int(index)) for index in indices]
+        return SampleBatch(padded(found, self.tokens.pad), np.array([len(one["tokens"]) for one in found]))
+
+    def text(self, epoch: int, index: int) -> dict[str, NDArray]:
+        """One pair: tokens, token_types int64 [T]; random_next int64, 1 if the second part is from elsewhere."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        random = SampleRandom(self.seed, epoch, index)
+        place = int(np.searchsorted(self.ends, index, side="right"))
+        document = int(self.used[place])
+        start = self.room * (index - (int(self.ends[place - 1]) if place else 0))
+        is_short = random.uniform() < self.config.short_seq_prob
+        room = 2 + random.below(self.room - 1) if is_short else self.room
+        text = self.documents[document][start : start + room]
+        first = 1 + random.below(len(text) - 1)
+        is_random = len(self.used) > 1 and random.uniform() < 0.5
+        second = text[first:]
+        if is_random:
+            other = random.below(len(self.used) - 1)
+            found = self.documents[int(self.used[other + (other >= place)])]
+            begin = random.below(len(found))
+            second = found[begin : begin + room - first]
+        tokens, parts = self.tokens, (text[:first], second)
+        return {
+            "tokens": np.concatenate(([tokens.first], parts[0], [tokens.last], parts[1], [tokens.last])),
+            "token_types": np.repeat([0, 1], [len(parts[0]) + 2, len(parts[1]) + 1]),
+            "random_next": np.array(int(is_random)),
+        }
+
+
+class MaskedDataset:
+    """Texts some of whose tokens are hidden, each a pure function of (seed, epoch, index).
+
+    Args:
+        documents: the corpus, with `.sizes`.
+        tokens: of the tokenizer.
+        config: of the task.
+        seed: of all that is random.
+
+    Raises:
+        UserError: there is no text at all.
+    """
+
+    def __init__(self, documents: Documents, tokens: Tokens, config: MaskedLMConfig, seed: int) -> None:
+        self.documents, self.tokens, self.config, self.seed = documents, tokens, config, seed
+        self.texts: Pieces | Pairs
+        if config.pairs:
+            self.texts = Pairs(documents, tokens, config, seed)
+        else:
+            self.texts = Pieces(documents, tokens, config.seq_length, seed)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def sizes(self, epoch: int) -> NDArray[np.int32]:
+        """Tokens of each sample at most, int32 [len]."""
+        return self.texts.sizes()
+
+    def shortened(self, share: float) -> MaskedDataset | None:
+        """The same with texts of a share of their length, for a curriculum; None for pairs."""
+        if isinstance(self.texts, Pairs):
+            return None
+        made = copy.copy(self)
+        made.texts = self.texts.shortened(share)
+        return made
+
+    def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
+        """One sample, as `samples` makes it."""
+        return self.samples(epoch, np.array([index], dtype=np.int64))[0]
+
+    def samples(self, epoch: int, indices: NDArray[np.int64]) -> SampleBatch:
+        """Several samples.
+
+        Returns:
+            tokens, targets int64 [T], loss_mask bool [T], lengths int64; of pairs token_types int64 [T] and
+            random_next int64, too (`Pairs.text`).
+        """
+        config, tokens = self.config, self.tokens
+        epoch = epoch % config.mask_copies if config.mask_copies else epoch
+        texts = self.texts.texts(epoch, indices)
+        arrays, lengths = texts.arrays, texts.lengths
+        targets = arrays["tokens"].copy()
+        hidden = hide(
+            arrays["tokens"],
+            lengths,
+            self.seed + _MASKS,
+            epoch,
+            indices,
+            config.mask_prob,
+            math.ceil(config.mask_prob * config.seq_length),
+            config.pairs,
+            tokens.kind,
+            config.leave_unmasked_prob,
+            config.random_token_prob,
+            tokens.mask,
+            tokens.others,
+        )
+        return SampleBatch({**arrays, "targets": targets, "loss_mask": hidden, "lengths": lengths}, lengths)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        check_files(self.documents)

@@ -1,0 +1,117 @@
+"""The task of masked language modeling: as RoBERTa (Liu et al. 2019), or over pairs as BERT (Devlin et al. 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ftk.batch import Batch
+from ftk.data.batches.collate import Collater, dense_batch
+from ftk.data.corpora.documents import Documents
+from ftk.registry import register_task
+from ftk.tasks.base import Task
+from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
+from ftk.tasks.masked_lm.samples import MaskedDataset, Tokens
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ftk.evaluation.unigram import Unigram
+
+
+@dataclass(kw_only=True)
+class MaskedLMConfig:
+    seq_length: int = field(
+        default=512,
+        metadata={
+            "daily": True,
+            "min": 4,
+            "max": 10**8,
+            "help": "length of a sample, the tokens at its beginning and end counted",
+            "unit": "tokens",
+        },
+    )
+    mask_prob: float = field(default=0.15, metadata={"help": "share of the tokens that are hidden, in (0, 1)"})
+    leave_unmasked_prob: float = field(
+        default=0.1, metadata={"help": "share of the hidden tokens that stay as they are, in [0, 1]"}
+    )
+    random_token_prob: float = field(
+        default=0.1, metadata={"help": "share of the hidden tokens that become random ones, in [0, 1]"}
+    )
+    mask_whole_words: bool = field(default=False, metadata={"help": "hide all pieces of a word, or none"})
+    mask_copies: int = field(
+        default=0,
+        metadata={
+            "min": 0,
+            "max": 10**6,
+            "help": "after so many epochs the same samples come again, as of masks that are drawn once (BERT: 10); "
+            "0: each epoch has its own",
+        },
+    )
+    pairs: bool = field(
+        default=False,
+        metadata={
+            "help": "samples are two parts, and the model learns whether the second follows the first, as in BERT: one "
+            "half of the time it is from another document (model option `next_sentence`)"
+        },
+    )
+    short_seq_prob: float = field(
+        default=0.1,
+        metadata={"needs": {"pairs": True}, "help": "share of the pairs that have a random shorter length, in [0, 1]"},
+    )
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        if not 0.0 < self.mask_prob < 1.0:
+            yield f"mask_prob is {self.mask_prob}; it must be above 0 and below 1"
+        for name in ("leave_unmasked_prob", "random_token_prob", "short_seq_prob"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                yield f"{name} is {getattr(self, name)}; it must be in [0, 1]"
+        if self.leave_unmasked_prob + self.random_token_prob > 1.0:
+            yield "leave_unmasked_prob and random_token_prob are together above 1; lower one"
+
+
+@register_task("masked_lm", config=MaskedLMConfig, criterion="masked_lm")
+class MaskedLMTask(Task):
+    """The hidden tokens of a text, from all others."""
+
+    config: MaskedLMConfig
+    special_tokens = "with_mask"
+
+    def make_samples(self, documents: Documents, seed: int) -> MaskedDataset:
+        tokens = Tokens.of(self.tokenizer, self.config)
+        return MaskedDataset(documents, tokens, self.config, seed)
+
+    def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
+        return MaskedCollater(self.tokenizer.special)
+
+    def unigram(self, split: str) -> Unigram | None:
+        return corpus_unigram(self, split)
+
+    def complete_model_config(self, config: Any) -> Any:
+        check_positions(config, self.config.seq_length, self.config.seq_length)
+        vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
+        # A family that numbers its positions by padding (RoBERTa) has to know which token that is.
+        pad = {"pad_token": self.tokenizer.special.pad} if getattr(config, "pad_token", None) is not None else {}
+        return dataclasses.replace(config, vocab_size=vocab_size, **pad)
+
+
+class MaskedCollater(Collater):
+    """Behind the hidden tokens stand the places of the samples' first ones, for which pairs are scored."""
+
+    def __call__(self, samples: Sequence[dict[str, NDArray]]) -> Batch:
+        import torch
+
+        arrays = dict(self.arrays(samples))
+        random_next = arrays.pop("random_next", None)
+        batch = dense_batch(arrays)
+        if random_next is None:
+            return batch
+        rows, num_tokens = arrays["tokens"].shape
+        places = torch.cat((batch.places, torch.arange(rows) * num_tokens))
+        weights = torch.from_numpy(arrays["loss_mask"].sum(axis=1)).float()
+        extras = {"random_next": torch.from_numpy(random_next), "pair_weights": weights}
+        return dataclasses.replace(batch, places=places, extras=extras)
