@@ -55,6 +55,9 @@ class TextGenerator(ABC, Generic[Encoded]):
     example: ClassVar[str] = "Once upon a time"
     """A prompt, for messages."""
 
+    needs_framing: ClassVar[bool] = True
+    """Whether an engine writes the answers, by the framing of the task."""
+
     invitation: str = "Write the beginning of a text"
     """What ftk-interactive asks for."""
 
@@ -62,7 +65,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         self,
         tokenizer: Tokenizer,
         model: nn.Module,
-        framing: Framing,
+        framing: Framing | None,
         config: Any,
         steering: Steering | None,
         language_model: LanguageModel | None = None,
