@@ -73,7 +73,15 @@ class MaskFiller(TextGenerator[MaskedText]):
         self._masks = re.compile("|".join(map(re.escape, {*SPELLINGS, self._spelling})))
 
     @classmethod
-    def assembled(cls, tokenizer: Tokenizer, model: nn.Module, framing: None, config: Any, *others: Any) -> MaskFiller:
+    def assembled(
+        cls,
+        tokenizer: Tokenizer,
+        model: nn.Module,
+        framing: None,
+        config: MaskFillConfig,
+        steering: None,
+        language_model: nn.Module | None = None,
+    ) -> MaskFiller:
         return cls(tokenizer, model, config)
 
     @classmethod
