@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from ftk.config.choice import choice
 from ftk.errors import UserError, download_hint
 from ftk.files import reason, remove_leftovers, sync_folder, temporary_folder
 from ftk.registry import CONVERTERS
@@ -125,7 +126,7 @@ def _holds_no_checkpoint(folder: Path) -> bool:
 def _forms_of(folder: Path) -> Iterator[str]:
     """The registered forms of other programs that a folder has."""
     for name in CONVERTERS:
-        if CONVERTERS.get(name).target.recognises(folder):  # type: ignore[attr-defined]
+        if choice(name, CONVERTERS, name).build().recognises(folder):
             yield name
 
 
