@@ -29,6 +29,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 # What a reader does in hours is done here in seconds: a tiny model, a few updates, a vocabulary for a small text.
 SMALLER = [
+    (r"^python scripts/", f"{sys.executable} {ROOT}/scripts/"),
     (r"--arch glm_large\b", "--arch glm_tiny"),
     (r"--arch gpt2\b", "--arch gpt2_tiny"),
     (r"--max-update ([1-9])\d+", lambda match: f"--max-update {int(match[1]) + 2}"),  # 2000 stays more than 1000

@@ -19,7 +19,7 @@ class Rope(NamedTuple):
         size: R, number of leading dimensions of a head that are rotated; the others stay as they are.
         interleaved: pairs are (2i, 2i + 1); else (i, i + R/2).
         scaling: "none", "linear", "llama3" (Dubey et al. 2024) or "yarn" (Peng et al. 2023), for texts longer than
-            those of the pretraining.
+            those of the pretraining; "dynamic" is "none" up to their length, beyond which these angles are not for.
         factor: how much longer.
         original_positions: longest text of the pretraining; for "llama3" and "yarn".
         low, high: pairs that make fewer than `low` turns within `original_positions` are stretched by `factor`, those

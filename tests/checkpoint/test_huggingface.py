@@ -116,6 +116,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "bert": encoder("Bert", pad_token_id=0),
     "glm4": decoder("Glm", head_dim=8, pad_token_id=None),
@@ -131,7 +132,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "opt": opt(),
     "opt post-norm, projections": opt(do_layer_norm_before=False, word_embed_proj_dim=20),
     "qwen2": decoder("Qwen2", rope_parameters=YARN),
-    "qwen2 window": decoder("Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=0),
+    "qwen2 window, dynamic": decoder(
+        "Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=0, rope_parameters=DYNAMIC
+    ),
     "qwen3": decoder("Qwen3", head_dim=12, tie_word_embeddings=True),
     "roberta": encoder("Roberta", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5),
 }
@@ -720,6 +723,14 @@ def test_an_older_config_is_of_the_same_model(publish, family, change, tmp_path)
         found = ftk.load_model(convert(tmp_path / "source", tmp_path / "ours"))(tokens())
         expected = drawn(family)(tokens()).logits
     assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+def test_dynamic_positions_end_where_they_would_be_stretched() -> None:
+    options = {"num_layers": 1, "vocab_size": 99, "max_positions": 8}
+    model = build_model("llama_tiny", **options, rope_scaling="dynamic", rope_factor=2.0)
+    assert model(tokens()[:, :8]).isfinite().all()
+    with pytest.raises(UserError, match="sequence of 9 tokens, but with `rope_scaling` dynamic"):
+        model(tokens()[:, :9])
 
 
 @pytest.mark.parametrize("family", ["mistral window"], scope="module")

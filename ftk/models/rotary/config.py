@@ -53,14 +53,15 @@ class RotaryConfig(TransformerConfig):
     rope_scaling: str = field(
         default="none",
         metadata={
-            "help": "how rotary positions are stretched for texts longer than those of the pretraining",
-            "choices": ("none", "linear", "llama3", "yarn"),
+            "help": "how rotary positions are stretched for texts longer than those of the pretraining; dynamic: only "
+            "beyond max_positions, where ftk stops",
+            "choices": ("none", "linear", "dynamic", "llama3", "yarn"),
         },
     )
     rope_factor: float = field(
         default=1.0,
         metadata={
-            "needs": {"rope_scaling": ("linear", "llama3", "yarn")},
+            "needs": {"rope_scaling": ("linear", "dynamic", "llama3", "yarn")},
             "min": 1,
             "help": "how much longer, for `rope_scaling`",
         },

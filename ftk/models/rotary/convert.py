@@ -35,6 +35,7 @@ FIXED: dict[str, Any] = {
 _ROPE = {  # rope type -> their key -> ours
     "default": {},
     "linear": {"factor": "rope_factor"},
+    "dynamic": {"factor": "rope_factor"},
     "llama3": {
         "factor": "rope_factor",
         "low_freq_factor": "rope_low",

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from ftk.errors import UserError
 from ftk.models.config import TransformerConfig
 from ftk.models.transformer import Transformer
 from ftk.modules.attention import Attend, Attention
@@ -81,6 +82,20 @@ class RotaryDecoder(RotaryTransformer):
             high=high,
             attention_factor=config.rope_attention_factor,
         )
+
+    def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
+        """As of `RotaryTransformer`.
+
+        Raises:
+            UserError: more tokens than max_positions, with angles that depend on their number from there on.
+        """
+        config, num_tokens = self.config, position_ids.size(-1)
+        if config.rope_scaling == "dynamic" and num_tokens > config.max_positions:
+            raise UserError(
+                f"sequence of {num_tokens} tokens, but with `rope_scaling` dynamic ftk reads up to `max_positions`, "
+                f"{config.max_positions}; shorten the sequence"
+            )
+        return super().around(position_ids, key_positions)
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
