@@ -56,6 +56,11 @@ def main() -> int:
     seen = set(train)
     valid = [line for document in documents[:num_valid] for line in lines_of(document)]
     valid = [line for line in dict.fromkeys(valid) if line not in seen]
+    if not valid:
+        print(
+            "quickstart: every held-out line is in the training text too; give text that repeats less", file=sys.stderr
+        )
+        return 2
     out.mkdir(parents=True, exist_ok=True)
     write(out / "train.jsonl", train)
     write(out / "valid.jsonl", valid)
@@ -83,17 +88,18 @@ def num_covering(characters: Counter[str]) -> int:
 def python_source() -> Iterator[str]:
     """The standard library: code, comments and docstrings, with spaces around words, parts of names too."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    files = [file for file in library.rglob("*.py") if LEFT_OUT.isdisjoint(file.parts)]
+    names = [file.relative_to(library) for file in library.rglob("*.py")]
     size = 0
-    for file in sorted(files, key=lambda file: fingerprint(file.relative_to(library).as_posix())):
-        words = (
-            re.findall(r"[^\W\d_]+|\d+|_+|[^\w\s]+", line)
-            for line in file.read_text("utf-8", errors="ignore").split("\n")
-        )
+    for name in sorted(names, key=lambda name: fingerprint(name.as_posix())):
+        if not LEFT_OUT.isdisjoint(name.parts):
+            continue
+        source = (library / name).read_text("utf-8", errors="ignore")
+        words = (re.findall(r"[^\W\d_]+|\d+|_+|[^\w\s]+", line) for line in source.split("\n"))
         kept = [" ".join(line) for line in words if 5 <= len(line) <= 32 and sum(map(is_word, line)) >= 3]
         size += sum(map(len, kept))
-        if size <= MAX_SOURCE:
-            yield from chunks("\n".join(kept))
+        if size > MAX_SOURCE:
+            return
+        yield from chunks("\n".join(kept))
 
 
 def user_documents(path: Path) -> Iterator[str]:
