@@ -321,6 +321,8 @@ SAYS_MORE = {
     "optimizer.adamw_lr_ratio",
     "parameters.gradient_multipliers",
     "dataloader.batch_size",
+    "dataloader.curriculum_updates",
+    "task.pairs",
     "parallel.data_parallel_shard_size",
     "parallel.zero_stage",  # checked by `validate`: shards may be what the other sizes leave
     "parallel.weights",
