@@ -333,8 +333,6 @@ SAYS_MORE = {
     "lr_scheduler.final_div_factor",
     "lr_scheduler.decay_updates",
     "form.copy_gmask_row",
-    "task.pairs",
-    "dataloader.curriculum_updates",
 }
 """Options whose help names another one for more than that they need it."""
 
