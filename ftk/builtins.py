@@ -164,8 +164,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "token_f1": "ftk.evaluation.answers",
     },
     "converter": {
-        "glm": "ftk.models.glm.original",
-        "hf": "ftk.checkpoint.huggingface",
+        "glm": "ftk.models.glm.original_form",
+        "hf": "ftk.checkpoint.hf_form",
     },
     "hf_model": {
         "bert": "ftk.models.bert.convert",

@@ -106,7 +106,7 @@ class ExportConfig:
     overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint or file of this name"})
     user_dir: str | None = field(
         default=None,
-        metadata={"help": "a package, folder or file of yours that registers the model", "metavar": "PATH"},
+        metadata={"help": "your package, folder or file that registers the model", "metavar": "PATH"},
     )
 
     def validate(self) -> Iterator[str]:

@@ -55,7 +55,7 @@ class ShowConfig:
     )
     user_dir: str | None = field(
         default=None,
-        metadata={"help": "a package, folder or file of yours that registers tasks, datasets ...", "metavar": "PATH"},
+        metadata={"help": "your package, folder or file that registers tasks, datasets ...", "metavar": "PATH"},
     )
 
 

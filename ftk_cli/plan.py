@@ -38,7 +38,7 @@ class OutputConfig:
         },
     )
     user_dir: str | None = field(
-        default=None, metadata={"help": "a package, folder or file of yours that registers models", "metavar": "PATH"}
+        default=None, metadata={"help": "your package, folder or file that registers models", "metavar": "PATH"}
     )
 
 

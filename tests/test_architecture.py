@@ -146,6 +146,10 @@ def test_dir_shows_the_public_names_without_importing_torch():
     ]
 
 
+def test_help_on_forms_of_checkpoints_imports_no_torch():
+    assert "--max-shard-size" in without_torch("checkpoint", "convert", "--help", "shard")
+
+
 def without_torch(command, *arguments):
     """What a command prints, in a process in which nothing may import torch."""
     code = (

@@ -1,33 +1,41 @@
-"""Checkpoints: save, load, verify; the folder's parts are listed in `layout`, its tensors in `storage`."""
+"""Checkpoints: save, load, verify; the folder's parts are listed in `layout`, its tensors in `storage`.
+
+What needs torch is imported when it is first used, so that commands can show their options without it.
+"""
 
 from __future__ import annotations
 
-from ftk.checkpoint.checking import newest_whole_checkpoint, verify
-from ftk.checkpoint.layout import (
-    BEST,
-    LAST,
-    BrokenCheckpoint,
-    checkpoint_name,
-    clean_leftovers,
-    is_checkpoint,
-    numbered_checkpoints,
-    point_to,
-    remove_checkpoint,
-    resolve_checkpoint,
-    resolve_model,
-)
-from ftk.checkpoint.load import (
-    extra_tensor_names,
-    load_extra_tensors,
-    load_model_state,
-    load_model_tensors,
-    read_config,
-    read_trainer_state,
-)
-from ftk.checkpoint.load_optimizer import load_optimizer_state
-from ftk.checkpoint.save import save_checkpoint
-from ftk.checkpoint.transfer import transfer_weights
-from ftk.checkpoint.weights import tokenizer_of
+from typing import TYPE_CHECKING
+
+from ftk.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from ftk.checkpoint.checking import newest_whole_checkpoint, verify
+    from ftk.checkpoint.layout import (
+        BEST,
+        LAST,
+        BrokenCheckpoint,
+        checkpoint_name,
+        clean_leftovers,
+        is_checkpoint,
+        numbered_checkpoints,
+        point_to,
+        remove_checkpoint,
+        resolve_checkpoint,
+        resolve_model,
+    )
+    from ftk.checkpoint.load import (
+        extra_tensor_names,
+        load_extra_tensors,
+        load_model_state,
+        load_model_tensors,
+        read_config,
+        read_trainer_state,
+    )
+    from ftk.checkpoint.load_optimizer import load_optimizer_state
+    from ftk.checkpoint.save import save_checkpoint
+    from ftk.checkpoint.transfer import transfer_weights
+    from ftk.checkpoint.weights import tokenizer_of
 
 __all__ = [
     "BEST",
@@ -54,3 +62,32 @@ __all__ = [
     "transfer_weights",
     "verify",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "BEST": "ftk.checkpoint.layout",
+        "BrokenCheckpoint": "ftk.checkpoint.layout",
+        "LAST": "ftk.checkpoint.layout",
+        "checkpoint_name": "ftk.checkpoint.layout",
+        "clean_leftovers": "ftk.checkpoint.layout",
+        "extra_tensor_names": "ftk.checkpoint.load",
+        "is_checkpoint": "ftk.checkpoint.layout",
+        "load_extra_tensors": "ftk.checkpoint.load",
+        "load_model_state": "ftk.checkpoint.load",
+        "load_model_tensors": "ftk.checkpoint.load",
+        "load_optimizer_state": "ftk.checkpoint.load_optimizer",
+        "newest_whole_checkpoint": "ftk.checkpoint.checking",
+        "numbered_checkpoints": "ftk.checkpoint.layout",
+        "point_to": "ftk.checkpoint.layout",
+        "read_config": "ftk.checkpoint.load",
+        "read_trainer_state": "ftk.checkpoint.load",
+        "remove_checkpoint": "ftk.checkpoint.layout",
+        "resolve_checkpoint": "ftk.checkpoint.layout",
+        "resolve_model": "ftk.checkpoint.layout",
+        "save_checkpoint": "ftk.checkpoint.save",
+        "tokenizer_of": "ftk.checkpoint.weights",
+        "transfer_weights": "ftk.checkpoint.transfer",
+        "verify": "ftk.checkpoint.checking",
+    },
+)

@@ -10,16 +10,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ftk.checkpoint.hf_form import SIZE, UNITS, HuggingFaceConfig
 from ftk.checkpoint.index import DTYPES, open_safetensors, safetensors_header, tensor_bytes
 from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
@@ -29,7 +29,7 @@ from ftk.files import naming, read_bytes, read_json
 from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors, renamed
 from ftk.models.torch_file import read_tensor_file
 from ftk.parsing import parse_json
-from ftk.registry import HF_MODELS, register_converter
+from ftk.registry import HF_MODELS
 from ftk.tokenizers import build_tokenizer, load_tokenizer
 
 CONFIG = "config.json"
@@ -41,26 +41,8 @@ _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the 
 _SAFE = ".safetensors"
 _KEPT = (".jinja", ".json", ".model", ".txt")
 _MAX_KEPT_BYTES = 1 << 27
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
-_SIZE = re.compile(r"(\d{1,9})(KB|MB|GB)")
 
 
-@dataclass(kw_only=True)
-class HuggingFaceConfig:
-    max_shard_size: str = field(
-        default="5GB",
-        metadata={
-            "help": "`to`: largest file of weights; a model that was converted from this form gets its original files",
-            "metavar": "SIZE",
-        },
-    )
-
-    def validate(self) -> Iterator[str]:
-        if not _SIZE.fullmatch(self.max_shard_size):
-            yield f"max_shard_size is {self.max_shard_size!r}; it must be a number with KB, MB or GB, e.g. 5GB"
-
-
-@register_converter("hf", config=HuggingFaceConfig)
 class HuggingFace:
     """Folders as `transformers` writes them, of the families that registered with `register_hf_model`."""
 
@@ -155,9 +137,9 @@ class HuggingFace:
 
     def _shards(self, described: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Files for tensors in the form of `ftk_names.json`, filled in order; and the index of several files."""
-        match = _SIZE.fullmatch(self.config.max_shard_size)
+        match = SIZE.fullmatch(self.config.max_shard_size)
         assert match is not None, "validated"
-        most, shards, filled = int(match[1]) * _UNITS[match[2]], [[]], 0  # type: ignore[var-annotated]
+        most, shards, filled = int(match[1]) * UNITS[match[2]], [[]], 0  # type: ignore[var-annotated]
         sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in described.items()}
         for name, size in sizes.items():
             if shards[-1] and filled + size > most:

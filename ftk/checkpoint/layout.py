@@ -7,8 +7,9 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ftk.config.choice import choice
 from ftk.errors import UserError, download_hint
 from ftk.files import reason, remove_leftovers, sync_folder, temporary_folder
 from ftk.registry import CONVERTERS
@@ -66,7 +67,7 @@ def form_of(folder: Path) -> str | None:
     """The registered form of another program's folder that is opened as it is; None if it is none, or ftk's own."""
     if is_checkpoint(folder):
         return None
-    return next((name for name in _forms_of(folder) if hasattr(CONVERTERS.get(name).target, "describe")), None)
+    return next((name for name, form in _forms_of(folder) if hasattr(form, "describe")), None)
 
 
 def resolve_model(path: str | Path) -> Path:
@@ -103,7 +104,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
             return candidate.resolve()
         if is_remains(candidate):
             raise BrokenCheckpoint(f"{candidate}: has no {MANIFEST}; it is not whole, name another checkpoint")
-    for name in _forms_of(path):
+    for name, _ in _forms_of(path):
         raise UserError(
             f"{path}: is a checkpoint of another program; make an ftk checkpoint of it with"
             f" ftk-checkpoint convert --from {name} {path} DST"
@@ -122,11 +123,12 @@ def _holds_no_checkpoint(folder: Path) -> bool:
     return not any(is_checkpoint(one) or is_remains(one) for one in [folder, *_candidates(folder)])
 
 
-def _forms_of(folder: Path) -> Iterator[str]:
-    """The registered forms of other programs that a folder has."""
+def _forms_of(folder: Path) -> Iterator[tuple[str, Any]]:
+    """The registered forms of other programs that a folder has, by name, with their default options."""
     for name in CONVERTERS:
-        if CONVERTERS.get(name).target.recognises(folder):  # type: ignore[attr-defined]
-            yield name
+        form = choice(name, CONVERTERS, name).build()
+        if form.recognises(folder):
+            yield name, form
 
 
 def point_to(run_folder: str | Path, name: str, folder: str | Path) -> None:

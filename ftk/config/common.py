@@ -46,7 +46,7 @@ class CommonConfig:
         default=None,
         metadata={
             "daily": True,
-            "help": "a package, folder or file of yours that registers tasks, models, criterions ...",
+            "help": "your package, folder or file with parts",
             "metavar": "PATH",
             "resume": "free",
         },

@@ -260,7 +260,10 @@ class Contents:
 
 
 class FileFormat(Protocol):
-    """Checkpoints of another program; registered by `ftk.registry.register_converter`, built with its options."""
+    """Checkpoints of another program; registered by `ftk.registry.register_converter`, built with its options.
+
+    All of its options have defaults, so that a folder can be recognised without them.
+    """
 
     @staticmethod
     def recognises(folder: Path) -> bool:

@@ -120,7 +120,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "bert": encoder("Bert", pad_token_id=0),
     "glm4": decoder("Glm", head_dim=8, pad_token_id=None),
-    "glm4_0414": decoder("Glm4", head_dim=12, attention_bias=False, pad_token_id=None),
+    "glm4_0414": decoder("Glm4", head_dim=12, attention_bias=False, tie_word_embeddings=True, pad_token_id=None),
     "gpt2": gpt2,
     "gptj": gptj,
     "llama": decoder("Llama"),

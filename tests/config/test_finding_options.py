@@ -254,9 +254,11 @@ def values_of(root: type, option: Option) -> Any:
         for key, slot in slots_of(root).items()
     }
     for key, kinds in by_key.items():
-        names = [{field.name for field in dataclasses.fields(kind)} for kind in kinds]
-        own = key == option.section
-        kind = next(k for k, fields in zip(kinds, names, strict=True) if not own or option.name in fields)
+        fields = [{field.name: field.metadata.get("needs", {}) for field in dataclasses.fields(kind)} for kind in kinds]
+        own = key == option.section  # of two parts that have an option of this name, the one that needs the same
+        kind = next(
+            k for k, needs in zip(kinds, fields, strict=True) if not own or needs.get(option.name) == option.needs
+        )
         section = object.__new__(kind)
         for field in dataclasses.fields(kind):
             default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -319,6 +321,8 @@ SAYS_MORE = {
     "optimizer.adamw_lr_ratio",
     "parameters.gradient_multipliers",
     "dataloader.batch_size",
+    "dataloader.curriculum_updates",
+    "task.pairs",
     "parallel.data_parallel_shard_size",
     "parallel.zero_stage",  # checked by `validate`: shards may be what the other sizes leave
     "parallel.weights",
@@ -327,9 +331,6 @@ SAYS_MORE = {
     "lr_scheduler.decay_rate",
     "lr_scheduler.div_factor",
     "lr_scheduler.final_div_factor",
-    "lr_scheduler.step_updates",
-    "lr_scheduler.milestones",
-    "lr_scheduler.final_lr_scale",
     "lr_scheduler.decay_updates",
     "form.copy_gmask_row",
 }

@@ -154,7 +154,7 @@ class OutputConfig:
     )
     user_dir: str | None = field(
         default=None,
-        metadata={"help": "a package, folder or file of yours that registers tokenizers", "metavar": "PATH"},
+        metadata={"help": "your package, folder or file that registers tokenizers", "metavar": "PATH"},
     )
 
     def validate(self) -> Iterator[str]:

@@ -13,7 +13,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from ftk.models.conversion import AdamState, Contents, LazyTensors
 from ftk.models.glm import GLMConfig
 from ftk.models.glm import convert as names
 from ftk.models.glm.original_adam import original_state, read_original_state
+from ftk.models.glm.original_form import OriginalGLMConfig
 from ftk.models.torch_file import read_tensor_file
-from ftk.registry import register_converter
 
 LATEST_FILES = ("latest_checkpointed_iteration.txt", "latest")
 
@@ -42,31 +42,6 @@ _MAX_TAG_BYTES = 1 << 12
 _PART = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 
 
-@dataclass(kw_only=True)
-class OriginalGLMConfig:
-    architecture: str | None = field(
-        default=None,
-        metadata={
-            "flag": "--arch",
-            "help": "`from`: architecture, e.g. glm_large; the original does not store its number of heads",
-            "metavar": "NAME",
-        },
-    )
-    num_attention_heads: int | None = field(default=None, metadata={"help": "`from`: attention heads, if not `arch`"})
-    model_parallel_size: int = field(default=1, metadata={"help": "`to`: number of mp_rank_XX files"})
-    copy_gmask_row: bool = field(
-        default=False,
-        metadata={"help": "`from`, for GLM-10B-Chinese: copy row 50007 to 50009, the [gMASK] of `fix_command_token`"},
-    )
-
-    def validate(self) -> Iterator[str]:
-        if self.num_attention_heads is not None and self.num_attention_heads < 1:
-            yield f"num_attention_heads is {self.num_attention_heads}; it must be at least 1"
-        if self.model_parallel_size < 1:
-            yield f"model_parallel_size is {self.model_parallel_size}; it must be at least 1"
-
-
-@register_converter("glm", config=OriginalGLMConfig)
 class OriginalGLM:
     """Folders of the original's mp_rank_XX files, weights in the dtype they are stored in, with Adam's moments."""
 

@@ -1,0 +1,39 @@
+"""The form `hf` of checkpoints with its options, registered here without importing torch: see `huggingface`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ftk.registry import register_converter
+
+if TYPE_CHECKING:
+    from ftk.checkpoint.huggingface import HuggingFace
+
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+SIZE = re.compile(r"(\d{1,9})(KB|MB|GB)")
+
+
+@dataclass(kw_only=True)
+class HuggingFaceConfig:
+    max_shard_size: str = field(
+        default="5GB",
+        metadata={
+            "help": "`to`: largest file of weights; a model that was converted from this form gets its original files",
+            "metavar": "SIZE",
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        if not SIZE.fullmatch(self.max_shard_size):
+            yield f"max_shard_size is {self.max_shard_size!r}; it must be a number with KB, MB or GB, e.g. 5GB"
+
+
+@register_converter("hf", config=HuggingFaceConfig)
+def hugging_face(config: HuggingFaceConfig) -> HuggingFace:
+    """`HuggingFace(config)`: see there."""
+    from ftk.checkpoint.huggingface import HuggingFace
+
+    return HuggingFace(config)
