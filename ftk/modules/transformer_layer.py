@@ -41,7 +41,10 @@ class TransformerLayer(nn.Module):
 
 
 class PostNormLayer(TransformerLayer):
-    """Post-norm (Vaswani et al. 2017): each norm behind the sum. A model of such layers needs no final norm."""
+    """Post-norm (Vaswani et al. 2017): each norm after the residual addition.
+
+    A model of such layers needs no final norm.
+    """
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]"""

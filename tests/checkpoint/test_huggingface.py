@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -427,7 +427,7 @@ OWN_MISTAKES = [
     (
         "glm4",
         edited(rope_parameters=ROPE | {"partial_rotary_factor": 0.4}),
-        "3 of the 8 dimensions of a head are no even number",
+        "3 of the 8 dimensions of a head; the rotated size must be even and at least 2",
     ),
     ("glm4", edited(rope_parameters=ROPE | {"partial_rotary_factor": 2.0}), "rotary_share is 2.0"),
     ("llama", edited(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; ftk's model has 1.0"),
@@ -660,9 +660,36 @@ def test_chatglm2_is_glm4_with_other_names(publish, tmp_path) -> None:
     assert contents(convert_back(ours, tmp_path / "back")) == contents(source)
     converter, options = HF_MODELS.get("chatglm2").target(), ftk.load_model(ours).config
     assert converter.config_from(converter.config_to(options)) == options
-    edited(rmsnorm=False)(source)
-    with pytest.raises(UserError, match="rmsnorm is False; ftk's model has True"):
-        convert(source, tmp_path / "refused")
+    longer = converter.config_to(replace(options, rope_theta=5e5))
+    assert converter.config_from(longer).rope_theta == 5e5
+    assert converter.config_from(PUBLISHED["chatglm2_6b"] | GLM4_9B_CHAT).rope_theta == 5e6
+
+
+GLM4_9B_CHAT = {"padded_vocab_size": 151552, "rope_ratio": 500}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rmsnorm": False}, "rmsnorm is False; ftk's model has True"),
+        ({"multi_query_attention": False}, "multi_query_attention is False; ftk's model has True"),
+        ({"multi_query_attention": None}, "multi_query_attention is None; ftk's model has True"),
+        ({"interleaved_qkv": True}, "interleaved_qkv is True; ftk's model has False"),
+        ({"rope_ratio": 50}, 'rope_ratio is 50, .* for the former, add "rope_theta": 500000$'),
+        ({"rope_ratio": 50, "rope_theta": 10000}, "rope_ratio is 50, "),
+        ({"rope_ratio": "50"}, "rope_ratio is '50'; it must be a number"),
+    ],
+)
+def test_a_chatglm2_of_another_form_is_refused(change, message) -> None:
+    converter, config = HF_MODELS.get("chatglm2").target(), PUBLISHED["chatglm2_6b"]
+    with pytest.raises(UserError, match=message):
+        converter.config_from(config | change)
+
+
+def test_a_chatglm2_without_a_word_on_its_queries_has_them_in_another_order() -> None:
+    config = {key: value for key, value in PUBLISHED["chatglm2_6b"].items() if key != "multi_query_attention"}
+    with pytest.raises(UserError, match="multi_query_attention is False; ftk's model has True"):
+        HF_MODELS.get("chatglm2").target().config_from(config)
 
 
 OLD_SPELLINGS = {

@@ -61,6 +61,8 @@ class GLM4x0414Converter(GLM4Converter):
     )
 
 
+_THETA = 10000.0  # of a model whose `rope_ratio` is 1
+_GLM4_VOCABULARY = 151552
 _CHAT_LAYER = "transformer.encoder.layers.*."
 
 
@@ -88,6 +90,8 @@ class ChatGLM2Converter(CausalConverter):
     fixed: ClassVar[dict[str, Any]] = {
         "add_bias_linear": False,
         "apply_residual_connection_post_layernorm": False,
+        "interleaved_qkv": False,
+        "multi_query_attention": True,
         "original_rope": True,
         "post_layer_norm": True,
         "rmsnorm": True,
@@ -97,7 +101,7 @@ class ChatGLM2Converter(CausalConverter):
     }
     ignored = (
         *("apply_query_key_layer_scaling", "attention_softmax_in_fp32", "bias_dropout_fusion", "classifier_dropout"),
-        *("fp32_residual_connection", "interleaved_qkv", "prefix_projection", "vocab_size"),
+        *("fp32_residual_connection", "prefix_projection", "vocab_size"),
     )
     embedding = "transformer.embedding.word_embeddings.weight"
     prefix = "transformer."
@@ -125,13 +129,12 @@ class ChatGLM2Converter(CausalConverter):
         return super().matches(config) and "padded_vocab_size" in config
 
     def config_from(self, config: dict[str, Any]) -> ChatGLM2Config:
-        theirs = {key: value for key, value in config.items() if key not in ("rope_ratio", "multi_query_attention")}
-        if not config.get("multi_query_attention", False):
-            theirs["multi_query_group_num"] = None
-        ratio = config.get("rope_ratio", 1)
-        if not isinstance(ratio, int | float):
-            raise UserError(f"config.json: rope_ratio is {ratio!r:.40}; it must be a number")
-        return ChatGLM2Config(**fields_from(theirs, self.used, self.fixed, self.ignored), rope_theta=10000.0 * ratio)
+        # Where the key is absent, the value is False; then the rows of the joint projection are in another order.
+        theirs = {"multi_query_attention": False} | config
+        for key in ("rope_ratio", "rope_theta"):
+            theirs.pop(key, None)
+        options = fields_from(theirs, self.used, self.fixed, self.ignored)
+        return ChatGLM2Config(**options, rope_theta=_theta(config))
 
     def config_to(self, config: ChatGLM2Config) -> dict[str, Any]:
         if config.rotary_share != 0.5 or config.rope_scaling != "none" or config.tie_embeddings:
@@ -139,5 +142,28 @@ class ChatGLM2Converter(CausalConverter):
                 "the form of ChatGLM2 has no place for `rope_scaling`, `tie_embeddings` or a `rotary_share` besides 0.5"
             )
         widths = {"kv_channels": config.head_size, "ffn_hidden_size": config.inner_size}
-        groups = {"multi_query_attention": True, "multi_query_group_num": config.kv_heads}
-        return {**super().config_to(config), **widths, **groups, "rope_ratio": config.rope_theta / 10000.0}
+        groups = {"multi_query_group_num": config.kv_heads}
+        rotation = {"rope_ratio": config.rope_theta / _THETA}
+        if config.rope_theta != _THETA:
+            rotation["rope_theta"] = config.rope_theta
+        return {**super().config_to(config), **widths, **groups, **rotation}
+
+
+def _theta(config: dict[str, Any]) -> float:
+    """Base of the rotation, which GLM-4 and ChatGLM3-32k scale by `rope_ratio`.
+
+    Raises:
+        UserError: ChatGLM2-32k may be meant, whose code divides positions by the ratio; its config.json has the same
+            keys as ChatGLM3-32k's. `rope_theta`, which neither has, says that theta is scaled.
+    """
+    ratio = config.get("rope_ratio", 1)
+    if not isinstance(ratio, int | float):
+        raise UserError(f"config.json: rope_ratio is {ratio!r:.40}; it must be a number")
+    theta = _THETA * ratio
+    is_known = ratio == 1 or config["padded_vocab_size"] == _GLM4_VOCABULARY
+    if config.get("rope_theta", theta if is_known else None) != theta:
+        raise UserError(
+            f"config.json: rope_ratio is {ratio}, by which ChatGLM3-32k multiplies theta, but ChatGLM2-32k divides "
+            f'positions, which ftk does not; for the former, add "rope_theta": {theta:.10g}'
+        )
+    return theta

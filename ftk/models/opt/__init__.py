@@ -24,7 +24,7 @@ class OPTConfig(TransformerConfig):
         },
     )
     norm_first: bool = field(
-        default=True, metadata={"help": "norms before attention and feed-forward network; else behind the sums (350M)"}
+        default=True, metadata={"help": "norms before attention and feed-forward network; else post-norm (350M)"}
     )
     embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the summed embeddings, in [0, 1)"})
     attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})

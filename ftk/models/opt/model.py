@@ -1,4 +1,4 @@
-"""OPT: GPT-2's form with ReLU, and in one size with norms behind the sums and a narrow token embedding."""
+"""OPT: GPT-2's form with ReLU, and in one size with post-norm layers and a narrow token embedding."""
 
 from __future__ import annotations
 
